@@ -1,0 +1,1 @@
+"""A contrastive loss whose tail you can check."""
