@@ -1,0 +1,414 @@
+"""What one looks at around a generalised Pareto fit: thresholds, goodness of fit, curves, and batches.
+
+Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's ``genpareto`` has ``c = xi``; the endpoint is
+``threshold - sigma / xi``. The fits themselves are in `weince.evt.gpd`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize_scalar
+from scipy.stats import chi2, genpareto, t
+
+from weince.evt.gpd import (
+    Floats,
+    GPDFit,
+    Interval,
+    Progress,
+    as_scores,
+    check_fraction,
+    crossing,
+    excesses_over,
+    fit_capped,
+    fit_exponential,
+    fit_gpd,
+    gpd_loglik,
+    maximise_rows,
+)
+
+_BLOCK = 4_000_000  # float64 values simulated at once
+
+
+@dataclass(frozen=True)
+class ThresholdStability:
+    """Fits over a range of thresholds, each array of shape (thresholds,) or (thresholds, 2) for intervals.
+
+    Above a threshold where the GPD holds, xi and the modified scale ``sigma - xi * threshold`` stay constant.
+    xi < 0 means a bounded tail.
+    """
+
+    thresholds: Floats
+    n: NDArray[np.int64]
+    xi: Floats
+    xi_interval: Floats
+    modified_scale: Floats
+    modified_scale_interval: Floats
+
+
+@dataclass(frozen=True)
+class MeanResidualLife:
+    """Mean excess over each threshold, linear in the threshold with slope xi / (1 - xi) under a GPD."""
+
+    thresholds: Floats
+    n: NDArray[np.int64]
+    mean_excess: Floats
+    interval: Floats  # (thresholds, 2), Student t
+
+
+@dataclass(frozen=True)
+class GoodnessOfFit:
+    """Kolmogorov-Smirnov and Anderson-Darling statistics with parametric-bootstrap p-values."""
+
+    ks: float
+    ks_p_value: float
+    ad: float
+    ad_p_value: float
+    n_boot: int
+
+
+@dataclass(frozen=True)
+class TailCurves:
+    """Points to draw: quantiles (observed against each law) and densities, all in units of the score."""
+
+    probability: Floats  # (points,) of the excess distribution
+    observed: Floats
+    gpd: Floats
+    exponential: Floats  # refitted, not the GPD's scale with xi = 0
+    capped: Floats | None  # GPD ending at the cap; None when no cap was given
+    grid: Floats  # (points,) scores at which the densities are given
+    gpd_density: Floats
+    exponential_density: Floats
+    capped_density: Floats | None
+    bin_edges: Floats  # (bins + 1,)
+    bin_density: Floats  # (bins,) histogram of the observed scores
+
+
+@dataclass(frozen=True)
+class NegativeCosines:
+    """Cosines of negative pairs, each unordered pair once."""
+
+    scores: Floats  # (pairs,)
+    batches: NDArray[np.int64]  # (pairs,) the batch each pair comes from
+
+
+@dataclass(frozen=True)
+class BatchXi:
+    """xi of pooled scores with an interval from resampling whole batches; xi < 0 means a bounded tail."""
+
+    fit: GPDFit  # of the pooled scores; its own intervals treat the scores as independent
+    xi_interval: Interval  # percentile interval over resampled batches
+    xi_resampled: Floats  # (n_boot,)
+    endpoint_interval: Interval
+    n_batches: int
+
+
+def _pick_thresholds(scores: Floats, thresholds: ArrayLike | None) -> Floats:
+    if thresholds is None:
+        return np.quantile(scores, np.linspace(0.90, 0.995, 20))
+    return np.unique(as_scores(thresholds, "thresholds"))
+
+
+def _modified_scale_interval(y: Floats, fit: GPDFit) -> Interval:
+    """Profile-likelihood interval of ``sigma - xi * threshold``."""
+    if fit.boundary:
+        return np.nan, np.nan
+    u, top = fit.threshold, float(y.max())
+    centre = fit.sigma - fit.xi * u
+    floor = fit.loglik - float(chi2.ppf(fit.level, 1)) / 2.0
+    reach = 4.0 * max(fit.xi_interval[1] - fit.xi_interval[0], 1e-3)
+
+    def f(scale: float) -> float:
+        low, high = max(-1.0, fit.xi - reach), fit.xi + reach
+        for slope in (u, u + top):  # sigma > 0, and sigma + xi * max(y) > 0, as bounds on xi
+            if slope > 0.0:
+                low = max(low, -scale / slope)
+            elif slope < 0.0:
+                high = min(high, -scale / slope)
+        if low >= high:
+            return -1e300
+        pad = 1e-12 * (high - low)
+        search = minimize_scalar(
+            lambda xi: -max(gpd_loglik(y, xi, scale + xi * u), -1e300),
+            bounds=(low + pad, high - pad),
+            method="bounded",
+            options={"xatol": 1e-9},
+        )
+        return float(-search.fun) - floor
+
+    step = 0.5 * (abs(u) * (fit.xi_interval[1] - fit.xi_interval[0]) + fit.sigma / np.sqrt(y.size))
+    return crossing(f, centre, -step), crossing(f, centre, step)
+
+
+def threshold_stability(
+    x: ArrayLike,
+    thresholds: ArrayLike | None = None,
+    *,
+    level: float = 0.95,
+    progress: Progress | None = None,
+) -> ThresholdStability:
+    """Fit the GPD over several thresholds; xi < 0 means a bounded tail.
+
+    Args:
+        x: scores, shape (n,).
+        thresholds: levels to try; the quantiles 0.90 to 0.995 when not given.
+        level: coverage of the profile-likelihood intervals.
+        progress: called with (done, total).
+    """
+    scores = as_scores(x)
+    levels = _pick_thresholds(scores, thresholds)
+    fits, scale_intervals = [], []
+    for done, u in enumerate(levels, start=1):
+        fits.append(fit_gpd(scores, float(u), level=level))
+        scale_intervals.append(_modified_scale_interval(excesses_over(scores, float(u)), fits[-1]))
+        if progress is not None:
+            progress(done, levels.size)
+    return ThresholdStability(
+        thresholds=levels,
+        n=np.array([fit.n for fit in fits]),
+        xi=np.array([fit.xi for fit in fits]),
+        xi_interval=np.array([fit.xi_interval for fit in fits]),
+        modified_scale=np.array([fit.sigma - fit.xi * fit.threshold for fit in fits]),
+        modified_scale_interval=np.array(scale_intervals),
+    )
+
+
+def mean_residual_life(
+    x: ArrayLike, thresholds: ArrayLike | None = None, *, level: float = 0.95
+) -> MeanResidualLife:
+    """Mean excess over each threshold, with Student t intervals.
+
+    Args:
+        x: scores, shape (n,).
+        thresholds: levels to try; the quantiles 0.90 to 0.995 when not given.
+        level: coverage of the intervals.
+    """
+    scores = as_scores(x)
+    levels = _pick_thresholds(scores, thresholds)
+    samples = [excesses_over(scores, float(u)) for u in levels]
+    n = np.array([y.size for y in samples])
+    mean = np.array([y.mean() for y in samples])
+    half = np.array([y.std(ddof=1) for y in samples]) / np.sqrt(n)
+    half *= t.ppf(0.5 + check_fraction(level, "level") / 2.0, n - 1)
+    return MeanResidualLife(levels, n, mean, np.stack([mean - half, mean + half], axis=1))
+
+
+def _hazard(y: Floats, xi: Floats, sigma: Floats) -> Floats:
+    """Minus log survival of rows of excesses (rows, n): unit exponential when the law is right."""
+    shape, scaled = xi[:, None], y / sigma[:, None]
+    small = np.abs(shape) < 1e-9
+    inside = np.maximum(
+        shape * scaled, -1.0 + 1e-16
+    )  # the largest point of a uniform fit sits on its endpoint
+    hazard: Floats = np.where(small, scaled, np.log1p(inside) / np.where(small, 1.0, shape))
+    return hazard
+
+
+def _fit_statistics(y: Floats, xi: Floats, sigma: Floats) -> tuple[Floats, Floats]:
+    """Kolmogorov-Smirnov and Anderson-Darling statistics of each row, shapes (rows,)."""
+    n = y.shape[1]
+    hazard = np.sort(_hazard(y, xi, sigma), axis=1)
+    u = -np.expm1(-hazard)
+    rank = np.arange(1, n + 1)
+    ks = np.maximum(rank / n - u, u - (rank - 1) / n).max(axis=1)
+    log_u = np.log(np.maximum(u, 1e-300))
+    ad = -n - ((2 * rank - 1) * (log_u - hazard[:, ::-1])).mean(axis=1)
+    return ks, ad
+
+
+def goodness_of_fit(
+    x: ArrayLike,
+    threshold: float = 0.0,
+    *,
+    n_boot: int = 200,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> GoodnessOfFit:
+    """Test the GPD on the scores above a threshold.
+
+    The parameters are estimated, so tabulated p-values would be too large: each p-value is the rank of the
+    statistic among those of samples drawn from the fitted law and fitted again.
+
+    Args:
+        x: scores, shape (n,).
+        threshold: the level the scores must exceed.
+        n_boot: simulated samples.
+        seed: seed of the simulation.
+        progress: called with (done, total).
+    """
+    if n_boot < 1:
+        raise ValueError(f"n_boot must be at least 1, got {n_boot}")
+    y = excesses_over(x, threshold)
+    rng = np.random.default_rng(seed)
+    xi, sigma, _, _ = maximise_rows(y[None])
+    ks, ad = (float(a[0]) for a in _fit_statistics(y[None], xi, sigma))
+    above = np.zeros(2)
+    rows = max(1, min(n_boot, _BLOCK // (64 * y.size)))  # small blocks: they stay in the cache
+    for start in range(0, n_boot, rows):
+        count = min(rows, n_boot - start)
+        sample = sample_gpd(rng, float(xi[0]), float(sigma[0]), (count, y.size))
+        new_xi, new_sigma, _, _ = maximise_rows(sample)
+        new_ks, new_ad = _fit_statistics(sample, new_xi, new_sigma)
+        above += (new_ks >= ks).sum(), (new_ad >= ad).sum()
+        if progress is not None:
+            progress(start + count, n_boot)
+    p_ks, p_ad = (above + 1.0) / (n_boot + 1.0)
+    return GoodnessOfFit(ks, float(p_ks), ad, float(p_ad), n_boot)
+
+
+def sample_gpd(rng: np.random.Generator, xi: float, sigma: float, shape: tuple[int, ...]) -> Floats:
+    """Draw GPD excesses of the given shape; xi < 0 gives a bounded tail."""
+    hazard = rng.standard_exponential(shape)
+    return sigma * (hazard if xi == 0.0 else np.expm1(xi * hazard) / xi)
+
+
+def tail_curves(
+    x: ArrayLike, threshold: float = 0.0, *, cap: float | None = None, points: int = 200, bins: int = 40
+) -> TailCurves:
+    """Quantile and density points of the scores above a threshold, against three laws fitted to them.
+
+    The laws are the GPD (xi < 0 for a bounded tail), the exponential with its own refitted scale, and, when
+    a cap is given, the GPD that ends exactly there.
+
+    Args:
+        x: scores, shape (n,).
+        threshold: the level the scores must exceed.
+        cap: known endpoint, 1 for cosines.
+        points: number of quantiles and of density points.
+        bins: number of histogram bins.
+    """
+    y = excesses_over(x, threshold)
+    count = min(points, y.size)
+    # Ranks spread evenly in log survival, so that the few largest scores are all shown.
+    ranks = np.unique(np.round(y.size + 1 - np.geomspace(y.size, 1, count)).astype(int))
+    probability = (ranks - 0.5) / y.size
+    span = max(float(y.max()), 0.0 if cap is None else cap - threshold)
+    grid = np.linspace(0.0, 1.1 * span, points)
+    fit = fit_gpd(x, threshold)
+    laws = [genpareto(fit.xi, scale=fit.sigma), genpareto(0.0, scale=fit_exponential(x, threshold).sigma)]
+    if cap is not None:
+        capped = fit_capped(x, threshold, cap=cap)
+        laws.append(genpareto(capped.xi, scale=capped.sigma))
+    quantiles = [threshold + np.asarray(law.ppf(probability)) for law in laws]
+    densities = [np.asarray(law.pdf(grid)) for law in laws]
+    height, edges = np.histogram(y, bins=bins, range=(0.0, float(y.max())), density=True)
+    return TailCurves(
+        probability=probability,
+        observed=threshold + np.sort(y)[ranks - 1],
+        gpd=quantiles[0],
+        exponential=quantiles[1],
+        capped=quantiles[2] if cap is not None else None,
+        grid=threshold + grid,
+        gpd_density=densities[0],
+        exponential_density=densities[1],
+        capped_density=densities[2] if cap is not None else None,
+        bin_edges=threshold + edges,
+        bin_density=height,
+    )
+
+
+def _unit_rows(z: ArrayLike, name: str) -> Floats:
+    rows = np.asarray(z, dtype=np.float64)
+    if rows.ndim != 2:
+        raise ValueError(f"{name} must have shape (pairs, dim), got {rows.shape}")
+    norm = np.linalg.norm(rows, axis=1, keepdims=True)
+    bad = int((~(np.isfinite(norm) & (norm > 0.0))).sum())
+    if bad:
+        raise ValueError(f"{name} has {bad} rows that are zero or not finite; a cosine needs a direction")
+    unit: Floats = rows / norm
+    return unit
+
+
+def unique_negative_cosines(
+    z_i: ArrayLike, z_j: ArrayLike, batches: ArrayLike | None = None
+) -> NegativeCosines:
+    """Cosines of all negative pairs within each batch, each unordered pair counted once.
+
+    A batch of B pairs has 2B views; its negatives are all pairs of views but the B positives:
+    ``B * (2B - 1) - B`` of them. Counting (a, b) and (b, a) would double the sample without adding anything.
+
+    Args:
+        z_i: first views, shape (pairs, dim); scaled to unit length.
+        z_j: second views, shape (pairs, dim), row by row the positives of z_i.
+        batches: integer batch of each pair, shape (pairs,); one batch when not given.
+    """
+    first, second = _unit_rows(z_i, "z_i"), _unit_rows(z_j, "z_j")
+    if first.shape != second.shape:
+        raise ValueError(f"z_i and z_j must have the same shape, got {first.shape} and {second.shape}")
+    labels = np.zeros(len(first), dtype=np.int64) if batches is None else _as_labels(batches, len(first))
+    scores, origin = [], []
+    for label in np.unique(labels):
+        z = np.concatenate([first[labels == label], second[labels == label]])
+        half = len(z) // 2
+        row, column = np.triu_indices(len(z), k=1)
+        keep = column - row != half
+        cosine = np.clip((z @ z.T)[row[keep], column[keep]], -1.0, 1.0)
+        scores.append(cosine)
+        origin.append(np.full(cosine.size, label))
+    return NegativeCosines(np.concatenate(scores), np.concatenate(origin))
+
+
+def _as_labels(batches: ArrayLike, n: int) -> NDArray[np.int64]:
+    labels = np.asarray(batches)
+    if labels.shape != (n,) or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"batches must be {n} integers, got shape {labels.shape} of {labels.dtype}")
+    return labels.astype(np.int64)
+
+
+def _order_quantile(values: Floats, level: float) -> float:
+    """A quantile that is one of the values: averaging two of them fails when both are infinite."""
+    return float(np.quantile(values, level, method="inverted_cdf"))
+
+
+def xi_over_batches(
+    scores: ArrayLike,
+    batches: ArrayLike,
+    *,
+    quantile: float = 0.99,
+    n_boot: int = 500,
+    level: float = 0.95,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> BatchXi:
+    """Fit the pooled tail and resample whole batches for the interval of xi (xi < 0: bounded tail).
+
+    Scores of one batch share embeddings and are dependent, so resampling single scores would give intervals
+    that are too short. The threshold is the quantile of the pooled scores and stays fixed.
+
+    Args:
+        scores: scores, shape (n,), see `unique_negative_cosines`.
+        batches: integer batch of each score, shape (n,).
+        quantile: level of the threshold.
+        n_boot: number of resamples.
+        level: coverage of the intervals.
+        seed: seed of the resampling.
+        progress: called with (done, total).
+    """
+    x = as_scores(scores, "scores")
+    labels = np.unique(_as_labels(batches, x.size), return_inverse=True)[1]
+    n_batches = int(labels.max()) + 1
+    if n_batches < 2:
+        raise ValueError("resampling batches needs at least 2 of them, got 1")
+    if n_boot < 1:
+        raise ValueError(f"n_boot must be at least 1, got {n_boot}")
+    threshold = float(np.quantile(x, check_fraction(quantile, "quantile")))
+    fit = fit_gpd(x, threshold, level=level)
+    over = x > threshold
+    groups = [x[over & (labels == b)] - threshold for b in range(n_batches)]
+    rng = np.random.default_rng(seed)
+    xi, endpoint = np.empty((2, n_boot))
+    for b in range(n_boot):
+        y = np.concatenate([groups[g] for g in rng.integers(n_batches, size=n_batches)])
+        y = excesses_over(y, 0.0)  # says so if the batches drawn have no tail between them
+        shape, scale, _, _ = (float(a[0]) for a in maximise_rows(y[None]))
+        xi[b], endpoint[b] = shape, threshold - scale / shape if shape < 0.0 else np.inf
+        if progress is not None:
+            progress(b + 1, n_boot)
+    low, high = (1.0 - level) / 2.0, (1.0 + level) / 2.0
+    return BatchXi(
+        fit=fit,
+        xi_interval=(float(np.quantile(xi, low)), float(np.quantile(xi, high))),
+        xi_resampled=xi,
+        endpoint_interval=(_order_quantile(endpoint, low), _order_quantile(endpoint, high)),
+        n_batches=n_batches,
+    )
