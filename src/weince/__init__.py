@@ -1,1 +1,35 @@
-"""A contrastive loss whose tail you can check."""
+"""A contrastive loss whose tail you can check: extreme-value corrections for InfoNCE.
+
+>>> import torch
+>>> from weince import WeinceLoss
+>>> loss = WeinceLoss(temperature=0.5)
+>>> loss(torch.randn(8, 16), torch.randn(8, 16)).ndim
+0
+"""
+
+from weince import functional
+from weince.functional import LossOutput
+from weince.links import BlendLink, Link, PowerLink, ShortfallLink, SoftmaxLink
+from weince.losses import InfoNCELoss, LinkLoss, WeibitLoss, WeinceLoss, released_terms
+from weince.tail import TailConfig, TailStats
+from weince.terms import BatchShortfallLink, Term, WeinceLink
+
+__all__ = [
+    "BatchShortfallLink",
+    "BlendLink",
+    "InfoNCELoss",
+    "Link",
+    "LinkLoss",
+    "LossOutput",
+    "PowerLink",
+    "ShortfallLink",
+    "SoftmaxLink",
+    "TailConfig",
+    "TailStats",
+    "Term",
+    "WeibitLoss",
+    "WeinceLink",
+    "WeinceLoss",
+    "functional",
+    "released_terms",
+]

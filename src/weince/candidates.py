@@ -1,0 +1,259 @@
+"""Who competes with whom: the layouts of a contrastive problem.
+
+A :class:`Contest` is one direction of it: every anchor has candidates, among them its positive or positives.
+The other candidates are its negatives, except
+
+- the anchor itself,
+- rows with the anchor's id (``ids``: duplicates, crops of one image, photos of one product),
+- pairs marked in ``ignore``.
+
+Ids and ``ignore`` take away negatives only: a positive stays a positive.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from weince.scores import unit_rows
+
+Candidates = Literal["views", "cross", "clip", "labels"]
+
+NO_ID = torch.iinfo(torch.int64).min  # an id that matches no anchor
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Unit rows of anchors and candidates, and what is needed to tell the roles of any block of pairs.
+
+    Args:
+        anchors: ``(a, d)`` unit rows.
+        candidates: ``(c, d)`` unit rows.
+        positive: ``(a,)`` column of each anchor's one positive; None where labels decide.
+        itself: ``(a,)`` column of each anchor among the candidates; None where it is not one of them.
+        labels: labels of anchors ``(a,)`` and of candidates ``(c,)``.
+        ids: ids of anchors ``(a,)`` and of candidates ``(c,)``.
+        ignore: ``(a, c)``, True for pairs that are not negatives.
+    """
+
+    anchors: Tensor
+    candidates: Tensor
+    positive: Tensor | None = None
+    itself: Tensor | None = None
+    labels: tuple[Tensor, Tensor] | None = None
+    ids: tuple[Tensor, Tensor] | None = None
+    ignore: Tensor | None = None
+
+    @property
+    def most_negatives(self) -> int:
+        """How many negatives an anchor can have at the most."""
+        return len(self.candidates) - (self.itself is not None) - (self.positive is not None)
+
+    def same_label(self) -> Tensor | None:
+        """``(a, c)`` mask of the positives where labels decide; None where each anchor has one positive."""
+        if self.labels is None:
+            return None
+        mask = self.labels[0].unsqueeze(1) == self.labels[1]
+        return mask if self.itself is None else mask.scatter(1, self.itself.unsqueeze(1), False)
+
+    def not_negative(self) -> Tensor:
+        """``(a, c)`` mask of the pairs that are not negatives: positives, the anchor itself, ignored pairs."""
+        mask = self.same_label()
+        if mask is None:
+            mask = torch.zeros(
+                len(self.anchors), len(self.candidates), dtype=torch.bool, device=self.anchors.device
+            )
+        for column in (self.positive, self.itself):
+            if column is not None:
+                mask = mask.scatter_(1, column.unsqueeze(1), True)
+        if self.ids is not None:
+            mask |= self.ids[0].unsqueeze(1) == self.ids[1]
+        if self.ignore is not None:
+            mask |= self.ignore
+        return mask
+
+    def count_negatives(self, not_negative: Tensor) -> Tensor:
+        """``(a,)`` negatives of each anchor, or ``(1,)`` where all have the same number."""
+        if self.labels is None and self.ids is None and self.ignore is None:
+            return torch.full((1,), self.most_negatives, device=not_negative.device)
+        return not_negative.logical_not().sum(1)
+
+
+def contests(
+    candidates: Candidates,
+    z_i: Tensor,
+    z_j: Tensor | None = None,
+    *,
+    labels: Tensor | None = None,
+    negatives: Tensor | None = None,
+    ids: Tensor | None = None,
+    ignore: Tensor | None = None,
+    check_finite: bool | None = None,
+) -> list[Contest]:
+    """The contest or contests of a batch.
+
+    Args:
+        candidates: The layout.
+
+            - ``"views"`` (SimCLR): the ``2 n`` rows of both views are anchors; the other view of the same row is
+              the positive, the remaining ``2 n - 2`` rows are negatives.
+            - ``"cross"`` (query and key, SimCSE): row i of ``z_i`` looks for row i of ``z_j`` among all rows of
+              ``z_j`` and of ``negatives``.
+            - ``"clip"``: ``"cross"`` in both directions, two contests.
+            - ``"labels"`` (SupCon, outside the logarithm): every row is an anchor, all other rows with its label
+              are positives. The denominator of each positive holds every row but the anchor itself (and ignored
+              ones), the other positives included. Anchors without a positive are left out.
+        z_i: ``(n, d)`` embeddings; they need not be normalised.
+        z_j: ``(n, d)``, positives row by row. Optional with ``"labels"``, where it adds rows with the same labels.
+        labels: ``(n,)`` integers, for ``"labels"`` only.
+        negatives: ``(m, d)`` further negatives of every anchor, for ``"cross"`` only.
+        ids: ``(n,)`` integers: rows with equal ids are never negatives of each other. With ``negatives`` also
+            ``(n + m,)``.
+        ignore: boolean, anchors by candidates: pairs that are not negatives.
+        check_finite: Raise on NaN or inf. By default only on the CPU, where looking costs no wait.
+    """
+    if candidates not in get_args(Candidates):
+        raise ValueError(f"candidates must be one of {', '.join(get_args(Candidates))}; got {candidates!r}")
+    _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
+    _check_embeddings(z_i, z_j, negatives, check_finite)
+    n, extra = len(z_i), 0 if negatives is None else len(negatives)
+    _check_integers("ids", ids, {n, n + extra})
+    _check_integers("labels", labels, {n})
+
+    if candidates == "views" or candidates == "labels":
+        found = [_within(candidates, z_i, z_j, labels, ids, ignore)]
+    else:
+        found = _across(candidates, z_i, z_j, negatives, ids, ignore)
+    for contest in found:
+        if len(contest.candidates) < 2:
+            raise ValueError(f"wanted at least 2 rows to contrast; got z_i of shape {tuple(z_i.shape)}")
+    return found
+
+
+def _within(
+    candidates: Candidates,
+    z_i: Tensor,
+    z_j: Tensor | None,
+    labels: Tensor | None,
+    ids: Tensor | None,
+    ignore: Tensor | None,
+) -> Contest:
+    """All rows against all rows."""
+    rows = unit_rows(z_i if z_j is None else torch.cat([z_i, z_j]))
+    views = 1 if z_j is None else 2
+    if candidates == "views" and len(z_i) < 2:
+        raise ValueError(f"wanted at least 2 pairs, so that there are negatives; got {len(z_i)}")
+    itself = torch.arange(len(rows), device=rows.device)
+    _check_mask(ignore, (len(rows), len(rows)))
+    every_id = None if ids is None else ids.repeat(views)
+    every_label = None if labels is None else labels.repeat(views)
+    return Contest(
+        rows,
+        rows,
+        positive=itself.roll(len(z_i)) if candidates == "views" else None,
+        itself=itself,
+        labels=None if every_label is None else (every_label, every_label),
+        ids=None if every_id is None else (every_id, every_id),
+        ignore=ignore,
+    )
+
+
+def _across(
+    candidates: Candidates,
+    queries: Tensor,
+    keys: Tensor | None,
+    negatives: Tensor | None,
+    ids: Tensor | None,
+    ignore: Tensor | None,
+) -> list[Contest]:
+    """Queries against keys, and for ``clip`` the other way round."""
+    assert keys is not None
+    query, key = unit_rows(queries), unit_rows(keys)
+    targets = key if negatives is None else torch.cat([key, unit_rows(negatives)])
+    common = torch.promote_types(query.dtype, targets.dtype)
+    query, key, targets = query.to(common), key.to(common), targets.to(common)
+    _check_mask(ignore, (len(query), len(targets)))
+    diagonal = torch.arange(len(query), device=query.device)
+    both_ids = None
+    if ids is not None:
+        unknown = ids.new_full((len(targets) - len(ids),), NO_ID, dtype=torch.int64)
+        both_ids = (ids[: len(query)], torch.cat([ids, unknown]))
+    forward = Contest(query, targets, positive=diagonal, ids=both_ids, ignore=ignore)
+    if candidates == "cross":
+        return [forward]
+    back = Contest(key, query, positive=diagonal, ids=both_ids, ignore=None if ignore is None else ignore.T)
+    return [forward, back]
+
+
+def _check_use(
+    candidates: Candidates, *, z_j: Tensor | None, labels: Tensor | None, negatives: Tensor | None
+) -> None:
+    if z_j is None and candidates != "labels":
+        raise TypeError(f'candidates="{candidates}" wants two tensors of positives row by row; got z_i alone')
+    if (labels is None) == (candidates == "labels"):
+        wants, got = ("wants labels=", "none") if labels is None else ("takes no labels", "some")
+        raise TypeError(f'candidates="{candidates}" {wants}; got {got}')
+    if negatives is not None and candidates != "cross":
+        raise TypeError(f'negatives= goes with candidates="cross"; got candidates="{candidates}"')
+
+
+def _check_embeddings(
+    z_i: Tensor, z_j: Tensor | None, negatives: Tensor | None, check_finite: bool | None
+) -> None:
+    for name, rows in (("z_i", z_i), ("z_j", z_j), ("negatives", negatives)):
+        if rows is None:
+            continue
+        if not isinstance(rows, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor; got {type(rows).__name__}")
+        if rows.ndim != 2 or rows.shape[1] == 0:
+            raise ValueError(f"{name} must have shape (rows, d) with d >= 1; got {tuple(rows.shape)}")
+        if not rows.is_floating_point():
+            raise TypeError(f"{name} must be a floating point tensor; got {rows.dtype}")
+        if rows.shape[1] != z_i.shape[1] or rows.device != z_i.device:
+            raise ValueError(
+                f"{name} must match z_i of shape {tuple(z_i.shape)} on {z_i.device} in width and device; "
+                f"got {tuple(rows.shape)} on {rows.device}"
+            )
+        if check_finite or (check_finite is None and _free_to_look(rows)):
+            _check_finite(name, rows)
+    if z_j is not None and z_j.shape != z_i.shape:
+        raise ValueError(
+            f"z_i and z_j must have the same shape, positives row by row; "
+            f"got {tuple(z_i.shape)} and {tuple(z_j.shape)}"
+        )
+
+
+def _free_to_look(rows: Tensor) -> bool:
+    """Whether reading a value costs neither a wait for a device nor a break in a compiled graph."""
+    return rows.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_finite(name: str, rows: Tensor) -> None:
+    finite = rows.isfinite().all(1)
+    if not finite.all():
+        bad = (~finite).nonzero().flatten()
+        raise ValueError(
+            f"{name} must be finite; got NaN or inf in {len(bad)} of {len(rows)} rows, first in row {int(bad[0])}"
+        )
+
+
+def _check_integers(name: str, values: Tensor | None, lengths: set[int]) -> None:
+    if values is None:
+        return
+    wanted = " or ".join(f"({length},)" for length in sorted(lengths))
+    if not isinstance(values, Tensor) or values.is_floating_point() or values.is_complex():
+        got = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} must be an integer tensor of shape {wanted}; got {got}")
+    if values.ndim != 1 or len(values) not in lengths:
+        raise ValueError(f"{name} must have shape {wanted}; got {tuple(values.shape)}")
+
+
+def _check_mask(ignore: Tensor | None, shape: tuple[int, int]) -> None:
+    if ignore is None:
+        return
+    if not isinstance(ignore, Tensor) or ignore.dtype != torch.bool:
+        got = ignore.dtype if isinstance(ignore, Tensor) else type(ignore).__name__
+        raise TypeError(f"ignore must be a boolean tensor of shape {shape}; got {got}")
+    if tuple(ignore.shape) != shape:
+        raise ValueError(f"ignore must have shape {shape}, anchors by candidates; got {tuple(ignore.shape)}")

@@ -1,0 +1,409 @@
+"""Conditional logit with non-negative weights: the exact fit behind the link test.
+
+An anchor ``i`` chooses one of its candidates ``k`` with probability proportional to
+``exp(sum_j theta_j * f_j(s_ik))``, with ``theta >= 0``. The log-likelihood is concave in ``theta``, so a
+Newton method that respects the bounds finds its global maximum.
+
+Features are stored as differences from the observed winner's. Then the log-likelihood of the observed winners
+is ``-A(theta)``, where ``A`` is the sum over anchors of ``log sum_k exp(theta . x_ik)``; and for any other
+winners it is ``theta . T - A(theta)``, where ``T`` sums the differences of those winners. ``A`` is the only
+expensive part and does not depend on who won.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.polynomial import chebyshev
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+# theta (k,) -> A, its gradient (k,) and its Hessian (k, k).
+Partition = Callable[[FloatArray], tuple[float, FloatArray, FloatArray]]
+
+# Rows are processed in blocks of about this many scores, so that the temporaries stay in the cache.
+_BLOCK = 2**17
+# Scores may leave [-1, 1] by this much through rounding; anything further is not a cosine.
+_ROUNDING = 1e-3
+
+
+def translation(scores: FloatArray, eps: float) -> FloatArray:
+    """The softmax (Gumbel) coordinate: the score itself."""
+    return scores
+
+
+def shortfall(scores: FloatArray, eps: float) -> FloatArray:
+    """The endpoint (Weibull) coordinate ``-log(1 - s)``, with ``1 - s`` floored at ``eps``."""
+    return np.asarray(-np.log(np.maximum(1.0 - scores, eps)))
+
+
+def power(scores: FloatArray, eps: float) -> FloatArray:
+    """The heavy-tail (Frechet) coordinate ``log((1 + s) / 2)``, with its argument floored at ``eps``."""
+    return np.asarray(np.log(np.maximum(0.5 * (1.0 + scores), eps)))
+
+
+Coordinate = Callable[[FloatArray, float], FloatArray]
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Observed choices, sorted by batch.
+
+    Attributes:
+        features: ``(k, anchors, candidates)`` features, each less that of the anchor's winner.
+        absent: ``(anchors, candidates)``, True where there is no candidate; None when all are present.
+        batches: ``(anchors,)`` index of each anchor's batch, ascending from 0.
+        labels: ``(batches,)`` the caller's name of each batch.
+        beaten: ``(k, anchors)``, True where some candidate has a larger feature than the winner.
+    """
+
+    features: FloatArray
+    absent: NDArray[np.bool_] | None
+    batches: IntArray
+    labels: IntArray
+    beaten: NDArray[np.bool_]
+
+    @property
+    def anchors(self) -> int:
+        return int(self.features.shape[1])
+
+    def take(self, which: IntArray) -> Choices:
+        """The choices of the batches ``which`` (indices, not labels)."""
+        which = np.sort(which)
+        rows = np.flatnonzero(np.isin(self.batches, which))
+        absent = None if self.absent is None else self.absent[rows]
+        codes = np.searchsorted(which, self.batches[rows])
+        features = self.features[:, rows]
+        return Choices(features, absent, codes, self.labels[which], self.beaten[:, rows])
+
+    def using(self, *which: int) -> Choices:
+        """The same choices seen through some of the features only."""
+        keep = list(which)
+        # A slice is a view: no copy of a large bank.
+        columns = self.features[: len(keep)] if keep == list(range(len(keep))) else self.features[keep]
+        return Choices(columns, self.absent, self.batches, self.labels, self.beaten[keep])
+
+    def by_batch(self, values: FloatArray) -> FloatArray:
+        """Sums of ``values`` (anchors, ...) over the anchors of each batch."""
+        starts = np.searchsorted(self.batches, np.arange(len(self.labels)))
+        return np.asarray(np.add.reduceat(values, starts, axis=0))
+
+
+def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[FloatArray, IntArray]:
+    """Check scores (NaN or -inf: no candidate there) and winners; absent scores come back as NaN."""
+    s = np.array(scores, dtype=np.float64)
+    if s.ndim != 2 or s.shape[0] == 0:
+        raise ValueError(f"scores must be (anchors, candidates), got shape {s.shape}")
+    s[s == -np.inf] = np.nan
+    winners = read_integers("positives", positives, len(s))
+    if winners.min() < 0 or winners.max() >= s.shape[1]:
+        low, high = winners.min(), winners.max()
+        raise ValueError(f"positives must be columns 0 to {s.shape[1] - 1}, got values from {low} to {high}")
+    present = np.isfinite(s)
+    if np.isinf(s).any() or np.any(np.abs(s[present]) > 1.0 + _ROUNDING):
+        raise ValueError(f"scores must be cosines in [-1, 1], got up to {np.nanmax(np.abs(s)):.4g}")
+    if not present[np.arange(len(s)), winners].all():
+        row = int(np.argmin(present[np.arange(len(s)), winners]))
+        raise ValueError(
+            f"the winner of anchor {row} has no score: NaN and -inf mark columns that do not compete"
+        )
+    if present.sum(axis=1).min() < 2:
+        row = int(np.argmin(present.sum(axis=1)))
+        raise ValueError(f"every anchor needs its winner and another candidate, anchor {row} has only one")
+    return np.clip(s, -1.0, 1.0, out=s), winners
+
+
+def read_integers(name: str, values: ArrayLike, length: int) -> IntArray:
+    """Check a vector of integers, one per anchor."""
+    array = np.asarray(values)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.shape != (length,):
+        raise ValueError(f"{name} must be of shape ({length},), one per anchor, got {array.shape}")
+    return array.astype(np.int64)
+
+
+def read_choices(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    *,
+    coordinates: Sequence[Coordinate] = (translation, shortfall),
+    eps: float = 1e-6,
+) -> Choices:
+    """Check the input and turn scores into features relative to the winner's."""
+    if not 0.0 < eps < 1.0:
+        raise ValueError(f"eps must lie in (0, 1), got {eps}")
+    s, winners = read_scores(scores, positives)
+    labels, codes = np.unique(read_integers("batches", batches, len(s)), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    if np.any(np.diff(codes) < 0):
+        s, winners, codes = s[order], winners[order], codes[order]
+    rows = np.arange(len(s))
+    won = s[rows, winners]
+    gaps = np.isnan(s)
+    counts = gaps.sum(axis=1)
+    # Commonly every anchor misses as many columns (its own): then the gaps are closed. Otherwise a gap takes
+    # the winner's score, so that it disturbs no maximum, and its weight is set to zero in every sum.
+    even = bool(counts.min() == counts.max())
+    s = s[~gaps].reshape(len(s), -1) if even else np.where(gaps, won[:, None], s)
+    features = np.empty((len(coordinates), *s.shape))
+    for j, coordinate in enumerate(coordinates):
+        np.subtract(coordinate(s, eps), coordinate(won, eps)[:, None], out=features[j])
+    if not features[0].any():
+        raise ValueError(
+            "all candidates of every anchor have the same score: there is nothing to choose between"
+        )
+    beaten = (features > 0.0).any(axis=2)
+    return Choices(features, None if even else gaps, codes.astype(np.int64), labels, beaten)
+
+
+def _logits(choices: Choices, theta: FloatArray, rows: slice) -> tuple[FloatArray, FloatArray]:
+    """Unnormalised weights ``exp(logit - top)`` of a block, and ``top``, its rows' largest logit."""
+    u = theta[0] * choices.features[0, rows]
+    for weight, feature in zip(theta[1:], choices.features[1:], strict=True):
+        if weight != 0.0:
+            u += weight * feature[rows]
+    top = u.max(axis=1)
+    u -= top[:, None]
+    np.exp(u, out=u)
+    if choices.absent is not None:
+        u[choices.absent[rows]] = 0.0
+    return u, top
+
+
+def blocks(anchors: int, candidates: int) -> list[slice]:
+    """Slices of rows that hold about ``_BLOCK`` scores each."""
+    step = max(1, _BLOCK // candidates)
+    return [slice(i, min(i + step, anchors)) for i in range(0, anchors, step)]
+
+
+def log_partitions(choices: Choices, theta: FloatArray) -> FloatArray:
+    """``log sum_k exp(theta . x_ik)`` of every anchor: minus its log-likelihood. Shape (anchors,)."""
+    out = np.empty(choices.anchors)
+    for rows in blocks(*choices.features.shape[1:]):
+        u, top = _logits(choices, theta, rows)
+        out[rows] = top + np.log(u.sum(axis=1))
+    return out
+
+
+def moments(choices: Choices, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Log-partition (anchors,), mean (anchors, k) and covariance (anchors, k, k) of the chosen features."""
+    k, n, _ = choices.features.shape
+    value, mean, cov = np.empty(n), np.empty((n, k)), np.empty((n, k, k))
+    for rows in blocks(*choices.features.shape[1:]):
+        u, top = _logits(choices, theta, rows)
+        total = u.sum(axis=1)
+        value[rows] = top + np.log(total)
+        u /= total[:, None]
+        for i in range(k):
+            weighted = u * choices.features[i, rows]
+            mean[rows, i] = weighted.sum(axis=1)
+            for j in range(i + 1):
+                square = np.einsum("rc,rc->r", weighted, choices.features[j, rows])
+                cov[rows, i, j] = cov[rows, j, i] = square - mean[rows, i] * mean[rows, j]
+    return value, mean, cov
+
+
+def partition_of(choices: Choices) -> Partition:
+    """``A`` with its derivatives, summed over all anchors."""
+
+    def evaluate(theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+        value, mean, cov = moments(choices, theta)
+        return float(value.sum()), mean.sum(axis=0), cov.sum(axis=0)
+
+    return evaluate
+
+
+class Optimum(NamedTuple):
+    """The maximum of ``theta . T - A(theta)`` over ``theta >= 0``."""
+
+    theta: FloatArray
+    value: float
+    hessian: FloatArray
+    iterations: int
+    converged: bool
+
+
+def _best_step(theta: FloatArray, slope: FloatArray, hessian: FloatArray) -> FloatArray:
+    """The step that maximises the quadratic model with ``theta + step >= 0``, by trying all active sets."""
+    k = len(theta)
+    scale = np.trace(hessian) / k
+    if scale <= 0.0:
+        return np.zeros(k)
+    ridged = hessian + 1e-13 * scale * np.eye(k)
+    best, best_rise = np.zeros(k), 0.0
+    for free in product((True, False), repeat=k):
+        on = np.array(free)
+        step = np.where(on, 0.0, -theta)
+        if on.any():
+            pull = slope[on] - ridged[np.ix_(on, ~on)] @ step[~on]
+            step[on] = np.linalg.solve(ridged[np.ix_(on, on)], pull)
+        rise = float(slope @ step - 0.5 * step @ ridged @ step)
+        if rise > best_rise and np.all(theta + step >= -1e-15 * np.abs(theta)):
+            best, best_rise = step, rise
+    return best
+
+
+def maximise(partition: Partition, target: FloatArray, start: FloatArray, *, max_iter: int = 100) -> Optimum:
+    """Newton with an exact active set and a backtracking line search, from a feasible ``start``.
+
+    Stops when the step promises less than 1e-12 of the value; the optimum is then exact to rounding. Call it
+    only where a maximum exists: under perfect separation ``theta`` runs away (see `separated`).
+    """
+    theta = np.asarray(start, dtype=np.float64)
+    a, gradient, hessian = partition(theta)
+    value = float(theta @ target) - a
+    for iteration in range(1, max_iter + 1):
+        slope = target - gradient
+        step = _best_step(theta, slope, hessian)
+        rise = float(slope @ step)
+        if rise <= 1e-12 * (1.0 + abs(value)):
+            return Optimum(theta, value, hessian, iteration, True)
+        size = 1.0
+        while True:
+            trial = np.maximum(theta + size * step, 0.0)
+            a, gradient, hessian = partition(trial)
+            trial_value = float(trial @ target) - a
+            if trial_value >= value + 1e-4 * size * rise:
+                break
+            size /= 2.0
+            if size < 1e-9:
+                # Rounding hides any further rise.
+                small = rise <= 1e-8 * (1.0 + abs(value))
+                return Optimum(theta, value, partition(theta)[2], iteration, small)
+        theta, value = trial, trial_value
+    return Optimum(theta, value, hessian, max_iter, False)
+
+
+def separated(choices: Choices, feature: int) -> bool:
+    """True when no candidate anywhere has a larger feature than its anchor's winner.
+
+    Then the likelihood rises for ever with that feature's weight, and no finite fit exists.
+    """
+    return not bool(choices.beaten[feature].any())
+
+
+class Interpolant:
+    """A Chebyshev interpolant of ``A`` on a box of two weights; derivatives are those of the polynomial."""
+
+    def __init__(self, choices: Choices, low: FloatArray, high: FloatArray, degree: int) -> None:
+        self.low, self.high = low, high
+        nodes = chebyshev.chebpts1(degree + 1)
+        a, b = (0.5 * (lo + hi + nodes * (hi - lo)) for lo, hi in zip(low, high, strict=True))
+        values = np.array([[log_partitions(choices, np.array([x, y])).sum() for y in b] for x in a])
+        inverse = np.linalg.inv(chebyshev.chebvander(nodes, degree))
+        self._coefficients = inverse @ values @ inverse.T
+        # Column j of `slopes` writes the derivative of T_j in the basis T_0 .. T_degree.
+        self._slopes = np.zeros((degree + 1, degree + 1))
+        self._slopes[:-1] = chebyshev.chebder(np.eye(degree + 1))
+
+    def __call__(self, theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+        width = self.high - self.low
+        x = (2.0 * theta - self.low - self.high) / width
+        if np.any(np.abs(x) > 1.0 + 1e-9):
+            return np.inf, np.zeros(2), np.eye(2)
+        angles = np.arange(len(self._slopes)) * np.arccos(np.clip(x, -1.0, 1.0))[:, None]
+        flat = np.cos(angles)
+        steep = flat @ self._slopes
+        curved = steep @ self._slopes
+        c = self._coefficients
+        along = c @ flat[1], c @ steep[1], c @ curved[1]
+        gradient = np.array([steep[0] @ along[0], flat[0] @ along[1]]) * (2.0 / width)
+        mixed = steep[0] @ along[1]
+        bend = np.array([[curved[0] @ along[0], mixed], [mixed, flat[0] @ along[2]]])
+        return float(flat[0] @ along[0]), gradient, bend * np.outer(2.0 / width, 2.0 / width)
+
+
+def fit(choices: Choices, start: FloatArray | None = None) -> Optimum:
+    """The maximum-likelihood weights; all NaN, with value 0, when the winners are perfectly separated."""
+    k = len(choices.features)
+    if any(separated(choices, j) for j in range(k)):
+        return Optimum(np.full(k, np.nan), 0.0, np.full((k, k), np.nan), 0, False)
+    start = np.r_[5.0, np.zeros(k - 1)] if start is None else start
+    return maximise(partition_of(choices), np.zeros(k), start)
+
+
+def batch_means(choices: Choices, theta: FloatArray) -> FloatArray:
+    """Mean log-likelihood per anchor in each batch, shape (batches,)."""
+    counts = np.bincount(choices.batches)
+    return -choices.by_batch(log_partitions(choices, theta)) / counts
+
+
+def _drawn_sums(choices: Choices, theta: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:
+    """Feature sums ``T`` (draws, k) of winners drawn from the model with weights ``theta``."""
+    sums = np.zeros((draws, len(choices.features)))
+    for rows in blocks(*choices.features.shape[1:]):
+        u, _ = _logits(choices, theta, rows)
+        steps = np.cumsum(u, axis=1)
+        steps /= steps[:, -1:]
+        # Adding the row number makes one ascending array of all rows: one search serves them all.
+        row = np.arange(len(steps))
+        ladder = (steps + row[:, None]).ravel()
+        first = row * steps.shape[1]
+        block = choices.features[:, rows].reshape(len(choices.features), -1)
+        for r in range(draws):
+            hit = np.searchsorted(ladder, rng.random(len(row)) + row, side="right")
+            sums[r] += block[:, np.minimum(hit, first + steps.shape[1] - 1)].sum(axis=1)
+    return sums
+
+
+def _ratio(partition: Partition, target: FloatArray, start: FloatArray) -> tuple[float, FloatArray, bool]:
+    """Likelihood ratio of both weights against the first alone; the optimum; whether both fits converged."""
+
+    def first_only(theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+        a, gradient, hessian = partition(np.array([theta[0], 0.0]))
+        return a, gradient[:1], hessian[:1, :1]
+
+    null = maximise(first_only, target[:1], start[:1])
+    at_null = np.array([null.theta[0], 0.0])
+    full = maximise(partition, target, at_null)
+    return 2.0 * max(full.value - null.value, 0.0), full.theta, null.converged and full.converged
+
+
+def null_ratios(
+    choices: Choices,
+    weight: float,
+    draws: int,
+    rng: np.random.Generator,
+    progress: Callable[[int, int], None] | None = None,
+) -> FloatArray:
+    """Likelihood ratios (draws,) of two features against the first, for winners drawn with ``(weight, 0)``.
+
+    All draws share ``A``, so it is interpolated once over the region where their optima fall, to 1e-5 nats,
+    checked against the exact value at the outermost optima. A draw whose optimum leaves the region is fitted
+    exactly; all are if the check fails.
+    """
+    null = np.array([weight, 0.0])
+    exact = partition_of(choices)
+    targets = _drawn_sums(choices, null, draws, rng)
+    _, gradient, hessian = exact(null)
+    guesses = np.array([null + _best_step(null, t - gradient, hessian) for t in targets])
+    reach = np.ptp(np.vstack([guesses, null]), axis=0)
+    margin = 0.3 * reach + np.sqrt(1.0 / np.maximum(np.diag(hessian), 1e-300))
+    low = np.maximum(guesses.min(axis=0) - margin, 0.0) * [1.0, 0.0]
+    high = guesses.max(axis=0) + margin
+    perfect = targets[:, 0] >= choices.features[0].max(axis=1).sum() - 1e-9
+    for degree in (8, 14, 20):
+        surface = Interpolant(choices, low, high, degree)
+        found = [_ratio(surface, t, null) for t in targets]
+        inside = [i for i in range(draws) if found[i][2] and not perfect[i]]
+        far = sorted(inside, key=lambda i: -float(np.abs((found[i][1] - null) / (high - low)).max()))[:6]
+        points = [found[i][1] for i in far] + [null]
+        if max(abs(surface(p)[0] - log_partitions(choices, p).sum()) for p in points) < 1e-5:
+            break
+    else:
+        found = [(np.nan, null, False)] * draws
+    ratios = np.zeros(draws)
+    for i, (ratio, _, good) in enumerate(found):
+        if not perfect[i]:
+            # Perfectly separated winners give both links a likelihood of one: their ratio is 0.
+            ratios[i] = ratio if good else _ratio(exact, targets[i], null)[0]
+        if progress is not None:
+            progress(i + 1, draws)
+    return ratios

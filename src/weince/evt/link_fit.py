@@ -1,0 +1,271 @@
+"""The blended link fitted to a bank of scores: estimates, intervals, and the grid that cross-checks them.
+
+``logit = ((1 - lam) * s + lam * g(s)) / tau`` with ``g(s) = -log(1 - s)`` and ``lam`` in [0, 1]; ``lam = 0`` is
+softmax. With ``a = (1 - lam) / tau`` and ``b = lam / tau`` this is a conditional logit in the two features ``s``
+and ``g(s)`` with non-negative weights, so the fit is exact (see `weince.evt.choice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize, stats
+
+from weince.evt import choice
+from weince.evt.choice import Choices, FloatArray, Optimum
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """The blended link fitted to a bank, and the softmax link beside it.
+
+    Attributes:
+        lam: Weight of the shortfall coordinate, in [0, 1].
+        tau: Temperature of the blended link.
+        tau0: Temperature of the softmax link alone.
+        loglik: Total log-likelihood of the blended link.
+        loglik0: Total log-likelihood of the softmax link.
+        lam_interval: Interval for ``lam``.
+        tau_interval: Interval for ``tau``.
+        interval_method: "sandwich" (cluster-robust, interior ``lam``), "profile" (near 0 or 1) or "none".
+        converged: Whether both fits reached their maximum.
+        separated: True when every winner has the top score: then no finite fit exists and all is NaN.
+        notes: Sentences on whatever makes this fit doubtful; empty when nothing does.
+    """
+
+    lam: float
+    tau: float
+    tau0: float
+    loglik: float
+    loglik0: float
+    lam_interval: Interval
+    tau_interval: Interval
+    interval_method: str
+    converged: bool
+    separated: bool
+    notes: tuple[str, ...]
+
+
+class Pair(NamedTuple):
+    """Both links on the same choices; ``null.theta`` has its second weight at 0."""
+
+    null: Optimum
+    full: Optimum
+
+
+def lam_tau(theta: FloatArray) -> Interval:
+    """(lam, tau) of the weights (a, b). With no weight at all: lam 0, tau infinite."""
+    total = float(theta.sum())
+    return (0.0, np.inf) if total == 0.0 else (float(theta[1]) / total, 1.0 / total)
+
+
+def fit_pair(choices: Choices, start: Pair | None = None) -> Pair:
+    """Fit softmax, then the blend from there. When the blend adds nothing it *is* the softmax fit."""
+    null = choice.fit(choices.using(0), None if start is None else start.null.theta[:1])
+    null = null._replace(theta=np.r_[null.theta, 0.0])
+    if np.isnan(null.theta[0]):
+        return Pair(null, choice.fit(choices))
+    warm = null.theta if start is None or np.isnan(start.full.theta).any() else start.full.theta
+    full = choice.fit(choices, warm)
+    if full.theta[1] == 0.0 or full.value <= null.value:
+        full = full._replace(theta=null.theta, value=null.value)
+    return Pair(null, full)
+
+
+def _sandwich(choices: Choices, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Cluster-robust and model-based covariance of the weights, (2, 2) each."""
+    _, mean, cov = choice.moments(choices, theta)
+    sums = choices.by_batch(mean)
+    # On a bound the scores do not sum to zero; their spread over batches is what counts.
+    sums -= sums.mean(axis=0)
+    groups, n, k = len(sums), choices.anchors, len(theta)
+    small = groups / (groups - 1) * (n - 1) / (n - k)
+    inverse = np.linalg.pinv(cov.sum(axis=0), hermitian=True)
+    return small * inverse @ (sums.T @ sums) @ inverse, inverse
+
+
+def _slopes(theta: FloatArray) -> FloatArray:
+    """Derivatives (2, 2) of (lam, log tau) by the weights (a, b)."""
+    total = theta.sum()
+    return np.array([[-theta[1], theta[0]], [-total, -total]]) / total**2
+
+
+def _profile_lam(choices: Choices, lam: float, start: float) -> float:
+    """Best log-likelihood with ``lam`` held fixed."""
+    direction = np.array([1.0 - lam, lam])
+
+    def along(scale: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+        value, mean, cov = choice.moments(choices, scale[0] * direction)
+        return (
+            float(value.sum()),
+            (mean.sum(0) @ direction)[None],
+            np.atleast_2d(direction @ cov.sum(0) @ direction),
+        )
+
+    return choice.maximise(along, np.zeros(1), np.array([start])).value
+
+
+def _profile_tau(choices: Choices, tau: float) -> float:
+    """Best log-likelihood with ``tau`` held fixed."""
+
+    def descent(lam: float) -> float:
+        mean = choice.moments(choices, np.array([1.0 - lam, lam]) / tau)[1].sum(axis=0)
+        return float(mean[1] - mean[0])
+
+    if descent(0.0) >= 0.0:
+        lam = 0.0
+    elif descent(1.0) <= 0.0:
+        lam = 1.0
+    else:
+        lam = float(optimize.brentq(descent, 0.0, 1.0, xtol=1e-5))
+    return -float(choice.log_partitions(choices, np.array([1.0 - lam, lam]) / tau).sum())
+
+
+def _crossing(excess: Callable[[float], float], inside: float, outside: float, tol: float) -> float:
+    """Where ``excess`` turns positive between ``inside`` and ``outside``; ``outside`` if it never does."""
+    if excess(outside) <= 0.0:
+        return outside
+    return float(optimize.brentq(excess, inside, outside, xtol=tol))
+
+
+def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval, Interval, str]:
+    """Intervals for lam and tau: sandwich when lam is interior, otherwise by the profile likelihood.
+
+    The profile likelihood's threshold is scaled by the ratio of the robust to the model-based variance, so that
+    both kinds allow for dependence within a batch and agree where the likelihood is quadratic.
+    """
+    theta = full.theta
+    none = (np.nan, np.nan), (np.nan, np.nan), "none"
+    if len(choices.labels) < 2 or np.isnan(theta).any() or theta.sum() == 0.0:
+        return none
+    lam, tau = lam_tau(theta)
+    robust, plain = (_slopes(theta) @ v @ _slopes(theta).T for v in _sandwich(choices, theta))
+    if np.any(np.diag(plain) <= 0.0):
+        return none
+    quantile = float(stats.t.ppf(0.5 + level / 2.0, len(choices.labels) - 1))
+    half, log_half = quantile * np.sqrt(np.diag(robust))
+    if lam - half > 0.0 and lam + half < 1.0:
+        taus = tau * float(np.exp(-log_half)), tau * float(np.exp(log_half))
+        return (float(lam - half), float(lam + half)), taus, "sandwich"
+    allowed = 0.5 * quantile**2 * np.diag(robust) / np.diag(plain)
+
+    def lam_excess(x: float) -> float:
+        return full.value - _profile_lam(choices, x, 1.0 / tau) - float(allowed[0])
+
+    def tau_excess(x: float) -> float:
+        return full.value - _profile_tau(choices, tau * float(np.exp(x))) - float(allowed[1])
+
+    lams = (
+        0.0 if lam == 0.0 else _crossing(lam_excess, lam, 0.0, 1e-5),
+        1.0 if lam == 1.0 else _crossing(lam_excess, lam, 1.0, 1e-5),
+    )
+    # Widen by factors of two until both ends are excluded; a tau that nothing excludes is unbounded.
+    low, high = (
+        next((x for x in side * np.log(2.0) * np.arange(1, 12) if tau_excess(x) > 0.0), None)
+        for side in (-1, 1)
+    )
+    taus = (
+        0.0 if low is None else tau * float(np.exp(_crossing(tau_excess, 0.0, low, 1e-5))),
+        np.inf if high is None else tau * float(np.exp(_crossing(tau_excess, 0.0, high, 1e-5))),
+    )
+    return lams, taus, "profile"
+
+
+def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
+    """What a reader must know before trusting this fit."""
+    beaten, n = int(choices.beaten[0].sum()), choices.anchors
+    if np.isnan(pair.full.theta).any():
+        return (
+            f"Perfect separation: all {n} anchors that were fitted have their winner at the top, so the likelihood "
+            "rises without end as the temperature falls to 0 and no finite fit exists. Harder candidates are needed.",
+        )
+    notes = []
+    if beaten < 10:
+        notes.append(
+            f"Only {beaten} of {n} fitted anchors have a candidate above the winner: the fit rests on those few."
+        )
+    if pair.full.theta.sum() == 0.0:
+        notes.append(
+            "Higher scores do not win more often here: the temperature is infinite and lam has no meaning."
+        )
+    if not (pair.null.converged and pair.full.converged):
+        notes.append("The fit did not converge.")
+    spread = np.sqrt(np.diag(pair.full.hessian))
+    correlation = pair.full.hessian[0, 1] / max(float(spread.prod()), 1e-300)
+    if correlation > 1.0 - 1e-6 or spread.min() == 0.0:
+        notes.append("The scores vary too little to tell the two coordinates apart: lam is not determined.")
+    return tuple(notes)
+
+
+def link_fit(choices: Choices, pair: Pair, level: float) -> LinkFit:
+    """The report on a pair of fits."""
+    separated = bool(np.isnan(pair.full.theta).any())
+    lam, tau = (np.nan, np.nan) if separated else lam_tau(pair.full.theta)
+    tau0 = np.nan if np.isnan(pair.null.theta[0]) else lam_tau(pair.null.theta)[1]
+    lams, taus, method = _intervals(choices, pair.full, level)
+    converged = pair.null.converged and pair.full.converged
+    notes = _notes(choices, pair)
+    values = (np.nan, np.nan) if separated else (pair.full.value, pair.null.value)
+    return LinkFit(lam, tau, tau0, *values, lams, taus, method, converged, separated, notes)
+
+
+def fit_link(
+    scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, *, level: float = 0.95, eps: float = 1e-6
+) -> LinkFit:
+    """Fit the blended link and the softmax link to all anchors, with intervals that allow for batches.
+
+    Args:
+        scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
+        positives: ``(anchors,)`` column of each anchor's winner.
+        batches: ``(anchors,)`` integer batch of each anchor.
+        level: Level of the intervals.
+        eps: Floor of the shortfall ``1 - s``.
+    """
+    check_level(level)
+    choices = choice.read_choices(scores, positives, batches, eps=eps)
+    return link_fit(choices, fit_pair(choices), level)
+
+
+def check_level(level: float) -> None:
+    """Refuse a level of confidence that is not a probability."""
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie in (0, 1), got {level}")
+
+
+class GridFit(NamedTuple):
+    """The best point of a grid over (lam, tau), and the best with lam = 0."""
+
+    lam: float
+    tau: float
+    loglik: float
+    tau0: float
+    loglik0: float
+
+
+def fit_grid(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    *,
+    lams: int = 21,
+    taus: int = 21,
+    tau_range: Interval = (0.01, 2.0),
+    eps: float = 1e-6,
+) -> GridFit:
+    """The same fit by exhaustive search, as a cross-check: ``lams`` even steps by ``taus`` logarithmic ones."""
+    if lams < 2 or taus < 2 or not 0.0 < tau_range[0] < tau_range[1]:
+        raise ValueError(f"need 2 lams, 2 taus and 0 < low < high, got {lams}, {taus} and {tau_range}")
+    choices = choice.read_choices(scores, positives, batches, eps=eps)
+    lam, tau = np.linspace(0.0, 1.0, lams), np.geomspace(*tau_range, taus)
+    value = np.array(
+        [[-choice.log_partitions(choices, np.array([1.0 - x, x]) / y).sum() for y in tau] for x in lam]
+    )
+    i, j = np.unravel_index(int(value.argmax()), value.shape)
+    j0 = int(value[0].argmax())
+    return GridFit(float(lam[i]), float(tau[j]), float(value[i, j]), float(tau[j0]), float(value[0, j0]))

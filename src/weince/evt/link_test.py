@@ -1,0 +1,283 @@
+"""The link selection test: does softmax, at its best temperature, leave likelihood on the table?
+
+H0 is the softmax link, ``logit = s / tau0``. H1 is the blended link of `weince.evt.link_fit`. Both are fitted on
+half of the batches and compared on the other half, in nats per anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from weince.evt import choice
+from weince.evt.choice import Choices, FloatArray, IntArray
+from weince.evt.link_fit import Interval, Pair, check_level, fit_pair, lam_tau, link_fit
+
+Progress = Callable[[int, int], None]
+
+
+class LinkBank(NamedTuple):
+    """What the link test reads: scores (anchors, candidates), winners' columns and batches (anchors,)."""
+
+    scores: FloatArray
+    positives: IntArray
+    batches: IntArray
+
+
+@dataclass(frozen=True)
+class LinkTest:
+    """Result of `link_test`. ``lam``, ``tau``, ``tau0`` and the likelihood ratio come from the held-in batches.
+
+    Attributes:
+        lam, tau, tau0, lam_interval, tau_interval, interval_method, converged, separated: As in `LinkFit`.
+        gain: Held-out mean of ``log p1 - log p0`` in nats per anchor (a mean of batch means).
+        gain_ratio: ``exp(gain)``: how many times likelier the blend makes the positive, as a geometric mean.
+        gain_interval: Percentile interval of ``gain`` from resampling held-out batches.
+        gain_by_batch: The gain of each held-out batch, in the order of ``held_out``.
+        t_statistic, t_p_value: One-sided clustered t over the held-out batches, against a gain <= 0.
+        lr_statistic, lr_p_value: Held-in likelihood ratio, and its parametric-bootstrap p-value.
+        lr_null: The likelihood ratios simulated under softmax.
+        cv_gain, cv_gain_sd, cv_gains, cv_lams: Cross-validation over batches: mean, sd and value by fold.
+        held_in, held_out: Labels of the batches used to fit and to judge.
+        top1: Share of all anchors whose winner has the top score.
+        notes: Sentences on whatever makes the result doubtful; empty when nothing does.
+    """
+
+    lam: float
+    tau: float
+    tau0: float
+    lam_interval: Interval
+    tau_interval: Interval
+    interval_method: str
+    gain: float
+    gain_ratio: float
+    gain_interval: Interval
+    gain_by_batch: tuple[float, ...]
+    t_statistic: float
+    t_p_value: float
+    lr_statistic: float
+    lr_p_value: float
+    lr_null: tuple[float, ...]
+    cv_gain: float
+    cv_gain_sd: float
+    cv_gains: tuple[float, ...]
+    cv_lams: tuple[float, ...]
+    held_in: tuple[int, ...]
+    held_out: tuple[int, ...]
+    top1: float
+    converged: bool
+    separated: bool
+    notes: tuple[str, ...]
+
+
+def link_bank(
+    z_i: ArrayLike,
+    z_j: ArrayLike,
+    *,
+    batch_size: int = 256,
+    batches: int = 32,
+    rng: int | np.random.Generator = 0,
+) -> LinkBank:
+    """Build a bank from paired embeddings: both views of every pair are anchors, all other views compete.
+
+    Pairs are drawn without replacement into batches, so that batches are independent; when there are too few
+    pairs for ``batches`` full batches, there are fewer batches.
+
+    Args:
+        z_i, z_j: ``(pairs, dim)`` embeddings of the two views; they need not be normalised.
+        batch_size: Pairs in a batch: ``2 * batch_size`` anchors with ``2 * batch_size - 1`` candidates each.
+        batches: The most batches to draw.
+        rng: Seed or generator of the shuffle.
+    """
+    first, second = (np.asarray(z, dtype=np.float64) for z in (z_i, z_j))
+    if first.ndim != 2 or first.shape != second.shape:
+        raise ValueError(f"z_i and z_j must both be (pairs, dim), got {first.shape} and {second.shape}")
+    views = np.stack([first, second])
+    norms = np.linalg.norm(views, axis=2, keepdims=True)
+    if not np.all(np.isfinite(norms) & (norms > 0.0)):
+        row = int(np.argmax(~(np.isfinite(norms) & (norms > 0.0)).all(axis=(0, 2))))
+        raise ValueError(f"embeddings must be finite and not zero, pair {row} is not")
+    if batch_size < 2 or batches < 1:
+        raise ValueError(
+            f"batch_size must be at least 2 and batches at least 1, got {batch_size} and {batches}"
+        )
+    count = min(batches, len(first) // batch_size)
+    if count == 0:
+        raise ValueError(
+            f"{len(first)} pairs do not fill one batch of {batch_size}; give more or a smaller batch_size"
+        )
+    views /= norms
+    size = 2 * batch_size
+    others = ~np.eye(size, dtype=bool)
+    scores = np.empty((count * size, size - 1))
+    order = np.random.default_rng(rng).permutation(len(first))[: count * batch_size]
+    for b, pairs in enumerate(order.reshape(count, batch_size)):
+        z = views[:, pairs].reshape(size, -1)
+        scores[b * size : (b + 1) * size] = np.clip(z @ z.T, -1.0, 1.0)[others].reshape(size, size - 1)
+    anchor = np.arange(size)
+    partner = (anchor + batch_size) % size
+    # Leaving out an anchor's own column moves those after it one to the left.
+    positives = np.tile(partner - (partner > anchor), count)
+    return LinkBank(scores, positives.astype(np.int64), np.repeat(np.arange(count), size).astype(np.int64))
+
+
+def simulate_winners(
+    scores: ArrayLike, lam: float, tau: float, *, eps: float = 1e-6, rng: int | np.random.Generator = 0
+) -> IntArray:
+    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known ``lam`` and ``tau``."""
+    if not 0.0 <= lam <= 1.0 or not tau > 0.0:
+        raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {tau}")
+    s = np.asarray(scores, dtype=np.float64)
+    generator = np.random.default_rng(rng)
+    winners = np.empty(len(s), dtype=np.int64)
+    for rows in choice.blocks(*s.shape):
+        block = np.where(np.isnan(s[rows]), -np.inf, s[rows])
+        logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / tau
+        # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
+        noise = generator.gumbel(size=block.shape)
+        winners[rows] = np.argmax(np.where(np.isneginf(block), -np.inf, logits + noise), axis=1)
+    return winners
+
+
+def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Indices of the batches to fit on and to judge on, at least two each."""
+    if groups < 4:
+        raise ValueError(f"at least 4 batches are needed, two to fit and two to judge, got {groups}")
+    if not 0.0 < held_in < 1.0:
+        raise ValueError(f"held_in must lie in (0, 1), got {held_in}")
+    count = min(max(round(held_in * groups), 2), groups - 2)
+    order = rng.permutation(groups).astype(np.int64)
+    return np.sort(order[:count]), np.sort(order[count:])
+
+
+def clustered_t(gains: FloatArray) -> tuple[float, float]:
+    """t statistic and one-sided p-value of a mean gain above 0 over batches; identical zeros give (0, 1)."""
+    if not gains.any():
+        return 0.0, 1.0
+    spread = float(gains.std(ddof=1)) / np.sqrt(len(gains))
+    # Gains that do not vary at all leave nothing to judge them by.
+    t = float(gains.mean()) / spread if spread > 0.0 else np.nan
+    return t, float(stats.t.sf(t, len(gains) - 1))
+
+
+def resampled_interval(gains: FloatArray, draws: int, level: float, rng: np.random.Generator) -> Interval:
+    """Percentile interval of the mean gain over resampled batches."""
+    means = gains[rng.integers(len(gains), size=(draws, len(gains)))].mean(axis=1)
+    low, high = np.quantile(means, [0.5 - level / 2.0, 0.5 + level / 2.0])
+    return float(low), float(high)
+
+
+def _cross_validate(
+    choices: Choices, folds: int, start: Pair, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """Mean gain and fitted lam of each fold, over a random division of the batches."""
+    order = rng.permutation(len(choices.labels)).astype(np.int64)
+    gains, lams = [], []
+    for fold in np.array_split(order, min(folds, len(order))):
+        rest = choices.take(np.setdiff1d(order, fold))
+        pair = fit_pair(rest, start)
+        gains.append(float(_gains(choices.take(fold), pair).mean()))
+        lams.append(np.nan if np.isnan(pair.full.theta).any() else lam_tau(pair.full.theta)[0])
+    return np.array(gains), np.array(lams)
+
+
+def _gains(choices: Choices, pair: Pair) -> FloatArray:
+    return choice.batch_means(choices, pair.full.theta) - choice.batch_means(choices, pair.null.theta)
+
+
+def _bootstrap(
+    fitted: Choices, pair: Pair, ratio: float, draws: int, rng: np.random.Generator, progress: Progress | None
+) -> tuple[FloatArray, float]:
+    """Null ratios and the p-value; none when no finite fit exists."""
+    if np.isnan(pair.full.theta).any():
+        return np.empty(0), np.nan
+    null = choice.null_ratios(fitted, float(pair.null.theta[0]), draws, rng, progress)
+    return null, (1.0 + float(np.sum(null >= ratio))) / (draws + 1.0)
+
+
+def link_test(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    *,
+    held_in: float = 0.5,
+    bootstraps: int = 2000,
+    null_draws: int = 200,
+    folds: int = 5,
+    level: float = 0.95,
+    eps: float = 1e-6,
+    rng: int | np.random.Generator = 0,
+    progress: Progress | None = None,
+) -> LinkTest:
+    """Test the softmax link against the blend of softmax and shortfall.
+
+    Args:
+        scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
+        positives: ``(anchors,)`` column of each anchor's winner.
+        batches: ``(anchors,)`` integer batch of each anchor; at least four batches.
+        held_in: Share of the batches to fit on; the gain is judged on the others.
+        bootstraps: Resamplings of the held-out batches for the interval of the gain.
+        null_draws: Simulations of the likelihood ratio under softmax.
+        folds: Folds of the cross-validation over batches.
+        level: Level of all intervals.
+        eps: Floor of the shortfall ``1 - s``.
+        rng: Seed or generator of the split, the resampling and the simulations.
+        progress: Called with (done, total) as the work goes on.
+
+    Example:
+        >>> bank = link_bank(z_i, z_j, batch_size=64, batches=8)  # doctest: +SKIP
+        >>> link_test(*bank).gain  # doctest: +SKIP
+    """
+    check_level(level)
+    for name, value, least in (
+        ("bootstraps", bootstraps, 1),
+        ("null_draws", null_draws, 1),
+        ("folds", folds, 2),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    generator = np.random.default_rng(rng)
+    choices = choice.read_choices(scores, positives, batches, eps=eps)
+    inside, outside = split_batches(len(choices.labels), held_in, generator)
+    fitted = choices.take(inside)
+    pair = fit_pair(fitted)
+    estimate = link_fit(fitted, pair, level)
+    gains = _gains(choices.take(outside), pair)
+    t, t_p = clustered_t(gains)
+    interval = resampled_interval(gains, bootstraps, level, generator)
+    ratio = 2.0 * (pair.full.value - pair.null.value)
+    null, ratio_p = _bootstrap(fitted, pair, ratio, null_draws, generator, progress)
+    cv_gains, cv_lams = _cross_validate(choices, folds, pair, generator)
+    gain = float(gains.mean())
+    return LinkTest(
+        lam=estimate.lam,
+        tau=estimate.tau,
+        tau0=estimate.tau0,
+        lam_interval=estimate.lam_interval,
+        tau_interval=estimate.tau_interval,
+        interval_method=estimate.interval_method,
+        gain=gain,
+        gain_ratio=float(np.exp(gain)),
+        gain_interval=interval,
+        gain_by_batch=tuple(gains.tolist()),
+        t_statistic=t,
+        t_p_value=t_p,
+        lr_statistic=np.nan if estimate.separated else ratio,
+        lr_p_value=ratio_p,
+        lr_null=tuple(null.tolist()),
+        cv_gain=float(cv_gains.mean()),
+        cv_gain_sd=float(cv_gains.std(ddof=1)),
+        cv_gains=tuple(cv_gains.tolist()),
+        cv_lams=tuple(cv_lams.tolist()),
+        held_in=tuple(choices.labels[inside].tolist()),
+        held_out=tuple(choices.labels[outside].tolist()),
+        top1=float(1.0 - choices.beaten[0].mean()),
+        converged=estimate.converged,
+        separated=estimate.separated,
+        notes=estimate.notes,
+    )

@@ -1,0 +1,187 @@
+"""The losses as pure functions of embeddings.
+
+All share the options of :func:`link_loss`. The modules in :mod:`weince.losses` hold the same options.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from weince.candidates import Candidates, contests
+from weince.engines.dense import EngineOutput, dense
+from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
+from weince.tail import TailConfig, TailStats
+from weince.tail import tail_stats as _tail_stats
+from weince.terms import Term, WeinceLink
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class LossOutput(NamedTuple):
+    """A loss with the tail statistics of its anchors."""
+
+    loss: Tensor
+    stats: TailStats
+
+
+class LossOptions(TypedDict, total=False):
+    """Options that every loss takes; see :func:`link_loss`."""
+
+    candidates: Candidates
+    extra: Sequence[Term]
+    reduction: Reduction
+    labels: Tensor | None
+    negatives: Tensor | None
+    ids: Tensor | None
+    ignore: Tensor | None
+    check_finite: bool | None
+    return_stats: bool
+
+
+def link_loss(
+    z_i: Tensor,
+    z_j: Tensor | None = None,
+    *,
+    link: Link,
+    candidates: Candidates = "views",
+    extra: Sequence[Term] = (),
+    reduction: Reduction = "mean",
+    labels: Tensor | None = None,
+    negatives: Tensor | None = None,
+    ids: Tensor | None = None,
+    ignore: Tensor | None = None,
+    check_finite: bool | None = None,
+    return_stats: bool = False,
+) -> Tensor | LossOutput:
+    """Contrastive loss of paired embeddings under any link.
+
+    Args:
+        z_i: ``(n, d)`` embeddings of any floating dtype; they need not be normalised.
+        z_j: ``(n, d)``, positives row by row.
+        link: How a cosine becomes a logit.
+        candidates: Who competes with whom, see :func:`weince.candidates.contests`.
+        extra: Further terms to add, for example ``Term(SoftmaxLink(0.5), weight=0.5, hardest=50)``.
+        reduction: ``"mean"`` over anchors, ``"sum"``, or ``"none"`` for one value per anchor: ``(2 n,)`` with
+            ``"views"`` and ``"clip"``, in the order of ``z_i`` then ``z_j``; anchors without a positive have 0.
+        labels: ``(n,)`` integers, for ``candidates="labels"``.
+        negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
+        ids: ``(n,)`` integers; rows with equal ids are never negatives of each other.
+        ignore: boolean, anchors by candidates: pairs that are not negatives.
+        check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
+        return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'reduction must be "mean", "sum" or "none"; got {reduction!r}')
+    default = TailConfig() if return_stats else None
+    tail = link.tail if isinstance(link, WeinceLink) else default
+    terms = [Term(link), *extra]
+    found = contests(
+        candidates,
+        z_i,
+        z_j,
+        labels=labels,
+        negatives=negatives,
+        ids=ids,
+        ignore=ignore,
+        check_finite=check_finite,
+    )
+    outputs = [dense(contest, terms, tail) for contest in found]
+    loss = _reduce(outputs, reduction)
+    if not return_stats:
+        return loss
+    stats = [output.stats for output in outputs if output.stats is not None]
+    return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*stats, strict=True))))
+
+
+def info_nce_loss(
+    z_i: Tensor, z_j: Tensor | None = None, *, temperature: Scalar = 0.5, **options: Unpack[LossOptions]
+) -> Tensor | LossOutput:
+    """InfoNCE (NT-Xent): the softmax link ``s / temperature``."""
+    return link_loss(z_i, z_j, link=SoftmaxLink(temperature), **options)
+
+
+def weibit_loss(
+    z_i: Tensor,
+    z_j: Tensor | None = None,
+    *,
+    beta: Scalar = 1.0,
+    endpoint: float = 1.0,
+    **options: Unpack[LossOptions],
+) -> Tensor | LossOutput:
+    """The shortfall link ``-beta * log(endpoint - s)`` alone."""
+    return link_loss(z_i, z_j, link=ShortfallLink(beta, endpoint), **options)
+
+
+def power_loss(
+    z_i: Tensor, z_j: Tensor | None = None, *, alpha: Scalar = 1.0, **options: Unpack[LossOptions]
+) -> Tensor | LossOutput:
+    """The power link ``alpha * log((1 + s) / 2)`` alone."""
+    return link_loss(z_i, z_j, link=PowerLink(alpha), **options)
+
+
+def blend_loss(
+    z_i: Tensor,
+    z_j: Tensor | None = None,
+    *,
+    lam: Scalar,
+    beta: Scalar,
+    temperature: Scalar = 0.5,
+    **options: Unpack[LossOptions],
+) -> Tensor | LossOutput:
+    """The blend of WEINCE with given ``lam`` and ``beta``, numbers or ``(anchors,)`` tensors."""
+    return link_loss(z_i, z_j, link=BlendLink(lam, beta, temperature), **options)
+
+
+def weince_loss(
+    z_i: Tensor,
+    z_j: Tensor | None = None,
+    *,
+    temperature: Scalar = 0.5,
+    tail: TailConfig = TailConfig(),
+    **options: Unpack[LossOptions],
+) -> Tensor | LossOutput:
+    """WEINCE, Algorithm 1: the blend with ``lam`` and ``beta`` of each anchor from the tail of its negatives."""
+    return link_loss(z_i, z_j, link=WeinceLink(temperature, tail), **options)
+
+
+def tail_stats(similarities: Tensor, positives: Tensor, *, tail: TailConfig = TailConfig()) -> TailStats:
+    """Tail statistics of a matrix of cosines.
+
+    Args:
+        similarities: ``(anchors, candidates)`` cosines.
+        positives: ``(anchors,)`` column of each anchor's positive, or an ``(anchors, candidates)`` mask of all
+            pairs that are not negatives: positives, the anchor itself, ignored pairs.
+        tail: How to fit and gate.
+    """
+    shape = tuple(similarities.shape)
+    if similarities.ndim != 2 or not similarities.is_floating_point() or shape[1] < 2:
+        raise ValueError(
+            "similarities must be a floating point tensor (anchors, candidates) with 2 candidates or more; "
+            f"got {similarities.dtype} of shape {shape}"
+        )
+    if positives.dtype == torch.bool and tuple(positives.shape) == shape:
+        left_out = positives
+    elif positives.dtype in (torch.int32, torch.int64) and tuple(positives.shape) == shape[:1]:
+        left_out = torch.zeros(shape, dtype=torch.bool, device=similarities.device)
+        left_out.scatter_(1, positives.long().unsqueeze(1), True)
+    else:
+        raise ValueError(
+            f"positives must be integers of shape ({shape[0]},) or a boolean mask of shape {shape}; "
+            f"got {positives.dtype} of shape {tuple(positives.shape)}"
+        )
+    dtype = torch.float64 if similarities.dtype == torch.float64 else torch.float32
+    shortfall = (1 - similarities.detach().to(dtype)).masked_fill(left_out, torch.inf)
+    hardest = shortfall.topk(tail.tail_size(shape[1]), dim=1, largest=False).values
+    return _tail_stats(hardest, left_out.logical_not().sum(1), tail)
+
+
+def _reduce(outputs: Sequence[EngineOutput], reduction: Reduction) -> Tensor:
+    losses = torch.cat([output.loss for output in outputs])
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    counted = [output.counted for output in outputs if output.counted is not None]
+    return losses.sum() / torch.cat(counted).sum().clamp_min(1) if counted else losses.mean()

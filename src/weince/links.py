@@ -1,0 +1,159 @@
+"""Links: how a cosine score becomes a logit.
+
+Every link is written in the shortfall ``d = 1 - s`` of a score ``s``, because near the cap ``d`` is known
+accurately and ``s`` is not. A link has a ``logit`` and a ``slope``, the derivative of the logit with respect
+to the *score*. Parameters are numbers or tensors; a tensor of shape ``(anchors,)`` holds one value per anchor
+(row), a 0-dimensional one may be learned.
+
+>>> d = torch.tensor([[0.5, 0.1]])
+>>> SoftmaxLink(temperature=0.5).logit(d)
+tensor([[1.0000, 1.8000]])
+>>> ShortfallLink(beta=2.0).slope(d)
+tensor([[ 4., 20.]])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from weince.terms import Survey
+
+Scalar = float | Tensor
+
+
+class Link:
+    """A score coordinate. Subclass it with a ``logit`` (and a ``slope``, if autograd's is too slow)."""
+
+    near_cap: ClassVar[bool] = True
+    """Whether the logit is steep near the cap, so that small shortfalls must be computed accurately."""
+
+    def bind(self, survey: Survey) -> Link:
+        """The link with its parameters settled for a batch. Most have nothing to settle."""
+        return self
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        """Logits of shortfalls ``(anchors, candidates)``."""
+        raise NotImplementedError
+
+    def slope(self, shortfall: Tensor) -> Tensor:
+        """Derivative of the logit with respect to the score, same shape."""
+        gradient: Tensor = torch.func.grad(lambda d: self.logit(d).sum())(shortfall)
+        return -gradient
+
+
+@dataclass(frozen=True)
+class SoftmaxLink(Link):
+    """``s / temperature``: the softmax of InfoNCE (Gumbel noise)."""
+
+    temperature: Scalar = 0.5
+    near_cap: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        return (1 - shortfall) / _column(self.temperature)
+
+    def slope(self, shortfall: Tensor) -> Tensor:
+        return (shortfall.new_ones(()) / _column(self.temperature)).expand_as(shortfall)
+
+
+@dataclass(frozen=True)
+class ShortfallLink(Link):
+    """``-beta * log(endpoint - s)``: the shortfall link, or Weibit (Weibull noise below an endpoint).
+
+    ``endpoint - s`` is kept at ``eps`` or more; below that the slope is 0.
+    """
+
+    beta: Scalar = 1.0
+    endpoint: float = 1.0
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_positive("beta", self.beta)
+        check_positive("eps", self.eps)
+        if not self.endpoint >= 1:
+            raise ValueError(f"endpoint must be at least 1, the largest cosine; got {self.endpoint}")
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        return -_column(self.beta) * self._gap(shortfall).clamp_min(self.eps).log()
+
+    def slope(self, shortfall: Tensor) -> Tensor:
+        gap = self._gap(shortfall)
+        return _column(self.beta) * torch.where(gap >= self.eps, 1 / gap, 0.0)
+
+    def _gap(self, shortfall: Tensor) -> Tensor:
+        return shortfall if self.endpoint == 1 else shortfall + (self.endpoint - 1)
+
+
+@dataclass(frozen=True)
+class PowerLink(Link):
+    """``alpha * log((1 + s) / 2)``: the power link (Frechet noise), floored at ``eps``."""
+
+    alpha: Scalar = 1.0
+    eps: float = 1e-6
+    near_cap: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
+        check_positive("eps", self.eps)
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        return _column(self.alpha) * (1 - shortfall / 2).clamp_min(self.eps).log()
+
+    def slope(self, shortfall: Tensor) -> Tensor:
+        height = 1 - shortfall / 2
+        return _column(self.alpha) / 2 * torch.where(height >= self.eps, 1 / height, 0.0)
+
+
+@dataclass(frozen=True)
+class BlendLink(Link):
+    """``(1 - lam) * s / temperature - lam * beta * log(eps + max(1 - s, eps))``: the link of WEINCE.
+
+    ``lam`` and ``beta`` are numbers or one value per anchor. With ``soft_cap=False`` the ``eps`` that
+    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code.
+    """
+
+    lam: Scalar
+    beta: Scalar
+    temperature: Scalar = 0.5
+    eps: float = 1e-6
+    soft_cap: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+        check_positive("eps", self.eps)
+        if not isinstance(self.lam, Tensor) and not 0 <= self.lam <= 1:
+            raise ValueError(f"lam must lie in [0, 1]; got {self.lam}")
+        if not isinstance(self.beta, Tensor) and not self.beta >= 0:
+            raise ValueError(f"beta must be 0 or more; got {self.beta}")
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        lam, beta = _column(self.lam), _column(self.beta)
+        softmax = (1 - shortfall) * ((1 - lam) / _column(self.temperature))
+        return softmax - self._gap(shortfall).log() * (lam * beta)
+
+    def slope(self, shortfall: Tensor) -> Tensor:
+        lam, beta = _column(self.lam), _column(self.beta)
+        inverse = torch.where(shortfall >= self.eps, 1 / self._gap(shortfall), 0.0)
+        return inverse * (lam * beta) + (1 - lam) / _column(self.temperature)
+
+    def _gap(self, shortfall: Tensor) -> Tensor:
+        gap = shortfall.clamp_min(self.eps)
+        return gap + self.eps if self.soft_cap else gap
+
+
+def check_positive(name: str, value: Scalar) -> None:
+    """Raise if a number is not positive and finite. Tensors pass: reading them would wait for the device."""
+    if not isinstance(value, Tensor) and not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be positive and finite; got {value}")
+
+
+def _column(parameter: Scalar) -> Scalar:
+    """One value per anchor as a column beside the candidates; anything else as it is."""
+    return parameter.unsqueeze(-1) if isinstance(parameter, Tensor) and parameter.ndim == 1 else parameter

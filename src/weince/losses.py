@@ -1,0 +1,167 @@
+"""The losses as modules: thin holders of options over :mod:`weince.functional`.
+
+>>> import torch
+>>> loss = WeinceLoss(temperature=0.5)
+>>> z_i, z_j = torch.randn(8, 16), torch.randn(8, 16)
+>>> loss(z_i, z_j).shape
+torch.Size([])
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Self, TypedDict, Unpack
+
+from torch import Tensor, nn
+
+from weince import functional
+from weince.candidates import Candidates
+from weince.functional import LossOutput, Reduction
+from weince.links import Link, Scalar, ShortfallLink, SoftmaxLink
+from weince.tail import TailConfig
+from weince.terms import BatchShortfallLink, Term, WeinceLink
+
+
+class ModuleOptions(TypedDict, total=False):
+    """Options that every loss module takes; see :class:`LinkLoss`."""
+
+    candidates: Candidates
+    extra: Sequence[Term]
+    reduction: Reduction
+    check_finite: bool | None
+
+
+class WeinceOptions(ModuleOptions, total=False):
+    """Options of :class:`WeinceLoss` beside the temperature."""
+
+    tail: TailConfig
+
+
+RELEASED_TAIL = TailConfig(beta=1.0, drop=0.05, soft_cap=False)
+
+
+def released_terms(temperature: Scalar = 0.5) -> list[Term]:
+    """The two extra terms of the authors' released code, to add to any loss as ``extra=``."""
+    return [
+        Term(SoftmaxLink(temperature), weight=0.5, hardest=50),
+        Term(BatchShortfallLink(), weight=0.5, hardest=50),
+    ]
+
+
+class LinkLoss(nn.Module):
+    """A contrastive loss under any link.
+
+    Args:
+        link: How a cosine becomes a logit, for example ``ShortfallLink(beta=4.0)``.
+        candidates: ``"views"`` (SimCLR), ``"cross"`` (SimCSE, query and key), ``"clip"`` or ``"labels"`` (SupCon),
+            see :func:`weince.candidates.contests`.
+        extra: Further terms to add to the loss.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"`` over the anchors.
+        check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        candidates: Candidates = "views",
+        extra: Sequence[Term] = (),
+        reduction: Reduction = "mean",
+        check_finite: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.link = link
+        self.extra = tuple(extra)
+        self.candidates, self.reduction, self.check_finite = candidates, reduction, check_finite
+        for index, term in enumerate([Term(link), *self.extra]):
+            self._adopt(term.link, prefix="" if index == 0 else f"extra{index}_")
+
+    def _adopt(self, link: Link, prefix: str) -> None:
+        """Make what a link learns or remembers part of this module."""
+        if isinstance(link, nn.Module):
+            self.add_module(f"{prefix}link", link)
+        elif is_dataclass(link):
+            for field in fields(link):
+                value = getattr(link, field.name)
+                if isinstance(value, nn.Parameter):
+                    self.register_parameter(prefix + field.name, value)
+
+    def forward(
+        self,
+        z_i: Tensor,
+        z_j: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        negatives: Tensor | None = None,
+        ids: Tensor | None = None,
+        ignore: Tensor | None = None,
+        return_stats: bool = False,
+    ) -> Tensor | LossOutput:
+        """The loss of a batch; arguments as in :func:`weince.functional.link_loss`."""
+        return functional.link_loss(
+            z_i,
+            z_j,
+            link=self.link,
+            candidates=self.candidates,
+            extra=self.extra,
+            reduction=self.reduction,
+            labels=labels,
+            negatives=negatives,
+            ids=ids,
+            ignore=ignore,
+            check_finite=self.check_finite,
+            return_stats=return_stats,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.link}, candidates={self.candidates!r}, reduction={self.reduction!r}"
+
+
+class InfoNCELoss(LinkLoss):
+    """InfoNCE (NT-Xent): softmax of ``s / temperature``. ``temperature`` may be an ``nn.Parameter``."""
+
+    def __init__(self, temperature: Scalar = 0.5, **options: Unpack[ModuleOptions]) -> None:
+        super().__init__(SoftmaxLink(temperature), **options)
+
+
+class WeibitLoss(LinkLoss):
+    """The shortfall link alone: softmax of ``-beta * log(endpoint - s)``."""
+
+    def __init__(self, beta: Scalar = 1.0, endpoint: float = 1.0, **options: Unpack[ModuleOptions]) -> None:
+        super().__init__(ShortfallLink(beta, endpoint), **options)
+
+
+class WeinceLoss(LinkLoss):
+    """WEINCE: InfoNCE whose logits lean towards the shortfall link where an anchor's own tail asks for it.
+
+    Args:
+        temperature: Of the softmax part; a number or an ``nn.Parameter``.
+        tail: How the tail is fitted and gated. The default is Algorithm 1.
+        **options: As in :class:`LinkLoss`.
+    """
+
+    def __init__(
+        self,
+        temperature: Scalar = 0.5,
+        *,
+        tail: TailConfig = TailConfig(),
+        **options: Unpack[ModuleOptions],
+    ) -> None:
+        super().__init__(WeinceLink(temperature, tail), **options)
+
+    @classmethod
+    def paper(cls, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> Self:
+        """Algorithm 1 of the paper, which is also the default."""
+        return cls(temperature, **options)
+
+    @classmethod
+    def released(cls, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> Self:
+        """What the authors' released code trains with: another gate, and two terms the paper does not mention.
+
+        The blend has ``beta = 1`` and no ``eps`` inside its logarithm, and the fit drops the smallest shortfalls.
+        Two cross-entropies over the positive and the 50 hardest negatives are added, each with weight 0.5: one
+        with softmax logits, one with a shortfall link whose slope follows the batch. (The released fit also
+        penalises slopes of the wrong sign. Sorted shortfalls never have one, so that part is not here.)
+        """
+        options.setdefault("tail", RELEASED_TAIL)
+        options.setdefault("extra", released_terms(temperature))
+        return cls(temperature, **options)

@@ -1,0 +1,86 @@
+"""Cosine scores that stay right near the cap.
+
+A score is the cosine of two rows, its shortfall is ``1 - score``. Everything here runs in float32, or in
+float64 for float64 input, whatever autocast says: in bfloat16 the number ``1 - 1e-6`` is 1.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Rows scaled to length 1, in float32 or float64; a zero row stays zero and gets no gradient.
+
+    Rows of any finite length work, also those whose squares overflow or underflow.
+
+    Args:
+        rows: ``(n, d)`` of any floating dtype.
+    """
+    unit: Tensor = _UnitRows.apply(rows)[0]  # type: ignore[no-untyped-call]
+    return unit
+
+
+def shortfalls(anchors: Tensor, candidates: Tensor) -> Tensor:
+    """``1 - cosine`` of every pair of unit rows, ``(a, d)`` and ``(c, d)`` to ``(a, c)``.
+
+    The absolute error is that of the product, about 1e-7 in float32. Where the shortfall itself is that
+    small, take it from :func:`pair_shortfall`.
+    """
+    return product(anchors, candidates.T).neg_().add_(1).clamp_(0, 2)
+
+
+def pair_shortfall(a: Tensor, c: Tensor) -> Tensor:
+    """``1 - cosine`` of matching unit rows as ``|a - c|² / 2``, which does not cancel near the cap.
+
+    Args:
+        a: ``(..., d)`` unit rows (or zero rows, whose score is 0).
+        c: ``(..., d)``, broadcast against ``a``.
+    """
+    # The identity 1 - a.c = |a - c|²/2 holds for unit rows; a zero row falls half a unit short of it.
+    zero_rows = 2 - a.square().sum(-1).round() - c.square().sum(-1).round()
+    return ((a - c).square().sum(-1) + zero_rows) / 2
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` to full float32 accuracy, also where TensorFloat-32 was switched on for the program."""
+    if a.dtype == torch.float32 and a.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        # Three TF32 products of the leading and trailing bits: nearly float32, and no global switch flipped.
+        a_high, b_high = _leading_bits(a), _leading_bits(b)
+        return a_high @ b_high + (a_high @ (b - b_high) + (a - a_high) @ b_high)
+    return a @ b
+
+
+def _leading_bits(x: Tensor) -> Tensor:
+    """``x`` cut to the 10 bits of mantissa that a TF32 product keeps."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+class _UnitRows(torch.autograd.Function):
+    @staticmethod
+    def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        tiny = torch.finfo(dtype).tiny
+        rows = rows.to(dtype)
+        scale = rows.abs().amax(1, keepdim=True).clamp_min(tiny)  # so that no square leaves the range
+        scaled = rows / scale
+        length = scaled.square().sum(1, keepdim=True).sqrt()
+        inverse = torch.where(length > 0, 1 / (scale * length).clamp_min(tiny), 0.0)
+        return scaled / length.clamp_min(tiny), inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        unit, inverse = output
+        ctx.mark_non_differentiable(inverse)
+        ctx.save_for_backward(unit, inverse)
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:  # type: ignore[override]
+        unit, inverse = ctx.saved_tensors
+        along = (unit * grad).sum(1, keepdim=True)
+        result = (grad - unit * along) * inverse
+        # The gradient of a short row can exceed float16, where an overflow to inf would spoil the step.
+        largest = torch.finfo(ctx.dtype).max
+        return result.clamp(-largest, largest).to(ctx.dtype)

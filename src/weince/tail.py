@@ -1,0 +1,196 @@
+"""Tail statistics: from the smallest shortfalls of an anchor's negatives to its weight ``lam``.
+
+Nothing here carries a gradient. Shortfalls come sorted upwards, ``(anchors, k)``, with ``inf`` where an
+anchor has fewer than ``k`` negatives. The fits run in float64, since they subtract nearly equal logarithms.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weince.links import check_positive
+
+FLOOR = 1e-12  # of Sxx and of the sums of squared errors
+FEWEST_POINTS = 3
+
+
+@dataclass(frozen=True)
+class TailConfig:
+    """How the tail is fitted and gated. The defaults are Algorithm 1 with the constants its authors released.
+
+    Args:
+        k: Negatives in the tail: a share of the anchor's negatives in (0, 1], or a number of them.
+        k_min: Least number when ``k`` is a share.
+        k_max: Largest number; it keeps memory linear in the batch.
+        rho0: A fixed pivot of the cap gate, instead of a quantile over the batch.
+        rho0_quantile: Which quantile of ``rho`` over all anchors is the pivot (nearest rank).
+        margin: ``m``: the difference in AIC at which the AIC gate is half open.
+        kappa_rho: Steepness of the cap gate.
+        kappa_aic: Steepness of the AIC gate.
+        eps: Smallest shortfall.
+        beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead.
+        gate: Which gates make ``lam``.
+        drop: Share of the ``k`` smallest shortfalls that the fit leaves out (at least one if positive).
+        soft_cap: Add ``eps`` inside the logarithm of the logit, as Algorithm 1 does.
+    """
+
+    k: int | float = 0.1
+    k_min: int = 32
+    k_max: int = 1024
+    rho0: float | None = None
+    rho0_quantile: float = 0.2
+    margin: float = 2.0
+    kappa_rho: float = 10.0
+    kappa_aic: float = 1.0
+    eps: float = 1e-6
+    beta: Literal["fit"] | float = "fit"
+    gate: Literal["both", "rho", "aic"] = "both"
+    drop: float = 0.0
+    soft_cap: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, int | float):
+            raise TypeError(f"k must be an int or a share in (0, 1]; got {self.k!r}")
+        if isinstance(self.k, float) and not 0 < self.k <= 1:
+            raise ValueError(f"k as a share must lie in (0, 1], as a number of negatives be an int; got {self.k}")
+        if self.k_min < 1 or self.k_max < self.k_min:
+            raise ValueError(f"wanted 1 <= k_min <= k_max; got k_min={self.k_min}, k_max={self.k_max}")
+        if isinstance(self.k, int) and not 1 <= self.k <= self.k_max:
+            raise ValueError(f"k as a number must lie in [1, k_max={self.k_max}]; got {self.k}")
+        if self.rho0 is not None:
+            check_positive("rho0", self.rho0)
+        if not 0 <= self.rho0_quantile <= 1:
+            raise ValueError(f"rho0_quantile must lie in [0, 1]; got {self.rho0_quantile}")
+        if not 0 <= self.drop < 1:
+            raise ValueError(f"drop must be a share in [0, 1); got {self.drop}")
+        if self.beta != "fit" and (isinstance(self.beta, str) or not 0 <= self.beta < float("inf")):
+            raise ValueError(f'beta must be "fit" or a number of at least 0; got {self.beta!r}')
+        if self.gate not in ("both", "rho", "aic"):
+            raise ValueError(f'gate must be "both", "rho" or "aic"; got {self.gate!r}')
+        for name in ("kappa_rho", "kappa_aic", "eps"):
+            check_positive(name, getattr(self, name))
+
+    def tail_size(self, negatives: int) -> int:
+        """``K`` for an anchor with this many negatives."""
+        if isinstance(self.k, int):
+            return min(self.k, negatives)
+        return min(max(self.k_min, round(self.k * negatives)), self.k_max, negatives)
+
+    def tail_sizes(self, negatives: Tensor) -> Tensor:
+        """``K`` of each anchor, from its number of negatives ``(anchors,)``."""
+        if isinstance(self.k, int):
+            return negatives.clamp_max(self.k)
+        share = (self.k * negatives.double()).round().long()  # half to even, like Python's round
+        return torch.minimum(share.clamp(self.k_min, self.k_max), negatives)
+
+
+class TailStats(NamedTuple):
+    """What an anchor's hardest negatives say, one value per anchor, without gradient.
+
+    ``rho``: smallest shortfall (``inf`` without negatives). ``beta``: slope of the Weibull fit. ``daic``: AIC
+    of the Gumbel proxy less that of the Weibull fit, positive where Weibull fits better. ``lam``: weight of the
+    shortfall logit. Where no fit can be made, ``beta``, ``daic`` and ``lam`` are 0.
+    """
+
+    rho: Tensor
+    beta: Tensor
+    daic: Tensor
+    lam: Tensor
+
+
+class TailFit(NamedTuple):
+    """Two straight lines through an anchor's tail: slope, comparison, and how good the Weibull line is."""
+
+    beta: Tensor
+    daic: Tensor
+    r2: Tensor
+    points: Tensor
+    made: Tensor
+
+
+def tail_stats(hardest: Tensor, negatives: Tensor, config: TailConfig, counted: Tensor | None = None) -> TailStats:
+    """Statistics of every anchor of the batch.
+
+    Args:
+        hardest: ``(anchors, k)`` smallest shortfalls of the negatives, sorted upwards.
+        negatives: ``(anchors,)`` number of negatives of each anchor, or ``(1,)`` where all have the same.
+        config: How to fit and gate.
+        counted: ``(anchors,)``, False for anchors that have no part in the loss nor in the pivot.
+    """
+    rho = hardest[:, 0].clamp_min(config.eps)
+    fit = fit_tail(hardest, config.tail_sizes(negatives), config)
+    has_rho = rho.isfinite() if counted is None else rho.isfinite() & counted
+    if config.rho0 is None:
+        pivot = nearest_rank(rho, has_rho, config.rho0_quantile)
+    else:
+        pivot = torch.full_like(rho[0], config.rho0)
+    lam = gate(rho, fit.daic, pivot, config)
+    lam = torch.where(fit.made, lam, 0.0)
+    return TailStats(rho, fit.beta.to(rho.dtype), fit.daic.to(rho.dtype), lam.to(rho.dtype))
+
+
+def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
+    """TailFit of Algorithm 1: two transforms of ``F = rank / (K + 1)`` regressed on ``log d``.
+
+    Args:
+        hardest: ``(anchors, k)`` smallest shortfalls, sorted upwards.
+        sizes: ``(anchors,)`` or ``(1,)``: how many of them are the anchor's tail, ``K``.
+        config: How to fit.
+    """
+    size = sizes.unsqueeze(1).double()
+    rank = torch.arange(1, hardest.shape[1] + 1, device=hardest.device)
+    dropped = (size * config.drop).floor().clamp_min(1) if config.drop else torch.zeros_like(size)
+    used = (rank > dropped) & (rank <= size)
+    points = used.sum(1, keepdim=True).double()
+
+    log_d = hardest.clamp_min(config.eps).double().log()
+    log_d = torch.where(used, log_d - log_d[:, :1], 0.0)  # shifted, so that equal shortfalls have no spread at all
+    log_f = torch.where(used, rank / (size + 1), 0.5).log()
+    weibull = _line(log_d, log_f, used, points)
+    gumbel = _line(log_d, log_f.neg().log(), used, points)
+
+    made = (points >= FEWEST_POINTS) & (weibull.sxx > FLOOR)
+    daic = points * (gumbel.sse.log() - weibull.sse.log())  # the terms of the AIC that do not cancel
+    return TailFit(
+        beta=torch.where(made, weibull.slope.clamp_min(0), 0.0).squeeze(1),
+        daic=torch.where(made, daic, 0.0).squeeze(1),
+        r2=(1 - weibull.sse / weibull.syy.clamp_min(FLOOR)).squeeze(1),
+        points=points.squeeze(1),
+        made=made.squeeze(1),
+    )
+
+
+class _Line(NamedTuple):
+    slope: Tensor
+    sse: Tensor
+    sxx: Tensor
+    syy: Tensor
+
+
+def _line(x: Tensor, y: Tensor, used: Tensor, points: Tensor) -> _Line:
+    """Least squares of ``y`` on ``x`` with an intercept, row by row, over the used entries."""
+    x = torch.where(used, x - x.sum(1, keepdim=True) / points, 0.0)
+    y = torch.where(used, y, 0.0)
+    y = torch.where(used, y - y.sum(1, keepdim=True) / points, 0.0)
+    sxx = x.square().sum(1, keepdim=True)
+    slope = (x * y).sum(1, keepdim=True) / sxx.clamp_min(FLOOR)
+    sse = (y - slope * x).square().sum(1, keepdim=True).clamp_min(FLOOR)
+    return _Line(slope, sse, sxx, y.square().sum(1, keepdim=True))
+
+
+def gate(rho: Tensor, daic: Tensor, pivot: Tensor, config: TailConfig) -> Tensor:
+    """``lam``: near the cap (``rho`` below the pivot), and Weibull-like by AIC."""
+    near = torch.sigmoid(config.kappa_rho * (pivot / rho).log())
+    weibull = torch.sigmoid(config.kappa_aic * (daic - config.margin))
+    if config.gate == "rho":
+        return near
+    return weibull if config.gate == "aic" else near * weibull
+
+
+def nearest_rank(values: Tensor, counted: Tensor, q: float) -> Tensor:
+    """The q-quantile of the counted values, ``sorted[round(q * (n - 1))]``, without waiting for the device."""
+    ordered = torch.where(counted, values, torch.inf).sort().values
+    position = (q * (counted.sum() - 1).clamp_min(0).double()).round().long()
+    return ordered.gather(0, position.unsqueeze(0)).squeeze(0)

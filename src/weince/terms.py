@@ -1,0 +1,97 @@
+"""What an engine is asked for: terms, each a link and who takes part, and links that learn from the batch.
+
+An engine first surveys the batch's hardest negatives (:class:`Survey`), then *binds* every link to what it
+found, then computes the loss. Most links bind to themselves; WEINCE's takes its weights from the tail.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weince.links import BlendLink, Link, Scalar, ShortfallLink, check_positive
+from weince.tail import TailConfig, TailStats, fit_tail
+
+
+class Survey(Protocol):
+    """What an engine can tell of a batch's negatives before it computes the loss."""
+
+    stats: TailStats | None
+
+    @property
+    def most_pairs(self) -> int:
+        """How many pairs of an anchor and a negative there can be at the most."""
+        ...
+
+    def pairs(self) -> Tensor:
+        """How many there are, 0-dimensional."""
+        ...
+
+    def smallest(self, count: int) -> Tensor:
+        """``(count,)`` smallest shortfalls of all these pairs, sorted upwards, ``inf`` at the end."""
+        ...
+
+
+class Term(NamedTuple):
+    """A cross-entropy over the positive and the negatives, or the ``hardest`` of them, times ``weight``."""
+
+    link: Link
+    weight: float = 1.0
+    hardest: int | None = None
+
+
+@dataclass(frozen=True)
+class WeinceLink(Link):
+    """The blend of Algorithm 1, with ``lam`` and ``beta`` of each anchor from its own tail."""
+
+    temperature: Scalar = 0.5
+    tail: TailConfig = TailConfig()
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def bind(self, survey: Survey) -> BlendLink:
+        assert survey.stats is not None
+        beta = survey.stats.beta if self.tail.beta == "fit" else self.tail.beta
+        return BlendLink(survey.stats.lam, beta, self.temperature, self.tail.eps, self.tail.soft_cap)
+
+
+class BatchShortfallLink(nn.Module, Link):
+    """A shortfall link whose one slope follows the tail of the whole batch, as in the authors' released code.
+
+    In training, each call fits the slope to the smallest ``share`` of all the batch's negative shortfalls (at
+    least ``fewest`` points, the smallest 5 % of them dropped). A fit with a positive slope and R² of at least
+    ``least_r2`` is clamped to ``[0.5, 16]`` and moves the running slope; any other leaves it as it stands.
+    """
+
+    slope_now: Tensor
+
+    def __init__(
+        self,
+        *,
+        share: float = 0.05,
+        fewest: int = 1024,
+        least_r2: float = 0.85,
+        momentum: float = 0.9,
+        initial: float = 4.0,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.share, self.fewest, self.least_r2, self.momentum, self.eps = share, fewest, least_r2, momentum, eps
+        self.register_buffer("slope_now", torch.tensor(initial, dtype=torch.float64))
+
+    def bind(self, survey: Survey) -> ShortfallLink:
+        if self.training:
+            self.slope_now.copy_(self._moved(survey))
+        return ShortfallLink(self.slope_now.clone(), eps=self.eps)
+
+    def _moved(self, survey: Survey) -> Tensor:
+        """The running slope after this batch, without waiting for the device."""
+        most, pairs = survey.most_pairs, survey.pairs()
+        count = min(max(self.fewest, int(self.share * most)), most)
+        size = (self.share * pairs.double()).long().clamp_min(self.fewest).minimum(pairs)
+        fit = fit_tail(survey.smallest(count).unsqueeze(0), size.unsqueeze(0), TailConfig(drop=0.05, eps=self.eps))
+        kept = (fit.made & (fit.r2 >= self.least_r2) & (fit.beta > 0)).squeeze(0)
+        fitted = fit.beta.squeeze(0).clamp(0.5, 16.0).to(self.slope_now.dtype)
+        return torch.where(kept, self.momentum * self.slope_now + (1 - self.momentum) * fitted, self.slope_now)
