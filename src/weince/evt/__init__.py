@@ -1,5 +1,13 @@
 """Statistics of score tails: arrays in, frozen dataclasses out. xi < 0 always means a bounded tail."""
 
+from weince.evt.anchors import (
+    AnchorComparison,
+    AnchorTails,
+    DaicArtefact,
+    anchor_tails,
+    compare_anchor_tails,
+    daic_artefact,
+)
 from weince.evt.gpd import (
     CappedFit,
     Exceedances,
@@ -9,6 +17,14 @@ from weince.evt.gpd import (
     fit_exponential,
     fit_gpd,
     select_exceedances,
+)
+from weince.evt.noise_floor import (
+    CoordinateMismatch,
+    LinkTheory,
+    NoiseFloor,
+    coordinate_mismatch,
+    link_theory,
+    noise_floor,
 )
 from weince.evt.pot import (
     BatchXi,
@@ -24,26 +40,41 @@ from weince.evt.pot import (
     unique_negative_cosines,
     xi_over_batches,
 )
+from weince.evt.top1 import Top1, top1_asymptotics
 
 __all__ = [
+    "AnchorComparison",
+    "AnchorTails",
     "BatchXi",
     "CappedFit",
+    "CoordinateMismatch",
+    "DaicArtefact",
     "Exceedances",
     "ExponentialFit",
     "GPDFit",
     "GoodnessOfFit",
+    "LinkTheory",
     "MeanResidualLife",
     "NegativeCosines",
+    "NoiseFloor",
     "TailCurves",
     "ThresholdStability",
+    "Top1",
+    "anchor_tails",
+    "compare_anchor_tails",
+    "coordinate_mismatch",
+    "daic_artefact",
     "fit_capped",
     "fit_exponential",
     "fit_gpd",
     "goodness_of_fit",
+    "link_theory",
     "mean_residual_life",
+    "noise_floor",
     "select_exceedances",
     "tail_curves",
     "threshold_stability",
+    "top1_asymptotics",
     "unique_negative_cosines",
     "xi_over_batches",
 ]

@@ -1,0 +1,223 @@
+"""What a wrong link costs an estimator: an error floor that no amount of data removes.
+
+Winners are drawn from a shortfall law, ``p_i`` proportional to ``(1 - s_i)^-beta``. Two one-parameter links
+are fitted to them by maximum likelihood: the shortfall link (right) and softmax (wrong). The quantity to
+estimate is the log-odds of the top candidate against a reference. ``docs/noise-floor.md`` derives the lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp, softmax
+
+from weince.evt.gpd import Floats, Progress
+
+
+@dataclass(frozen=True)
+class LinkTheory:
+    """Large-sample error of the log-odds under one link: ``bias^2 + variance / n``."""
+
+    parameter: float  # the true or pseudo-true slope of the logits
+    log_odds: float  # top against reference under that slope
+    bias: float  # log_odds less the true one; 0 for the right link
+    variance: float  # per observation, sandwich
+    drift: float  # n times the finite-sample bias of the estimated log-odds, to first order
+
+    def error(self, n: ArrayLike) -> Floats:
+        """Mean squared error at sample sizes n."""
+        return self.bias**2 + self.variance / np.asarray(n, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """Simulated mean squared errors of the log-odds beside their theory; arrays of shape (sizes,)."""
+
+    sizes: NDArray[np.int64]
+    log_odds: float  # the target: the true top-against-reference log-odds
+    shortfall_error: Floats
+    shortfall_se: Floats  # Monte Carlo standard error of shortfall_error
+    shortfall_line: Floats  # c / n
+    softmax_error: Floats
+    softmax_se: Floats
+    softmax_line: Floats  # bias^2 + V / n
+    shortfall: LinkTheory
+    softmax: LinkTheory
+    undefined: Floats  # share of replicates left out because only one candidate at an end of the scores won
+
+
+@dataclass(frozen=True)
+class CoordinateMismatch:
+    """Why no temperature turns one coordinate into the other: two log-odds ratios it cannot move."""
+
+    scores: Floats  # (3,)
+    translation_ratio: float  # (T(s1) - T(s0)) / (T(s2) - T(s0)) with T(s) = s
+    endpoint_ratio: float  # the same with T(s) = -log(1 - s)
+    temperature: float  # softmax temperature closest (in KL) to the shortfall law with beta = 1
+    divergence: float  # KL divergence left at that temperature, in nats
+
+
+def _as_candidates(scores: ArrayLike) -> Floats:
+    s = np.asarray(scores, dtype=np.float64)
+    if s.ndim != 1 or s.size < 2 or not np.isfinite(s).all() or s.max() >= 1.0 or s.max() == s.min():
+        raise ValueError(f"scores must be at least two finite numbers below 1, not all equal; got {scores!r}")
+    return s
+
+
+def _check_beta(beta: float) -> float:
+    if not (np.isfinite(beta) and beta > 0.0):
+        raise ValueError(f"beta must be a positive number, got {beta}")
+    return float(beta)
+
+
+def fit_slope(feature: Floats, mean: Floats) -> Floats:
+    """Maximum-likelihood slope of a conditional logit in one feature over a fixed candidate set.
+
+    The likelihood depends on the winners only through the mean of their features, and is maximal where the
+    mean under the model equals it. Newton, with the bracket halved where a step leaves it.
+
+    Args:
+        feature: the feature of each candidate, shape (candidates,).
+        mean: mean feature of the winners, any shape, strictly between the extremes of the feature.
+
+    Returns:
+        The slope, shape of `mean`; infinite where the mean equals an extreme.
+    """
+    target = np.atleast_1d(np.asarray(mean, dtype=np.float64))
+    inside = (target > feature.min()) & (target < feature.max())
+    span = float(np.ptp(feature))
+    z = (feature - feature.mean()) / span
+    goal = (target[inside] - feature.mean()) / span
+    slope = np.zeros(goal.shape)
+    low, high = np.full(goal.shape, -800.0), np.full(goal.shape, 800.0)
+    for _ in range(100):
+        p = softmax(slope[:, None] * z, axis=1)
+        excess = p @ z - goal
+        low, high = np.where(excess < 0.0, slope, low), np.where(excess > 0.0, slope, high)
+        variance = np.maximum(p @ z**2 - (p @ z) ** 2, 1e-300)
+        step = slope - excess / variance
+        new = np.where((step > low) & (step < high), step, (low + high) / 2.0)
+        done = np.abs(new - slope) <= 1e-12 * (1.0 + np.abs(slope))
+        slope = new
+        if done.all():
+            break
+    out = np.where(target >= feature.max(), np.inf, -np.inf)
+    out[inside] = slope / span
+    return out.reshape(np.shape(mean))
+
+
+def link_theory(feature: ArrayLike, winners: ArrayLike, *, top: int = -1, reference: int = 0) -> LinkTheory:
+    """Pseudo-true slope and sandwich variance of a one-parameter link when winners follow a known law.
+
+    Args:
+        feature: the coordinate the link uses, shape (candidates,): ``s`` for softmax, ``-log(1 - s)`` for
+            the shortfall link.
+        winners: true winner probabilities, shape (candidates,), all positive.
+        top: candidate whose log-odds are estimated.
+        reference: candidate they are taken against.
+    """
+    g, p = np.asarray(feature, dtype=np.float64), np.asarray(winners, dtype=np.float64)
+    if g.shape != p.shape or g.ndim != 1:
+        raise ValueError(
+            f"feature and winners must have one shape (candidates,), got {g.shape} and {p.shape}"
+        )
+    if (p <= 0.0).any() or abs(p.sum() - 1.0) > 1e-9:
+        raise ValueError(f"winners must be positive and sum to 1, got {winners!r}")
+    slope = float(fit_slope(g, np.asarray(p @ g)))
+    q = softmax(slope * g)
+    centred = g - q @ g  # both laws have the same mean feature: that is what makes the slope pseudo-true
+    curvature = float(q @ centred**2)  # H: variance of the feature under the link
+    spread = float(p @ centred**2)  # J: variance of the feature under the truth
+    skew = float(q @ centred**3)
+    contrast = float(g[top] - g[reference])
+    odds = slope * contrast
+    return LinkTheory(
+        parameter=slope,
+        log_odds=odds,
+        bias=odds - float(np.log(p[top] / p[reference])),
+        variance=contrast**2 * spread / curvature**2,
+        drift=-contrast * skew * spread / (2.0 * curvature**3),
+    )
+
+
+def noise_floor(
+    scores: ArrayLike = (0.15, 0.45, 0.70, 0.90),
+    beta: float = 0.8,
+    *,
+    sizes: Sequence[int] = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
+    replicates: int = 20_000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> NoiseFloor:
+    """Simulate winners of a shortfall law and measure the error of the right and of the wrong link.
+
+    The top candidate is the one with the highest score, the reference the one with the lowest.
+
+    Args:
+        scores: candidate scores, shape (candidates,), below 1.
+        beta: tail index of the true law, ``p_i`` proportional to ``(1 - s_i)^-beta``.
+        sizes: numbers of observed winners.
+        replicates: simulated data sets for each size.
+        seed: seed of the simulation.
+        progress: called with (done, total) sizes.
+    """
+    s = np.sort(_as_candidates(scores))
+    coordinate = -np.log1p(-s)
+    counts_of = np.array(sizes, dtype=np.int64)
+    if counts_of.size == 0 or counts_of.min() < 1 or replicates < 2:
+        raise ValueError(f"sizes must be positive and replicates at least 2, got {sizes} and {replicates}")
+    p = softmax(_check_beta(beta) * coordinate)
+    target = float(np.log(p[-1] / p[0]))
+    right, wrong = link_theory(coordinate, p), link_theory(s, p)
+    rng = np.random.default_rng(seed)
+    error, se = np.empty((2, 2, counts_of.size))
+    undefined = np.empty(counts_of.size)
+    for j, n in enumerate(counts_of):
+        share = rng.multinomial(n, p, size=replicates) / n
+        known = (share[:, 0] < 1.0) & (share[:, -1] < 1.0)
+        undefined[j] = 1.0 - known.mean()
+        for i, feature in enumerate((coordinate, s)):
+            odds = fit_slope(feature, share[known] @ feature) * (feature[-1] - feature[0])
+            square = (odds - target) ** 2
+            error[i, j], se[i, j] = square.mean(), square.std(ddof=1) / np.sqrt(square.size)
+        if progress is not None:
+            progress(j + 1, counts_of.size)
+    return NoiseFloor(
+        sizes=counts_of,
+        log_odds=target,
+        shortfall_error=error[0],
+        shortfall_se=se[0],
+        shortfall_line=right.error(counts_of),
+        softmax_error=error[1],
+        softmax_se=se[1],
+        softmax_line=wrong.error(counts_of),
+        shortfall=right,
+        softmax=wrong,
+        undefined=undefined,
+    )
+
+
+def coordinate_mismatch(scores: ArrayLike = (0.0, 0.5, 0.9)) -> CoordinateMismatch:
+    """Three candidates on which softmax in ``s`` can equal softmax in ``-log(1 - s)`` at no temperature.
+
+    The ratio of two log-odds does not depend on the temperature. It is 5/9 in the score and
+    log 2 / log 10 in the shortfall for the default scores, so no temperature reconciles the two.
+
+    Args:
+        scores: three different scores below 1.
+    """
+    s = _as_candidates(scores)
+    if s.shape != (3,) or np.unique(s).size != 3:
+        raise ValueError(f"scores must be three different numbers, got {scores!r}")
+    endpoint = -np.log1p(-s)
+    p = softmax(endpoint)
+    slope = float(fit_slope(s, np.asarray(p @ s)))
+    log_q = slope * s - logsumexp(slope * s)
+    return CoordinateMismatch(
+        scores=s,
+        translation_ratio=float((s[1] - s[0]) / (s[2] - s[0])),
+        endpoint_ratio=float((endpoint[1] - endpoint[0]) / (endpoint[2] - endpoint[0])),
+        temperature=1.0 / slope,
+        divergence=float(p @ (np.log(p) - log_q)),
+    )
