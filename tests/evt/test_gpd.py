@@ -1,0 +1,366 @@
+"""Generalised Pareto fits against scipy, closed forms, and naive references. xi < 0: bounded tail."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.optimize import minimize
+from scipy.stats import anderson, chi2, expon, genpareto, kstest, norm
+
+from weince.evt import (
+    fit_capped,
+    fit_exponential,
+    fit_gpd,
+    goodness_of_fit,
+    mean_residual_life,
+    select_exceedances,
+    tail_curves,
+    threshold_stability,
+    unique_negative_cosines,
+    xi_over_batches,
+)
+from weince.evt.gpd import gpd_loglik, maximise_rows
+from weince.evt.pot import _fit_statistics, sample_gpd
+
+SHAPES = (-0.8, -0.6, -0.4, -0.2, 0.0, 0.2, 1.0)
+
+
+def draw(xi: float, n: int, seed: int = 0, sigma: float = 1.0) -> np.ndarray:
+    return genpareto.rvs(xi, scale=sigma, size=n, random_state=np.random.default_rng(seed))
+
+
+def profile_over_sigma(y: np.ndarray, xi: float) -> float:
+    """Naive profile: Nelder-Mead over log sigma on scipy's own log-density."""
+    low = max(0.0, -xi * y.max())
+
+    def negative(log_gap: np.ndarray) -> float:
+        return -genpareto.logpdf(y, xi, scale=low + np.exp(log_gap[0])).sum()
+
+    starts = [np.log(y.mean()), np.log(0.01 * y.mean())]
+    return -min(minimize(negative, [s], method="Nelder-Mead", options={"xatol": 1e-8}).fun for s in starts)
+
+
+class TestFit:
+    @pytest.mark.parametrize("xi", SHAPES)
+    @pytest.mark.parametrize("n", [100, 3000])
+    def test_agrees_with_scipy_and_has_no_less_likelihood(self, xi: float, n: int) -> None:
+        y = draw(xi, n, seed=3)
+        fit = fit_gpd(y)
+        c, _, scale = genpareto.fit(y, floc=0.0)
+        theirs = genpareto.logpdf(y, c, scale=scale).sum()
+        assert fit.loglik == pytest.approx(genpareto.logpdf(y, fit.xi, scale=fit.sigma).sum(), abs=1e-6)
+        assert fit.loglik >= theirs - 1e-6
+        assert fit.xi == pytest.approx(c, abs=2e-3)
+        assert fit.sigma == pytest.approx(scale, rel=2e-3)
+
+    @pytest.mark.parametrize("xi", SHAPES)
+    def test_score_equations_hold(self, xi: float) -> None:
+        """Both derivatives of the log-likelihood, written out, vanish at the estimate."""
+        y = draw(xi, 2000, seed=1)
+        fit = fit_gpd(y)
+        z = 1.0 + fit.xi * y / fit.sigma
+        d_sigma = ((1.0 + fit.xi) * (y / fit.sigma) / z - 1.0).mean()
+        d_xi = (np.log(z) / fit.xi**2 - (1.0 + 1.0 / fit.xi) * (y / fit.sigma) / z).mean()
+        assert abs(d_sigma) < 1e-5
+        assert abs(d_xi) < 1e-5
+
+    @pytest.mark.parametrize("xi", [-0.6, -0.2, 0.0, 0.2])
+    def test_ends_of_the_xi_interval_sit_at_the_chi_square_drop(self, xi: float) -> None:
+        y = draw(xi, 400, seed=5)
+        fit = fit_gpd(y, level=0.9)
+        for end in fit.xi_interval:
+            assert 2.0 * (fit.loglik - profile_over_sigma(y, end)) == pytest.approx(
+                chi2.ppf(0.9, 1), abs=1e-3
+            )
+
+    @pytest.mark.parametrize("xi", [-0.6, -0.4])
+    def test_ends_of_the_endpoint_interval_sit_at_the_chi_square_drop(self, xi: float) -> None:
+        y = draw(xi, 400, seed=5)
+        fit = fit_gpd(y)
+        for end in fit.endpoint_interval:
+            # With the endpoint held, the likelihood in xi alone is naive to search.
+            naive = max(gpd_loglik(y, x, -x * end) for x in np.linspace(-1.0, -0.01, 20001))
+            assert 2.0 * (fit.loglik - naive) == pytest.approx(chi2.ppf(0.95, 1), abs=1e-3)
+
+    def test_small_coverage(self) -> None:
+        """120 draws: at 95 % coverage, fewer than 105 or all hits has probability below 0.3 %."""
+        for xi in (-0.6, -0.2, 0.2):
+            fits = [fit_gpd(draw(xi, 1000, seed=s)) for s in range(120)]
+            hits = sum(f.xi_interval[0] <= xi <= f.xi_interval[1] for f in fits)
+            assert 105 <= hits < 120
+            if xi < 0:
+                ends = sum(f.endpoint_interval[0] <= -1.0 / xi <= f.endpoint_interval[1] for f in fits)
+                assert 105 <= ends < 120
+
+    def test_threshold_shift_and_scale(self) -> None:
+        y = draw(-0.3, 500)
+        base, moved = fit_gpd(y), fit_gpd(7.0 + 4.0 * y, threshold=7.0)
+        assert moved.xi == pytest.approx(base.xi, abs=1e-6)
+        assert moved.sigma == pytest.approx(4.0 * base.sigma, rel=1e-6)
+        assert moved.endpoint == pytest.approx(7.0 + 4.0 * base.endpoint, rel=1e-6)
+        assert moved.endpoint_interval == pytest.approx(
+            [7.0 + 4.0 * e for e in base.endpoint_interval], rel=1e-6
+        )
+
+    def test_scores_below_the_threshold_do_not_count(self) -> None:
+        x = np.random.default_rng(0).normal(size=2000)
+        assert fit_gpd(x, 1.0).n == (x > 1.0).sum()
+        assert fit_gpd(x, 1.0).xi == fit_gpd(x[x > 1.0], 1.0).xi
+
+    def test_heavy_tail_has_no_endpoint(self) -> None:
+        fit = fit_gpd(draw(0.5, 2000))
+        assert fit.endpoint == np.inf
+        assert fit.endpoint_interval[1] == np.inf
+
+    def test_uniform_sample_may_reach_the_edge(self) -> None:
+        """Below xi = -1 the likelihood is unbounded: then the uniform law on (0, max) is reported."""
+        y = np.linspace(0.01, 1.0, 100) ** 0.5  # density rising towards the endpoint
+        fit = fit_gpd(y)
+        assert fit.boundary
+        assert (fit.xi, fit.sigma, fit.endpoint) == (-1.0, 1.0, 1.0)
+        assert fit.xi_interval[0] == -1.0
+        assert fit.xi_interval[1] < -0.8
+
+    def test_rows_are_fitted_as_if_alone(self) -> None:
+        y = np.stack([draw(xi, 60, seed=9) for xi in (-0.7, -0.3, 0.0, 0.8)])
+        together = maximise_rows(y)
+        for i, row in enumerate(y):
+            alone = maximise_rows(row[None])
+            assert [a[i] for a in together[:3]] == pytest.approx([a[0] for a in alone[:3]], abs=1e-6)
+
+    @settings(max_examples=60, deadline=None)
+    @given(arrays(np.float64, st.integers(10, 60), elements=st.floats(1e-6, 1e6)))
+    def test_ugly_samples(self, y: np.ndarray) -> None:
+        if y.max() <= y.min() * (1.0 + 1e-9):
+            return
+        fit = fit_gpd(y)
+        assert fit.xi >= -1.0
+        assert fit.sigma > 0.0
+        assert fit.endpoint >= y.max() * (1.0 - 1e-12)
+        assert fit.xi_interval[0] <= fit.xi <= fit.xi_interval[1]
+        assert fit.endpoint_interval[0] <= fit.endpoint * (1.0 + 1e-9)
+        assert fit.endpoint <= fit.endpoint_interval[1] * (1.0 + 1e-9)
+        assert fit.loglik >= expon.logpdf(y, scale=y.mean()).sum() - 1e-6
+
+    @pytest.mark.parametrize(
+        ("x", "message"),
+        [
+            (np.ones((3, 3)), r"shape \(3, 3\)"),
+            ([], "non-empty"),
+            ([1.0, np.nan] * 20, "20 NaN"),
+            (np.arange(5.0), "at least 10"),
+            (np.ones(50), "are equal"),
+        ],
+    )
+    def test_bad_scores(self, x: object, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            fit_gpd(x)
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, 95.0, np.nan])
+    def test_bad_level(self, level: float) -> None:
+        with pytest.raises(ValueError, match="level"):
+            fit_gpd(draw(0.0, 50), level=level)
+
+
+class TestOtherLaws:
+    def test_exponential(self) -> None:
+        y = draw(-0.4, 800, sigma=2.0)
+        fit = fit_exponential(y)
+        assert fit.sigma == pytest.approx(expon.fit(y, floc=0.0)[1])
+        assert fit.loglik == pytest.approx(expon.logpdf(y, scale=fit.sigma).sum())
+        assert fit.lr == pytest.approx(2.0 * (fit_gpd(y).loglik - fit.loglik))
+        assert fit.p_value == pytest.approx(chi2.sf(fit.lr, 1))
+
+    def test_exponential_interval_and_test_size(self) -> None:
+        fits = [fit_exponential(draw(0.0, 300, seed=s)) for s in range(200)]
+        assert 180 <= sum(f.sigma_interval[0] <= 1.0 <= f.sigma_interval[1] for f in fits) < 200
+        assert 2 <= sum(f.p_value < 0.05 for f in fits) <= 22
+
+    def test_capped(self) -> None:
+        """With the endpoint known, -log(1 - y / room) is exponential with mean -xi."""
+        x = 1.0 - np.random.default_rng(0).random(20000) ** 0.4
+        fit = fit_capped(x, 0.6)
+        hidden = -np.log((1.0 - x[x > 0.6]) / 0.4)
+        assert fit.xi == pytest.approx(-hidden.mean())
+        assert fit.loglik == pytest.approx(genpareto.logpdf(x[x > 0.6] - 0.6, fit.xi, scale=fit.sigma).sum())
+        assert fit.sigma == pytest.approx(-fit.xi * 0.4)
+        assert fit.p_value > 0.01
+
+    def test_capped_interval_is_exact(self) -> None:
+        fits = [fit_capped(1.0 - np.random.default_rng(s).random(20) ** 0.5) for s in range(300)]
+        assert 272 <= sum(f.xi_interval[0] <= -0.5 <= f.xi_interval[1] for f in fits) <= 298
+
+    def test_capped_is_rejected_when_the_tail_ends_elsewhere(self) -> None:
+        assert fit_capped(0.5 * (1.0 - np.random.default_rng(0).random(2000) ** 0.4)).p_value < 1e-6
+
+    def test_capped_refuses_scores_at_the_cap(self) -> None:
+        with pytest.raises(ValueError, match="below the cap"):
+            fit_capped([*np.linspace(0.1, 0.9, 20), 1.0])
+
+    def test_select_exceedances(self) -> None:
+        x = np.random.default_rng(0).normal(size=5000)
+        found = select_exceedances(x)
+        assert found.threshold == np.quantile(x, 0.99)
+        assert found.scores.size == 50
+        assert (found.scores > found.threshold).all()
+        assert found.n_total == 5000
+        with pytest.raises(ValueError, match="quantile"):
+            select_exceedances(x, quantile=99)
+
+
+class TestThresholds:
+    def test_stability_of_a_true_gpd(self) -> None:
+        """xi and sigma - xi * u are the same over every threshold of a GPD."""
+        x = 0.2 + draw(-0.3, 20000, sigma=0.3)
+        result = threshold_stability(x, [0.2, 0.4, 0.6])
+        truth = 0.3 + 0.3 * 0.2
+        assert ((result.xi_interval[:, 0] < -0.3) & (result.xi_interval[:, 1] > -0.3)).all()
+        low, high = result.modified_scale_interval.T
+        assert ((low < truth) & (truth < high)).all()
+        assert ((low < result.modified_scale) & (result.modified_scale < high)).all()
+        assert result.n.tolist() == [(x > u).sum() for u in (0.2, 0.4, 0.6)]
+
+    def test_modified_scale_interval_against_a_grid(self) -> None:
+        x = 0.5 + draw(-0.2, 300, sigma=0.3)
+        result = threshold_stability(x, [0.5])
+        best = fit_gpd(x, 0.5).loglik
+        for end in result.modified_scale_interval[0]:
+            naive = max(gpd_loglik(x - 0.5, xi, end + 0.5 * xi) for xi in np.linspace(-0.9, 0.9, 20001))
+            assert 2.0 * (best - naive) == pytest.approx(chi2.ppf(0.95, 1), abs=1e-3)
+
+    def test_negative_thresholds(self) -> None:
+        result = threshold_stability(np.random.default_rng(0).normal(size=3000) - 5.0, [-5.0, -4.0])
+        low, high = result.modified_scale_interval.T
+        assert ((low < result.modified_scale) & (result.modified_scale < high)).all()
+
+    def test_default_thresholds_and_progress(self) -> None:
+        seen: list[tuple[int, int]] = []
+        result = threshold_stability(
+            np.random.default_rng(0).random(4000), progress=lambda *a: seen.append(a)
+        )
+        assert result.thresholds.shape == (20,)
+        assert seen[-1] == (20, 20)
+
+    def test_mean_residual_life(self) -> None:
+        x = draw(0.0, 5000)
+        life = mean_residual_life(x, [0.0, 1.0, 2.0])
+        for u, mean in zip(life.thresholds, life.mean_excess, strict=True):
+            assert mean == pytest.approx((x[x > u] - u).mean())
+        assert ((life.interval[:, 0] < 1.0) & (life.interval[:, 1] > 1.0)).all()  # memoryless
+        assert life.interval[0].mean() == pytest.approx(life.mean_excess[0])
+
+
+class TestGoodnessOfFit:
+    def test_statistics_against_scipy(self) -> None:
+        y = draw(0.0, 200)
+        ks, ad = _fit_statistics(y[None], np.array([0.0]), np.array([y.mean()]))
+        assert ks[0] == pytest.approx(kstest(y, expon(scale=y.mean()).cdf).statistic)
+        assert ad[0] == pytest.approx(anderson(y, "expon", method="interpolate").statistic)
+        law = genpareto(-0.3, scale=4.0)
+        assert _fit_statistics(y[None], np.array([-0.3]), np.array([4.0]))[0][0] == pytest.approx(
+            kstest(y, law.cdf).statistic
+        )
+
+    def test_p_values_of_the_right_law_are_uniform(self) -> None:
+        p = np.array(
+            [
+                (g.ks_p_value, g.ad_p_value)
+                for g in (goodness_of_fit(draw(-0.3, 60, seed=s), n_boot=99, seed=s) for s in range(100))
+            ]
+        )
+        for column in p.T:
+            assert kstest(column, "uniform").pvalue > 0.001
+
+    def test_wrong_law_is_found(self) -> None:
+        x = np.abs(np.random.default_rng(0).normal(3.0, 0.3, size=500))  # a bump is no tail
+        result = goodness_of_fit(x, n_boot=99)
+        assert result.ks_p_value == 0.01
+        assert result.ad_p_value == 0.01
+
+    def test_seed(self) -> None:
+        y = draw(-0.3, 100)
+        assert goodness_of_fit(y, n_boot=50, seed=1) == goodness_of_fit(y, n_boot=50, seed=1)
+
+    def test_sampler(self) -> None:
+        rng = np.random.default_rng(0)
+        for xi in (-0.5, 0.0, 0.5):
+            assert kstest(sample_gpd(rng, xi, 2.0, (3000,)), genpareto(xi, scale=2.0).cdf).pvalue > 0.001
+
+
+class TestCurves:
+    def test_points(self) -> None:
+        x = 1.0 - np.random.default_rng(0).random(50000) ** 0.4
+        curves = tail_curves(x, 0.8, cap=1.0)
+        top = np.sort(x)
+        assert curves.observed[-1] == pytest.approx(top[-1])
+        assert (np.diff(curves.observed) >= 0).all()
+        assert np.abs(curves.gpd - curves.observed).max() < 0.01
+        assert np.abs(curves.capped - curves.observed).max() < 0.01
+        assert curves.exponential[-1] > 1.0  # the exponential promises scores beyond the cap
+        assert curves.exponential_density[0] == pytest.approx(1.0 / (x[x > 0.8] - 0.8).mean())
+        assert (curves.bin_density * np.diff(curves.bin_edges)).sum() == pytest.approx(1.0)
+        for density in (curves.gpd_density, curves.capped_density):
+            assert np.trapezoid(density, curves.grid) == pytest.approx(1.0, abs=0.01)
+            assert density[-1] == 0.0
+
+    def test_without_cap(self) -> None:
+        curves = tail_curves(draw(0.2, 300))
+        assert curves.capped is None
+        assert curves.capped_density is None
+
+
+class TestEmbeddings:
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 99))
+    def test_each_unordered_negative_pair_once(self, batch_sizes: list[int], dim: int, seed: int) -> None:
+        labels = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+        z_i, z_j = np.random.default_rng(seed).normal(size=(2, labels.size, dim))
+        found = unique_negative_cosines(z_i, z_j, labels)
+        naive = []
+        for b in range(len(batch_sizes)):
+            views = [
+                (i, z[i] / np.linalg.norm(z[i])) for z in (z_i, z_j) for i in np.flatnonzero(labels == b)
+            ]
+            naive += [
+                (b, float(p @ q)) for k, (a, p) in enumerate(views) for c, q in views[k + 1 :] if a != c
+            ]
+        assert found.batches.tolist() == [b for b, _ in naive]
+        assert found.scores == pytest.approx([s for _, s in naive], abs=1e-12)
+
+    def test_bad_embeddings(self) -> None:
+        z = np.ones((4, 3))
+        with pytest.raises(ValueError, match="1 rows"):
+            unique_negative_cosines(z, np.vstack([z[:3], np.zeros(3)]))
+        with pytest.raises(ValueError, match="same shape"):
+            unique_negative_cosines(z, z[:3])
+        with pytest.raises(ValueError, match="4 integers"):
+            unique_negative_cosines(z, z, [0.0, 1.0, 2.0, 3.0])
+
+    def test_batches_that_agree_give_the_naive_interval_and_dependence_widens_it(self) -> None:
+        """Scores shared by a whole batch: resampling batches must see the smaller effective sample."""
+        rng = np.random.default_rng(0)
+        labels = np.repeat(np.arange(40), 100)
+        free = sample_gpd(rng, -0.3, 1.0, (4000,))
+        copied = np.repeat(sample_gpd(rng, -0.3, 1.0, (400,)), 10)  # each score ten times, within its batch
+        wide, narrow = (
+            xi_over_batches(x, labels, quantile=0.01, n_boot=200).xi_interval for x in (copied, free)
+        )
+        plain = fit_gpd(free, float(np.quantile(free, 0.01))).xi_interval
+        assert np.ptp(narrow) == pytest.approx(np.ptp(plain), rel=0.35)
+        assert np.ptp(wide) > 2.0 * np.ptp(narrow)
+
+    def test_resampling_is_naive_resampling(self) -> None:
+        rng = np.random.default_rng(1)
+        x, labels = rng.normal(size=3000), rng.integers(5, 9, size=3000)
+        result = xi_over_batches(x, labels, quantile=0.9, n_boot=3, seed=4)
+        u, check = np.quantile(x, 0.9), np.random.default_rng(4)
+        for xi in result.xi_resampled:
+            pick = check.integers(4, size=4) + 5
+            y = np.concatenate([x[labels == b] for b in pick])
+            assert xi == pytest.approx(fit_gpd(y, u).xi, abs=1e-7)
+        assert result.n_batches == 4
+
+    def test_one_batch_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="at least 2"):
+            xi_over_batches(norm.rvs(size=1000, random_state=0), np.zeros(1000, dtype=int))
