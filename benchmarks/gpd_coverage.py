@@ -97,9 +97,9 @@ def main() -> None:
             fits, kept, seconds = [], [], 0.0
             for i in range(args.draws):
                 y = sample_gpd(rng, xi, 1.0, (args.n,))
-                start = time.perf_counter()
+                start = time.process_time()
                 fits.append(fit_gpd(y))
-                seconds += time.perf_counter() - start
+                seconds += time.process_time() - start
                 if i < args.compare:
                     kept.append(y)
                 bar.advance(task)
@@ -122,7 +122,7 @@ def main() -> None:
             f"{args.draws} draws of {args.n} excesses for each shape; nominal coverage 95 %.",
             "xi < 0 is a bounded tail.",
             "",
-            "| xi | covers xi | covers endpoint | bias of xi | sd of xi | mean width | ms per fit |",
+            "| xi | covers xi | covers endpoint | bias of xi | sd of xi | mean width | CPU ms per fit |",
             "|---:|---:|---:|---:|---:|---:|---:|",
             *coverage,
             "",

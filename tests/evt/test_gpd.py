@@ -122,6 +122,12 @@ class TestFit:
         assert fit.xi_interval[0] == -1.0
         assert fit.xi_interval[1] < -0.8
 
+    def test_very_heavy_sample_is_not_mistaken_for_the_edge(self) -> None:
+        y = np.exp(8.0 * np.random.default_rng(0).normal(size=50))
+        fit = fit_gpd(y)
+        assert not fit.boundary
+        assert fit.xi > 5.0
+
     def test_rows_are_fitted_as_if_alone(self) -> None:
         y = np.stack([draw(xi, 60, seed=9) for xi in (-0.7, -0.3, 0.0, 0.8)])
         together = maximise_rows(y)

@@ -146,8 +146,9 @@ def maximise_rows(y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     rows, n = y.shape
     top = y.max(axis=1)
     middle = np.maximum(np.median(y, axis=1), top * 1e-12)
-    # Even xi = 10 has its maximum below this v, since the median of a GPD is sigma (2^xi - 1) / xi.
-    grid = np.arange(_V_MIN, float(np.log(top / middle).max()) + 8.0, _V_STEP)
+    # A GPD has its median at sigma (2^xi - 1) / xi, so xi = 10 peaks below `far`; then come longer steps.
+    far = np.ceil(float(np.log(top / middle).max())) + 8.0
+    grid = np.concatenate([np.arange(_V_MIN, far, _V_STEP), np.arange(far, far + 120.0, 8.0 * _V_STEP)])
     xi_grid, loglik = np.empty((2, rows, grid.size))
     for j, v in enumerate(grid):
         xi_grid[:, j], _, loglik[:, j] = _profile(y, top, np.full(rows, v))
