@@ -159,7 +159,7 @@ def read_choices(
         raise ValueError(
             "all candidates of every anchor have the same score: there is nothing to choose between"
         )
-    beaten = (features > 0.0).any(axis=2)
+    beaten = np.asarray((features > 0.0).any(axis=2))
     return Choices(features, None if even else gaps, codes.astype(np.int64), labels, beaten)
 
 

@@ -1,8 +1,8 @@
 """The blended link fitted to a bank of scores: estimates, intervals, and the grid that cross-checks them.
 
-``logit = ((1 - lam) * s + lam * g(s)) / tau`` with ``g(s) = -log(1 - s)`` and ``lam`` in [0, 1]; ``lam = 0`` is
-softmax. With ``a = (1 - lam) / tau`` and ``b = lam / tau`` this is a conditional logit in the two features ``s``
-and ``g(s)`` with non-negative weights, so the fit is exact (see `weince.evt.choice`).
+``logit = ((1 - lam) * s + lam * g(s)) / tau`` with ``g(s) = -log(1 - s)`` and ``lam`` in [0, 1]; ``lam = 0``
+is softmax. With ``a = (1 - lam) / tau`` and ``b = lam / tau`` this is a conditional logit in the two features
+``s`` and ``g(s)`` with non-negative weights, so the fit is exact (see `weince.evt.choice`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class LinkFit:
         loglik0: Total log-likelihood of the softmax link.
         lam_interval: Interval for ``lam``.
         tau_interval: Interval for ``tau``.
-        interval_method: "sandwich" (cluster-robust, interior ``lam``), "profile" (near 0 or 1) or "none".
+        interval_method: "sandwich" (``lam`` well inside), "profile" (near 0 or 1) or "none"; both
+            of the former are cluster-robust.
         converged: Whether both fits reached their maximum.
         separated: True when every winner has the top score: then no finite fit exists and all is NaN.
         notes: Sentences on whatever makes this fit doubtful; empty when nothing does.
@@ -93,7 +94,7 @@ def _sandwich(choices: Choices, theta: FloatArray) -> tuple[FloatArray, FloatArr
 def _slopes(theta: FloatArray) -> FloatArray:
     """Derivatives (2, 2) of (lam, log tau) by the weights (a, b)."""
     total = theta.sum()
-    return np.array([[-theta[1], theta[0]], [-total, -total]]) / total**2
+    return np.asarray(np.array([[-theta[1], theta[0]], [-total, -total]]) / total**2)
 
 
 def _profile_lam(choices: Choices, lam: float, start: float) -> float:
@@ -111,20 +112,21 @@ def _profile_lam(choices: Choices, lam: float, start: float) -> float:
     return choice.maximise(along, np.zeros(1), np.array([start])).value
 
 
-def _profile_tau(choices: Choices, tau: float) -> float:
+def _profile_tau(choices: Choices, tau: float, start: float) -> float:
     """Best log-likelihood with ``tau`` held fixed."""
+    turn = np.array([-1.0, 1.0]) / tau
 
-    def descent(lam: float) -> float:
-        mean = choice.moments(choices, np.array([1.0 - lam, lam]) / tau)[1].sum(axis=0)
-        return float(mean[1] - mean[0])
+    def along(lam: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+        value, mean, cov = choice.moments(choices, np.array([1.0 / tau, 0.0]) + lam[0] * turn)
+        return (
+            float(value.sum()),
+            (mean.sum(axis=0) @ turn)[None],
+            np.atleast_2d(turn @ cov.sum(axis=0) @ turn),
+        )
 
-    if descent(0.0) >= 0.0:
-        lam = 0.0
-    elif descent(1.0) <= 0.0:
-        lam = 1.0
-    else:
-        lam = float(optimize.brentq(descent, 0.0, 1.0, xtol=1e-5))
-    return -float(choice.log_partitions(choices, np.array([1.0 - lam, lam]) / tau).sum())
+    # Concave in lam: if it still rises at 1, the best allowed lam is 1; otherwise the best is below 1.
+    value, descent, _ = along(np.ones(1))
+    return -value if descent[0] <= 0.0 else choice.maximise(along, np.zeros(1), np.array([start])).value
 
 
 def _crossing(excess: Callable[[float], float], inside: float, outside: float, tol: float) -> float:
@@ -135,10 +137,10 @@ def _crossing(excess: Callable[[float], float], inside: float, outside: float, t
 
 
 def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval, Interval, str]:
-    """Intervals for lam and tau: sandwich when lam is interior, otherwise by the profile likelihood.
+    """Intervals for lam and tau: sandwich when lam is well inside (0, 1), else by the profile likelihood.
 
-    The profile likelihood's threshold is scaled by the ratio of the robust to the model-based variance, so that
-    both kinds allow for dependence within a batch and agree where the likelihood is quadratic.
+    The profile likelihood's threshold is scaled by the ratio of the robust to the model-based variance, so
+    that both kinds allow for dependence within a batch and agree where the likelihood is quadratic.
     """
     theta = full.theta
     none = (np.nan, np.nan), (np.nan, np.nan), "none"
@@ -150,7 +152,8 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
         return none
     quantile = float(stats.t.ppf(0.5 + level / 2.0, len(choices.labels) - 1))
     half, log_half = quantile * np.sqrt(np.diag(robust))
-    if lam - half > 0.0 and lam + half < 1.0:
+    # Closer to a bound than four half-widths the likelihood is too skewed for a symmetric interval.
+    if lam - 4.0 * half > 0.0 and lam + 4.0 * half < 1.0:
         taus = tau * float(np.exp(-log_half)), tau * float(np.exp(log_half))
         return (float(lam - half), float(lam + half)), taus, "sandwich"
     allowed = 0.5 * quantile**2 * np.diag(robust) / np.diag(plain)
@@ -159,7 +162,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
         return full.value - _profile_lam(choices, x, 1.0 / tau) - float(allowed[0])
 
     def tau_excess(x: float) -> float:
-        return full.value - _profile_tau(choices, tau * float(np.exp(x))) - float(allowed[1])
+        return full.value - _profile_tau(choices, tau * float(np.exp(x)), lam) - float(allowed[1])
 
     lams = (
         0.0 if lam == 0.0 else _crossing(lam_excess, lam, 0.0, 1e-5),
@@ -182,13 +185,13 @@ def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
     beaten, n = int(choices.beaten[0].sum()), choices.anchors
     if np.isnan(pair.full.theta).any():
         return (
-            f"Perfect separation: all {n} anchors that were fitted have their winner at the top, so the likelihood "
-            "rises without end as the temperature falls to 0 and no finite fit exists. Harder candidates are needed.",
+            f"Perfect separation: all {n} fitted anchors have their winner at the top, so the likelihood "
+            "rises without end as the temperature falls to 0 and no finite fit exists: use harder negatives.",
         )
     notes = []
     if beaten < 10:
         notes.append(
-            f"Only {beaten} of {n} fitted anchors have a candidate above the winner: the fit rests on those few."
+            f"Only {beaten} of {n} fitted anchors have a candidate above the winner: the fit rests on those."
         )
     if pair.full.theta.sum() == 0.0:
         notes.append(
@@ -258,7 +261,7 @@ def fit_grid(
     tau_range: Interval = (0.01, 2.0),
     eps: float = 1e-6,
 ) -> GridFit:
-    """The same fit by exhaustive search, as a cross-check: ``lams`` even steps by ``taus`` logarithmic ones."""
+    """The same fit by exhaustive search, as a cross-check: even steps of lam by logarithmic steps of tau."""
     if lams < 2 or taus < 2 or not 0.0 < tau_range[0] < tau_range[1]:
         raise ValueError(f"need 2 lams, 2 taus and 0 < low < high, got {lams}, {taus} and {tau_range}")
     choices = choice.read_choices(scores, positives, batches, eps=eps)

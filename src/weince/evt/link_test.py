@@ -1,7 +1,7 @@
 """The link selection test: does softmax, at its best temperature, leave likelihood on the table?
 
-H0 is the softmax link, ``logit = s / tau0``. H1 is the blended link of `weince.evt.link_fit`. Both are fitted on
-half of the batches and compared on the other half, in nats per anchor.
+H0 is the softmax link, ``logit = s / tau0``. H1 is the blended link of `weince.evt.link_fit`. Both are fitted
+on half of the batches and compared on the other half, in nats per anchor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LinkBank(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkTest:
-    """Result of `link_test`. ``lam``, ``tau``, ``tau0`` and the likelihood ratio come from the held-in batches.
+    """Result of `link_test`; estimates and the likelihood ratio come from the held-in batches.
 
     Attributes:
         lam, tau, tau0, lam_interval, tau_interval, interval_method, converged, separated: As in `LinkFit`.
@@ -129,18 +129,19 @@ def link_bank(
 def simulate_winners(
     scores: ArrayLike, lam: float, tau: float, *, eps: float = 1e-6, rng: int | np.random.Generator = 0
 ) -> IntArray:
-    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known ``lam`` and ``tau``."""
+    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known lam and tau."""
     if not 0.0 <= lam <= 1.0 or not tau > 0.0:
         raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {tau}")
     s = np.asarray(scores, dtype=np.float64)
     generator = np.random.default_rng(rng)
     winners = np.empty(len(s), dtype=np.int64)
     for rows in choice.blocks(*s.shape):
-        block = np.where(np.isnan(s[rows]), -np.inf, s[rows])
+        present = np.isfinite(s[rows])
+        block = np.where(present, s[rows], 0.0)
         logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / tau
         # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
         noise = generator.gumbel(size=block.shape)
-        winners[rows] = np.argmax(np.where(np.isneginf(block), -np.inf, logits + noise), axis=1)
+        winners[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
     return winners
 
 
@@ -159,7 +160,7 @@ def clustered_t(gains: FloatArray) -> tuple[float, float]:
     """t statistic and one-sided p-value of a mean gain above 0 over batches; identical zeros give (0, 1)."""
     if not gains.any():
         return 0.0, 1.0
-    spread = float(gains.std(ddof=1)) / np.sqrt(len(gains))
+    spread = float(gains.std(ddof=1)) / float(np.sqrt(len(gains)))
     # Gains that do not vary at all leave nothing to judge them by.
     t = float(gains.mean()) / spread if spread > 0.0 else np.nan
     return t, float(stats.t.sf(t, len(gains) - 1))
@@ -253,6 +254,7 @@ def link_test(
     ratio = 2.0 * (pair.full.value - pair.null.value)
     null, ratio_p = _bootstrap(fitted, pair, ratio, null_draws, generator, progress)
     cv_gains, cv_lams = _cross_validate(choices, folds, pair, generator)
+    gapped = not estimate.separated and bool(np.isnan(cv_lams).any())
     gain = float(gains.mean())
     return LinkTest(
         lam=estimate.lam,
@@ -279,5 +281,5 @@ def link_test(
         top1=float(1.0 - choices.beaten[0].mean()),
         converged=estimate.converged,
         separated=estimate.separated,
-        notes=estimate.notes,
+        notes=estimate.notes + (("A cross-validation fold is perfectly separated.",) if gapped else ()),
     )

@@ -1,0 +1,287 @@
+"""What the link test's answer depends on: a heavy-tail coordinate, the negatives kept, their pool.
+
+The heavy-tail (Frechet) coordinate is ``log((1 + s) / 2)``. A link is named by the coordinates it blends with
+the score: 0 (softmax alone), W (shortfall), F (heavy tail), WF (both). Gains are held out, in nats an anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from weince.evt import choice
+from weince.evt.choice import Choices, FloatArray, IntArray
+from weince.evt.link_fit import Interval, check_level, fit_pair, lam_tau
+from weince.evt.link_test import LinkBank, Progress, clustered_t, resampled_interval, split_batches
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A held-out gain: mean over batches, its interval from resampled batches, and the clustered t test.
+
+    Attributes:
+        gain: Nats per anchor.
+        interval: Percentile interval.
+        t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
+    """
+
+    gain: float
+    interval: Interval
+    t_p_value: float
+
+
+@dataclass(frozen=True)
+class FrechetAblation:
+    """Result of `frechet_ablation`. All is NaN when the winners are perfectly separated.
+
+    Attributes:
+        w_over_0: Gain of the shortfall blend over softmax.
+        f_over_0: Gain of the heavy-tail blend over softmax.
+        wf_over_w: Gain of the blend of all three over the shortfall blend.
+        lam_w: Weight of the shortfall in the W blend.
+        lam_f: Weight of the heavy-tail coordinate in the F blend.
+        lam_w_full, lam_f_full: Their weights in the WF blend.
+        tau_full: Temperature of the WF blend.
+        separated: True when no finite fit exists.
+    """
+
+    w_over_0: Gain
+    f_over_0: Gain
+    wf_over_w: Gain
+    lam_w: float
+    lam_f: float
+    lam_w_full: float
+    lam_f_full: float
+    tau_full: float
+    separated: bool
+
+
+@dataclass(frozen=True)
+class AblationPoint:
+    """The link fitted to one kind of choice set.
+
+    Attributes:
+        kept: Hard negatives that compete with the positive.
+        pool: Negatives they were picked from.
+        lam, tau, tau0: The fit on the held-in batches.
+        gain: Held-out gain of the blend over softmax.
+        separated: True when no finite fit exists; the numbers are then NaN.
+    """
+
+    kept: int
+    pool: int
+    lam: float
+    tau: float
+    tau0: float
+    gain: Gain
+    separated: bool
+
+
+@dataclass(frozen=True)
+class TrendPoint:
+    """One checkpoint of a run: its label (an epoch, a step) and its Frechet ablation."""
+
+    label: float
+    ablation: FrechetAblation
+
+
+def _gain(values: FloatArray, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
+    interval = resampled_interval(values, bootstraps, level, rng)
+    return Gain(float(values.mean()), interval, clustered_t(values)[1])
+
+
+def _embed(theta: FloatArray, columns: Sequence[int]) -> FloatArray:
+    """Place the weights of some features among all three."""
+    out = np.zeros(3)
+    out[list(columns)] = theta
+    return out
+
+
+def _fit_blend(choices: Choices, columns: tuple[int, ...], smaller: FloatArray) -> FloatArray:
+    """Weights (3,) of the link in ``columns``, from those of a link nested in it.
+
+    When the larger link gains nothing, the smaller one's weights come back unchanged, so that the gain
+    between the two is exactly 0.
+    """
+    best = choice.fit(choices.using(*columns), smaller[list(columns)])
+    nested = -float(choice.log_partitions(choices, smaller).sum())
+    theta = _embed(best.theta, columns)
+    added = [c for c in columns if smaller[c] == 0.0]
+    return smaller if best.value <= nested or not theta[added].any() else theta
+
+
+def frechet_ablation(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    *,
+    held_in: float = 0.5,
+    bootstraps: int = 2000,
+    level: float = 0.95,
+    eps: float = 1e-6,
+    rng: int | np.random.Generator = 0,
+) -> FrechetAblation:
+    """Does a heavy-tail coordinate help, alone or on top of the shortfall? Arguments as in `link_test`."""
+    check_level(level)
+    generator = np.random.default_rng(rng)
+    coordinates = (choice.translation, choice.shortfall, choice.power)
+    choices = choice.read_choices(scores, positives, batches, coordinates=coordinates, eps=eps)
+    inside, outside = split_batches(len(choices.labels), held_in, generator)
+    fitted, judged = choices.take(inside), choices.take(outside)
+    separated = any(choice.separated(fitted, j) for j in range(3))
+    softmax = w = f = wf = np.full(3, np.nan)
+    if not separated:
+        softmax = _embed(choice.fit(fitted.using(0)).theta, (0,))
+        w = _fit_blend(fitted, (0, 1), softmax)
+        f = _fit_blend(fitted, (0, 2), softmax)
+        wf = _fit_blend(fitted, (0, 1, 2), w)
+    level_0, level_w, level_f, level_wf = (choice.batch_means(judged, theta) for theta in (softmax, w, f, wf))
+    total = float(wf.sum())
+    return FrechetAblation(
+        w_over_0=_gain(level_w - level_0, bootstraps, level, generator),
+        f_over_0=_gain(level_f - level_0, bootstraps, level, generator),
+        wf_over_w=_gain(level_wf - level_w, bootstraps, level, generator),
+        lam_w=_share(w, 1),
+        lam_f=_share(f, 2),
+        lam_w_full=_share(wf, 1),
+        lam_f_full=_share(wf, 2),
+        tau_full=1.0 / total if total != 0.0 else np.inf,
+        separated=separated,
+    )
+
+
+def _share(theta: FloatArray, column: int) -> float:
+    total = float(theta.sum())
+    return 0.0 if total == 0.0 else float(theta[column]) / total
+
+
+def _shuffled_negatives(scores: FloatArray, winners: IntArray, rng: np.random.Generator) -> FloatArray:
+    """Scores (anchors, candidates - 1) of each anchor's negatives in random order, NaN (absent) last."""
+    rows = np.arange(len(scores))
+    negatives = np.ones(scores.shape, dtype=bool)
+    negatives[rows, winners] = False
+    shuffled = rng.permuted(scores[negatives].reshape(len(scores), -1), axis=1)
+    order = np.argsort(np.isnan(shuffled), axis=1, kind="stable")
+    return np.take_along_axis(shuffled, order, axis=1)
+
+
+def _hard_sets(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    sizes: Sequence[tuple[int, int]],
+    bootstraps: int,
+    rng: int | np.random.Generator,
+    progress: Progress | None,
+) -> tuple[AblationPoint, ...]:
+    """Fit the link to the positive and the hardest ``kept`` of ``pool`` negatives, for each (kept, pool)."""
+    generator = np.random.default_rng(rng)
+    s, winners = choice.read_scores(scores, positives)
+    negatives = _shuffled_negatives(s, winners, generator)
+    available = int(np.isfinite(negatives).sum(axis=1).min())
+    won = s[np.arange(len(s)), winners][:, None]
+    seed = int(generator.integers(2**63))
+    points = []
+    for i, (kept, pool) in enumerate(sizes):
+        pool = min(pool, available)
+        if not 1 <= kept <= pool:
+            raise ValueError(f"kept must lie between 1 and the pool of {pool} negatives, got {kept}")
+        # Pools are nested, and so are the hard sets within a pool: points differ by size, not by luck.
+        hard = -np.partition(-negatives[:, :pool], kept - 1, axis=1)[:, :kept]
+        bank = LinkBank(np.hstack([won, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))
+        points.append(_ablation_point(bank, kept, pool, bootstraps, np.random.default_rng(seed)))
+        if progress is not None:
+            progress(i + 1, len(sizes))
+    return tuple(points)
+
+
+def _ablation_point(
+    bank: LinkBank, kept: int, pool: int, bootstraps: int, rng: np.random.Generator
+) -> AblationPoint:
+    choices = choice.read_choices(*bank)
+    inside, outside = split_batches(len(choices.labels), 0.5, rng)
+    pair = fit_pair(choices.take(inside))
+    judged = choices.take(outside)
+    gains = choice.batch_means(judged, pair.full.theta) - choice.batch_means(judged, pair.null.theta)
+    separated = bool(np.isnan(pair.full.theta).any())
+    lam, tau = (np.nan, np.nan) if separated else lam_tau(pair.full.theta)
+    tau0 = np.nan if np.isnan(pair.null.theta[0]) else lam_tau(pair.null.theta)[1]
+    return AblationPoint(kept, pool, lam, tau, tau0, _gain(gains, bootstraps, 0.95, rng), separated)
+
+
+def hard_negative_ablation(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    *,
+    kept: Sequence[int] = (8, 16, 32, 64, 128, 256, 510),
+    pool: int = 512,
+    bootstraps: int = 2000,
+    rng: int | np.random.Generator = 0,
+    progress: Progress | None = None,
+) -> tuple[AblationPoint, ...]:
+    """Keep more and more of a fixed pool, hardest first: how much of the link comes from the top?
+
+    Args:
+        scores, positives, batches: A bank, as in `link_test`.
+        kept: Numbers of hard negatives that compete with the positive.
+        pool: Negatives to pick them from; all of them when an anchor has fewer.
+        bootstraps: Resamplings of the held-out batches.
+        rng: Seed or generator.
+        progress: Called with (done, total).
+    """
+    sizes = [(k, pool) for k in kept]
+    return _hard_sets(scores, positives, batches, sizes, bootstraps, rng, progress)
+
+
+def pool_ablation(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    *,
+    pools: Sequence[int] = (64, 128, 256, 510),
+    kept: int = 64,
+    bootstraps: int = 2000,
+    rng: int | np.random.Generator = 0,
+    progress: Progress | None = None,
+) -> tuple[AblationPoint, ...]:
+    """Keep a fixed number of hard negatives from larger and larger random pools.
+
+    Args:
+        scores, positives, batches: A bank, as in `link_test`.
+        pools: Numbers of negatives to pick from; each pool contains the smaller ones.
+        kept: Hard negatives that compete with the positive.
+        bootstraps: Resamplings of the held-out batches.
+        rng: Seed or generator.
+        progress: Called with (done, total).
+    """
+    sizes = [(kept, p) for p in pools]
+    return _hard_sets(scores, positives, batches, sizes, bootstraps, rng, progress)
+
+
+def link_trend(
+    labels: Sequence[float],
+    banks: Iterable[LinkBank],
+    *,
+    bootstraps: int = 2000,
+    rng: int = 0,
+    progress: Progress | None = None,
+) -> tuple[TrendPoint, ...]:
+    """The Frechet ablation of every checkpoint of a run: W-0, F-0, WF-W, lam and lam_F over time.
+
+    Args:
+        labels: Epoch or step of each bank.
+        banks: One bank per checkpoint; may be a generator, so that one is in memory at a time.
+        bootstraps: Resamplings of the held-out batches.
+        rng: Seed, the same for every checkpoint, so that the split is too.
+        progress: Called with (done, total).
+    """
+    points = []
+    for label, bank in zip(labels, banks, strict=True):
+        points.append(TrendPoint(float(label), frechet_ablation(*bank, bootstraps=bootstraps, rng=rng)))
+        if progress is not None:
+            progress(len(points), len(labels))
+    return tuple(points)

@@ -1,0 +1,227 @@
+"""Risk against gradient: where failures come from, and where each link puts its gradient.
+
+An anchor meets random subsets of ``K`` of its negatives. It fails when the best of them beats the positive;
+that negative is the culprit. The risk distribution is that of the culprits' scores. The gradient distribution
+of a link is its loss's gradient magnitude with respect to the negatives' scores, over the same subsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from weince.evt.choice import FloatArray, IntArray, read_scores
+from weince.evt.link_test import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class RiskGradient:
+    """Shares by bin of negative score, for one subset size; each sums to 1 (NaN with nothing to share).
+
+    Attributes:
+        k: Negatives in a subset.
+        edges: ``(bins + 1,)`` edges of the bins.
+        risk: ``(bins,)`` share of failures by the culprit's score; exact.
+        softmax, shortfall, blend: ``(bins,)`` share of each link's gradient magnitude; averaged over subsets.
+        failure_rate: Probability that a random subset beats a random anchor's positive; exact.
+        negatives: ``(bins,)`` share of all negatives in each bin, for scale.
+    """
+
+    k: int
+    edges: FloatArray
+    risk: FloatArray
+    softmax: FloatArray
+    shortfall: FloatArray
+    blend: FloatArray
+    failure_rate: float
+    negatives: FloatArray
+
+
+def culprit_probabilities(scores: ArrayLike, positive: float, k: int) -> FloatArray:
+    """Probability that each negative is the culprit of a random subset of ``k``, drawn without replacement.
+
+    The r-th best of N negatives is the best of the subset with probability ``C(N - r, k - 1) / C(N, k)``; it
+    is the culprit if it also beats the positive. Equal scores share their probability equally.
+
+    Args:
+        scores: ``(negatives,)`` scores of an anchor's negatives.
+        positive: Score of its positive.
+        k: Size of the subset.
+
+    Returns:
+        ``(negatives,)`` probabilities; their sum is the probability of a failure.
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    if s.ndim != 1 or not 1 <= k <= len(s):
+        raise ValueError(f"scores must be (negatives,) with 1 <= k <= negatives, got {s.shape} and k = {k}")
+    _, group, sizes = np.unique(s, return_inverse=True, return_counts=True)
+    # P(best of the subset is the r-th best), r = 1 .. N; summed within ties and shared out again.
+    by_rank = np.zeros(len(s))
+    by_rank[np.argsort(-s, kind="stable")] = _best_by_rank(len(s), k)
+    even = np.bincount(group, weights=by_rank)[group] / sizes[group]
+    return np.where(s > positive, even, 0.0)
+
+
+def _best_by_rank(n: int, k: int) -> FloatArray:
+    """``C(n - r, k - 1) / C(n, k)`` for r = 1 .. n, through logarithms of the gamma function."""
+
+    def log_binomial(top: FloatArray, bottom: int) -> FloatArray:
+        return np.asarray(
+            special.gammaln(top + 1.0) - special.gammaln(bottom + 1.0) - special.gammaln(top - bottom + 1.0)
+        )
+
+    rest = n - np.arange(1.0, n + 1.0)
+    out = np.zeros(n)
+    possible = rest >= k - 1
+    out[possible] = np.exp(log_binomial(rest[possible], k - 1) - log_binomial(np.array(float(n)), k))
+    return out
+
+
+def _split_negatives(s: FloatArray, winners: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Positive scores (anchors,) and negative scores (anchors, candidates - 1), NaN after each row's last."""
+    rows = np.arange(len(s))
+    keep = np.ones(s.shape, dtype=bool)
+    keep[rows, winners] = False
+    negatives = s[keep].reshape(len(s), -1)
+    order = np.argsort(np.isnan(negatives), axis=1, kind="stable")
+    return s[rows, winners], np.take_along_axis(negatives, order, axis=1)
+
+
+def _per_anchor(name: str, value: ArrayLike, anchors: int, high: float = np.inf) -> FloatArray:
+    """A number, or one per anchor, as a column (anchors, 1)."""
+    array = np.asarray(value, dtype=np.float64)
+    if array.shape not in ((), (anchors,)) or not np.all((array >= 0.0) & (array <= high)):
+        raise ValueError(
+            f"{name} must be one number or ({anchors},), from 0 to {high}, got shape {array.shape}"
+        )
+    return np.broadcast_to(array, (anchors,))[:, None]
+
+
+def risk_gradient(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    *,
+    ks: Sequence[int] = (16, 64, 256, 1024),
+    tau: float = 0.5,
+    beta: ArrayLike = 1.0,
+    lam: ArrayLike = 0.5,
+    bins: int | Sequence[float] = 20,
+    draws: int = 8,
+    eps: float = 1e-6,
+    rng: int | np.random.Generator = 0,
+    progress: Progress | None = None,
+) -> tuple[RiskGradient, ...]:
+    """Compare where failures come from with where softmax, shortfall and blend put their gradient.
+
+    Args:
+        scores: ``(anchors, candidates)`` cosines, NaN or -inf where there is no candidate. About 1,536 views,
+            as from `link_bank` with one batch of 768 pairs.
+        positives: ``(anchors,)`` column of each anchor's positive.
+        ks: Subset sizes; none larger than the negatives of the anchor that has fewest.
+        tau: Temperature of softmax, and of the softmax part of the blend.
+        beta: Exponent of the shortfall link, one number or one per anchor.
+        lam: Weight of the shortfall in the blend, one number or one per anchor.
+        bins: Number of equal bins over the negatives' range, or the edges.
+        draws: Random orders of every anchor's negatives; each is cut into all disjoint subsets of size K.
+        eps: Floor of ``1 - s``.
+        rng: Seed or generator.
+        progress: Called with (done, total).
+    """
+    s, winners = read_scores(scores, positives)
+    won, negatives = _split_negatives(s, winners)
+    counts = np.isfinite(negatives).sum(axis=1)
+    if not tau > 0.0 or draws < 1 or not 0.0 < eps < 1.0:
+        raise ValueError(f"need tau > 0, draws >= 1 and eps in (0, 1), got {tau}, {draws} and {eps}")
+    for k in ks:
+        if not 1 <= k <= counts.min():
+            raise ValueError(
+                f"subset sizes must lie between 1 and {counts.min()}, the fewest negatives, got {k}"
+            )
+    columns = _per_anchor("beta", beta, len(s)), _per_anchor("lam", lam, len(s), 1.0)
+    edges = _edges(bins, negatives)
+    generator = np.random.default_rng(rng)
+    totals = {k: np.zeros((3, len(edges) - 1)) for k in ks}
+    for draw in range(draws):
+        order = _random_order(negatives, generator)
+        for k in ks:
+            totals[k] += _gradient_mass(won, order, int(counts.min()) // k, k, tau, *columns, edges, eps)
+        if progress is not None:
+            progress(draw + 1, draws)
+    spread = _shares(np.histogram(negatives[np.isfinite(negatives)], edges)[0].astype(np.float64))
+    out = []
+    for k in ks:
+        risk, rate = _risk(won, negatives, counts, k, edges)
+        softmax, shortfall, blend = (_shares(mass) for mass in totals[k])
+        out.append(RiskGradient(k, edges, _shares(risk), softmax, shortfall, blend, rate, spread))
+    return tuple(out)
+
+
+def _edges(bins: int | Sequence[float], negatives: FloatArray) -> FloatArray:
+    low, high = float(np.nanmin(negatives)), float(np.nanmax(negatives))
+    if isinstance(bins, int):
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins}")
+        return np.histogram_bin_edges([], bins, (low, high))
+    edges = np.asarray(bins, dtype=np.float64)
+    if edges.ndim != 1 or len(edges) < 2 or not np.all(np.diff(edges) > 0.0):
+        raise ValueError("bins must be a number or at least two ascending edges")
+    if edges[0] > low or edges[-1] < high:
+        raise ValueError(f"the bins' edges must cover the negatives' range {low:.4g} to {high:.4g}")
+    return edges
+
+
+def _shares(mass: FloatArray) -> FloatArray:
+    total = float(mass.sum())
+    return mass / total if total > 0.0 else np.full(len(mass), np.nan)
+
+
+def _random_order(negatives: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Every row shuffled, its NaN still last."""
+    keys = np.where(np.isnan(negatives), 2.0, rng.random(negatives.shape))
+    return np.take_along_axis(negatives, np.argsort(keys, axis=1), axis=1)
+
+
+def _gradient_mass(
+    won: FloatArray,
+    order: FloatArray,
+    subsets: int,
+    k: int,
+    tau: float,
+    beta: FloatArray,
+    lam: FloatArray,
+    edges: FloatArray,
+    eps: float,
+) -> FloatArray:
+    """Gradient magnitude by bin (3, bins) of softmax, shortfall and blend over disjoint subsets."""
+    mass = np.zeros((3, len(edges) - 1))
+    for first in range(0, subsets * k, k):
+        s = np.column_stack([won, order[:, first : first + k]])
+        short = np.maximum(1.0 - s, eps)
+        # Below the floor the shortfall's logit is flat: its slope there is zero.
+        steep = np.where(1.0 - s > eps, 1.0 / short, 0.0)
+        logits = s / tau, -beta * np.log(short)
+        slopes = np.full_like(s, 1.0 / tau), beta * steep
+        blended = (1.0 - lam) * logits[0] + lam * logits[1], (1.0 - lam) * slopes[0] + lam * slopes[1]
+        links = (logits[0], slopes[0]), (logits[1], slopes[1]), blended
+        for row, (logit, slope) in enumerate(links):
+            pull = (special.softmax(logit, axis=1) * slope)[:, 1:]
+            mass[row] += np.histogram(s[:, 1:], edges, weights=pull)[0]
+    return mass
+
+
+def _risk(
+    won: FloatArray, negatives: FloatArray, counts: IntArray, k: int, edges: FloatArray
+) -> tuple[FloatArray, float]:
+    """Expected failures by bin of the culprit's score, and the failure rate. Ties share a bin anyway."""
+    mass = np.zeros(len(edges) - 1)
+    ranked = -np.sort(-negatives, axis=1)
+    for n in np.unique(counts):
+        rows = counts == n
+        best = ranked[rows, :n]
+        weights = np.where(best > won[rows, None], _best_by_rank(int(n), k), 0.0)
+        mass += np.histogram(best, edges, weights=weights)[0]
+    return mass, float(mass.sum()) / len(won)

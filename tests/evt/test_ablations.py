@@ -1,0 +1,156 @@
+"""The ablations against plain refits and against banks whose truth is known."""
+
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+from weince.evt.ablations import frechet_ablation, hard_negative_ablation, link_trend, pool_ablation
+from weince.evt.link_fit import fit_link
+from weince.evt.link_test import link_bank, link_test, simulate_winners
+
+
+def simulated(lam, tau, *, batches=8, batch_size=16, dim=4, seed=0):
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal((batches * batch_size, dim))
+    bank = link_bank(
+        z, z + 0.5 * rng.standard_normal(z.shape), batch_size=batch_size, batches=batches, rng=rng
+    )
+    return bank._replace(positives=simulate_winners(bank.scores, lam, tau, rng=rng))
+
+
+def power_winners(scores, alpha, seed):
+    """Winners of the heavy-tail link: probability proportional to ((1 + s) / 2) ** alpha."""
+    noise = np.random.default_rng(seed).gumbel(size=scores.shape)
+    return np.argmax(alpha * np.log((1 + scores) / 2) + noise, axis=1)
+
+
+def features(scores):
+    return np.stack(
+        [scores, -np.log(np.maximum(1 - scores, 1e-6)), np.log(np.maximum((1 + scores) / 2, 1e-6))]
+    )
+
+
+def logliks(theta, scores, winners):
+    logit = np.tensordot(theta, features(scores), axes=1)
+    return logit[np.arange(len(logit)), winners] - special.logsumexp(logit, axis=1)
+
+
+def test_joint_fit_is_the_constrained_maximum():
+    bank = simulated(0.4, 0.3)
+    result = frechet_ablation(*bank, bootstraps=50, rng=3)
+    split = link_test(*bank, null_draws=1, bootstraps=1, rng=3)
+    inside, outside = (np.isin(bank.batches, b) for b in (split.held_in, split.held_out))
+    best = {}
+    for name, free in {"0": (0,), "w": (0, 1), "f": (0, 2), "wf": (0, 1, 2)}.items():
+        bounds = [(0, None if j in free else 0) for j in range(3)]
+        found = optimize.minimize(
+            lambda t: -logliks(t, bank.scores[inside], bank.positives[inside]).sum(),
+            [1.0 if j in free else 0.0 for j in range(3)],
+            bounds=bounds,
+            method="L-BFGS-B",
+            options={"ftol": 1e-14, "gtol": 1e-7},
+        )
+        best[name] = found.x
+    assert result.lam_w == pytest.approx(split.lam, rel=1e-6)
+    assert result.lam_w == pytest.approx(best["w"][1] / best["w"].sum(), abs=1e-3)
+    assert result.lam_f == pytest.approx(best["f"][2] / best["f"].sum(), abs=1e-3)
+    assert result.lam_w_full == pytest.approx(best["wf"][1] / best["wf"].sum(), abs=1e-3)
+    assert result.lam_f_full == pytest.approx(best["wf"][2] / best["wf"].sum(), abs=1e-3)
+    assert result.tau_full == pytest.approx(1 / best["wf"].sum(), rel=1e-2)
+    held = {k: logliks(t, bank.scores[outside], bank.positives[outside]).mean() for k, t in best.items()}
+    assert result.w_over_0.gain == pytest.approx(held["w"] - held["0"], abs=1e-4)
+    assert result.w_over_0.gain == pytest.approx(split.gain, abs=1e-12)
+    assert result.f_over_0.gain == pytest.approx(held["f"] - held["0"], abs=1e-4)
+    assert result.wf_over_w.gain == pytest.approx(held["wf"] - held["w"], abs=1e-4)
+
+
+def test_shortfall_truth_leaves_nothing_to_the_heavy_tail():
+    result = frechet_ablation(*simulated(0.5, 0.2, batches=16, batch_size=32), bootstraps=50)
+    assert result.w_over_0.interval[0] > 0.03
+    assert result.w_over_0.t_p_value < 0.01
+    assert result.lam_f == 0.0
+    assert result.f_over_0.gain == 0.0
+    assert result.f_over_0.t_p_value == 1.0
+    assert abs(result.wf_over_w.gain) < 0.005
+
+
+def test_heavy_tail_truth_is_found():
+    bank = simulated(0.0, 0.2, batches=16, batch_size=32)
+    bank = bank._replace(positives=power_winners(bank.scores, 4.0, 1))
+    result = frechet_ablation(*bank, bootstraps=50)
+    assert result.f_over_0.gain > 0.01
+    assert result.f_over_0.t_p_value < 1e-3
+    assert result.lam_f > 0.7
+    assert result.lam_f_full > 0.7
+    assert result.w_over_0.gain == 0.0
+    assert result.wf_over_w.gain == pytest.approx(result.f_over_0.gain, abs=2e-3)
+
+
+def test_separation_is_said():
+    bank = simulated(0.0, 0.2)
+    top = bank.scores.argmax(axis=1)
+    result = frechet_ablation(bank.scores, top, bank.batches, bootstraps=5)
+    assert result.separated
+    assert np.isnan([result.lam_w, result.tau_full, result.w_over_0.gain, result.w_over_0.t_p_value]).all()
+    assert all(p.separated for p in hard_negative_ablation(bank.scores, top, bank.batches, kept=(4, 8)))
+
+
+def test_hard_sets_are_the_hardest_of_the_pool():
+    bank = simulated(0.3, 0.2)
+    kept = 5
+    points = hard_negative_ablation(*bank, kept=(kept, 30), bootstraps=50, rng=2)
+    assert [(p.kept, p.pool) for p in points] == [(5, 30), (30, 30)]
+    rows = []
+    for row, winner in zip(bank.scores, bank.positives, strict=True):
+        hardest = np.sort(np.delete(row, winner))[::-1][:kept]
+        rows.append(np.r_[row[winner], hardest])
+    # The split is not known here: fit both halves of every possible kind through the public fit instead.
+    whole = fit_link(rows, np.zeros(len(rows), dtype=int), bank.batches)
+    assert points[0].tau == pytest.approx(whole.tau, rel=0.5)
+    full = hard_negative_ablation(*bank, kept=(30,), bootstraps=50, rng=2)[0]
+    assert full == points[1]
+
+
+def test_keeping_everything_is_the_link_test():
+    """With all negatives kept, and the same split, the ablation must repeat the plain fit."""
+    bank = simulated(0.3, 0.2, batches=4)
+    point = hard_negative_ablation(*bank, kept=(30,), bootstraps=50)[0]
+    halves = [(i, j) for i in range(4) for j in range(i)]
+    fits = [fit_link(*(x[np.isin(bank.batches, half)] for x in bank)) for half in halves]
+    assert (
+        min(abs(point.lam - f.lam) + abs(point.tau - f.tau) + abs(point.tau0 - f.tau0) for f in fits) < 1e-9
+    )
+
+
+def test_pools_grow_harder():
+    bank = simulated(0.3, 0.2, batches=8, batch_size=32)
+    calls = []
+    points = pool_ablation(
+        *bank, pools=(8, 16, 10_000), kept=8, bootstraps=50, progress=lambda *x: calls.append(x)
+    )
+    assert [(p.kept, p.pool) for p in points] == [(8, 8), (8, 16), (8, 62)]
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    everything = hard_negative_ablation(*bank, kept=(8,), bootstraps=50)[0]
+    assert points[2].lam == pytest.approx(everything.lam, rel=1e-9)
+
+
+def test_gaps_are_not_negatives():
+    bank = simulated(0.3, 0.2)
+    wide = np.hstack([np.full((len(bank.scores), 3), np.nan), bank.scores])
+    ragged = wide.copy()
+    ragged[:5, 10] = np.where(bank.positives[:5] + 3 == 10, ragged[:5, 10], -np.inf)
+    moved = bank.positives + 3
+    assert pool_ablation(wide, moved, bank.batches, pools=(99,), kept=30, bootstraps=9)[0].pool == 30
+    assert pool_ablation(ragged, moved, bank.batches, pools=(99,), kept=20, bootstraps=9)[0].pool == 29
+    with pytest.raises(ValueError, match="pool of 29"):
+        pool_ablation(ragged, moved, bank.batches, pools=(99,), kept=30)
+
+
+def test_trend_is_one_ablation_per_checkpoint():
+    banks = [simulated(lam, 0.2, seed=i) for i, lam in enumerate((0.0, 0.5))]
+    points = link_trend([10, 20], (b for b in banks), bootstraps=20)
+    assert [p.label for p in points] == [10.0, 20.0]
+    assert points[1].ablation == frechet_ablation(*banks[1], bootstraps=20)
+    assert points[1].ablation.lam_w > points[0].ablation.lam_w
+    with pytest.raises(ValueError, match=r"longer|shorter"):
+        link_trend([10], banks, bootstraps=20)
