@@ -50,34 +50,60 @@ class Contest:
         """How many negatives an anchor can have at the most."""
         return len(self.candidates) - (self.itself is not None) - (self.positive is not None)
 
+    def rows(self, start: int, stop: int) -> "Contest":
+        """The contest of some of the anchors, against all candidates."""
+
+        def cut(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[start:stop]
+
+        def cut_first(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+            return None if values is None else (values[0][start:stop], values[1])
+
+        return Contest(
+            self.anchors[start:stop],
+            self.candidates,
+            cut(self.positive),
+            cut(self.itself),
+            cut_first(self.labels),
+            cut_first(self.ids),
+            cut(self.ignore),
+        )
+
     def same_label(self) -> Tensor | None:
         """``(a, c)`` mask of the positives where labels decide; None where each anchor has one positive."""
         if self.labels is None:
             return None
         mask = self.labels[0].unsqueeze(1) == self.labels[1]
-        return mask if self.itself is None else mask.scatter(1, self.itself.unsqueeze(1), False)
+        return mask if self.itself is None else mask.scatter_(1, self.itself.unsqueeze(1), False)
 
-    def not_negative(self) -> Tensor:
-        """``(a, c)`` mask of the pairs that are not negatives: positives, the anchor itself, ignored pairs."""
-        mask = self.same_label()
-        if mask is None:
-            mask = torch.zeros(
-                len(self.anchors), len(self.candidates), dtype=torch.bool, device=self.anchors.device
-            )
-        for column in (self.positive, self.itself):
+    def hide(self, matrix: Tensor, value: float, *, positives: bool = True) -> Tensor:
+        """Overwrite what is not a negative in an ``(a, c)`` matrix: the anchor itself, ignored pairs, positives.
+
+        With ``positives=False`` those that share the anchor's label stay as they are.
+        """
+        for column in (self.itself, self.positive):
             if column is not None:
-                mask = mask.scatter_(1, column.unsqueeze(1), True)
+                matrix.scatter_(1, column.unsqueeze(1), value)
         if self.ids is not None:
-            mask |= self.ids[0].unsqueeze(1) == self.ids[1]
+            self._hide_where(self.ids[0].unsqueeze(1) == self.ids[1], matrix, value)
         if self.ignore is not None:
-            mask |= self.ignore
-        return mask
+            self._hide_where(self.ignore, matrix, value)
+        same = self.same_label() if positives else None
+        return matrix if same is None else matrix.masked_fill_(same, value)
 
-    def count_negatives(self, not_negative: Tensor) -> Tensor:
-        """``(a,)`` negatives of each anchor, or ``(1,)`` where all have the same number."""
+    def _hide_where(self, mask: Tensor, matrix: Tensor, value: float) -> None:
+        same = self.same_label()
+        matrix.masked_fill_(mask if same is None else mask & ~same, value)
+
+    def count_negatives(self, hidden: Tensor) -> Tensor:
+        """``(a,)`` negatives of each anchor, or ``(1,)`` where all have the same number.
+
+        Args:
+            hidden: ``(a, c)``, finite for negatives alone.
+        """
         if self.labels is None and self.ids is None and self.ignore is None:
-            return torch.full((1,), self.most_negatives, device=not_negative.device)
-        return not_negative.logical_not().sum(1)
+            return torch.full((1,), self.most_negatives, device=hidden.device)
+        return hidden.isfinite().sum(1)
 
 
 def contests(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Candidates, contests
-from weince.engines.dense import EngineOutput, dense
+from weince.engines.dense import dense
+from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats
 from weince.tail import tail_stats as _tail_stats

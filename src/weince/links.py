@@ -14,8 +14,8 @@ tensor([[ 4., 20.]])
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +35,18 @@ class Link:
     def bind(self, survey: Survey) -> Link:
         """The link with its parameters settled for a batch. Most have nothing to settle."""
         return self
+
+    def rows(self, start: int, stop: int) -> Self:
+        """The link for some of the anchors."""
+        own = {name: value[start:stop] for name, value in self.tensors().items() if value.ndim == 1}
+        return replace(self, **own) if own else self  # type: ignore[type-var]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters that are tensors, by name."""
+        if not is_dataclass(self):
+            return {}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def logit(self, shortfall: Tensor) -> Tensor:
         """Logits of shortfalls ``(anchors, candidates)``."""
@@ -134,18 +146,22 @@ class BlendLink(Link):
             raise ValueError(f"beta must be 0 or more; got {self.beta}")
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        lam, beta = _column(self.lam), _column(self.beta)
-        softmax = (1 - shortfall) * ((1 - lam) / _column(self.temperature))
-        return softmax - self._gap(shortfall).log() * (lam * beta)
+        gumbel, weibull = self._weights(shortfall)
+        return (1 - shortfall) * gumbel - self._gap(shortfall).log() * weibull
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        lam, beta = _column(self.lam), _column(self.beta)
-        inverse = torch.where(shortfall >= self.eps, 1 / self._gap(shortfall), 0.0)
-        return inverse * (lam * beta) + (1 - lam) / _column(self.temperature)
+        gumbel, weibull = self._weights(shortfall)
+        steep = self._gap(shortfall).reciprocal() * (shortfall >= self.eps)
+        return steep * weibull + gumbel
+
+    def _weights(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors of the score and of minus the logarithm, per anchor or for all."""
+        lam = like.new_tensor(self.lam) if isinstance(self.lam, float | int) else _column(self.lam)
+        return (1 - lam) / _column(self.temperature), lam * _column(self.beta)
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         gap = shortfall.clamp_min(self.eps)
-        return gap + self.eps if self.soft_cap else gap
+        return gap.add_(self.eps) if self.soft_cap else gap
 
 
 def check_positive(name: str, value: Scalar) -> None:

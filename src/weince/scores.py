@@ -39,8 +39,13 @@ def pair_shortfall(a: Tensor, c: Tensor) -> Tensor:
         c: ``(..., d)``, broadcast against ``a``.
     """
     # The identity 1 - a.c = |a - c|²/2 holds for unit rows; a zero row falls half a unit short of it.
-    zero_rows = 2 - a.square().sum(-1).round() - c.square().sum(-1).round()
-    return ((a - c).square().sum(-1) + zero_rows) / 2
+    gap = a - c
+    zero_rows = 2 - _dot(a, a).round() - _dot(c, c).round()
+    return (_dot(gap, gap) + zero_rows) / 2
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a, b)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

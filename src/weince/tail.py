@@ -14,6 +14,7 @@ from weince.links import check_positive
 
 FLOOR = 1e-12  # of Sxx and of the sums of squared errors
 FEWEST_POINTS = 3
+LARGEST = 2.0  # shortfall of a cosine
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,11 @@ def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
     rank = torch.arange(1, hardest.shape[1] + 1, device=hardest.device)
     dropped = (size * config.drop).floor().clamp_min(1) if config.drop else torch.zeros_like(size)
     used = (rank > dropped) & (rank <= size)
-    points = used.sum(1, keepdim=True).double()
+    points = used.sum(1, keepdim=True).clamp_min(1).double()
 
-    log_d = hardest.clamp_min(config.eps).double().log()
-    log_d = torch.where(used, log_d - log_d[:, :1], 0.0)  # shifted, so that equal shortfalls have no spread at all
+    # Shifted by the smallest, so that equal shortfalls have no spread at all; 0 beyond an anchor's negatives.
+    log_d = hardest.clamp(config.eps, LARGEST).double().log()
+    log_d = (log_d - log_d[:, :1]) * used
     log_f = torch.where(used, rank / (size + 1), 0.5).log()
     weibull = _line(log_d, log_f, used, points)
     gumbel = _line(log_d, log_f.neg().log(), used, points)
@@ -170,14 +172,17 @@ class _Line(NamedTuple):
 
 
 def _line(x: Tensor, y: Tensor, used: Tensor, points: Tensor) -> _Line:
-    """Least squares of ``y`` on ``x`` with an intercept, row by row, over the used entries."""
-    x = torch.where(used, x - x.sum(1, keepdim=True) / points, 0.0)
-    y = torch.where(used, y, 0.0)
-    y = torch.where(used, y - y.sum(1, keepdim=True) / points, 0.0)
-    sxx = x.square().sum(1, keepdim=True)
-    slope = (x * y).sum(1, keepdim=True) / sxx.clamp_min(FLOOR)
-    sse = (y - slope * x).square().sum(1, keepdim=True).clamp_min(FLOOR)
-    return _Line(slope, sse, sxx, y.square().sum(1, keepdim=True))
+    """Least squares of ``y`` on ``x`` with an intercept, row by row, over the used entries; ``(a, 1)`` each."""
+    x = (x - x.sum(1, keepdim=True) / points) * used
+    y = (y - (y * used).sum(1, keepdim=True) / points) * used
+    sxx = _dot(x, x)
+    slope = _dot(x, y) / sxx.clamp_min(FLOOR)
+    residual = y - slope * x
+    return _Line(slope, _dot(residual, residual).clamp_min(FLOOR), sxx, _dot(y, y))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a, b).unsqueeze(1)
 
 
 def gate(rho: Tensor, daic: Tensor, pivot: Tensor, config: TailConfig) -> Tensor:

@@ -7,32 +7,21 @@ the score. That matrix is called ``pull`` here: it is all that the backward pass
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weince.candidates import Contest
+from weince.engines.rows import EngineOutput, Rows, survey
 from weince.links import Link
-from weince.scores import pair_shortfall, product, shortfalls
-from weince.tail import TailConfig, TailStats, tail_stats
+from weince.scores import product, shortfalls
+from weince.tail import TailConfig
 from weince.terms import Term
 
-EXACT = 8
-"""How many of an anchor's hardest negatives have their shortfall computed as ``|a - c|² / 2``.
-
-``1 - s`` has an absolute error of about 1e-7 in float32, so it is good to 1e-4 for shortfalls above 1e-3. More
-than a few negatives nearer than that are duplicates, or a collapsed encoder.
-"""
-
-
-class EngineOutput(NamedTuple):
-    """Loss of each anchor, ``(anchors,)``; which of them count (None: all); statistics where asked for."""
-
-    loss: Tensor
-    counted: Tensor | None
-    stats: TailStats | None
+BLOCK = 1 << 18
+"""Scores worked on at a time on the CPU, so that they stay in its cache. A GPU takes all at once."""
 
 
 def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> EngineOutput:
@@ -45,140 +34,67 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
     """
     anchors, candidates = contest.anchors, contest.candidates
     with torch.no_grad(), torch.autocast(anchors.device.type, enabled=False):
-        matrix = Matrix.of(contest)
-        survey = matrix.survey(terms, tail)
-        links = [term.link.bind(survey) for term in terms]
-        loss, pull, learned = matrix.shortfall.new_zeros(len(anchors)), None, []
-        for term, link in zip(terms, links, strict=True):
-            term_loss, weight = matrix.contrast(link.logit(matrix.shortfall), survey.columns, term.hardest)
-            loss += term.weight * term_loss
-            if _learns(link):
-                learned.append((link, term.weight * weight))
-            force = weight.mul_(link.slope(matrix.shortfall)).mul_(term.weight)
-            pull = force if pull is None else pull.add_(force)
-    loss = _Pulled.apply(loss, pull, anchors, candidates)
-    for link, weight in learned:
-        # The derivative of the loss with respect to the link's parameters; its value is 0.
-        effect = (weight * link.logit(matrix.shortfall)).sum(1)
-        loss = loss + (effect - effect.detach())
-    return EngineOutput(loss, matrix.counted, survey.stats)
+        matrix = shortfalls(anchors, candidates)
+        spans = _spans(matrix)
+        blocks = [Rows(contest.rows(*span), matrix[slice(*span)]) for span in spans]
+        found = survey(contest, lambda: blocks, terms, tail)
+        links = [term.link.bind(found) for term in terms]
+        losses, effects = [], []
+        for index, (rows, span) in enumerate(zip(blocks, spans, strict=True)):
+            columns = found.looks[index].columns if found.looks else None
+            loss, pull, effect = _sum_terms(rows, terms, [link.rows(*span) for link in links], columns)
+            rows.shortfall.copy_(pull)  # these shortfalls have served; their memory now holds the pull
+            losses.append(loss)
+            effects.append(effect)
+    loss = _Pulled.apply(torch.cat(losses), matrix, anchors, candidates)  # type: ignore[no-untyped-call]
+    for index, link in enumerate(links):
+        for name, parameter in _learned(link).items():
+            slope = torch.cat([effect[index][name] for effect in effects])
+            loss = loss + slope * (parameter - parameter.detach())  # adds 0, and the parameter's gradient
+    return EngineOutput(loss, found.counted, found.stats)
 
 
-@dataclass(eq=False)
-class Matrix:
-    """Shortfalls of anchors to candidates, and their roles.
-
-    Args:
-        shortfall: ``(a, c)``. Made exact near the cap by :meth:`survey`.
-        not_negative: ``(a, c)`` mask.
-        positives: ``(a, c)`` mask where labels decide, else None.
-        contest: Where it came from.
-    """
-
-    shortfall: Tensor
-    not_negative: Tensor
-    positives: Tensor | None
-    contest: Contest
-
-    @classmethod
-    def of(cls, contest: Contest) -> "Matrix":
-        shortfall = shortfalls(contest.anchors, contest.candidates)
-        return cls(shortfall, contest.not_negative(), contest.same_label(), contest)
-
-    @property
-    def counted(self) -> Tensor | None:
-        """``(a,)`` anchors that have a positive; None where all have."""
-        return None if self.positives is None else self.positives.any(1)
-
-    def survey(self, terms: Sequence[Term], tail: TailConfig | None) -> "DenseSurvey":
-        """Find the hardest negatives, as many as the terms and the statistics want."""
-        most = self.contest.most_negatives
-        near_cap = tail is not None or any(term.link.near_cap for term in terms)
-        k = max([EXACT * near_cap, tail.tail_size(most) if tail else 0, *(term.hardest or 0 for term in terms)])
-        masked = self.shortfall.masked_fill(self.not_negative, torch.inf) if k else self.shortfall
-        hardest, columns = masked.topk(min(k, most), dim=1, largest=False)
-        if near_cap:
-            self._make_exact(masked, hardest, columns)
-        negatives = self.contest.count_negatives(self.not_negative)
-        stats = tail_stats(hardest, negatives, tail, self.counted) if tail else None
-        return DenseSurvey(stats, columns, masked, negatives)
-
-    def _make_exact(self, masked: Tensor, hardest: Tensor, columns: Tensor) -> None:
-        """Replace the smallest shortfalls, of negatives and of positives, by values that did not cancel."""
-        near, found = columns[:, :EXACT], hardest[:, :EXACT]
-        exact = self._shortfall_at(near)
-        exact.masked_fill_(found.isinf(), torch.inf)  # an anchor with fewer negatives: these are none
-        masked.scatter_(1, near, exact)
-        found.copy_(exact.sort(dim=1).values)
-        if self.contest.positive is not None:
-            self._shortfall_at(self.contest.positive.unsqueeze(1))
-        if self.positives is not None:
-            nearest = self.shortfall.masked_fill(~self.positives, torch.inf)
-            self._shortfall_at(nearest.topk(min(EXACT, nearest.shape[1]), dim=1, largest=False).indices)
-
-    def _shortfall_at(self, columns: Tensor) -> Tensor:
-        """Exact shortfalls of some candidates of each anchor, ``(a, m)``, put into the matrix and returned."""
-        exact = pair_shortfall(self.contest.anchors.unsqueeze(1), self.contest.candidates[columns])
-        self.shortfall.scatter_(1, columns, exact)
-        return exact
-
-    def contrast(self, logits: Tensor, columns: Tensor, hardest: int | None) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of every anchor, and its derivative with respect to the logits (which are used up).
-
-        The loss is ``log(1 + sum over the others of exp(l_j - l_ref))``, where ``ref`` is the positive: no
-        cancellation, however small it is. With several positives ``ref`` is the one with the largest logit,
-        and ``l_ref`` less the mean logit of the positives is added.
-        """
-        left_out = self.not_negative
-        if hardest is not None:
-            left_out = left_out | torch.ones_like(left_out).scatter_(1, columns[:, :hardest], False)
-        if self.positives is None:
-            assert self.contest.positive is not None
-            reference = self.contest.positive.unsqueeze(1)
-        else:
-            reference = logits.masked_fill(~self.positives, -torch.inf).argmax(1, keepdim=True)
-            left_out = (left_out & ~self.positives).scatter(1, reference, True)
-        ours = logits.gather(1, reference)
-        if self.positives is not None:
-            share = self.positives / self.positives.sum(1, keepdim=True).clamp_min(1)
-            spread = ((ours - logits) * share).sum(1)
-
-        odds = logits.masked_fill_(left_out, -torch.inf)
-        largest = odds.amax(1, keepdim=True).clamp_min(torch.finfo(odds.dtype).min)  # finite without rivals
-        odds = odds.sub_(largest).exp_()
-        total = odds.sum(1, keepdim=True)
-        behind = largest + total.log() - ours  # log-sum-exp of the rivals, less the logit of the positive
-        loss = torch.logaddexp(behind, torch.zeros_like(behind)).squeeze(1)
-        risk = behind.sigmoid()
-        weight = odds.mul_(risk / total.clamp_min(torch.finfo(odds.dtype).tiny))
-        weight.scatter_(1, reference, -risk)
-        if self.positives is not None:
-            loss += spread
-            weight -= share.scatter_add(1, reference, -torch.ones_like(risk))
-            alone = ~self.positives.any(1)
-            loss.masked_fill_(alone, 0)
-            weight.masked_fill_(alone.unsqueeze(1), 0)
-        return loss, weight
+def _spans(matrix: Tensor) -> list[tuple[int, int]]:
+    anchors, candidates = matrix.shape
+    step = max(1, BLOCK // candidates) if matrix.device.type == "cpu" else anchors
+    return [(start, min(start + step, anchors)) for start in range(0, anchors, step)]
 
 
-@dataclass(eq=False)
-class DenseSurvey:
-    """The hardest negatives of a batch, see :class:`weince.terms.Survey`."""
+def _sum_terms(
+    rows: Rows, terms: Sequence[Term], links: Sequence[Link], columns: Tensor | None
+) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
+    """Loss ``(a,)``, pull ``(a, c)``, and for each link the derivatives ``(a,)`` of the losses by its parameters."""
+    losses, pulls, effects = [], [], []
+    for term, link in zip(terms, links, strict=True):
+        rivals = columns[:, : term.hardest] if columns is not None and term.hardest else None
+        loss, weight = rows.contrast(link, rivals)
+        losses.append(term.weight * loss)
+        effects.append(_effects(link, rows.shortfall, term.weight * weight) if _learned(link) else {})
+        pulls.append(weight.mul_(link.slope(rows.shortfall)).mul_(term.weight))
+    return sum_of(losses), sum_of(pulls), effects
 
-    stats: TailStats | None
-    columns: Tensor
-    masked: Tensor
-    negatives: Tensor
 
-    @property
-    def most_pairs(self) -> int:
-        return self.masked.numel()
+def sum_of(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
-    def pairs(self) -> Tensor:
-        return self.negatives.expand(len(self.masked)).sum()
 
-    def smallest(self, count: int) -> Tensor:
-        return self.masked.flatten().topk(count, largest=False).values
+def _learned(link: Link) -> dict[str, Tensor]:
+    """Parameters of a link that want a gradient."""
+    return {name: value for name, value in link.tensors().items() if value.requires_grad}
+
+
+def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """Derivative of each anchor's loss by each learned parameter, given those by its logits."""
+    spread = {name: value.detach().expand(len(shortfall)) for name, value in _learned(link).items()}
+
+    def weighted(parameters: dict[str, Tensor]) -> Tensor:
+        return (weight * replace(link, **parameters).logit(shortfall)).sum()
+
+    effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)
+    return effects
 
 
 class _Pulled(torch.autograd.Function):
@@ -198,9 +114,3 @@ class _Pulled(torch.autograd.Function):
         grad = grad.unsqueeze(1)
         with torch.autocast(grad.device.type, enabled=False):
             return None, None, product(pull, candidates) * grad, product(pull.T, anchors * grad)
-
-
-def _learns(link: Link) -> bool:
-    """Whether a parameter of the link wants a gradient."""
-    values = [getattr(link, field.name) for field in fields(link)] if is_dataclass(link) else []
-    return any(isinstance(value, Tensor) and value.requires_grad for value in values)

@@ -1,0 +1,189 @@
+"""What every engine in plain torch does with some rows of the score matrix: survey its tail, then contrast.
+
+Nothing here records a gradient; the derivatives are written out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weince.candidates import Contest
+from weince.links import Link
+from weince.scores import pair_shortfall
+from weince.tail import TailConfig, TailStats, tail_stats
+from weince.terms import Term
+
+EXACT = 4
+"""How many of an anchor's hardest negatives have their shortfall computed as ``|a - c|² / 2``.
+
+``1 - s`` has an absolute error of about 1e-7 in float32, so it is good to 1e-4 for shortfalls above 1e-3. More
+than a few negatives nearer than that are duplicates, or a collapsed encoder.
+"""
+
+
+class EngineOutput(NamedTuple):
+    """Loss of each anchor, ``(anchors,)``; which of them count (None: all); statistics where asked for."""
+
+    loss: Tensor
+    counted: Tensor | None
+    stats: TailStats | None
+
+
+class Need(NamedTuple):
+    """What the terms and the statistics want of the survey."""
+
+    hardest: int
+    near_cap: bool
+
+    @classmethod
+    def of(cls, contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> "Need":
+        most = contest.most_negatives
+        near_cap = tail is not None or any(term.link.near_cap for term in terms)
+        fewest = [EXACT * near_cap, tail.tail_size(most) if tail else 0, *(term.hardest or 0 for term in terms)]
+        return cls(min(max(fewest), most), near_cap)
+
+
+class Rows:
+    """Some anchors against all candidates.
+
+    Args:
+        contest: Of these anchors.
+        shortfall: ``(a, c)``; :meth:`look` makes it exact near the cap.
+    """
+
+    def __init__(self, contest: Contest, shortfall: Tensor) -> None:
+        self.contest, self.shortfall = contest, shortfall
+        self.positives = contest.same_label()
+
+    def hidden(self) -> Tensor:
+        """``(a, c)`` shortfalls of negatives, ``inf`` elsewhere."""
+        return self.contest.hide(self.shortfall.clone(), torch.inf)
+
+    def look(self, need: Need) -> "Look":
+        """Find the hardest negatives, and make the smallest shortfalls exact."""
+        hidden = self.hidden()
+        hardest, columns = hidden.topk(need.hardest, dim=1, largest=False)
+        if need.near_cap:
+            near, first = columns[:, :EXACT], hardest[:, :EXACT]
+            exact = self._exact_at(near).masked_fill_(first.isinf(), torch.inf)  # inf: not a negative
+            first.copy_(exact.sort(dim=1).values)
+            self._exact_at(self._nearest_positives())
+        counted = None if self.positives is None else self.positives.any(1)
+        return Look(hardest, columns, self.contest.count_negatives(hidden), counted)
+
+    def _nearest_positives(self) -> Tensor:
+        if self.positives is None:
+            return self._positive_column()
+        nearest = self.shortfall.masked_fill(~self.positives, torch.inf)
+        return nearest.topk(min(EXACT, nearest.shape[1]), dim=1, largest=False).indices
+
+    def _positive_column(self) -> Tensor:
+        assert self.contest.positive is not None
+        return self.contest.positive.unsqueeze(1)
+
+    def _exact_at(self, columns: Tensor) -> Tensor:
+        """Exact shortfalls of some candidates of each anchor, ``(a, m)``, put into the matrix and returned."""
+        exact = pair_shortfall(self.contest.anchors.unsqueeze(1), self.contest.candidates[columns])
+        self.shortfall.scatter_(1, columns, exact)
+        return exact
+
+    def contrast(self, link: Link, rivals: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of every anchor, and its derivative with respect to the logits.
+
+        The loss is ``log(1 + sum over rivals of exp(l_j - l_ref))``, where ``ref`` is the positive: nothing
+        cancels, however small it is. With several positives ``ref`` is the one with the largest logit, the
+        others are rivals like the negatives, and ``l_ref`` less the mean logit of the positives is added.
+
+        Args:
+            link: A bound link.
+            rivals: ``(a, m)`` columns of the negatives that take part; None for all.
+        """
+        logits = link.logit(self.shortfall)
+        if self.positives is None:
+            reference, spread, share = self._positive_column(), None, None
+        else:
+            reference = logits.masked_fill(~self.positives, -torch.inf).argmax(1, keepdim=True)
+            share = self.positives / self.positives.sum(1, keepdim=True).clamp_min(1)
+            spread = ((logits.gather(1, reference) - logits) * share).sum(1)
+        ours = logits.gather(1, reference)
+
+        odds = logits if rivals is None else self._keep(logits, rivals)
+        odds = self.contest.hide(odds, -torch.inf, positives=False).scatter_(1, reference, -torch.inf)
+        largest = odds.amax(1, keepdim=True).clamp_min(torch.finfo(odds.dtype).min)  # finite without rivals
+        odds = odds.sub_(largest).exp_()
+        total = odds.sum(1, keepdim=True)
+        behind = largest + total.log() - ours  # log-sum-exp of the rivals, less the logit of the positive
+        loss = torch.logaddexp(behind, torch.zeros_like(behind)).squeeze(1)
+        risk = behind.sigmoid()
+        weight = odds.mul_(risk / total.clamp_min(torch.finfo(odds.dtype).tiny)).scatter_(1, reference, -risk)
+        if self.positives is None or share is None or spread is None:
+            return loss, weight
+
+        weight -= share.scatter_add(1, reference, -torch.ones_like(risk))
+        alone = ~self.positives.any(1)
+        return (loss + spread).masked_fill_(alone, 0), weight.masked_fill_(alone.unsqueeze(1), 0)
+
+    def _keep(self, logits: Tensor, rivals: Tensor) -> Tensor:
+        """Only these columns of each row, and its positives."""
+        kept = torch.full_like(logits, -torch.inf).scatter_(1, rivals, logits.gather(1, rivals))
+        return kept if self.positives is None else torch.where(self.positives, logits, kept)
+
+
+class Look(NamedTuple):
+    """The hardest negatives of some anchors.
+
+    ``hardest`` and ``columns``: ``(a, k)`` shortfalls, sorted upwards, and where they stand. ``negatives``:
+    ``(a,)`` or ``(1,)``. ``counted``: ``(a,)`` anchors that have a positive, None where all have.
+    """
+
+    hardest: Tensor
+    columns: Tensor
+    negatives: Tensor
+    counted: Tensor | None
+
+
+@dataclass(eq=False)
+class BatchSurvey:
+    """What was found in all rows, see :class:`weince.terms.Survey`."""
+
+    contest: Contest
+    looks: list[Look]
+    stats: TailStats | None
+    blocks: Callable[[], Iterable[Rows]]
+
+    @property
+    def most_pairs(self) -> int:
+        return len(self.contest.anchors) * self.contest.most_negatives
+
+    @property
+    def counted(self) -> Tensor | None:
+        parts = [look.counted for look in self.looks if look.counted is not None]
+        return torch.cat(parts) if parts else None
+
+    def pairs(self) -> Tensor:
+        return torch.stack([look.negatives.expand(len(look.hardest)).sum() for look in self.looks]).sum()
+
+    def smallest(self, count: int) -> Tensor:
+        found: list[Tensor] = []
+        for rows in self.blocks():
+            found.append(rows.hidden().flatten())
+            merged = torch.cat(found)
+            found = [merged.topk(min(count, len(merged)), largest=False).values]
+        return found[0]
+
+
+def survey(
+    contest: Contest, blocks: Callable[[], Iterable[Rows]], terms: Sequence[Term], tail: TailConfig | None
+) -> BatchSurvey:
+    """Look at all rows, block by block, and take the statistics that are asked for."""
+    need = Need.of(contest, terms, tail)
+    looks = [rows.look(need) for rows in blocks()] if need.hardest else []
+    found = BatchSurvey(contest, looks, None, blocks)
+    if tail is None:
+        return found
+    hardest = torch.cat([look.hardest for look in looks])
+    negatives = looks[0].negatives if len(looks[0].negatives) == 1 else torch.cat([look.negatives for look in looks])
+    return replace(found, stats=tail_stats(hardest, negatives, tail, found.counted))
