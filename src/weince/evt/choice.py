@@ -231,7 +231,7 @@ class Optimum(NamedTuple):
 
 
 def _best_step(theta: FloatArray, slope: FloatArray, hessian: FloatArray) -> FloatArray:
-    """The step that maximises the quadratic model with ``theta + step >= 0``: free, or on some of the bounds."""
+    """The step that maximises the quadratic model with ``theta + step >= 0``, over all active sets."""
     k = len(theta)
     scale = np.trace(hessian) / k
     if scale <= 0.0:

@@ -1,0 +1,222 @@
+"""Is the link test fast, is it honest under softmax, do its intervals cover, and what can it detect?
+
+Modes:
+    speed     a full test on a bank of 32 batches x 512 anchors x 511 candidates: seconds and peak memory
+    grid      the exact fit against the 21 x 21 grid: likelihood on many banks, time on the full bank
+    size      how often each p-value is below 5 % when softmax is true
+    coverage  how often the 95 % intervals of lam and tau hold the truth
+    power     how often each p-value is below 5 % as lam grows
+
+Each writes its table under results/. Winners are simulated from a known link on scores of paired Gaussian
+embeddings.
+
+Example:
+    python benchmarks/link_test.py size --banks 1000 --workers 2
+"""
+
+import argparse
+import csv
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from weince.evt import choice
+from weince.evt.link_fit import fit_grid, fit_link, fit_pair
+from weince.evt.link_test import LinkBank, link_bank, link_test, simulate_winners
+
+RESULTS = Path(__file__).parents[1] / "results"
+TAU = 0.2
+LAMS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.0)
+TAU_RANGE = (0.01, 2.0)
+
+
+def paired(count: int, dim: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal((count, dim))
+    return z, z + noise * rng.standard_normal(z.shape)
+
+
+def small_bank(lam: float, seed: int, *, batches: int, pairs: int, dim: int) -> LinkBank:
+    """Fresh scores and winners from the link (lam, TAU)."""
+    bank = link_bank(*paired(batches * pairs, dim, 0.5, seed), batch_size=pairs, batches=batches, rng=seed)
+    return bank._replace(positives=simulate_winners(bank.scores, lam, TAU, rng=seed + 10**6))
+
+
+def full_banks() -> Iterator[tuple[str, LinkBank]]:
+    bank = link_bank(*paired(8192, 16, 0.8, 0))
+    yield "the pairs themselves win", bank
+    yield (
+        "winners from lam 0.4, tau 0.2",
+        bank._replace(positives=simulate_winners(bank.scores, 0.4, 0.2, rng=1)),
+    )
+    yield (
+        "winners from softmax, tau 0.2",
+        bank._replace(positives=simulate_winners(bank.scores, 0.0, 0.2, rng=1)),
+    )
+
+
+def one_test(lam: float, seed: int) -> tuple[float, float, float, float]:
+    """lam, parametric-bootstrap p, clustered-t p and gain of a bank of 12 batches x 32 anchors x 31."""
+    bank = small_bank(lam, seed, batches=12, pairs=16, dim=8)
+    result = link_test(*bank, bootstraps=200, null_draws=200, folds=2, rng=seed)
+    return result.lam, result.lr_p_value, result.t_p_value, result.gain
+
+
+def one_interval(lam: float, seed: int) -> tuple[bool, bool, bool]:
+    """Whether the intervals of lam and tau hold the truth, and are of the sandwich kind; 16 x 64 x 63."""
+    fit = fit_link(*small_bank(lam, seed, batches=16, pairs=32, dim=4))
+    in_lam = fit.lam_interval[0] <= lam <= fit.lam_interval[1]
+    in_tau = fit.tau_interval[0] <= TAU <= fit.tau_interval[1]
+    return in_lam, in_tau, fit.interval_method == "sandwich"
+
+
+def spread(job: Callable[[int], tuple[float, ...]], banks: int, workers: int, label: str) -> np.ndarray:
+    """Run a job for every seed, on several processes, behind a progress bar."""
+    with ProcessPoolExecutor(workers) as pool:
+        return np.array(
+            list(track(pool.map(job, range(banks), chunksize=4), label, total=banks)), dtype=float
+        )
+
+
+def header(options: argparse.Namespace) -> str:
+    cores = os.cpu_count()
+    words = [options.mode]
+    if options.mode != "speed":
+        words.append(f"--banks {options.banks}")
+    command = f"python benchmarks/link_test.py {' '.join(words)}"
+    return f"<!-- made by: {command}; {cores} {platform.machine()} cores -->\n\n"
+
+
+def save(name: str, text: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(text)
+    print(text)
+
+
+def speed(options: argparse.Namespace) -> None:
+    lines = [
+        "| bank of 32 x 512 x 511 | seconds | peak GiB so far | lam | gain | LR p | interval |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for label, bank in track(list(full_banks()), "full tests"):
+        start = time.perf_counter()
+        r = link_test(*bank, bootstraps=2000, null_draws=200, folds=5)
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        lines.append(
+            f"| {label} | {seconds:.1f} | {peak:.2f} | {r.lam:.3f} | {r.gain:.4f} | {r.lr_p_value:.3f} "
+            f"| {r.interval_method} |"
+        )
+    note = "\n2,000 batch bootstraps, 200 parametric bootstraps, 5 folds. Peak memory includes the banks.\n"
+    save(
+        "link_test_speed.md",
+        header(options) + "# Speed of the link test\n\n" + "\n".join(lines) + "\n" + note,
+    )
+
+
+def grid(options: argparse.Namespace) -> None:
+    lines = ["| bank | exact - grid, nats | exact, s | grid, s | ratio |", "|---|---|---|---|---|"]
+    worst = np.inf
+    for seed in track(range(options.banks), "small banks"):
+        lam = LAMS[seed % len(LAMS)]
+        bank = small_bank(lam, seed, batches=8, pairs=8, dim=(3, 8, 32)[seed % 3])
+        fit = fit_link(*bank)
+        if not fit.separated:
+            worst = min(worst, fit.loglik - fit_grid(*bank, tau_range=TAU_RANGE).loglik)
+    lines.append(f"| {options.banks} banks of 8 x 16 x 15, the smallest difference | {worst:.2e} | | | |")
+    for label, bank in full_banks():
+        start = time.perf_counter()
+        choices = choice.read_choices(*bank)
+        reading = time.perf_counter() - start
+        pair = fit_pair(choices)
+        exact = time.perf_counter() - start - reading
+        start = time.perf_counter()
+        best = fit_grid(*bank, tau_range=TAU_RANGE)
+        slow = time.perf_counter() - start - reading
+        gap = pair.full.value - best.loglik
+        lines.append(
+            f"| 32 x 512 x 511, {label} | {gap:.2e} | {exact:.2f} | {slow:.1f} | {slow / exact:.0f} |"
+        )
+    note = (
+        f"\nGrid: 21 even steps of lam in [0, 1], 21 logarithmic steps of tau in {list(TAU_RANGE)}, the\n"
+        "same vectorised likelihood. Both links are fitted. Times leave out reading the scores, alike for both.\n"
+    )
+    save(
+        "link_test_grid.md",
+        header(options) + "# Exact fit against the grid\n\n" + "\n".join(lines) + "\n" + note,
+    )
+
+
+def rate(hits: np.ndarray) -> str:
+    """A share in percent with twice its standard error."""
+    p = hits.mean()
+    return f"{100 * p:.1f} ± {200 * np.sqrt(p * (1 - p) / len(hits)):.1f}"
+
+
+def size(options: argparse.Namespace) -> None:
+    out = spread(partial(one_test, 0.0), options.banks, options.workers, "banks under softmax")
+    none = out[:, 0] == 0.0
+    nothing = (out[:, 3] == 0.0) & (out[:, 1:3] == 1.0).all(axis=1)
+    text = (
+        header(options)
+        + "# Size of the link test under softmax\n\n"
+        + f"{options.banks} banks of 12 batches x 32 anchors x 31 candidates, softmax with tau {TAU}; "
+        + "200 parametric bootstraps each.\n\n"
+        + "| | percent ± 2 standard errors |\n|---|---|\n"
+        + f"| parametric bootstrap p <= 0.05 (wanted: 5 ± 2) | {rate(out[:, 1] <= 0.05)} |\n"
+        + f"| parametric bootstrap p <= 0.10 | {rate(out[:, 1] <= 0.10)} |\n"
+        + f"| clustered t p <= 0.05 (wanted: at most 5) | {rate(out[:, 2] <= 0.05)} |\n"
+        + f"| fitted lam = 0 | {rate(none)} |\n"
+        + f"| lam = 0 with gain = 0 and both p = 1, among lam = 0 | {rate(nothing[none])} |\n"
+    )
+    save("link_test_size.md", text)
+
+
+def coverage(options: argparse.Namespace) -> None:
+    lines = ["| lam | lam covered, % | tau covered, % | sandwich kind, % |", "|---|---|---|---|"]
+    for lam in LAMS:
+        out = spread(partial(one_interval, lam), options.banks, options.workers, f"lam {lam}")
+        lines.append(f"| {lam} | {rate(out[:, 0])} | {rate(out[:, 1])} | {100 * out[:, 2].mean():.0f} |")
+    about = (
+        f"{options.banks} banks each of 16 batches x 64 anchors x 63 candidates, tau {TAU}; "
+        "percent ± 2 standard errors.\n\n"
+    )
+    title = "# Coverage of the 95 % intervals\n\n"
+    save("link_test_coverage.md", header(options) + title + about + "\n".join(lines) + "\n")
+
+
+def power(options: argparse.Namespace) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / "link_test_power.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["lam", "banks", "lr_rejects", "t_rejects", "mean_lam", "mean_gain"])
+        for lam in LAMS[:-3]:
+            out = spread(partial(one_test, lam), options.banks, options.workers, f"lam {lam}")
+            rejects = (out[:, 1:3] <= 0.05).mean(axis=0)
+            row = [lam, options.banks, *(f"{x:.4f}" for x in (*rejects, out[:, 0].mean(), out[:, 3].mean()))]
+            writer.writerow(row)
+            print(row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    modes = {"speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power}
+    parser.add_argument("mode", choices=list(modes))
+    parser.add_argument("--banks", type=int, default=1000, help="simulated banks (per value of lam)")
+    parser.add_argument("--workers", type=int, default=2, help="processes for the simulations")
+    options = parser.parse_args()
+    modes[options.mode](options)
+
+
+if __name__ == "__main__":
+    main()
