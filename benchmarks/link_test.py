@@ -147,7 +147,7 @@ def grid(options: argparse.Namespace) -> None:
         )
     note = (
         f"\nGrid: 21 even steps of lam in [0, 1], 21 logarithmic steps of tau in {list(TAU_RANGE)}, the\n"
-        "same vectorised likelihood. Both links are fitted. Times leave out reading the scores, alike for both.\n"
+        "same vectorised likelihood. Both links are fitted. Times leave out reading the scores.\n"
     )
     save(
         "link_test_grid.md",

@@ -1,5 +1,15 @@
 """Statistics of score tails: arrays in, frozen dataclasses out. xi < 0 always means a bounded tail."""
 
+from weince.evt.ablations import (
+    AblationPoint,
+    FrechetAblation,
+    Gain,
+    TrendPoint,
+    frechet_ablation,
+    hard_negative_ablation,
+    link_trend,
+    pool_ablation,
+)
 from weince.evt.anchors import (
     AnchorComparison,
     AnchorTails,
@@ -18,6 +28,8 @@ from weince.evt.gpd import (
     fit_gpd,
     select_exceedances,
 )
+from weince.evt.link_fit import GridFit, LinkFit, fit_grid, fit_link
+from weince.evt.link_test import LinkBank, LinkTest, link_bank, link_test, simulate_winners
 from weince.evt.noise_floor import (
     CoordinateMismatch,
     LinkTheory,
@@ -40,9 +52,11 @@ from weince.evt.pot import (
     unique_negative_cosines,
     xi_over_batches,
 )
+from weince.evt.risk import RiskGradient, culprit_probabilities, risk_gradient
 from weince.evt.top1 import Top1, top1_asymptotics
 
 __all__ = [
+    "AblationPoint",
     "AnchorComparison",
     "AnchorTails",
     "BatchXi",
@@ -51,27 +65,46 @@ __all__ = [
     "DaicArtefact",
     "Exceedances",
     "ExponentialFit",
+    "FrechetAblation",
     "GPDFit",
+    "Gain",
     "GoodnessOfFit",
+    "GridFit",
+    "LinkBank",
+    "LinkFit",
+    "LinkTest",
     "LinkTheory",
     "MeanResidualLife",
     "NegativeCosines",
     "NoiseFloor",
+    "RiskGradient",
     "TailCurves",
     "ThresholdStability",
     "Top1",
+    "TrendPoint",
     "anchor_tails",
     "compare_anchor_tails",
     "coordinate_mismatch",
+    "culprit_probabilities",
     "daic_artefact",
     "fit_capped",
     "fit_exponential",
     "fit_gpd",
+    "fit_grid",
+    "fit_link",
+    "frechet_ablation",
     "goodness_of_fit",
+    "hard_negative_ablation",
+    "link_bank",
+    "link_test",
     "link_theory",
+    "link_trend",
     "mean_residual_life",
     "noise_floor",
+    "pool_ablation",
+    "risk_gradient",
     "select_exceedances",
+    "simulate_winners",
     "tail_curves",
     "threshold_stability",
     "top1_asymptotics",
