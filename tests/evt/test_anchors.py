@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import genpareto, kstest, linregress
 
+from weince import TailConfig
 from weince.evt import anchor_tails, compare_anchor_tails, daic_artefact, fit_gpd
+from weince.functional import tail_stats
 
 
 def naive_anchor(
@@ -60,6 +63,18 @@ class TestAnchorTails:
             assert got.daic[i] == pytest.approx(daic, rel=1e-6, abs=1e-6)
             lam = sigmoid(10 * math.log(rho0 / r)) * sigmoid(daic - 2.0) if made else 0.0
             assert got.lam[i] == pytest.approx(lam, rel=1e-5, abs=1e-12)
+
+    @pytest.mark.parametrize("options", [{}, {"k": 20}, {"k": 0.5, "margin": 0.0, "rho0": 0.3}])
+    def test_agrees_with_the_statistics_of_the_loss(self, options: dict[str, float]) -> None:
+        """Two independent implementations, on cosines with ignored pairs."""
+        rng = np.random.default_rng(0)
+        z = rng.normal(size=(48, 12))
+        z /= np.linalg.norm(z, axis=1, keepdims=True)
+        left_out = np.eye(48, dtype=bool) | (rng.random((48, 48)) < 0.1)
+        ours = anchor_tails(np.where(left_out, np.inf, 1.0 - z @ z.T), **options)
+        theirs = tail_stats(torch.from_numpy(z @ z.T), torch.from_numpy(left_out), tail=TailConfig(**options))
+        for name in ("rho", "beta", "daic", "lam"):
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name).numpy(), rel=1e-9, abs=1e-12)
 
     def test_tail_size_rule(self) -> None:
         rng = np.random.default_rng(0)
