@@ -369,13 +369,7 @@ def _ratio(partition: Partition, target: FloatArray, start: FloatArray) -> tuple
     return 2.0 * max(full.value - null.value, 0.0), full.theta, null.converged and full.converged
 
 
-def null_ratios(
-    choices: Choices,
-    weight: float,
-    draws: int,
-    rng: np.random.Generator,
-    progress: Callable[[int, int], None] | None = None,
-) -> FloatArray:
+def null_ratios(choices: Choices, weight: float, draws: int, rng: np.random.Generator) -> FloatArray:
     """Likelihood ratios (draws,) of two features against the first, for winners drawn with ``(weight, 0)``.
 
     All draws share ``A``, so it is interpolated once over the region where their optima fall, to 1e-5 nats,
@@ -407,6 +401,4 @@ def null_ratios(
         if not perfect[i]:
             # Perfectly separated winners give both links a likelihood of one: their ratio is 0.
             ratios[i] = ratio if good else _ratio(exact, targets[i], null)[0]
-        if progress is not None:
-            progress(i + 1, draws)
     return ratios

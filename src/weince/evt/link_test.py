@@ -192,12 +192,12 @@ def _gains(choices: Choices, pair: Pair) -> FloatArray:
 
 
 def _bootstrap(
-    fitted: Choices, pair: Pair, ratio: float, draws: int, rng: np.random.Generator, progress: Progress | None
+    fitted: Choices, pair: Pair, ratio: float, draws: int, rng: np.random.Generator
 ) -> tuple[FloatArray, float]:
     """Null ratios and the p-value; none when no finite fit exists."""
     if np.isnan(pair.full.theta).any():
         return np.empty(0), np.nan
-    null = choice.null_ratios(fitted, float(pair.null.theta[0]), draws, rng, progress)
+    null = choice.null_ratios(fitted, float(pair.null.theta[0]), draws, rng)
     return null, (1.0 + float(np.sum(null >= ratio))) / (draws + 1.0)
 
 
@@ -228,7 +228,8 @@ def link_test(
         level: Level of all intervals.
         eps: Floor of the shortfall ``1 - s``.
         rng: Seed or generator of the split, the resampling and the simulations.
-        progress: Called with (done, total) as the work goes on.
+        progress: Called with (done, total) after each of the five stages: read, fit, judge, simulate,
+            cross-validate.
 
     Example:
         >>> bank = link_bank(z_i, z_j, batch_size=64, batches=8)  # doctest: +SKIP
@@ -242,18 +243,24 @@ def link_test(
     ):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+    tell = progress or (lambda done, total: None)
     generator = np.random.default_rng(rng)
     choices = choice.read_choices(scores, positives, batches, eps=eps)
+    tell(1, 5)
     inside, outside = split_batches(len(choices.labels), held_in, generator)
     fitted = choices.take(inside)
     pair = fit_pair(fitted)
     estimate = link_fit(fitted, pair, level)
+    tell(2, 5)
     gains = _gains(choices.take(outside), pair)
     t, t_p = clustered_t(gains)
     interval = resampled_interval(gains, bootstraps, level, generator)
+    tell(3, 5)
     ratio = 2.0 * (pair.full.value - pair.null.value)
-    null, ratio_p = _bootstrap(fitted, pair, ratio, null_draws, generator, progress)
+    null, ratio_p = _bootstrap(fitted, pair, ratio, null_draws, generator)
+    tell(4, 5)
     cv_gains, cv_lams = _cross_validate(choices, folds, pair, generator)
+    tell(5, 5)
     gapped = not estimate.separated and bool(np.isnan(cv_lams).any())
     gain = float(gains.mean())
     return LinkTest(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -110,7 +111,7 @@ def risk_gradient(
     beta: ArrayLike = 1.0,
     lam: ArrayLike = 0.5,
     bins: int | Sequence[float] = 20,
-    draws: int = 8,
+    draws: int = 2,
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
     progress: Progress | None = None,
@@ -144,11 +145,15 @@ def risk_gradient(
     columns = _per_anchor("beta", beta, len(s)), _per_anchor("lam", lam, len(s), 1.0)
     edges = _edges(bins, negatives)
     generator = np.random.default_rng(rng)
-    totals = {k: np.zeros((3, len(edges) - 1)) for k in ks}
+    fewest, n_bins = int(counts.min()), len(edges) - 1
+    totals = {k: np.zeros((3, n_bins)) for k in ks}
     for draw in range(draws):
-        order = _random_order(negatives, generator)
+        drawn = _random_order(negatives, generator)[:, :fewest]
+        links = _links(won, drawn, tau, *columns, eps)
+        # As in numpy's histograms, the last bin holds its right edge.
+        which = np.clip(np.searchsorted(edges, drawn, side="right") - 1, 0, n_bins - 1)
         for k in ks:
-            totals[k] += _gradient_mass(won, order, int(counts.min()) // k, k, tau, *columns, edges, eps)
+            totals[k] += [_gradient_mass(link, which, k, n_bins) for link in links]
         if progress is not None:
             progress(draw + 1, draws)
     spread = _shares(np.histogram(negatives[np.isfinite(negatives)], edges)[0].astype(np.float64))
@@ -185,32 +190,36 @@ def _random_order(negatives: FloatArray, rng: np.random.Generator) -> FloatArray
     return np.take_along_axis(negatives, np.argsort(keys, axis=1), axis=1)
 
 
-def _gradient_mass(
-    won: FloatArray,
-    order: FloatArray,
-    subsets: int,
-    k: int,
-    tau: float,
-    beta: FloatArray,
-    lam: FloatArray,
-    edges: FloatArray,
-    eps: float,
-) -> FloatArray:
-    """Gradient magnitude by bin (3, bins) of softmax, shortfall and blend over disjoint subsets."""
-    mass = np.zeros((3, len(edges) - 1))
-    for first in range(0, subsets * k, k):
-        s = np.column_stack([won, order[:, first : first + k]])
-        short = np.maximum(1.0 - s, eps)
-        # Below the floor the shortfall's logit is flat: its slope there is zero.
-        steep = np.where(1.0 - s > eps, 1.0 / short, 0.0)
-        logits = s / tau, -beta * np.log(short)
-        slopes = np.full_like(s, 1.0 / tau), beta * steep
-        blended = (1.0 - lam) * logits[0] + lam * logits[1], (1.0 - lam) * slopes[0] + lam * slopes[1]
-        links = (logits[0], slopes[0]), (logits[1], slopes[1]), blended
-        for row, (logit, slope) in enumerate(links):
-            pull = (special.softmax(logit, axis=1) * slope)[:, 1:]
-            mass[row] += np.histogram(s[:, 1:], edges, weights=pull)[0]
-    return mass
+class _Link(NamedTuple):
+    """A link on a draw: negatives' logits and slopes (anchors, negatives), positives' logits (anchors, 1)."""
+
+    logit: FloatArray
+    slope: FloatArray
+    won: FloatArray
+
+
+def _links(
+    won: FloatArray, s: FloatArray, tau: float, beta: FloatArray, lam: FloatArray, eps: float
+) -> tuple[_Link, _Link, _Link]:
+    """Softmax, shortfall and their blend."""
+    short = np.maximum(1.0 - s, eps)
+    # Below the floor the shortfall's logit is flat: its slope there is zero.
+    slope = np.where(1.0 - s > eps, beta / short, 0.0)
+    softmax = _Link(s / tau, np.full_like(s, 1.0 / tau), won[:, None] / tau)
+    shortfall = _Link(-beta * np.log(short), slope, -beta * np.log(np.maximum(1.0 - won, eps))[:, None])
+    blend = _Link(*((1.0 - lam) * a + lam * b for a, b in zip(softmax, shortfall, strict=True)))
+    return softmax, shortfall, blend
+
+
+def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> FloatArray:
+    """Gradient magnitude by bin (bins,), over the disjoint subsets of ``k`` that the columns are cut into."""
+    used = which.shape[1] // k * k
+    u = link.logit[:, :used].reshape(len(which), -1, k)
+    top = np.maximum(u.max(axis=2), link.won)
+    weight = np.exp(u - top[:, :, None])
+    weight /= (weight.sum(axis=2) + np.exp(link.won - top))[:, :, None]
+    pull = weight.reshape(len(which), used) * link.slope[:, :used]
+    return np.asarray(np.bincount(which[:, :used].ravel(), pull.ravel(), minlength=bins), dtype=np.float64)
 
 
 def _risk(
