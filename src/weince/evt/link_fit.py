@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from weince.evt import choice
 from weince.evt.choice import Choices, FloatArray, Optimum
 
 Interval = tuple[float, float]
+# Intervals of tau are sought this far from the estimate, in log tau.
+_FAR = 8.0
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,21 @@ def _profile_tau(choices: Choices, tau: float, start: float) -> float:
     return -value if descent[0] <= 0.0 else choice.maximise(along, np.zeros(1), np.array([start])).value
 
 
-def _crossing(excess: Callable[[float], float], inside: float, outside: float, tol: float) -> float:
-    """Where ``excess`` turns positive between ``inside`` and ``outside``; ``outside`` if it never does."""
-    if excess(outside) <= 0.0:
-        return outside
-    return float(optimize.brentq(excess, inside, outside, xtol=tol))
+def _end(drop: Callable[[float], float], allowed: float, middle: float, step: float, bound: float) -> float:
+    """Where ``drop``, 0 at ``middle``, reaches ``allowed`` on the way to ``bound``; else ``bound``."""
+
+    # The root of the drop is nearly linear, so that secant steps find the end in a few trials.
+    @cache
+    def excess(x: float) -> float:
+        return float(np.sqrt(max(drop(x), 0.0)) - np.sqrt(allowed))
+
+    reach = middle
+    while reach != bound:
+        reach = min(middle + step, bound) if bound > middle else max(middle - step, bound)
+        if excess(reach) > 0.0:
+            return float(optimize.brentq(excess, middle, reach, xtol=1e-5))
+        step *= 2.0
+    return bound
 
 
 def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval, Interval, str]:
@@ -158,26 +171,21 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
         return (float(lam - half), float(lam + half)), taus, "sandwich"
     allowed = 0.5 * quantile**2 * np.diag(robust) / np.diag(plain)
 
-    def lam_excess(x: float) -> float:
-        return full.value - _profile_lam(choices, x, 1.0 / tau) - float(allowed[0])
+    def lam_drop(x: float) -> float:
+        return full.value - _profile_lam(choices, x, 1.0 / tau)
 
-    def tau_excess(x: float) -> float:
-        return full.value - _profile_tau(choices, tau * float(np.exp(x)), lam) - float(allowed[1])
+    def tau_drop(x: float) -> float:
+        return full.value - _profile_tau(choices, tau * float(np.exp(x)), lam)
 
-    lams = (
-        0.0 if lam == 0.0 else _crossing(lam_excess, lam, 0.0, 1e-5),
-        1.0 if lam == 1.0 else _crossing(lam_excess, lam, 1.0, 1e-5),
-    )
-    # Widen by factors of two until both ends are excluded; a tau that nothing excludes is unbounded.
-    low, high = (
-        next((x for x in side * np.log(2.0) * np.arange(1, 12) if tau_excess(x) > 0.0), None)
-        for side in (-1, 1)
-    )
+    steps = np.maximum(1.2 * np.array([half, log_half]), 1e-3)
+    lams = [_end(lam_drop, float(allowed[0]), lam, float(steps[0]), bound) for bound in (0.0, 1.0)]
+    logs = [_end(tau_drop, float(allowed[1]), 0.0, float(steps[1]), bound) for bound in (-_FAR, _FAR)]
+    # A temperature that nothing excludes is unbounded.
     taus = (
-        0.0 if low is None else tau * float(np.exp(_crossing(tau_excess, 0.0, low, 1e-5))),
-        np.inf if high is None else tau * float(np.exp(_crossing(tau_excess, 0.0, high, 1e-5))),
+        0.0 if logs[0] == -_FAR else tau * float(np.exp(logs[0])),
+        np.inf if logs[1] == _FAR else tau * float(np.exp(logs[1])),
     )
-    return lams, taus, "profile"
+    return (lams[0], lams[1]), taus, "profile"
 
 
 def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
