@@ -361,6 +361,18 @@ def test_bad_input_is_named(change, error, words):
         link_test(**(BANK._asdict() | change))
 
 
+def test_equal_embeddings_are_refused():
+    same = np.tile(np.random.default_rng(0).standard_normal(7), (64, 1))
+    with pytest.raises(ValueError, match="nothing to choose"):
+        link_test(*link_bank(same, same * 3, batch_size=16))
+
+
+def test_lower_precision_and_lists_are_read():
+    bank = simulated(0.3, 0.2, batches=4)
+    single = fit_link(bank.scores.astype(np.float32), bank.positives.tolist(), bank.batches.astype(np.int32))
+    assert single.lam == pytest.approx(fit_link(*bank).lam, rel=1e-3)
+
+
 def test_bad_banks_are_named():
     z_i, z_j = pairs(10)
     with pytest.raises(ValueError, match="both be"):

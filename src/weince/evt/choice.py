@@ -155,7 +155,8 @@ def read_choices(
     features = np.empty((len(coordinates), *s.shape))
     for j, coordinate in enumerate(coordinates):
         np.subtract(coordinate(s, eps), coordinate(won, eps)[:, None], out=features[j])
-    if not features[0].any():
+    # Equal embeddings give equal cosines only up to rounding.
+    if features[0].max() - features[0].min() < 1e-12:
         raise ValueError(
             "all candidates of every anchor have the same score: there is nothing to choose between"
         )
