@@ -275,18 +275,22 @@ def fit_gpd(x: ArrayLike, threshold: float = 0.0, *, level: float = 0.95) -> GPD
         >>> bool(fit.xi_interval[0] < -0.4 < fit.xi_interval[1])
         True
     """
-    y = excesses_over(x, threshold)
-    drop = chi2.ppf(check_fraction(level, "level"), 1) / 2.0
+    drop = float(chi2.ppf(check_fraction(level, "level"), 1)) / 2.0
+    return fit_with_drop(excesses_over(x, threshold), float(threshold), drop, level)
+
+
+def fit_with_drop(y: Floats, threshold: float, drop: float, level: float) -> GPDFit:
+    """Fit excesses y (n,); the intervals hold what lowers the log-likelihood by at most drop."""
     xi, sigma, loglik, v = (float(a[0]) for a in maximise_rows(y[None]))
     return GPDFit(
         xi=xi,
         sigma=sigma,
-        endpoint=float(threshold) - sigma / xi if xi < 0.0 else np.inf,
+        endpoint=threshold - sigma / xi if xi < 0.0 else np.inf,
         xi_interval=_xi_interval(y, xi, sigma, loglik - drop),
-        endpoint_interval=_endpoint_interval(y, float(threshold), v, loglik - drop),
+        endpoint_interval=_endpoint_interval(y, threshold, v, loglik - drop),
         loglik=loglik,
         n=y.size,
-        threshold=float(threshold),
+        threshold=threshold,
         level=level,
         boundary=bool(np.isneginf(v)),
     )
