@@ -50,6 +50,11 @@ class Contest:
         """How many negatives an anchor can have at the most."""
         return len(self.candidates) - (self.itself is not None) - (self.positive is not None)
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all anchors have the same number of negatives, whatever the values."""
+        return self.labels is None and self.ids is None and self.ignore is None
+
     def rows(self, start: int, stop: int) -> "Contest":
         """The contest of some of the anchors, against all candidates."""
 
@@ -101,7 +106,7 @@ class Contest:
         Args:
             hidden: ``(a, c)``, finite for negatives alone.
         """
-        if self.labels is None and self.ids is None and self.ignore is None:
+        if self.uniform:
             return torch.full((1,), self.most_negatives, device=hidden.device)
         return hidden.isfinite().sum(1)
 
@@ -176,7 +181,7 @@ def _within(
     every_label = None if labels is None else labels.repeat(views)
     return Contest(
         rows,
-        rows,
+        rows.view_as(rows),  # compiled code wants two tensors, not one twice
         positive=itself.roll(len(z_i)) if candidates == "views" else None,
         itself=itself,
         labels=None if every_label is None else (every_label, every_label),

@@ -4,10 +4,18 @@ A score is the cosine of two rows, its shortfall is ``1 - score``. Everything he
 float64 for float64 input, whatever autocast says: in bfloat16 the number ``1 - 1e-6`` is 1.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Keeps what runs under it in the dtype of its inputs."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def unit_rows(rows: Tensor) -> Tensor:

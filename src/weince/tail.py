@@ -55,7 +55,9 @@ class TailConfig:
         if isinstance(self.k, bool) or not isinstance(self.k, int | float):
             raise TypeError(f"k must be an int or a share in (0, 1]; got {self.k!r}")
         if isinstance(self.k, float) and not 0 < self.k <= 1:
-            raise ValueError(f"k as a share must lie in (0, 1], as a number of negatives be an int; got {self.k}")
+            raise ValueError(
+                f"k as a share must lie in (0, 1], as a number of negatives be an int; got {self.k}"
+            )
         if self.k_min < 1 or self.k_max < self.k_min:
             raise ValueError(f"wanted 1 <= k_min <= k_max; got k_min={self.k_min}, k_max={self.k_max}")
         if isinstance(self.k, int) and not 1 <= self.k <= self.k_max:
@@ -111,7 +113,9 @@ class TailFit(NamedTuple):
     made: Tensor
 
 
-def tail_stats(hardest: Tensor, negatives: Tensor, config: TailConfig, counted: Tensor | None = None) -> TailStats:
+def tail_stats(
+    hardest: Tensor, negatives: Tensor, config: TailConfig, counted: Tensor | None = None
+) -> TailStats:
     """Statistics of every anchor of the batch.
 
     Args:

@@ -78,20 +78,31 @@ class BatchShortfallLink(nn.Module, Link):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.share, self.fewest, self.least_r2, self.momentum, self.eps = share, fewest, least_r2, momentum, eps
-        self.register_buffer("slope_now", torch.tensor(initial, dtype=torch.float64))
+        self.share, self.fewest, self.least_r2, self.momentum, self.eps = (
+            share,
+            fewest,
+            least_r2,
+            momentum,
+            eps,
+        )
+        # One element, not a scalar: torch.compile loses what is written to a float64 scalar on the CPU.
+        self.register_buffer("slope_now", torch.tensor([initial], dtype=torch.float64))
 
     def bind(self, survey: Survey) -> ShortfallLink:
         if self.training:
             self.slope_now.copy_(self._moved(survey))
-        return ShortfallLink(self.slope_now.clone(), eps=self.eps)
+        return ShortfallLink(self.slope_now.squeeze(0).clone(), eps=self.eps)
 
     def _moved(self, survey: Survey) -> Tensor:
         """The running slope after this batch, without waiting for the device."""
         most, pairs = survey.most_pairs, survey.pairs()
         count = min(max(self.fewest, int(self.share * most)), most)
         size = (self.share * pairs.double()).long().clamp_min(self.fewest).minimum(pairs)
-        fit = fit_tail(survey.smallest(count).unsqueeze(0), size.unsqueeze(0), TailConfig(drop=0.05, eps=self.eps))
-        kept = (fit.made & (fit.r2 >= self.least_r2) & (fit.beta > 0)).squeeze(0)
-        fitted = fit.beta.squeeze(0).clamp(0.5, 16.0).to(self.slope_now.dtype)
-        return torch.where(kept, self.momentum * self.slope_now + (1 - self.momentum) * fitted, self.slope_now)
+        fit = fit_tail(
+            survey.smallest(count).unsqueeze(0), size.unsqueeze(0), TailConfig(drop=0.05, eps=self.eps)
+        )
+        kept = fit.made & (fit.r2 >= self.least_r2) & (fit.beta > 0)
+        fitted = fit.beta.clamp(0.5, 16.0).to(self.slope_now.dtype)
+        return torch.where(
+            kept, self.momentum * self.slope_now + (1 - self.momentum) * fitted, self.slope_now
+        )

@@ -16,7 +16,7 @@ from torch import Tensor
 from weince.candidates import Contest
 from weince.engines.rows import EngineOutput, Rows, survey
 from weince.links import Link
-from weince.scores import product, shortfalls
+from weince.scores import no_autocast, product, shortfalls
 from weince.tail import TailConfig
 from weince.terms import Term
 
@@ -33,7 +33,7 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
         tail: How to take the tail statistics, where a link or the caller wants them.
     """
     anchors, candidates = contest.anchors, contest.candidates
-    with torch.no_grad(), torch.autocast(anchors.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(anchors.device):
         matrix = shortfalls(anchors, candidates)
         spans = _spans(matrix)
         blocks = [Rows(contest.rows(*span), matrix[slice(*span)]) for span in spans]
@@ -112,5 +112,5 @@ class _Pulled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:  # type: ignore[override]
         pull, anchors, candidates = ctx.saved_tensors
         grad = grad.unsqueeze(1)
-        with torch.autocast(grad.device.type, enabled=False):
+        with no_autocast(grad.device):
             return None, None, product(pull, candidates) * grad, product(pull.T, anchors * grad)

@@ -42,7 +42,11 @@ class Need(NamedTuple):
     def of(cls, contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> "Need":
         most = contest.most_negatives
         near_cap = tail is not None or any(term.link.near_cap for term in terms)
-        fewest = [EXACT * near_cap, tail.tail_size(most) if tail else 0, *(term.hardest or 0 for term in terms)]
+        fewest = [
+            EXACT * near_cap,
+            tail.tail_size(most) if tail else 0,
+            *(term.hardest or 0 for term in terms),
+        ]
         return cls(min(max(fewest), most), near_cap)
 
 
@@ -57,6 +61,7 @@ class Rows:
     def __init__(self, contest: Contest, shortfall: Tensor) -> None:
         self.contest, self.shortfall = contest, shortfall
         self.positives = contest.same_label()
+        self.counted = None if self.positives is None else self.positives.any(1)
 
     def hidden(self) -> Tensor:
         """``(a, c)`` shortfalls of negatives, ``inf`` elsewhere."""
@@ -71,8 +76,7 @@ class Rows:
             exact = self._exact_at(near).masked_fill_(first.isinf(), torch.inf)  # inf: not a negative
             first.copy_(exact.sort(dim=1).values)
             self._exact_at(self._nearest_positives())
-        counted = None if self.positives is None else self.positives.any(1)
-        return Look(hardest, columns, self.contest.count_negatives(hidden), counted)
+        return Look(hardest, columns, self.contest.count_negatives(hidden))
 
     def _nearest_positives(self) -> Tensor:
         if self.positives is None:
@@ -106,7 +110,7 @@ class Rows:
             reference, spread, share = self._positive_column(), None, None
         else:
             reference = logits.masked_fill(~self.positives, -torch.inf).argmax(1, keepdim=True)
-            share = self.positives / self.positives.sum(1, keepdim=True).clamp_min(1)
+            share = self.positives.to(logits.dtype) / self.positives.sum(1, keepdim=True).clamp_min(1)
             spread = ((logits.gather(1, reference) - logits) * share).sum(1)
         ours = logits.gather(1, reference)
 
@@ -119,11 +123,11 @@ class Rows:
         loss = torch.logaddexp(behind, torch.zeros_like(behind)).squeeze(1)
         risk = behind.sigmoid()
         weight = odds.mul_(risk / total.clamp_min(torch.finfo(odds.dtype).tiny)).scatter_(1, reference, -risk)
-        if self.positives is None or share is None or spread is None:
+        if self.counted is None or share is None or spread is None:
             return loss, weight
 
         weight -= share.scatter_add(1, reference, -torch.ones_like(risk))
-        alone = ~self.positives.any(1)
+        alone = ~self.counted
         return (loss + spread).masked_fill_(alone, 0), weight.masked_fill_(alone.unsqueeze(1), 0)
 
     def _keep(self, logits: Tensor, rivals: Tensor) -> Tensor:
@@ -136,13 +140,12 @@ class Look(NamedTuple):
     """The hardest negatives of some anchors.
 
     ``hardest`` and ``columns``: ``(a, k)`` shortfalls, sorted upwards, and where they stand. ``negatives``:
-    ``(a,)`` or ``(1,)``. ``counted``: ``(a,)`` anchors that have a positive, None where all have.
+    their number, ``(a,)`` or ``(1,)``.
     """
 
     hardest: Tensor
     columns: Tensor
     negatives: Tensor
-    counted: Tensor | None
 
 
 @dataclass(eq=False)
@@ -150,29 +153,30 @@ class BatchSurvey:
     """What was found in all rows, see :class:`weince.terms.Survey`."""
 
     contest: Contest
-    looks: list[Look]
-    stats: TailStats | None
     blocks: Callable[[], Iterable[Rows]]
+    looks: list[Look]
+    counted: Tensor | None
+    stats: TailStats | None = None
 
     @property
     def most_pairs(self) -> int:
         return len(self.contest.anchors) * self.contest.most_negatives
 
-    @property
-    def counted(self) -> Tensor | None:
-        parts = [look.counted for look in self.looks if look.counted is not None]
-        return torch.cat(parts) if parts else None
-
     def pairs(self) -> Tensor:
         return torch.stack([look.negatives.expand(len(look.hardest)).sum() for look in self.looks]).sum()
 
     def smallest(self, count: int) -> Tensor:
-        found: list[Tensor] = []
+        kept = self.contest.anchors.new_empty(0)
+        pending: list[Tensor] = []
         for rows in self.blocks():
-            found.append(rows.hidden().flatten())
-            merged = torch.cat(found)
-            found = [merged.topk(min(count, len(merged)), largest=False).values]
-        return found[0]
+            pending.append(rows.hidden().flatten())
+            if sum(map(len, pending)) >= 4 * count:  # rarely, since each cut reads everything kept
+                kept, pending = _least(torch.cat([kept, *pending]), count), []
+        return _least(torch.cat([kept, *pending]), count)
+
+
+def _least(values: Tensor, count: int) -> Tensor:
+    return values.topk(min(count, len(values)), largest=False).values
 
 
 def survey(
@@ -180,10 +184,17 @@ def survey(
 ) -> BatchSurvey:
     """Look at all rows, block by block, and take the statistics that are asked for."""
     need = Need.of(contest, terms, tail)
-    looks = [rows.look(need) for rows in blocks()] if need.hardest else []
-    found = BatchSurvey(contest, looks, None, blocks)
+    looks: list[Look] = []
+    counted: list[Tensor] = []
+    for rows in blocks():
+        if need.hardest:
+            looks.append(rows.look(need))
+        if rows.counted is not None:
+            counted.append(rows.counted)
+    found = BatchSurvey(contest, blocks, looks, torch.cat(counted) if counted else None)
     if tail is None:
         return found
     hardest = torch.cat([look.hardest for look in looks])
-    negatives = looks[0].negatives if len(looks[0].negatives) == 1 else torch.cat([look.negatives for look in looks])
+    numbers = [look.negatives for look in looks]
+    negatives = numbers[0] if contest.uniform else torch.cat(numbers)
     return replace(found, stats=tail_stats(hardest, negatives, tail, found.counted))

@@ -1,0 +1,94 @@
+import math
+
+import pytest
+import torch
+
+from weince import BlendLink, Link, PowerLink, ShortfallLink, SoftmaxLink
+from weince.links import check_positive
+
+SCORES = torch.tensor([[-1.0, -0.3, 0.0, 0.4], [0.7, 0.99, 0.99999, 1.0]], dtype=torch.float64)
+PER_ANCHOR = {"lam": torch.tensor([0.3, 0.8]).double(), "beta": torch.tensor([2.0, 5.0]).double()}
+LINKS = [
+    SoftmaxLink(0.2),
+    ShortfallLink(3.0),
+    ShortfallLink(3.0, endpoint=1.2),
+    PowerLink(2.0),
+    BlendLink(0.4, 3.0, 0.2),
+    BlendLink(0.4, 3.0, 0.2, soft_cap=False),
+    BlendLink(temperature=0.2, **PER_ANCHOR),
+    BlendLink(0.0, 0.0),
+    BlendLink(1, 2.0),
+]
+
+
+@pytest.mark.parametrize("link", LINKS, ids=str)
+def test_slope_is_the_derivative_of_the_logit_by_the_score(link):
+    shortfall = 1 - SCORES
+    torch.testing.assert_close(link.slope(shortfall), Link.slope(link, shortfall), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("link", "formula"),
+    [
+        (SoftmaxLink(0.2), lambda s: s / 0.2),
+        (ShortfallLink(3.0), lambda s: -3 * math.log(max(1 - s, 1e-6))),
+        (ShortfallLink(3.0, endpoint=1.2), lambda s: -3 * math.log(1.2 - s)),
+        (PowerLink(2.0), lambda s: 2 * math.log(max((1 + s) / 2, 1e-6))),
+        (
+            BlendLink(0.4, 3.0, 0.2),
+            lambda s: 0.6 * s / 0.2 - 0.4 * 3 * math.log(1e-6 + 1 - min(s, 1 - 1e-6)),
+        ),
+        (
+            BlendLink(0.4, 3.0, 0.2, soft_cap=False),
+            lambda s: 0.6 * s / 0.2 - 0.4 * 3 * math.log(1 - min(s, 1 - 1e-6)),
+        ),
+    ],
+    ids=["softmax", "shortfall", "endpoint", "power", "blend", "blend without eps"],
+)
+def test_logit_follows_its_formula(link, formula):
+    wanted = torch.tensor([[formula(float(s)) for s in row] for row in SCORES], dtype=torch.float64)
+    torch.testing.assert_close(link.logit(1 - SCORES), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("link", LINKS, ids=str)
+def test_a_higher_score_never_lowers_the_logit(link):
+    assert (link.slope(1 - SCORES) >= 0).all()
+
+
+def test_per_anchor_parameters_apply_by_row():
+    both = BlendLink(temperature=0.2, **PER_ANCHOR)
+    for row in range(2):
+        alone = BlendLink(float(PER_ANCHOR["lam"][row]), float(PER_ANCHOR["beta"][row]), 0.2)
+        torch.testing.assert_close(both.logit(1 - SCORES)[row], alone.logit(1 - SCORES[row]))
+        torch.testing.assert_close(
+            both.rows(row, row + 1).logit(1 - SCORES[row : row + 1])[0], both.logit(1 - SCORES)[row]
+        )
+
+
+def test_a_link_of_ones_own_needs_only_a_logit():
+    class Cubic(Link):
+        def logit(self, shortfall):
+            return (1 - shortfall) ** 3
+
+    torch.testing.assert_close(Cubic().slope(1 - SCORES), 3 * SCORES**2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SoftmaxLink(0.0), "temperature must be positive and finite; got 0.0"),
+        (lambda: SoftmaxLink(math.nan), "temperature must be positive and finite; got nan"),
+        (lambda: ShortfallLink(-1.0), "beta must be positive"),
+        (lambda: ShortfallLink(1.0, endpoint=0.9), "endpoint must be at least 1"),
+        (lambda: PowerLink(math.inf), "alpha must be positive"),
+        (lambda: BlendLink(1.5, 1.0), r"lam must lie in \[0, 1\]; got 1.5"),
+        (lambda: BlendLink(0.5, -1.0), "beta must be 0 or more; got -1.0"),
+    ],
+)
+def test_bad_parameters_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_tensor_is_not_read():
+    check_positive("temperature", torch.tensor(-1.0, device="meta"))

@@ -1,0 +1,157 @@
+import math
+
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weince import TailConfig
+from weince.functional import tail_stats as stats_of_scores
+from weince.tail import fit_tail, nearest_rank, tail_stats
+
+CONFIGS = [
+    TailConfig(),
+    TailConfig(k=7),
+    TailConfig(k=1.0, k_min=1),
+    TailConfig(k=0.5, k_max=40),
+    TailConfig(drop=0.05),
+    TailConfig(gate="rho"),
+    TailConfig(gate="aic"),
+    TailConfig(rho0=0.3),
+    TailConfig(rho0_quantile=0.9, margin=-3.0, kappa_rho=2.0, kappa_aic=0.1, eps=1e-3),
+]
+
+
+def ragged(rows, seed=0):
+    """Shortfalls of anchors with different numbers of negatives, as lists and as a padded, sorted tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    lists = [(2 * torch.rand(n, generator=generator, dtype=torch.float64)).tolist() for n in rows]
+    padded = torch.full((len(rows), max(rows)), math.inf, dtype=torch.float64)
+    for row, values in zip(padded, lists, strict=True):
+        row[: len(values)] = torch.tensor(sorted(values), dtype=torch.float64)
+    return lists, padded
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_statistics_match_the_loops(config):
+    sizes = [0, 1, 2, 3, 5, 31, 32, 33, 60, 200]
+    lists, padded = ragged(sizes)
+    got = tail_stats(padded[:, : config.tail_size(200)], torch.tensor(sizes), config)
+    wanted = reference.tail_statistics(lists, [True] * len(lists), config)
+    for name in got._fields:
+        expected = torch.tensor([anchor[name] for anchor in wanted], dtype=torch.float64)
+        torch.testing.assert_close(getattr(got, name), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_anchors_that_do_not_count_have_no_part_in_the_pivot():
+    lists, padded = ragged([40, 40, 40, 40, 40])
+    counted = [True, False, True, False, True]
+    config = TailConfig(rho0_quantile=0.5)
+    got = tail_stats(padded[:, :32], torch.tensor([40]), config, torch.tensor(counted))
+    wanted = reference.tail_statistics(lists, counted, config)
+    torch.testing.assert_close(
+        got.lam, torch.tensor([anchor["lam"] for anchor in wanted], dtype=torch.float64)
+    )
+
+
+@given(st.integers(1, 5000), st.sampled_from([0.1, 0.05, 0.5, 1.0, 0.013]), st.integers(1, 64))
+def test_tail_size_is_the_same_for_numbers_and_tensors(negatives, share, k_min):
+    config = TailConfig(k=share, k_min=k_min)
+    wanted = min(max(k_min, round(share * negatives)), 1024, negatives)
+    assert config.tail_size(negatives) == wanted
+    assert config.tail_sizes(torch.tensor([negatives])).tolist() == [wanted]
+
+
+@given(st.lists(st.floats(0, 2), min_size=3, max_size=60))
+def test_sorted_shortfalls_never_have_a_slope_of_the_wrong_sign(values):
+    """Why the released code's penalty on such slopes has no counterpart here."""
+    d = torch.tensor(sorted(values), dtype=torch.float64).clamp_min(1e-6)
+    f = torch.arange(1, len(d) + 1).double() / (len(d) + 1)
+    centred = d.log() - d.log().mean()
+    assert (centred * f.log()).sum() >= -1e-12
+    assert (centred * (-f.log()).log()).sum() <= 1e-12
+
+
+@pytest.mark.parametrize("d", [0.0, 1e-7, 0.5, 2.0])
+def test_equal_shortfalls_give_plain_infonce(d):
+    hardest = torch.full((3, 40), d, dtype=torch.float32)
+    stats = tail_stats(hardest, torch.tensor([40]), TailConfig(k=40))
+    assert stats.lam.tolist() == stats.beta.tolist() == stats.daic.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_fewer_than_three_points_give_plain_infonce(k):
+    stats = tail_stats(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([3]), TailConfig(k=k))
+    assert float(stats.lam) == 0
+
+
+def test_a_power_law_gives_back_its_exponent():
+    """If F(d) = (d / c)^beta holds exactly at the plotting positions, the fitted slope is beta."""
+    f = torch.arange(1, 101).double() / 101
+    fit = fit_tail((0.7 * f ** (1 / 3.5)).unsqueeze(0), torch.tensor([100]), TailConfig(k=100))
+    assert float(fit.beta) == pytest.approx(3.5, rel=1e-12)
+    assert float(fit.daic) > 0
+    assert float(fit.r2) == pytest.approx(1)
+
+
+@given(st.lists(st.floats(0.001, 2), min_size=1, max_size=40), st.floats(0, 1))
+def test_nearest_rank(values, q):
+    tensor = torch.tensor(values, dtype=torch.float64)
+    got = nearest_rank(tensor, torch.ones(len(values), dtype=torch.bool), q)
+    assert float(got) == sorted(values)[round(q * (len(values) - 1))]
+
+
+def test_statistics_of_a_similarity_matrix():
+    lists, _ = ragged([50] * 6)
+    scores = torch.tensor([[0.9, *(1 - d for d in row)] for row in lists], dtype=torch.float64)
+    column = torch.zeros(6, dtype=torch.int64)
+    mask = torch.zeros(6, 51, dtype=torch.bool)
+    mask[:, 0] = True
+    wanted = reference.tail_statistics(lists, [True] * 6, TailConfig())
+    for positives in (column, mask):
+        got = stats_of_scores(scores, positives)
+        for name in got._fields:
+            expected = torch.tensor([anchor[name] for anchor in wanted], dtype=torch.float64)
+            torch.testing.assert_close(getattr(got, name), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"k": -1}, ValueError, r"k as a number must lie in \[1, k_max=1024\]; got -1"),
+        ({"k": 0}, ValueError, "got 0"),
+        ({"k": 2000}, ValueError, "got 2000"),
+        ({"k": 1.5}, ValueError, r"k as a share must lie in \(0, 1\]"),
+        ({"k": True}, TypeError, "k must be an int or a share"),
+        ({"k": "all"}, TypeError, "k must be an int or a share.*'all'"),
+        ({"k_min": 0}, ValueError, "wanted 1 <= k_min <= k_max; got k_min=0"),
+        ({"k_max": 8}, ValueError, "k_max=8"),
+        ({"rho0": 0.0}, ValueError, "rho0 must be positive"),
+        ({"rho0_quantile": 1.1}, ValueError, "rho0_quantile"),
+        ({"drop": 1.0}, ValueError, "drop must be a share"),
+        ({"beta": "fitted"}, ValueError, 'beta must be "fit" or a number'),
+        ({"beta": -1.0}, ValueError, "beta must be"),
+        ({"gate": "none"}, ValueError, "gate must be"),
+        ({"eps": 0.0}, ValueError, "eps must be positive"),
+        ({"kappa_aic": math.inf}, ValueError, "kappa_aic must be positive"),
+    ],
+)
+def test_bad_configuration_is_named(options, error, message):
+    with pytest.raises(error, match=message):
+        TailConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("scores", "positives"),
+    [
+        (torch.zeros(3), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(3, 4), torch.zeros(4, dtype=torch.int64)),
+        (torch.zeros(3, 4), torch.zeros(3, 4)),
+    ],
+)
+def test_bad_similarities_are_named(scores, positives):
+    with pytest.raises(ValueError, match="must be"):
+        stats_of_scores(scores, positives)
