@@ -39,7 +39,11 @@ class Link:
     def rows(self, start: int, stop: int) -> Self:
         """The link for some of the anchors."""
         own = {name: value[start:stop] for name, value in self.tensors().items() if value.ndim == 1}
-        return replace(self, **own) if own else self  # type: ignore[type-var]
+        return self.with_tensors(own) if own else self
+
+    def with_tensors(self, values: dict[str, Tensor]) -> Self:
+        """The same link with other values of some parameters."""
+        return replace(self, **values)  # type: ignore[type-var]
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters that are tensors, by name."""
@@ -156,8 +160,9 @@ class BlendLink(Link):
 
     def _weights(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the score and of minus the logarithm, per anchor or for all."""
-        lam = like.new_tensor(self.lam) if isinstance(self.lam, float | int) else _column(self.lam)
-        return (1 - lam) / _column(self.temperature), lam * _column(self.beta)
+        one = like.new_ones(())
+        lam, beta = one * _column(self.lam), one * _column(self.beta)
+        return (1 - lam) / _column(self.temperature), lam * beta
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         gap = shortfall.clamp_min(self.eps)

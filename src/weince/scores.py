@@ -48,12 +48,14 @@ def pair_shortfall(a: Tensor, c: Tensor) -> Tensor:
     """
     # The identity 1 - a.c = |a - c|²/2 holds for unit rows; a zero row falls half a unit short of it.
     gap = a - c
-    zero_rows = 2 - _dot(a, a).round() - _dot(c, c).round()
-    return (_dot(gap, gap) + zero_rows) / 2
+    zero_rows = 2 - dot(a, a).round() - dot(c, c).round()
+    return (dot(gap, gap) + zero_rows) / 2
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return torch.linalg.vecdot(a, b)
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Sums of products over the last dimension."""
+    result: Tensor = torch.linalg.vecdot(a, b)
+    return result
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -90,10 +92,11 @@ class _UnitRows(torch.autograd.Function):
         ctx.dtype = inputs[0].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
         unit, inverse = ctx.saved_tensors
         along = (unit * grad).sum(1, keepdim=True)
         result = (grad - unit * along) * inverse
         # The gradient of a short row can exceed float16, where an overflow to inf would spoil the step.
         largest = torch.finfo(ctx.dtype).max
-        return result.clamp(-largest, largest).to(ctx.dtype)
+        clamped: Tensor = result.clamp(-largest, largest).to(ctx.dtype)
+        return clamped

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weince.links import check_positive
+from weince.scores import dot
 
 FLOOR = 1e-12  # of Sxx and of the sums of squared errors
 FEWEST_POINTS = 3
@@ -186,7 +187,7 @@ def _line(x: Tensor, y: Tensor, used: Tensor, points: Tensor) -> _Line:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return torch.linalg.vecdot(a, b).unsqueeze(1)
+    return dot(a, b).unsqueeze(1)
 
 
 def gate(rho: Tensor, daic: Tensor, pivot: Tensor, config: TailConfig) -> Tensor:

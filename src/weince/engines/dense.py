@@ -7,7 +7,6 @@ the score. That matrix is called ``pull`` here: it is all that the backward pass
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,7 +90,7 @@ def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]
     spread = {name: value.detach().expand(len(shortfall)) for name, value in _learned(link).items()}
 
     def weighted(parameters: dict[str, Tensor]) -> Tensor:
-        return (weight * replace(link, **parameters).logit(shortfall)).sum()
+        return (weight * link.with_tensors(parameters).logit(shortfall)).sum()
 
     effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)
     return effects
@@ -109,7 +108,7 @@ class _Pulled(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:
         pull, anchors, candidates = ctx.saved_tensors
         grad = grad.unsqueeze(1)
         with no_autocast(grad.device):

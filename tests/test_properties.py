@@ -1,0 +1,140 @@
+"""Hypothesis: any shape, dtype and ugly value gives a finite loss and gradient; in float64, the symmetries hold."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weince import BlendLink, InfoNCELoss, LinkLoss, PowerLink, WeibitLoss, WeinceLoss
+
+LOSSES = {
+    "infonce": InfoNCELoss,
+    "low temperature": lambda **options: InfoNCELoss(0.01, **options),
+    "weibit": lambda **options: WeibitLoss(4.0, **options),
+    "power": lambda **options: LinkLoss(PowerLink(3.0), **options),
+    "blend": lambda **options: LinkLoss(BlendLink(0.6, 5.0), **options),
+    "paper": WeinceLoss.paper,
+    "released": WeinceLoss.released,
+}
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+EXAMPLES = 350  # times the 7 losses: 2,450 cases
+
+SPOILERS = ["zero rows", "duplicates", "constant", "opposite", "nearly equal", "same as positive"]
+
+
+@st.composite
+def batches(draw, dtypes=DTYPES):
+    """Two tensors (n, d), possibly ugly."""
+    n, d = draw(st.integers(2, 64)), draw(st.integers(1, 64))
+    dtype = draw(st.sampled_from(dtypes))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    z_i = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    z_j = z_i + draw(st.sampled_from([0.0, 1e-6, 0.1, 2.0])) * torch.randn(
+        n, d, generator=generator, dtype=torch.float64
+    )
+    for spoiler in draw(st.lists(st.sampled_from(SPOILERS), max_size=3, unique=True)):
+        z_i, z_j = spoil(spoiler, z_i, z_j, draw(st.integers(0, n - 1)))
+    largest = 3 if dtype == torch.float16 else 20
+    exponent = torch.empty(2, n, 1, dtype=torch.float64).uniform_(-largest, largest, generator=generator)
+    z_i, z_j = (
+        unit(z) * 10**e * draw(st.sampled_from([1.0, 1.0, -1.0])) for z, e in zip((z_i, z_j), exponent)
+    )
+    z_i, z_j = z_i.to(dtype), z_j.to(dtype)
+    if draw(st.booleans()):  # not contiguous
+        z_i, z_j = z_i.T.contiguous().T, torch.stack([z_j, z_j], 2)[..., 0]
+    return z_i, z_j
+
+
+def unit(z):
+    return z / z.norm(dim=1, keepdim=True).clamp_min(1e-300)
+
+
+def spoil(how, z_i, z_j, row):
+    z_i, z_j = z_i.clone(), z_j.clone()
+    if how == "zero rows":
+        z_i[row], z_j[-1] = 0, 0
+    elif how == "duplicates":
+        z_i[:], z_j[:] = z_i[torch.arange(len(z_i)) % (row + 1)], z_j[torch.arange(len(z_j)) % (row + 1)]
+    elif how == "constant":
+        z_i[:], z_j[:] = z_i[row], z_i[row]
+    elif how == "opposite":
+        z_j = -z_i
+    elif how == "nearly equal":
+        z_i = z_i[row] + 1e-4 * z_i
+    else:
+        z_j[row] = z_i[row]
+    return z_i, z_j
+
+
+def run(loss, z_i, z_j, **arguments):
+    z_i, z_j = z_i.clone().requires_grad_(), z_j.clone().requires_grad_()
+    value = loss(z_i, z_j, **arguments)
+    return value.detach(), *torch.autograd.grad(value.sum(), [z_i, z_j])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@settings(max_examples=EXAMPLES)
+@given(batch=batches(), candidates=st.sampled_from(["views", "cross", "clip"]), with_ids=st.booleans())
+def test_finite(name, batch, candidates, with_ids):
+    z_i, z_j = batch
+    ids = torch.arange(len(z_i)) % max(1, len(z_i) // 2) if with_ids else None
+    loss, grad_i, grad_j = run(LOSSES[name](candidates=candidates), z_i, z_j, ids=ids)
+    assert loss.isfinite()
+    assert loss >= 0
+    assert loss.dtype == (torch.float64 if z_i.dtype == torch.float64 else torch.float32)
+    for rows, grad in ((z_i, grad_i), (z_j, grad_j)):
+        assert grad.dtype == rows.dtype
+        assert grad.isfinite().all()
+        assert grad[(rows == 0).all(1)].abs().sum() == 0, "a zero row has no direction to improve"
+
+
+@pytest.mark.parametrize("name", ["infonce", "weibit", "paper"])
+@settings(max_examples=60)
+@given(batch=batches(), labels=st.integers(1, 8))
+def test_finite_with_labels(name, batch, labels):
+    z_i, z_j = batch
+    loss, *grads = run(LOSSES[name](candidates="labels"), z_i, z_j, labels=torch.arange(len(z_i)) % labels)
+    assert loss.isfinite()
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@st.composite
+def smooth_batches(draw):
+    """Float64 batches away from the cap, where rounding alone moves nothing by more than 1e-9."""
+    n, d = draw(st.integers(2, 48)), draw(st.integers(2, 32))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    z_i = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    z_j = z_i + torch.randn(n, d, generator=generator, dtype=torch.float64)
+    scale = 10 ** torch.empty(2, n, 1, dtype=torch.float64).uniform_(-15, 15, generator=generator)
+    order = torch.randperm(n, generator=generator)
+    return z_i, z_j, scale, order
+
+
+def close(got, wanted):
+    largest = float(wanted.abs().max())
+    torch.testing.assert_close(got, wanted, rtol=1e-7, atol=1e-9 * largest)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@settings(max_examples=40)
+@given(smooth_batches())
+def test_the_length_of_a_row_does_not_matter(name, batch):
+    z_i, z_j, scale, _ = batch
+    loss, grad_i, grad_j = run(LOSSES[name](), z_i, z_j)
+    scaled, scaled_i, scaled_j = run(LOSSES[name](), z_i * scale[0], z_j * scale[1])
+    close(scaled, loss)
+    close(scaled_i * scale[0], grad_i)
+    close(scaled_j * scale[1], grad_j)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("candidates", ["views", "cross"])
+@settings(max_examples=25)
+@given(batch=smooth_batches())
+def test_the_order_of_the_batch_does_not_matter(name, candidates, batch):
+    z_i, z_j, _, order = batch
+    loss, grad_i, grad_j = run(LOSSES[name](candidates=candidates), z_i, z_j)
+    moved, moved_i, moved_j = run(LOSSES[name](candidates=candidates), z_i[order], z_j[order])
+    close(moved, loss)
+    close(moved_i, grad_i[order])
+    close(moved_j, grad_j[order])
