@@ -86,18 +86,18 @@ def spread(job: Callable[[int], tuple[float, ...]], banks: int, workers: int, la
         )
 
 
-def header(options: argparse.Namespace) -> str:
+def made_by(options: argparse.Namespace) -> str:
     cores = os.cpu_count()
     words = [options.mode]
     if options.mode != "speed":
         words.append(f"--banks {options.banks}")
     command = f"python benchmarks/link_test.py {' '.join(words)}"
-    return f"<!-- made by: {command}; {cores} {platform.machine()} cores -->\n\n"
+    return f"made by: {command}; {cores} {platform.machine()} cores"
 
 
-def save(name: str, text: str) -> None:
+def save(name: str, options: argparse.Namespace, text: str) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(text)
+    (RESULTS / name).write_text(f"<!-- {made_by(options)} -->\n\n{text}")
     print(text)
 
 
@@ -118,7 +118,8 @@ def speed(options: argparse.Namespace) -> None:
     note = "\n2,000 batch bootstraps, 200 parametric bootstraps, 5 folds. Peak memory includes the banks.\n"
     save(
         "link_test_speed.md",
-        header(options) + "# Speed of the link test\n\n" + "\n".join(lines) + "\n" + note,
+        options,
+        "# Speed of the link test\n\n" + "\n".join(lines) + "\n" + note,
     )
 
 
@@ -151,7 +152,8 @@ def grid(options: argparse.Namespace) -> None:
     )
     save(
         "link_test_grid.md",
-        header(options) + "# Exact fit against the grid\n\n" + "\n".join(lines) + "\n" + note,
+        options,
+        "# Exact fit against the grid\n\n" + "\n".join(lines) + "\n" + note,
     )
 
 
@@ -166,8 +168,7 @@ def size(options: argparse.Namespace) -> None:
     none = out[:, 0] == 0.0
     nothing = (out[:, 3] == 0.0) & (out[:, 1:3] == 1.0).all(axis=1)
     text = (
-        header(options)
-        + "# Size of the link test under softmax\n\n"
+        "# Size of the link test under softmax\n\n"
         + f"{options.banks} banks of 12 batches x 32 anchors x 31 candidates, softmax with tau {TAU}; "
         + "200 parametric bootstraps each.\n\n"
         + "| | percent ± 2 standard errors |\n|---|---|\n"
@@ -177,7 +178,7 @@ def size(options: argparse.Namespace) -> None:
         + f"| fitted lam = 0 | {rate(none)} |\n"
         + f"| lam = 0 with gain = 0 and both p = 1, among lam = 0 | {rate(nothing[none])} |\n"
     )
-    save("link_test_size.md", text)
+    save("link_test_size.md", options, text)
 
 
 def coverage(options: argparse.Namespace) -> None:
@@ -190,12 +191,13 @@ def coverage(options: argparse.Namespace) -> None:
         "percent ± 2 standard errors.\n\n"
     )
     title = "# Coverage of the 95 % intervals\n\n"
-    save("link_test_coverage.md", header(options) + title + about + "\n".join(lines) + "\n")
+    save("link_test_coverage.md", options, title + about + "\n".join(lines) + "\n")
 
 
 def power(options: argparse.Namespace) -> None:
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / "link_test_power.csv").open("w", newline="") as file:
+        file.write(f"# {made_by(options)}\n")
         writer = csv.writer(file)
         writer.writerow(["lam", "banks", "lr_rejects", "t_rejects", "mean_lam", "mean_gain"])
         for lam in LAMS[:-3]:
