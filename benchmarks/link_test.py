@@ -70,9 +70,9 @@ def one_test(lam: float, seed: int) -> tuple[float, float, float, float]:
     return result.lam, result.lr_p_value, result.t_p_value, result.gain
 
 
-def one_interval(lam: float, seed: int) -> tuple[bool, bool, bool]:
-    """Whether the intervals of lam and tau hold the truth, and are of the sandwich kind; 16 x 64 x 63."""
-    fit = fit_link(*small_bank(lam, seed, batches=16, pairs=32, dim=4))
+def one_interval(lam: float, pairs: int, seed: int) -> tuple[bool, bool, bool]:
+    """Whether the intervals of lam and tau hold the truth, and are of the sandwich kind; 16 batches."""
+    fit = fit_link(*small_bank(lam, seed, batches=16, pairs=pairs, dim=4))
     in_lam = fit.lam_interval[0] <= lam <= fit.lam_interval[1]
     in_tau = fit.tau_interval[0] <= TAU <= fit.tau_interval[1]
     return in_lam, in_tau, fit.interval_method == "sandwich"
@@ -91,6 +91,8 @@ def made_by(options: argparse.Namespace) -> str:
     words = [options.mode]
     if options.mode != "speed":
         words.append(f"--banks {options.banks}")
+    if options.mode == "coverage" and options.pairs != 32:
+        words.append(f"--pairs {options.pairs} --lams {' '.join(map(str, options.lams))}")
     command = f"python benchmarks/link_test.py {' '.join(words)}"
     return f"made by: {command}; {cores} {platform.machine()} cores"
 
@@ -183,15 +185,17 @@ def size(options: argparse.Namespace) -> None:
 
 def coverage(options: argparse.Namespace) -> None:
     lines = ["| lam | lam covered, % | tau covered, % | sandwich kind, % |", "|---|---|---|---|"]
-    for lam in LAMS:
-        out = spread(partial(one_interval, lam), options.banks, options.workers, f"lam {lam}")
+    for lam in options.lams:
+        out = spread(partial(one_interval, lam, options.pairs), options.banks, options.workers, f"lam {lam}")
         lines.append(f"| {lam} | {rate(out[:, 0])} | {rate(out[:, 1])} | {100 * out[:, 2].mean():.0f} |")
     about = (
-        f"{options.banks} banks each of 16 batches x 64 anchors x 63 candidates, tau {TAU}; "
+        f"{options.banks} banks each of 16 batches x {2 * options.pairs} anchors x {2 * options.pairs - 1} "
+        f"candidates, tau {TAU}; "
         "percent ± 2 standard errors.\n\n"
     )
     title = "# Coverage of the 95 % intervals\n\n"
-    save("link_test_coverage.md", options, title + about + "\n".join(lines) + "\n")
+    name = "link_test_coverage.md" if options.pairs == 32 else f"link_test_coverage_{2 * options.pairs}.md"
+    save(name, options, title + about + "\n".join(lines) + "\n")
 
 
 def power(options: argparse.Namespace) -> None:
@@ -215,6 +219,8 @@ def main() -> None:
     modes = {"speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power}
     parser.add_argument("mode", choices=list(modes))
     parser.add_argument("--banks", type=int, default=1000, help="simulated banks (per value of lam)")
+    parser.add_argument("--pairs", type=int, default=32, help="coverage: pairs in a batch")
+    parser.add_argument("--lams", type=float, nargs="+", default=LAMS, help="coverage: true values of lam")
     parser.add_argument("--workers", type=int, default=2, help="processes for the simulations")
     options = parser.parse_args()
     modes[options.mode](options)
