@@ -36,9 +36,8 @@ def batches(draw, dtypes=DTYPES):
         z_i, z_j = spoil(spoiler, z_i, z_j, draw(st.integers(0, n - 1)))
     largest = 3 if dtype == torch.float16 else 20
     exponent = torch.empty(2, n, 1, dtype=torch.float64).uniform_(-largest, largest, generator=generator)
-    z_i, z_j = (
-        unit(z) * 10**e * draw(st.sampled_from([1.0, 1.0, -1.0])) for z, e in zip((z_i, z_j), exponent)
-    )
+    sign = draw(st.sampled_from([1.0, -1.0]))
+    z_i, z_j = sign * unit(z_i) * 10 ** exponent[0], unit(z_j) * 10 ** exponent[1]
     z_i, z_j = z_i.to(dtype), z_j.to(dtype)
     if draw(st.booleans()):  # not contiguous
         z_i, z_j = z_i.T.contiguous().T, torch.stack([z_j, z_j], 2)[..., 0]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from weince.candidates import Contest
 from weince.links import Link
@@ -117,7 +118,8 @@ class Rows:
         odds = logits if rivals is None else self._keep(logits, rivals)
         odds = self.contest.hide(odds, -torch.inf, positives=False).scatter_(1, reference, -torch.inf)
         largest = odds.amax(1, keepdim=True).clamp_min(torch.finfo(odds.dtype).min)  # finite without rivals
-        odds = odds.sub_(largest).exp_()
+        # Rivals that add nothing to the sum are dropped: subnormal weights would slow the products a hundredfold.
+        odds = threshold(odds.sub_(largest).exp_(), torch.finfo(odds.dtype).eps ** 3, 0, inplace=True)
         total = odds.sum(1, keepdim=True)
         behind = largest + total.log() - ours  # log-sum-exp of the rivals, less the logit of the positive
         loss = torch.logaddexp(behind, torch.zeros_like(behind)).squeeze(1)

@@ -1,0 +1,79 @@
+"""The distribution: what it contains, that it installs, and that importing it is cheap."""
+
+import doctest
+import importlib
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import weince
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel and a source archive, built without the network."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
+def test_archives_hold_the_package(built):
+    wheel, archive = built
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"weince/__init__.py", "weince/py.typed", "weince/engines/dense.py"} <= set(names)
+    assert not any(name.startswith("tests") for name in names)
+    with tarfile.open(archive) as source:
+        files = {name.split("/", 1)[1] for name in source.getnames() if "/" in name}
+    assert {"README.md", "LICENSE", "CITATION.cff", "src/weince/py.typed", "tests/reference.py"} <= files
+
+
+def test_the_wheel_installs_and_imports_in_an_empty_environment(built, tmp_path):
+    """Empty but for torch, numpy and scipy, which are borrowed from this environment."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(built[0])]
+    subprocess.run(install, check=True, timeout=120, capture_output=True)
+    code = (
+        "import sys; from pathlib import Path\n"
+        f"sys.path.append({str(Path(importlib.import_module('torch').__file__).parents[1])!r})\n"
+        "import torch, weince\n"
+        f"assert Path(weince.__file__).is_relative_to({str(tmp_path)!r}), weince.__file__\n"
+        "print(float(weince.WeinceLoss()(torch.randn(8, 4), torch.randn(8, 4))))\n"
+    )
+    done = subprocess.run(
+        [python, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0
+
+
+def test_importing_loads_nothing_heavy_beyond_torch():
+    """What makes an import slow is other packages; none may come with the losses."""
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        "import weince; print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["weince"]
+
+
+@pytest.mark.parametrize("module", ["weince", "weince.links", "weince.losses"])
+def test_docstring_examples(module):
+    found = importlib.import_module(module)
+    assert doctest.testmod(found, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+    assert doctest.testmod(found).attempted > 0
+
+
+def test_the_public_names_exist():
+    assert all(hasattr(weince, name) for name in weince.__all__)
