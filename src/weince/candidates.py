@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from weince.scores import unit_rows
+from weince.scores import free_to_look, unit_rows
 
 Candidates = Literal["views", "cross", "clip", "labels"]
 
@@ -246,18 +246,13 @@ def _check_embeddings(
                 f"{name} must match z_i of shape {tuple(z_i.shape)} on {z_i.device} in width and device; "
                 f"got {tuple(rows.shape)} on {rows.device}"
             )
-        if check_finite or (check_finite is None and _free_to_look(rows)):
+        if check_finite or (check_finite is None and free_to_look(rows)):
             _check_finite(name, rows)
     if z_j is not None and z_j.shape != z_i.shape:
         raise ValueError(
             f"z_i and z_j must have the same shape, positives row by row; "
             f"got {tuple(z_i.shape)} and {tuple(z_j.shape)}"
         )
-
-
-def _free_to_look(rows: Tensor) -> bool:
-    """Whether reading a value costs neither a wait for a device nor a break in a compiled graph."""
-    return rows.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _check_finite(name: str, rows: Tensor) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 if TYPE_CHECKING:
     from weince.terms import Survey
@@ -100,8 +101,7 @@ class ShortfallLink(Link):
         return -_column(self.beta) * self._gap(shortfall).clamp_min(self.eps).log()
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        gap = self._gap(shortfall)
-        return _column(self.beta) * torch.where(gap >= self.eps, 1 / gap, 0.0)
+        return _inverse(self._gap(shortfall), self.eps) * _column(self.beta)
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         return shortfall if self.endpoint == 1 else shortfall + (self.endpoint - 1)
@@ -123,8 +123,7 @@ class PowerLink(Link):
         return _column(self.alpha) * (1 - shortfall / 2).clamp_min(self.eps).log()
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        height = 1 - shortfall / 2
-        return _column(self.alpha) / 2 * torch.where(height >= self.eps, 1 / height, 0.0)
+        return _inverse(1 - shortfall / 2, self.eps) * (_column(self.alpha) / 2)
 
 
 @dataclass(frozen=True)
@@ -155,8 +154,7 @@ class BlendLink(Link):
 
     def slope(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        steep = self._gap(shortfall).reciprocal() * (shortfall >= self.eps)
-        return steep * weibull + gumbel
+        return _inverse(shortfall, self.eps, self.eps if self.soft_cap else 0.0) * weibull + gumbel
 
     def _weights(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the score and of minus the logarithm, per anchor or for all."""
@@ -167,6 +165,11 @@ class BlendLink(Link):
     def _gap(self, shortfall: Tensor) -> Tensor:
         gap = shortfall.clamp_min(self.eps)
         return gap.add_(self.eps) if self.soft_cap else gap
+
+
+def _inverse(values: Tensor, floor: float, offset: float = 0.0) -> Tensor:
+    """``1 / (values + offset)``, and 0 up to the floor, where the logarithm is flat."""
+    return threshold(values, floor, torch.inf).add_(offset).reciprocal_()
 
 
 def check_positive(name: str, value: Scalar) -> None:

@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 
+def free_to_look(values: Tensor) -> bool:
+    """Whether reading a value costs neither a wait for a device nor a break in a compiled graph."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Keeps what runs under it in the dtype of its inputs."""
     if not torch.amp.is_autocast_available(device.type):

@@ -40,8 +40,8 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
         links = [term.link.bind(found) for term in terms]
         losses, effects = [], []
         for index, (rows, span) in enumerate(zip(blocks, spans, strict=True)):
-            columns = found.looks[index].columns if found.looks else None
-            loss, pull, effect = _sum_terms(rows, terms, [link.rows(*span) for link in links], columns)
+            bound = [link.rows(*span) for link in links]
+            loss, pull, effect = _sum_terms(rows, terms, bound, found.looks[index].columns)
             rows.shortfall.copy_(pull)  # these shortfalls have served; their memory now holds the pull
             losses.append(loss)
             effects.append(effect)

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from weince.candidates import Contest
+from weince.engines.smallest import smallest
 from weince.links import Link
-from weince.scores import pair_shortfall
+from weince.scores import free_to_look, pair_shortfall
 from weince.tail import TailConfig, TailStats, tail_stats
 from weince.terms import Term
 
@@ -23,6 +24,9 @@ EXACT = 4
 ``1 - s`` has an absolute error of about 1e-7 in float32, so it is good to 1e-4 for shortfalls above 1e-3. More
 than a few negatives nearer than that are duplicates, or a collapsed encoder.
 """
+
+NEAR = 0.01
+"""Shortfalls above this are good to 1e-5 as they come."""
 
 
 class EngineOutput(NamedTuple):
@@ -34,21 +38,22 @@ class EngineOutput(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What the terms and the statistics want of the survey."""
+    """What the terms and the statistics want of the survey.
 
-    hardest: int
+    ``tail``: how many of each anchor's smallest shortfalls. ``columns``: of how many hardest negatives the
+    columns. ``near_cap``: whether small shortfalls must be exact.
+    """
+
+    tail: int
+    columns: int
     near_cap: bool
 
     @classmethod
     def of(cls, contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> "Need":
         most = contest.most_negatives
+        columns = min(max(term.hardest or 0 for term in terms), most)
         near_cap = tail is not None or any(term.link.near_cap for term in terms)
-        fewest = [
-            EXACT * near_cap,
-            tail.tail_size(most) if tail else 0,
-            *(term.hardest or 0 for term in terms),
-        ]
-        return cls(min(max(fewest), most), near_cap)
+        return cls(tail.tail_size(most) if tail else 0, columns, near_cap)
 
 
 class Rows:
@@ -71,13 +76,16 @@ class Rows:
     def look(self, need: Need) -> "Look":
         """Find the hardest negatives, and make the smallest shortfalls exact."""
         hidden = self.hidden()
-        hardest, columns = hidden.topk(need.hardest, dim=1, largest=False)
         if need.near_cap:
-            near, first = columns[:, :EXACT], hardest[:, :EXACT]
-            exact = self._exact_at(near).masked_fill_(first.isinf(), torch.inf)  # inf: not a negative
-            first.copy_(exact.sort(dim=1).values)
             self._exact_at(self._nearest_positives())
-        return Look(hardest, columns, self.contest.count_negatives(hidden))
+            if _any_near(hidden):
+                near = hidden.topk(min(EXACT, self.contest.most_negatives), dim=1, largest=False)
+                exact = self._exact_at(near.indices)
+                # An anchor with fewer negatives found others too, at inf: those stay hidden.
+                hidden.scatter_(1, near.indices, exact.masked_fill_(near.values.isinf(), torch.inf))
+        columns = hidden.topk(need.columns, dim=1, largest=False).indices if need.columns else None
+        tail = smallest(hidden, need.tail) if need.tail else None
+        return Look(tail, columns, self.contest.count_negatives(hidden))
 
     def _nearest_positives(self) -> Tensor:
         if self.positives is None:
@@ -141,13 +149,21 @@ class Rows:
 class Look(NamedTuple):
     """The hardest negatives of some anchors.
 
-    ``hardest`` and ``columns``: ``(a, k)`` shortfalls, sorted upwards, and where they stand. ``negatives``:
-    their number, ``(a,)`` or ``(1,)``.
+    ``tail``: ``(a, k)`` smallest shortfalls, sorted upwards. ``columns``: ``(a, m)`` where the hardest stand.
+    ``negatives``: their number, ``(a,)`` or ``(1,)``.
     """
 
-    hardest: Tensor
-    columns: Tensor
-    negatives: Tensor
+    tail: Tensor | None = None
+    columns: Tensor | None = None
+    negatives: Tensor | None = None
+
+
+def _any_near(hidden: Tensor) -> bool:
+    """Whether a negative is so near to the cap that its shortfall must be computed exactly.
+
+    Where looking would wait for a device or break a compiled graph, the answer is yes.
+    """
+    return not free_to_look(hidden) or bool(hidden.amin() < NEAR)
 
 
 @dataclass(eq=False)
@@ -161,11 +177,18 @@ class BatchSurvey:
     stats: TailStats | None = None
 
     @property
+    def negatives(self) -> Tensor:
+        """``(anchors,)`` or ``(1,)`` number of negatives of each anchor."""
+        numbers = [look.negatives for look in self.looks if look.negatives is not None]
+        return numbers[0] if self.contest.uniform else torch.cat(numbers)
+
+    @property
     def most_pairs(self) -> int:
         return len(self.contest.anchors) * self.contest.most_negatives
 
     def pairs(self) -> Tensor:
-        return torch.stack([look.negatives.expand(len(look.hardest)).sum() for look in self.looks]).sum()
+        numbers = self.negatives
+        return numbers.sum() if len(numbers) > 1 else numbers[0] * len(self.contest.anchors)
 
     def smallest(self, count: int) -> Tensor:
         kept = self.contest.anchors.new_empty(0)
@@ -189,14 +212,11 @@ def survey(
     looks: list[Look] = []
     counted: list[Tensor] = []
     for rows in blocks():
-        if need.hardest:
-            looks.append(rows.look(need))
+        looks.append(rows.look(need) if any(need) else Look())
         if rows.counted is not None:
             counted.append(rows.counted)
     found = BatchSurvey(contest, blocks, looks, torch.cat(counted) if counted else None)
     if tail is None:
         return found
-    hardest = torch.cat([look.hardest for look in looks])
-    numbers = [look.negatives for look in looks]
-    negatives = numbers[0] if contest.uniform else torch.cat(numbers)
-    return replace(found, stats=tail_stats(hardest, negatives, tail, found.counted))
+    hardest = torch.cat([look.tail for look in looks if look.tail is not None])
+    return replace(found, stats=tail_stats(hardest, found.negatives, tail, found.counted))

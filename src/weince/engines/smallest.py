@@ -1,0 +1,40 @@
+"""The k smallest values of every row, sorted: the most costly step of WEINCE on a CPU.
+
+``torch.topk`` carries the columns along and compares one by one. NumPy sorts short rows with vector
+instructions, so on the CPU each row is cut into runs of about k values, the runs are sorted, and two sorted runs
+are merged into the k smallest of both by one elementwise minimum of the one and the other reversed: each value
+that is kept has at most k - 1 smaller ones. At 2,048 rows of 2,048 and k = 205 this takes a quarter of the time.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def smallest(values: Tensor, k: int) -> Tensor:
+    """``(rows, columns)`` to the ``(rows, k)`` smallest of each row, sorted upwards."""
+    if values.device.type == "cpu":
+        found: Tensor = _on_cpu(values, k)
+        return found
+    return values.topk(k, dim=1, largest=False).values
+
+
+@torch.library.custom_op("weince::smallest", mutates_args=(), device_types="cpu")
+def _on_cpu(values: Tensor, k: int) -> Tensor:
+    rows, columns = values.shape
+    runs = 1 << max(0, (columns // k).bit_length() - 1)  # a power of two, so that runs merge in pairs
+    missing = -columns % runs
+    array = values.numpy()
+    if missing:
+        array = np.pad(array, ((0, 0), (0, missing)), constant_values=np.inf)
+    kept = np.sort(array.reshape(rows, runs, -1), axis=2)[:, :, :k]
+    while kept.shape[1] > 1:
+        half = kept.shape[1] // 2
+        kept = np.minimum(kept[:, :half], kept[:, half:, ::-1])
+        kept.sort(axis=2)
+    return torch.from_numpy(np.ascontiguousarray(kept[:, 0]))
+
+
+@_on_cpu.register_fake
+def _(values: Tensor, k: int) -> Tensor:
+    return values.new_empty(values.shape[0], k)

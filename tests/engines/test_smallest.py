@@ -1,0 +1,37 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weince.engines.smallest import smallest
+
+
+@given(
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 300),
+    share=st.floats(0, 1),
+    ties=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 2**31),
+)
+def test_same_as_sorting_everything(rows, columns, share, ties, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.rand(rows, columns, generator=generator, dtype=dtype)
+    if ties:
+        values = (values * 5).round()
+    values[values > 0.9 * values.max()] = torch.inf
+    k = max(1, round(share * columns))
+    assert torch.equal(smallest(values, k), values.sort(dim=1).values[:, :k])
+
+
+@pytest.mark.parametrize("k", [1, 5, 17])
+def test_compiled(k):
+    values = torch.rand(4, 17)
+    assert torch.equal(torch.compile(smallest, fullgraph=True)(values, k), smallest(values, k))
+
+
+def test_the_input_is_left_alone():
+    values = torch.rand(3, 64)
+    before = values.clone()
+    smallest(values, 4)
+    assert torch.equal(values, before)
