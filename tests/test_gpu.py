@@ -1,0 +1,103 @@
+"""What only a GPU can show. Skipped where there is none."""
+
+import pytest
+import torch
+
+from weince import InfoNCELoss, WeibitLoss, WeinceLoss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+MAKERS = {
+    "infonce": InfoNCELoss,
+    "weibit": lambda **options: WeibitLoss(2.0, **options),
+    "paper": WeinceLoss.paper,
+    "released": WeinceLoss.released,
+}
+
+
+def pairs(n=256, d=64):
+    generator = torch.Generator().manual_seed(0)
+    z_i = torch.randn(n, d, generator=generator)
+    return z_i.cuda(), (z_i + 0.5 * torch.randn(n, d, generator=generator)).cuda()
+
+
+def step(loss, z_i, z_j, **arguments):
+    z_i, z_j = z_i.clone().requires_grad_(), z_j.clone().requires_grad_()
+    value = loss(z_i, z_j, **arguments)
+    return value.detach(), *torch.autograd.grad(value, [z_i, z_j])
+
+
+def assert_near(got, wanted):
+    """Loss to 1e-5, gradients to 1e-4 in norm."""
+    assert abs(float(got[0]) - float(wanted[0])) <= 1e-5 * max(1, float(wanted[0]))
+    for ours, theirs in zip(got[1:], wanted[1:], strict=True):
+        assert float((ours.double() - theirs).norm() / theirs.norm()) <= 1e-4
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_same_as_float64(name, tf32):
+    """Also where the program switched TensorFloat-32 on."""
+    z_i, z_j = pairs()
+    wanted = step(MAKERS[name]().cuda(), z_i.double(), z_j.double())
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        assert_near(step(MAKERS[name]().cuda(), z_i, z_j), wanted)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("layout", ["views", "cross", "clip", "labels"])
+def test_a_step_never_waits_for_the_device(name, layout):
+    z_i, z_j = pairs()
+    ids = (torch.arange(256) % 250).cuda()
+    arguments = {"ids": ids, "labels": ids % 9} if layout == "labels" else {"ids": ids}
+    loss = MAKERS[name](candidates=layout).cuda()
+    step(loss, z_i, z_j, **arguments)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(loss, z_i, z_j, **arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_compiled(name):
+    z_i, z_j = pairs()
+    eager = step(MAKERS[name]().cuda(), z_i, z_j)
+    compiled = step(torch.compile(MAKERS[name]().cuda(), fullgraph=True), z_i, z_j)
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MAKERS)
+def test_autocast_does_not_touch_the_scores(name, dtype):
+    z_i, z_j = pairs()
+    plain = step(MAKERS[name]().cuda(), z_i, z_j)
+    with torch.autocast("cuda", dtype=dtype):
+        cast = step(MAKERS[name]().cuda(), z_i, z_j)
+    torch.testing.assert_close(cast, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["infonce", "weibit", "paper"])
+def test_in_a_cuda_graph(name):
+    z_i, z_j = (z.requires_grad_() for z in pairs())
+    loss = MAKERS[name]().cuda()
+    wanted = step(loss, z_i, z_j)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.autograd.grad(loss(z_i, z_j), [z_i, z_j])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = loss(z_i, z_j)
+        grads = torch.autograd.grad(value, [z_i, z_j])
+    graph.replay()
+    torch.testing.assert_close((value.detach(), *grads), wanted)
