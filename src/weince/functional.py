@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Candidates, contests
-from weince.engines.dense import dense
+from weince.engines.choose import Engine
+from weince.engines.choose import run as run_engine
 from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats
@@ -33,6 +34,7 @@ class LossOptions(TypedDict, total=False):
     candidates: Candidates
     extra: Sequence[Term]
     reduction: Reduction
+    engine: Engine
     labels: Tensor | None
     negatives: Tensor | None
     ids: Tensor | None
@@ -49,6 +51,7 @@ def link_loss(
     candidates: Candidates = "views",
     extra: Sequence[Term] = (),
     reduction: Reduction = "mean",
+    engine: Engine = "auto",
     labels: Tensor | None = None,
     negatives: Tensor | None = None,
     ids: Tensor | None = None,
@@ -66,6 +69,8 @@ def link_loss(
         extra: Further terms to add, for example ``Term(SoftmaxLink(0.5), weight=0.5, hardest=50)``.
         reduction: ``"mean"`` over anchors, ``"sum"``, or ``"none"`` for one value per anchor: ``(2 n,)`` with
             ``"views"`` and ``"clip"``, in the order of ``z_i`` then ``z_j``; anchors without a positive have 0.
+        engine: ``"dense"`` keeps the matrix of scores, ``"chunked"`` needs memory linear in the batch, ``"fused"`` is
+            kernels for CUDA, ``"auto"`` chooses (:func:`weince.engines.choose` says which and why).
         labels: ``(n,)`` integers, for ``candidates="labels"``.
         negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
         ids: ``(n,)`` integers; rows with equal ids are never negatives of each other.
@@ -88,7 +93,9 @@ def link_loss(
         ignore=ignore,
         check_finite=check_finite,
     )
-    outputs = [dense(contest, terms, tail) for contest in found]
+    # A mean or a sum gives all anchors the same weight, which spares the chunked engine a sweep.
+    same = reduction != "none"
+    outputs = [run_engine(contest, terms, tail, engine=engine, same_weight=same) for contest in found]
     loss = _reduce(outputs, reduction)
     if not return_stats:
         return loss

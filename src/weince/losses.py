@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from weince import functional
 from weince.candidates import Candidates
+from weince.engines.choose import Engine
 from weince.functional import LossOutput, Reduction
 from weince.links import Link, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig
@@ -27,6 +28,7 @@ class ModuleOptions(TypedDict, total=False):
     candidates: Candidates
     extra: Sequence[Term]
     reduction: Reduction
+    engine: Engine
     check_finite: bool | None
 
 
@@ -56,6 +58,7 @@ class LinkLoss(nn.Module):
             see :func:`weince.candidates.contests`.
         extra: Further terms to add to the loss.
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` over the anchors.
+        engine: ``"auto"``, ``"dense"``, ``"chunked"`` or ``"fused"``, see :func:`weince.engines.choose`.
         check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
     """
 
@@ -66,12 +69,14 @@ class LinkLoss(nn.Module):
         candidates: Candidates = "views",
         extra: Sequence[Term] = (),
         reduction: Reduction = "mean",
+        engine: Engine = "auto",
         check_finite: bool | None = None,
     ) -> None:
         super().__init__()
         self.link = link
         self.extra = tuple(extra)
-        self.candidates, self.reduction, self.check_finite = candidates, reduction, check_finite
+        self.candidates, self.reduction, self.engine = candidates, reduction, engine
+        self.check_finite = check_finite
         for index, term in enumerate([Term(link), *self.extra]):
             self._adopt(term.link, prefix="" if index == 0 else f"extra{index}_")
 
@@ -104,6 +109,7 @@ class LinkLoss(nn.Module):
             candidates=self.candidates,
             extra=self.extra,
             reduction=self.reduction,
+            engine=self.engine,
             labels=labels,
             negatives=negatives,
             ids=ids,

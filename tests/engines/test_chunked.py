@@ -1,0 +1,287 @@
+"""The chunked engine against the dense one in float64, and that it never holds the matrix."""
+
+import pytest
+import reference
+import torch
+from engines.test_dense import CONFIGS, LAYOUTS, layout
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from weince import (
+    InfoNCELoss,
+    LinkLoss,
+    PowerLink,
+    ShortfallLink,
+    SoftmaxLink,
+    TailConfig,
+    Term,
+    WeibitLoss,
+    WeinceLoss,
+)
+from weince.engines import chunked as module
+from weince.losses import RELEASED_TAIL
+from weince.scores import unit_rows
+
+LOSSES = {
+    "infonce": lambda **options: InfoNCELoss(0.3, **options),
+    "weibit": lambda **options: WeibitLoss(2.0, **options),
+    "power": lambda **options: LinkLoss(PowerLink(4.0), **options),
+    "released": WeinceLoss.released,
+    **{name: lambda c=config, **o: WeinceLoss(0.3, tail=c, **o) for name, config in CONFIGS.items()},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_bands(monkeypatch):
+    """Several bands of several blocks, the last of each smaller, at the sizes of the tests."""
+    monkeypatch.setattr(module, "CPU_BAND", 160)
+    monkeypatch.setattr(module, "BLOCK", 50)
+
+
+def leaves_of(arguments):
+    return [value for key, value in arguments.items() if key in ("z_i", "z_j", "negatives")]
+
+
+def run(loss, arguments, weights=None):
+    """Loss, gradients and statistics."""
+    output = loss(**arguments, return_stats=True)
+    total = output.loss if weights is None else (output.loss * weights(len(output.loss))).sum()
+    return output.loss.detach(), torch.autograd.grad(total, leaves_of(arguments)), tuple(output.stats)
+
+
+def uneven(length):
+    return torch.linspace(-1, 2, length, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("where", LAYOUTS)
+def test_equals_dense_in_float64(where, name, reduction):
+    arguments, candidates, _ = layout(where)
+    weights = uneven if reduction == "none" else None
+    options = {"candidates": candidates, "reduction": reduction}
+    wanted = run(LOSSES[name](engine="dense", **options), arguments, weights)
+    got = run(LOSSES[name](engine="chunked", **options), arguments, weights)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("where", LAYOUTS)
+def test_algorithm_1_by_loops(where):
+    arguments, candidates, contests = layout(where)
+    loss, gradients, _ = run(WeinceLoss(0.3, candidates=candidates, engine="chunked"), arguments)
+    wanted = torch.stack([reference.weince(*contest, temperature=0.3)[0] for contest in contests]).mean()
+    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        gradients, torch.autograd.grad(wanted, leaves_of(arguments)), rtol=1e-9, atol=1e-10
+    )
+
+
+def spread_out(where, dtype):
+    """A layout with rows in general position, so that all positives and tails are 0.05 or more from the cap."""
+    arguments, candidates, _ = layout(where)
+    generator = torch.Generator().manual_seed(7)
+    for key in ("z_i", "z_j", "negatives"):
+        if key in arguments:
+            arguments[key] = torch.randn(len(arguments[key]), 24, generator=generator, dtype=torch.float64)
+    if "z_j" in arguments:
+        arguments["z_j"] = arguments["z_i"] + 0.7 * arguments["z_j"]
+    arguments.update(
+        {key: arguments[key].to(dtype) for key in ("z_i", "z_j", "negatives") if key in arguments}
+    )
+    rows = unit_rows(torch.cat(leaves_of(arguments)).double())
+    assert float((rows @ rows.T).fill_diagonal_(0).max()) <= 0.95
+    return arguments, candidates
+
+
+def as_leaves(arguments, dtype):
+    return {
+        key: value.detach().to(dtype).requires_grad_() if value.is_floating_point() else value
+        for key, value in arguments.items()
+    }
+
+
+def relative(got, wanted):
+    got, wanted = (torch.cat([grad.double().flatten() for grad in grads]) for grads in (got, wanted))
+    return float((got - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("name", ["infonce", "weibit", "power", "paper", "released"])
+@pytest.mark.parametrize("where", LAYOUTS)
+def test_float32_away_from_the_cap(where, name):
+    arguments, candidates = spread_out(where, torch.float32)
+    wanted = run(LOSSES[name](engine="dense", candidates=candidates), as_leaves(arguments, torch.float64))
+    got = run(LOSSES[name](engine="chunked", candidates=candidates), as_leaves(arguments, torch.float32))
+    assert got[0].dtype == torch.float32
+    assert abs(float(got[0]) - float(wanted[0])) <= 1e-5 * max(1.0, float(wanted[0]))
+    assert relative(got[1], wanted[1]) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["infonce", "weibit", "power", "paper", "released"])
+@pytest.mark.parametrize("where", LAYOUTS)
+def test_half_precision_inputs_cost_their_rounding_alone(where, name, dtype):
+    """Against float64 on the rounded inputs: the loss as in float32, the gradient but for its own rounding."""
+    rounded, candidates = spread_out(where, dtype)
+    wanted = run(LOSSES[name](engine="dense", candidates=candidates), as_leaves(rounded, torch.float64))
+    got = run(LOSSES[name](engine="chunked", candidates=candidates), as_leaves(rounded, dtype))
+    assert abs(float(got[0]) - float(wanted[0])) <= 1e-5 * max(1.0, float(wanted[0]))
+    stored = [grad.to(dtype) for grad in wanted[1]]  # a gradient comes back in the dtype of its input
+    assert relative(got[1], wanted[1]) <= relative(stored, wanted[1]) + 1e-4
+
+
+def near_the_cap():
+    """Pairs, one of which has a negative at each shortfall from 1e-5 on; duplicates; ties."""
+    generator = torch.Generator().manual_seed(5)
+    z_i = unit_rows(torch.randn(60, 32, generator=generator, dtype=torch.float64))
+    step = unit_rows(torch.randn(60, 32, generator=generator, dtype=torch.float64))
+    z_j = z_i + 0.5 * step
+    for row, shortfall in enumerate([1.05e-5, 3e-5, 1e-4, 1e-3, 1e-2]):
+        z_j[row] = z_i[row + 10] + (2 * shortfall) ** 0.5 * step[row]
+    z_i[40:44] = z_i[40]  # four duplicates
+    z_j[50:60] = z_j[50]  # ten
+    return z_i.float(), z_j.float()
+
+
+@pytest.mark.parametrize(
+    "config", [TailConfig(), RELEASED_TAIL, TailConfig(k=12)], ids=["paper", "released", "k=12"]
+)
+def test_statistics_near_the_cap_in_float32(monkeypatch, config):
+    """rho is that of float64; the rest is what a float64 fit makes of the engine's own shortfalls."""
+    z_i, z_j = near_the_cap()
+    own = []
+    spied = module.fit_tail
+
+    def spy(tail, sizes, config):
+        own.append(tail)
+        return spied(tail, sizes, config)
+
+    monkeypatch.setattr(module, "fit_tail", spy)
+    got = WeinceLoss(tail=config, engine="chunked")(z_i, z_j, return_stats=True).stats
+    exact = WeinceLoss(tail=config, engine="dense")(z_i.double(), z_j.double(), return_stats=True).stats
+    known = exact.rho >= 1e-5
+    assert int((exact.rho < 1.1e-5).sum() - (~known).sum()) > 0
+    torch.testing.assert_close(got.rho[known].double(), exact.rho[known], rtol=1e-4, atol=0)
+
+    tails = torch.cat(own).double()
+    assert tails.shape[0] == 120
+    k, n = tails.shape[1], 118
+    assert k == reference.tail_size(n, config)
+    # The reference takes all negatives; those beyond the tail do not matter.
+    rows = [row.tolist() + [2.0] * (n - k) for row in tails]
+    wanted = reference.tail_statistics(rows, [True] * 120, config)
+    for field in ("lam", "beta", "daic"):
+        numbers = torch.tensor([anchor[field] for anchor in wanted], dtype=torch.float64)
+        torch.testing.assert_close(getattr(got, field).double(), numbers, rtol=1e-4, atol=1e-4)
+    assert float(got.lam.max()) > 0.5
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.numel = max(self.numel, leaf.numel())
+        return result
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("candidates", ["views", "cross", "clip", "labels"])
+@pytest.mark.parametrize("name", ["infonce", "weibit", "paper", "learned"])
+def test_no_tensor_as_large_as_the_matrix(monkeypatch, name, candidates, reduction):
+    """Bands of 8,000 scores of 160,000; K is 40. What is largest is a band, or the rows themselves."""
+    monkeypatch.setattr(module, "CPU_BAND", 8000)
+    monkeypatch.setattr(module, "BLOCK", 2000)
+    rows = 400 if candidates in ("cross", "clip") else 200
+    z_i, z_j = torch.randn(2, rows, 10).unbind()
+    z_i.requires_grad_()
+    labels = {"labels": torch.arange(rows) % 9} if candidates == "labels" else {}
+    temperature = nn.Parameter(torch.tensor(0.3))
+    makers = {
+        **LOSSES,
+        "learned": lambda **o: WeinceLoss(temperature, extra=[Term(SoftmaxLink(), 1, 20)], **o),
+    }
+    loss = makers[name](candidates=candidates, reduction=reduction, engine="chunked")
+    with Largest() as largest:
+        loss(z_i, z_j, **labels).sum().backward()
+    assert z_i.grad.abs().max() > 0
+    assert 2000 <= largest.numel <= 8000
+
+
+def test_the_batch_slope_takes_a_share_of_the_matrix(monkeypatch):
+    """Its fit wants 5 % of all pairs, in a few copies; the matrix itself is not there even so."""
+    monkeypatch.setattr(module, "CPU_BAND", 8000)
+    monkeypatch.setattr(module, "BLOCK", 2000)
+    z_i, z_j = torch.randn(2, 200, 10).unbind()
+    z_i.requires_grad_()
+    with Largest() as largest:
+        WeinceLoss.released(engine="chunked")(z_i, z_j).backward()
+    assert largest.numel < 160_000 / 3
+
+
+def test_learned_parameters():
+    z_i, z_j = torch.randn(2, 20, 8, dtype=torch.float64).unbind()
+    beta = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    tau = nn.Parameter(torch.tensor(0.4, dtype=torch.float64))
+
+    def gradients(engine):
+        loss = LinkLoss(ShortfallLink(beta), extra=[Term(SoftmaxLink(tau), 0.5, 5)], engine=engine)
+        return torch.autograd.grad(loss(z_i, z_j), [beta, tau])
+
+    torch.testing.assert_close(gradients("chunked"), gradients("dense"), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", ["infonce", "paper"])
+def test_works_in_torch_func_grad(name, reduction):
+    z_i, z_j = torch.randn(2, 20, 8, dtype=torch.float64).unbind()
+
+    def by(engine):
+        loss = LOSSES[name](engine=engine, reduction=reduction)
+        return torch.func.grad(lambda z: (loss(z, z_j) * (1 if reduction == "mean" else uneven(40))).sum())(
+            z_i
+        )
+
+    torch.testing.assert_close(by("chunked"), by("dense"), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", ["infonce", "paper", "released"])
+def test_compiled_without_a_graph_break(monkeypatch, name, reduction):
+    monkeypatch.setattr(module, "CPU_BAND", 40 * 23)  # two bands
+    z_i, z_j = torch.randn(2, 20, 8).unbind()
+    leaf = z_i.clone().requires_grad_()
+    plain, compiled = (LOSSES[name](engine="chunked", reduction=reduction) for _ in range(2))
+    compiled = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    results = []
+    for loss in (plain, compiled):
+        value = loss(leaf, z_j)
+        weight = 1 if reduction == "mean" else uneven(40).float()
+        results.append((value.detach(), *torch.autograd.grad((value * weight).sum(), leaf)))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_without_gradient():
+    z_i, z_j = torch.randn(2, 20, 8).unbind()
+    assert not WeinceLoss(engine="chunked")(z_i, z_j).requires_grad
+    with torch.no_grad():
+        assert not WeinceLoss(engine="chunked")(z_i.requires_grad_(), z_j).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_touch_the_scores(dtype):
+    z_i, z_j = torch.randn(2, 40, 16).unbind()
+
+    def gradient():
+        leaf = z_i.clone().requires_grad_()
+        loss = WeinceLoss(engine="chunked", reduction="none")(leaf, z_j)
+        return loss.detach(), *torch.autograd.grad((loss * uneven(80)).sum(), leaf)
+
+    plain = gradient()
+    with torch.autocast("cpu", dtype=dtype):
+        cast = gradient()
+    torch.testing.assert_close(cast, plain, rtol=0, atol=0)
