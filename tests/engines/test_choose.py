@@ -1,0 +1,161 @@
+"""engine="auto": what it chooses, what it says, and what it does when memory runs out or Triton is missing."""
+
+import importlib
+import logging
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+from weince import InfoNCELoss, SoftmaxLink, Term, WeinceLoss, engines
+from weince.candidates import contests
+from weince.engines.choose import choose
+from weince.engines.rows import EngineOutput
+
+module = importlib.import_module("weince.engines.choose")  # the function has the same name
+TERMS = [Term(SoftmaxLink())]
+
+
+@pytest.fixture(autouse=True)
+def _warnings_anew():
+    module.warn_once.cache_clear()
+
+
+def pairs(n=20, d=8):
+    return torch.randn(2, n, d).unbind()
+
+
+def contest_of(z_i, z_j):
+    return contests("views", z_i, z_j)[0]
+
+
+def on_meta(pairs):
+    """A contest of any size without its memory."""
+    z = torch.empty(pairs, 4, device="meta")
+    return contest_of(z, z)
+
+
+def test_dense_while_the_matrix_fits_then_chunked():
+    small, large = choose(on_meta(8192), TERMS), choose(on_meta(9000), TERMS)
+    assert small.name == "dense"
+    assert "1,024 MiB is within 1,024 MiB" in small.reason
+    assert large.name == "chunked"
+    assert "1,236 MiB is beyond 1,024 MiB" in large.reason
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_an_engine_asked_for_is_taken(engine):
+    assert choose(on_meta(100), TERMS, engine=engine) == (engine, "asked for")
+    assert engines.choose is choose
+
+
+def test_an_unknown_engine():
+    with pytest.raises(ValueError, match="engine must be one of auto, dense, chunked, fused; got 'gpu'"):
+        InfoNCELoss(engine="gpu")(*pairs())
+
+
+def test_the_choice_is_logged(caplog):
+    with caplog.at_level(logging.DEBUG, logger="weince"):
+        InfoNCELoss()(*pairs())
+        InfoNCELoss(engine="chunked")(*pairs())
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "engine dense: no CUDA device",
+        "engine chunked: asked for",
+    ]
+
+
+def test_fused_on_the_cpu_is_refused_with_the_reason():
+    with pytest.raises(RuntimeError, match=r'^engine="fused" cannot serve: .+; engine="auto" takes another$'):
+        InfoNCELoss(engine="fused")(*pairs())
+
+
+@pytest.mark.parametrize("loss", [WeinceLoss, WeinceLoss.released], ids=["paper", "released"])
+def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss):
+    z_i, z_j = pairs()
+    wanted = loss(engine="chunked")
+    values = [wanted(z_i, z_j) for _ in range(3)]
+    dense = module.dense
+
+    def exhausted(*arguments):
+        dense(*arguments)  # a link with a memory has moved by the time that memory runs out
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(module, "dense", exhausted)
+    got = loss()
+    with pytest.warns(UserWarning, match="out of memory in the dense engine; the chunked engine goes on"):
+        assert got(z_i, z_j) == values[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [got(z_i, z_j) for _ in range(2)] == values[1:]
+
+
+def test_out_of_memory_in_an_engine_asked_for_is_an_error(monkeypatch):
+    def exhausted(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module, "dense", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        InfoNCELoss(engine="dense")(*pairs())
+
+
+def test_other_errors_pass(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(module, "dense", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        InfoNCELoss()(*pairs())
+
+
+class OnCuda:
+    """Stands for rows on a GPU that this machine may not have."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return self.rows
+
+    def element_size(self):
+        return 4
+
+
+def on_cuda(monkeypatch, pairs):
+    gpu = types.SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    return types.SimpleNamespace(anchors=OnCuda(2 * pairs), candidates=OnCuda(2 * pairs))
+
+
+def test_without_triton_chunked_goes_on_after_one_line(monkeypatch):
+    contest = on_cuda(monkeypatch, 50_000)
+    monkeypatch.setitem(sys.modules, "weince.engines.fused", None)  # importing it now raises ImportError
+    with pytest.warns(
+        UserWarning, match="the fused engine cannot serve .*imported.*; the chunked engine goes on"
+    ):
+        choice = choose(contest, TERMS)
+    assert choice.name == "chunked"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose(contest, TERMS) == choice
+
+
+def test_triton_too_old(monkeypatch):
+    contest = on_cuda(monkeypatch, 50_000)
+    old = types.SimpleNamespace(why_not=lambda *_: "triton 2.1 is older than 3.0")
+    monkeypatch.setitem(sys.modules, "weince.engines.fused", old)
+    with pytest.warns(UserWarning, match=r"triton 2.1 is older than 3.0\); the chunked engine goes on"):
+        assert choose(contest, TERMS).name == "chunked"
+    with pytest.raises(RuntimeError, match="is older than"):
+        choose(contest, TERMS, engine="fused")
+
+
+def test_fused_where_it_serves(monkeypatch):
+    output = EngineOutput(torch.zeros(4), None, None)
+    there = types.SimpleNamespace(why_not=lambda *_: None, fused=lambda *_: output)
+    monkeypatch.setitem(sys.modules, "weince.engines.fused", there)
+    assert choose(on_cuda(monkeypatch, 50_000), TERMS).name == "fused"
+    assert module.run(contest_of(*pairs()), TERMS, None, engine="fused") is output
