@@ -12,3 +12,9 @@ settings.load_profile("weince")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_compiler() -> None:
+    """Forget what was compiled before: one process may only compile a function so many times."""
+    torch.compiler.reset()

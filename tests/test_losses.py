@@ -226,6 +226,7 @@ def test_autocast_does_not_touch_the_scores(dtype):
     torch.testing.assert_close(cast, plain, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", MAKERS)
 def test_compiled_without_a_graph_break(name):
     z_i, z_j = pairs()

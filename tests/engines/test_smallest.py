@@ -24,6 +24,7 @@ def test_same_as_sorting_everything(rows, columns, share, ties, dtype, seed):
     assert torch.equal(smallest(values, k), values.sort(dim=1).values[:, :k])
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("k", [1, 5, 17])
 def test_compiled(k):
     values = torch.rand(4, 17)
