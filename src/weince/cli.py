@@ -1,0 +1,144 @@
+"""The command line: parse, call one function, print.
+
+Each command is a pair of functions, ``_add_NAME`` (its options) and ``_run_NAME`` (the call, with its own
+imports, so that help is quick and a missing package is named only when it is needed).
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+_DIAGNOSE = """\
+Tell whether softmax is the right link for paired embeddings, and write a page to look at.
+
+input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
+       pairs with equal ids never compete), or with z (rows, dim) and labels (rows,); .npy of shape
+       (2, pairs, dim), or two .npy files of shape (pairs, dim), one after the other; or a folder of such files.
+       Several inputs are several models, drawn side by side.
+"""
+_DIAGNOSE_EXAMPLES = """\
+examples:
+  weince diagnose pairs.npz --temperature 0.5
+  weince diagnose infonce.npz weince.npz --out report --quick
+  weince diagnose checkpoints/ --trend --out run
+  weince diagnose my-model/ --sentences pairs.tsv      (needs sentence-transformers)
+"""
+
+
+def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "diagnose",
+        help="tell whether softmax is the right link for your embeddings",
+        description=_DIAGNOSE,
+        epilog=_DIAGNOSE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="files or folders, see above")
+    parser.add_argument(
+        "--out", type=Path, default=Path("weince-report"), help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument("--names", nargs="+", help="what to call the models (default: the files' names)")
+    parser.add_argument("--temperature", type=float, help="the temperature the models were trained with")
+    parser.add_argument(
+        "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
+    )
+    parser.add_argument("--sentences", type=Path, metavar="TSV", help="inputs are sentence-transformers folders; "
+                        "two tab-separated sentences a line, no header")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="fewer batches and simulations")
+    amount = parser.add_argument_group("how much to compute (the defaults of --quick in brackets)")
+    amount.add_argument(
+        "--batch-size", type=int, help="pairs in a batch (256, or fewer if there are few pairs)"
+    )
+    amount.add_argument("--batches", type=int, help="the most batches (32) [16]")
+    amount.add_argument("--bootstraps", type=int, help="resamplings of held-out batches (2000) [500]")
+    amount.add_argument("--null-draws", type=int, help="simulations under softmax (200) [99]")
+    amount.add_argument(
+        "--tail-bootstraps", type=int, help="resamplings and simulations of the tail (200) [50]"
+    )
+    amount.add_argument("--quantile", type=float, help="level of the tail's threshold (0.99)")
+    amount.add_argument("--seed", type=int, help="seed of every draw (0)")
+    parser.set_defaults(run=_run_diagnose)
+
+
+def _run_diagnose(options: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    from weince.diagnose import check_out, write_diagnosis
+    from weince.embeddings import encode_sentences, load_pairs
+    from weince.report.bank import QUICK, Settings
+
+    asked = {
+        key: getattr(options, key)
+        for key in ("batch_size", "batches", "bootstraps", "null_draws", "tail_bootstraps", "quantile", "seed",
+                    "temperature")
+        if getattr(options, key) is not None
+    }  # fmt: skip
+    settings = replace(QUICK if options.quick else Settings(), **asked)
+    check_out(options.out)
+    if options.sentences is not None:
+        pairs = encode_sentences(options.inputs, options.sentences, names=options.names)
+    else:
+        pairs = load_pairs(options.inputs, names=options.names, seed=settings.seed)
+    index = write_diagnosis(
+        pairs, options.out, settings, quick=options.quick, trend=options.trend, command=options.command_line
+    )
+    print(index)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="weince",
+        description="A contrastive loss whose tail you can check.",
+        epilog="example:\n  weince diagnose pairs.npz --out report",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_diagnose(commands)
+    return parser
+
+
+def _shown(arguments: Sequence[str]) -> str:
+    """The command as typed, without the folders that lead to its files."""
+
+    def short(argument: str) -> str:
+        option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+        return option + equals + (Path(value).name if "/" in value else value)
+
+    return shlex.join(["weince", *(short(a) for a in arguments)])
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if it worked, 2 with one line on stderr for bad input, 130 when interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser().parse_args(given)
+    options.command_line = _shown(given)
+    # Being asked to end is an interruption too: what is unfinished gets removed.
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        options.run(options)
+    except KeyboardInterrupt:
+        print("weince: interrupted, nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except ModuleNotFoundError as error:
+        print(f"weince: {error.name} is missing: pip install 'weince[runs]'", file=sys.stderr)
+        return BAD_INPUT
+    except (ValueError, OSError) as error:
+        print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

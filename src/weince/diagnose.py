@@ -1,0 +1,284 @@
+"""Diagnose paired embeddings: load, compute, write a folder with a page to look at.
+
+    from weince.diagnose import diagnose
+
+    index = diagnose({"my encoder": (z_i, z_j)}, "report")
+
+The folder appears under its name only when it is complete: it is built beside it and renamed at the end.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from weince.embeddings import InputError, Pairs, make_pairs
+from weince.report import figures_link
+from weince.report.bank import QUICK, Settings
+from weince.report.measure import STAGES, Measured, measure, measure_theory
+from weince.report.page import Page, write_page
+from weince.report.sections import Group, write_sections
+from weince.report.style import Gallery
+from weince.report.verdict import THRESHOLDS, Verdict, decide, tail_kind
+
+FORMAT = "weince diagnosis 1"
+
+
+def diagnose(
+    inputs: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    out: str | Path,
+    quick: bool = True,
+    *,
+    temperature: float | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Diagnose named pairs of embeddings and write the page.
+
+    Args:
+        inputs: For each model ``(z_i, z_j)``, both ``(pairs, dim)``, positives row by row; at least 128 pairs.
+        out: Folder to write; replaced if it holds an earlier diagnosis, refused if it holds anything else.
+        quick: Fewer batches and simulations: seconds instead of a minute for a few thousand pairs.
+        temperature: The temperature the models were trained with, if known.
+        seed: Seed of every draw.
+        progress: Show progress bars on stderr.
+
+    Returns:
+        Path of ``index.html``.
+    """
+    pairs = [make_pairs(name, *views) for name, views in inputs.items()]
+    settings = replace(QUICK if quick else Settings(), temperature=temperature, seed=seed)
+    return write_diagnosis(pairs, Path(out), settings, quick=quick, progress=progress)
+
+
+def write_diagnosis(
+    pairs: Sequence[Pairs],
+    out: Path,
+    settings: Settings,
+    *,
+    quick: bool = False,
+    trend: bool = False,
+    command: str = "weince.diagnose.diagnose(...)",
+    progress: bool = True,
+) -> Path:
+    """Measure every model and write the folder; see `diagnose`.
+
+    Args:
+        pairs: The models; with `trend`, the checkpoints of one run in order.
+        out: Folder to write.
+        settings: How much to compute.
+        quick: Whether the simulations that do not depend on the data are short.
+        trend: Show quantities over the checkpoints, and figures of the last one only.
+        command: What the page says it was made with.
+        progress: Show progress bars on stderr.
+    """
+    if not pairs:
+        raise InputError("nothing to diagnose: give at least one model")
+    if trend and len(pairs) < 2:
+        raise InputError("a trend needs at least two checkpoints, got 1")
+    check_out(out)
+    with finished_folder(out) as folder, _bar(progress) as bar:
+        models = _measure_all(pairs, settings, bar)
+        drawing = bar.add_task("page", total=None, stage="simulations")
+        theory = measure_theory(settings, quick=quick)
+        verdicts = [decide(m, settings) for m in models]
+        (folder / "tables").mkdir()
+        gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, stage=f"figure {slug}"))
+        compared = _compare(gallery, models, trend)
+        shown = models[-1:] if trend else models
+        sections = write_sections(gallery, models, theory, settings, shown=shown)
+        for section in sections:
+            for table in section.tables:
+                table.write_csv(folder / "tables")
+        summary = summarise(models, verdicts, settings, command)
+        (folder / "summary.json").write_text(
+            json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        title = f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
+        # The page comes last: without it a folder does not look finished.
+        page = Page(
+            title=f"Diagnosis of a run, {len(models)} checkpoints" if trend else title,
+            command=command,
+            models=list(zip(models, verdicts, strict=True)),
+            compared=compared,
+            trend=trend,
+            sections=sections,
+            settings=settings,
+            rules=THRESHOLDS,
+            version=_version(),
+        )
+        write_page(page, folder / "index.html")
+        bar.update(drawing, total=1, completed=1, stage="done")
+    return out / "index.html"
+
+
+def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Progress) -> list[Measured]:
+    models = []
+    tasks = [bar.add_task(p.name, total=len(STAGES), stage="waiting") for p in pairs]
+    for p, task in zip(pairs, tasks, strict=True):
+
+        def tell(stage: str, task: TaskID = task) -> None:
+            bar.update(task, completed=STAGES.index(stage), stage=stage)
+
+        models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
+        bar.update(task, completed=len(STAGES), stage="done")
+    return models
+
+
+def _bar(visible: bool) -> Progress:
+    # Names come from files: no markup in them.
+    name = TextColumn("{task.description}", markup=False)
+    stage = TextColumn("{task.fields[stage]}", markup=False)
+    return Progress(
+        name, BarColumn(), stage, TimeElapsedColumn(), console=Console(stderr=True), disable=not visible
+    )
+
+
+def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool) -> Group | None:
+    names = [m.name for m in models]
+    if trend:
+        drawn = figures_link.trend_figures(gallery, steps_of(names), models)
+    elif len(models) > 1:
+        drawn = figures_link.forest_figures(gallery, names, models)
+    else:
+        return None
+    return Group("", tuple(drawn))
+
+
+def steps_of(names: Sequence[str]) -> list[float]:
+    """The last number in each name, if they all have one and it rises; 1, 2, 3 otherwise."""
+    found = [re.findall(r"\d+", name) for name in names]
+    if all(found):
+        steps = [float(numbers[-1]) for numbers in found]
+        if all(a < b for a, b in pairwise(steps)):
+            return steps
+    return [float(i) for i in range(1, len(names) + 1)]
+
+
+def check_out(out: Path) -> None:
+    """Refuse to replace anything but an earlier diagnosis, or an empty folder."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"{out}: exists and is not a folder")
+    if any(out.iterdir()):
+        try:
+            ours = json.loads((out / "summary.json").read_text(encoding="utf-8"))["format"] == FORMAT
+        except (OSError, ValueError, KeyError, TypeError):
+            ours = False
+        if not ours:
+            raise InputError(f"{out}: holds other files; give another folder with --out")
+
+
+@contextmanager
+def finished_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to fill; it takes its name at the end, and is removed if anything goes wrong."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-unfinished-", dir=out.absolute().parent))
+    try:
+        yield work
+        work.chmod(0o755)
+        if out.exists():
+            old = work.with_name(work.name + "-old")
+            out.rename(old)
+            work.rename(out)
+            shutil.rmtree(old)
+        else:
+            work.rename(out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def summarise(
+    models: Sequence[Measured], verdicts: Sequence[Verdict], settings: Settings, command: str
+) -> dict[str, Any]:
+    """The numbers of a diagnosis as JSON can hold them: NaN is null, infinity a string."""
+    return {
+        "format": FORMAT,
+        "version": _version(),
+        "command": command,
+        "settings": asdict(settings),
+        "thresholds": asdict(THRESHOLDS),
+        "models": [_clean(_model(m, v)) for m, v in zip(models, verdicts, strict=True)],
+    }
+
+
+def _model(m: Measured, v: Verdict) -> dict[str, Any]:
+    tail, c = m.tail, m.comparison
+    link = asdict(m.link)
+    del link["lr_null"]
+    curves = m.curves
+    return {
+        "name": m.name,
+        "pairs": m.pairs,
+        "dim": m.dim,
+        "batches": m.batches,
+        "batch_size": m.batch_size,
+        "notes": m.notes,
+        "verdict": asdict(v),
+        "link_test": link,
+        "temperatures_good_enough": None if curves is None else curves.tau_range,
+        "loss_at_given_temperature": None if curves is None else curves.current_loss,
+        "shortfall_beta": None if curves is None else curves.beta,
+        "tail": {
+            "kind": tail_kind(tail.xi),
+            "negatives": tail.n_scores,
+            "threshold": tail.xi.fit.threshold,
+            "exceedances": tail.xi.fit.n,
+            "xi": tail.xi.fit.xi,
+            "xi_interval": tail.xi.xi_interval,
+            "xi_interval_if_independent": tail.xi.fit.xi_interval,
+            "sigma": tail.xi.fit.sigma,
+            "endpoint": tail.xi.fit.endpoint,
+            "endpoint_interval": tail.xi.endpoint_interval,
+            "design_effect": tail.xi.design_effect,
+            "exponential": asdict(tail.exponential),
+            "capped": None if tail.capped is None else asdict(tail.capped),
+            "fit_test": asdict(tail.fit_test),
+        },
+        "frechet": asdict(m.frechet),
+        "hard_negatives": [asdict(p) for p in m.hard],
+        "pool": [asdict(p) for p in m.pool],
+        "risk": [{"k": r.k, "failure_rate": r.failure_rate} for r in m.risk or ()],
+        "anchors": {
+            "share_daic_positive": float((m.anchors.daic > 0).mean()),
+            "share_bounded": c.share_bounded,
+            "alpha": c.alpha,
+            "share_xi_negative": c.share_negative,
+            "null_share_xi_negative": c.null_share_negative,
+            "mean_lam": float(m.anchors.lam.mean()),
+            "median_rho": float(np.median(m.anchors.rho)),
+            "median_beta": float(np.median(m.anchors.beta)),
+        },
+    }
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    if isinstance(value, float):
+        if np.isnan(value):
+            return None
+        return float(value) if np.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _version() -> str:
+    try:
+        return version("weince")
+    except PackageNotFoundError:
+        return "from source"

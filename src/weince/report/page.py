@@ -1,0 +1,66 @@
+"""The page: one self-contained HTML file, no script, nothing loaded from anywhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from weince.report.bank import Settings
+from weince.report.measure import Measured
+from weince.report.sections import Group, Section
+from weince.report.style import Figure
+from weince.report.verdict import Thresholds, Verdict
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the template shows.
+
+    Attributes:
+        title: Of the page.
+        command: How to make it again, in one line.
+        models: What was measured, with a verdict for each.
+        compared: Figures of the models side by side, or of the run over time; may be empty.
+        trend: Whether the models are checkpoints of one run.
+        sections: The diagnostics.
+        settings: How much was computed.
+        rules: When a verdict is given.
+        version: Of this package.
+    """
+
+    title: str
+    command: str
+    models: Sequence[tuple[Measured, Verdict]]
+    compared: Group | None
+    trend: bool
+    sections: Sequence[Section]
+    settings: Settings
+    rules: Thresholds
+    version: str
+
+
+def _inline(figure: Figure) -> Markup:
+    """The drawing as it is: matplotlib has escaped the text in it."""
+    return Markup(figure.svg)
+
+
+def render(page: Page) -> str:
+    """The HTML of a page. Everything but the drawings is escaped."""
+    loader = PackageLoader("weince.report", "templates")
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["inline"] = _inline
+    style = Markup(loader.get_source(environment, "style.css")[0])
+    return environment.get_template("page.html").render(page=page, style=style)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Render a page into a file."""
+    path.write_text(render(page), encoding="utf-8")

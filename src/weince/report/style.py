@@ -1,0 +1,164 @@
+"""How figures look: one small panel each, colours safe for the colour-blind, readable in light and dark.
+
+A panel is drawn once and kept three times: as a plain ``.svg`` and ``.png`` for papers and slides, and as an SVG
+for the page, whose colours are CSS variables, so that it follows the reader's light or dark theme.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+INK, GRID = "#43474b", "#d5d8dc"
+# Okabe and Ito's palette, in the order of use.
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
+_VARIABLES = {
+    INK: "currentColor",
+    GRID: "var(--grid)",
+    BLUE: "var(--blue)",
+    ORANGE: "var(--orange)",
+    GREEN: "var(--green)",
+    RED: "var(--red)",
+    PURPLE: "var(--purple)",
+    SKY: "var(--sky)",
+}
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9.5,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a model's name is a dollar sign
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A finished panel: name of its files, caption, and the SVG to put into a page."""
+
+    slug: str
+    caption: str
+    svg: str
+
+
+class Gallery:
+    """Where panels are drawn and kept."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda slug: None) -> None:
+        self.folder, self.tell = folder, tell
+        folder.mkdir(parents=True, exist_ok=True)
+        self._count = 0
+
+    @contextmanager
+    def panel(self, slug: str, caption: str, *, height: float = 3.0) -> Iterator["Panel"]:
+        """Draw on ``panel.ax``; on leaving, ``panel.figure`` holds the result."""
+        with mpl.rc_context({**_STYLE, "svg.hashsalt": slug}):
+            canvas = Canvas(figsize=(4.4, height), layout="constrained")
+            FigureCanvasAgg(canvas)
+            panel = Panel(canvas.add_subplot())
+            yield panel
+            panel.figure = self._save(canvas, slug, caption)
+
+    def _save(self, canvas: Canvas, slug: str, caption: str) -> Figure:
+        self._count += 1
+        self.tell(slug)
+        name = f"{self._count:02d}-{slug}"
+        canvas.savefig(self.folder / f"{name}.png", dpi=150, facecolor="white")
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        (self.folder / f"{name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
+        return Figure(name, caption, _for_page(buffer.getvalue(), name))
+
+
+@dataclass
+class Panel:
+    """The axes of a panel, and the figure once it is saved."""
+
+    ax: Axes
+    figure: Figure | None = None
+
+    @property
+    def done(self) -> Figure:
+        assert self.figure is not None
+        return self.figure
+
+
+def _for_page(svg: str, prefix: str) -> str:
+    """An SVG to stand inside HTML: no prologue, unique ids, theme colours, the page's font."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\b(id="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r'(<svg [^>]*?)width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg [^>]*?)height="[^"]*"', r"\1", svg, count=1)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    svg = re.sub(r"'DejaVu Sans'(, sans-serif)?", "var(--sans)", svg)
+    return svg.replace("<svg ", '<svg aria-hidden="true" ', 1)
+
+
+def shorten(text: str, most: int = 22) -> str:
+    """A name that fits beside an axis."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def legend(ax: Axes, columns: int = 2) -> None:
+    """A legend above the axes, where it hides nothing."""
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        borderaxespad=0.3,
+        borderpad=0.0,
+        handlelength=1.6,
+        columnspacing=1.2,
+    )
+
+
+def log_axis(ax: Axes, axis: str, *, ticks: list[float] | None = None) -> None:
+    """A logarithmic axis with plain numbers as labels."""
+    target = ax.xaxis if axis == "x" else ax.yaxis
+    (ax.set_xscale if axis == "x" else ax.set_yscale)("log")
+    low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
+    if ticks is None:
+        ticks = [10.0**e for e in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
+        ticks = [t for t in ticks if low <= t <= high][:: max(1, len(ticks) // 6)]
+    target.set_major_locator(FixedLocator(ticks))
+    target.set_minor_locator(NullLocator())
+    target.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+
+
+def plain(value: float) -> str:
+    """A tick label: 0.001, 0.5, 10, 4,000, 1e6."""
+    if value >= 1e6 or 0.0 < value < 1e-4:
+        mantissa, exponent = f"{value:.0e}".split("e")
+        return f"{mantissa}e{int(exponent)}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:,.0f}" if value >= 10 else f"{value:g}"

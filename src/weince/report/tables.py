@@ -1,0 +1,88 @@
+"""Tables for the page and for CSV files: one cell is a text to read and a value to compute with."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from weince.report.verdict import number
+
+Value = str | int | float | tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, and what is written to the CSV file."""
+
+    text: str
+    value: Value
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the cell is aligned as a number."""
+        return not isinstance(self.value, str)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a header row; the first column names the rows."""
+
+    slug: str
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def write_csv(self, folder: Path) -> None:
+        """Write ``slug.csv``; an interval is written as ``low..high`` in full precision."""
+        with (folder / f"{self.slug}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(self.header)
+            writer.writerows([_raw(cell.value) for cell in row] for row in self.rows)
+
+
+def _raw(value: Value) -> str:
+    return f"{value[0]!r}..{value[1]!r}" if isinstance(value, tuple) else str(value)
+
+
+def num(value: float, digits: int = 3) -> Cell:
+    """A number with fixed decimals."""
+    return Cell(number(float(value), digits), float(value))
+
+
+def count(value: int) -> Cell:
+    """A whole number."""
+    return Cell(f"{int(value):,}", int(value))
+
+
+def text(value: str) -> Cell:
+    """Words."""
+    return Cell(value, value)
+
+
+def between(interval: tuple[float, float], digits: int = 3) -> Cell:
+    """An interval."""
+    low, high = float(interval[0]), float(interval[1])
+    if np.isnan(low) and np.isnan(high):
+        return Cell("—", (low, high))
+    return Cell(f"[{number(low, digits)}, {number(high, digits)}]", (low, high))
+
+
+def p_value(p: float) -> Cell:
+    """A p-value, never shown as 0."""
+    return Cell("< 0.001" if p < 0.001 else number(float(p)), float(p))
+
+
+def percent(share: float, digits: int = 1) -> Cell:
+    """A share in percent."""
+    shown = number(100.0 * float(share), digits)
+    return Cell(shown if shown == "—" else f"{shown} %", float(share))
+
+
+def by_model(
+    slug: str, title: str, names: Sequence[str], rows: Sequence[tuple[str, Sequence[Cell]]]
+) -> Table:
+    """A table of quantities (rows) by models (columns)."""
+    cells = tuple((text(label), *values) for label, values in rows)
+    return Table(slug, title, ("", *names), cells)

@@ -1,0 +1,222 @@
+"""From numbers to advice: what the data ask for, and the line of code that would follow from it.
+
+xi < 0 means a bounded tail; the endpoint is ``threshold - sigma / xi``.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weince.evt import BatchXi
+from weince.report.bank import Settings
+from weince.report.measure import Measured
+
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When a verdict is given. These are conventions, not laws; the page prints them.
+
+    Attributes:
+        worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the true
+            partner 2 % likelier.
+        alpha: Level that both p-values of the link test must reach.
+    """
+
+    worth: float = 0.02
+    alpha: float = 0.05
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The rules, one sentence each."""
+        return (
+            f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
+            f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
+            f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",
+            f"A gain of at least {self.worth:g} nats that misses one of the other conditions is called "
+            f"unclear.",
+            f"Another temperature is advised if softmax at the temperature you trained with (given by "
+            f"--temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
+            f"No advice is given when softmax at its best temperature beats a random pick by less than "
+            f"{self.worth:g} nats per anchor: the pairs are then not pairs.",
+            "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
+            "heavy if it lies above 0, and undecided otherwise.",
+        )
+
+
+THRESHOLDS = Thresholds()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to tell the user about one model.
+
+    Attributes:
+        kind: "link", "temperature", "nothing", "unclear", "separated" or "uninformative".
+        headline: One sentence.
+        softmax: What softmax leaves on the table.
+        link: Which link and parameters fit.
+        tail: Whether the tail is bounded.
+        advice: What to change, in words.
+        code: The same as Python, or None.
+    """
+
+    kind: str
+    headline: str
+    softmax: str
+    link: str
+    tail: str
+    advice: str
+    code: str | None
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for running text: fixed decimals, a real minus sign, ∞ or —."""
+    if np.isnan(value):
+        return "—"
+    if np.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    text = f"{value:,.{digits}f}"
+    if float(text.replace(",", "")) == 0.0:
+        text = text.replace("-", "")
+    return text.replace("-", MINUS)
+
+
+def span(interval: tuple[float, float], digits: int = 3) -> str:
+    """An interval for running text."""
+    return f"{number(interval[0], digits)} to {number(interval[1], digits)}"
+
+
+def p_text(p: float) -> str:
+    """A p-value, never shown as 0."""
+    if np.isnan(p):
+        return "p not defined"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def short(value: float) -> str:
+    """Three significant digits, as one would type them."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def softmax_code(tau0: float) -> str:
+    """InfoNCE at the fitted temperature."""
+    return f"from weince import InfoNCELoss\n\nloss = InfoNCELoss(temperature={short(tau0)})"
+
+
+def link_code(lam: float, tau: float) -> str:
+    """The fitted link as a loss.
+
+    The test's logit is ``((1 - lam) * s + lam * g(s)) / tau``, ``g(s) = -log(1 - s)``; BlendLink's is
+    ``(1 - lam) * s / temperature + lam * beta * g(s)``. So temperature is tau, and beta is 1 / tau.
+    """
+    if lam > 0.9995:
+        return f"from weince import WeibitLoss\n\nloss = WeibitLoss(beta={short(1.0 / tau)})"
+    return (
+        "from weince import BlendLink, LinkLoss\n\n"
+        f"loss = LinkLoss(BlendLink(lam={short(lam)}, beta={short(1.0 / tau)}, temperature={short(tau)}))"
+    )
+
+
+def tail_kind(xi: BatchXi) -> str:
+    """ "bounded", "heavy" or "undecided"."""
+    low, high = xi.xi_interval
+    return "bounded" if high < 0.0 else "heavy" if low > 0.0 else "undecided"
+
+
+def tail_sentence(m: Measured) -> str:
+    """Whether the tail is bounded, in one or two sentences."""
+    xi = m.tail.xi
+    numbers = f"ξ = {number(xi.fit.xi)} (95 % over batches: {span(xi.xi_interval)})"
+    kind = tail_kind(xi)
+    if kind == "bounded":
+        end = f"{number(xi.fit.endpoint)} (95 %: {span(xi.endpoint_interval)})"
+        return (
+            f"The tail of the hardest negatives is bounded: {numbers}. It ends at a cosine of about {end}; "
+            f"the geometric cap is 1."
+        )
+    if kind == "heavy":
+        return f"The tail of the hardest negatives does not look bounded at this level: {numbers}."
+    return f"Whether the tail of the hardest negatives is bounded is undecided: {numbers} covers 0."
+
+
+def _softmax_sentence(m: Measured) -> str:
+    t = m.link
+    if t.separated:
+        return "Every fitted anchor already ranks its partner first, so no finite temperature is best."
+    times = number(t.gain_ratio, 2)
+    return (
+        f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
+        f"95 %: {span(t.gain_interval)}; {p_text(t.lr_p_value)} by likelihood ratio, {p_text(t.t_p_value)} by "
+        f"t over batches): the blended link makes the true partner {times} times as likely."
+    )
+
+
+def _link_sentence(m: Measured) -> str:
+    t = m.link
+    if t.separated:
+        return "No link can be told from another here."
+    return (
+        f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {number(t.tau)} "
+        f"(95 %: {span(t.tau_interval)}); the best plain softmax has τ₀ = {number(t.tau0)}."
+    )
+
+
+def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tuple[str, bool]:
+    """What to say of the temperature, and whether the one in use is known to be off."""
+    curves = m.curves
+    assert curves is not None
+    around = span(curves.tau_range)
+    if settings.temperature is None or curves.current_loss is None:
+        return (
+            f"Any temperature from {around} describes these scores within {rules.worth:g} nats of the best; "
+            f"if yours lies outside, {number(m.link.tau0)} is the one to try.",
+            False,
+        )
+    used, loss = short(settings.temperature), number(curves.current_loss)
+    off = curves.current_loss > rules.worth
+    if off:
+        words = f"At your temperature of {used}, softmax loses {loss} nats per anchor against its best, τ₀."
+    else:
+        words = f"Your temperature of {used} is within {rules.worth:g} nats of the best ({loss} lost)."
+    return words, off
+
+
+def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
+    """The verdict on one model."""
+    t = m.link
+    said = _softmax_sentence(m), _link_sentence(m), tail_sentence(m)
+    if t.separated:
+        advice = (
+            "Nothing follows from this: use harder candidates (larger batches, or a harder evaluation set) "
+            "and run it again."
+        )
+        return Verdict("separated", "No answer: the positives always win.", *said, advice, None)
+    if m.curves is None or m.curves.over_chance < rules.worth:
+        advice = "Check that row k of z_i and row k of z_j belong together."
+        headline = "No answer: a higher cosine does not make a partner likelier here."
+        return Verdict("uninformative", headline, *said, advice, None)
+    words, off = _temperature_words(m, settings, rules)
+    gain = number(t.gain)
+    if t.gain >= rules.worth:
+        sure = t.gain_interval[0] > 0.0 and max(t.lr_p_value, t.t_p_value) <= rules.alpha
+        if sure:
+            headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
+            advice = f"Worth a try in the next training run. {words}"
+            return Verdict("link", headline, *said, advice, link_code(t.lam, t.tau))
+        headline = f"Unclear: a gain of {gain} nats per anchor, but the evidence for it is thin."
+        advice = f"Give it more pairs before changing the link. {words}"
+        return Verdict("unclear", headline, *said, advice, softmax_code(t.tau0) if off else None)
+    small = f"another link would gain {gain} nats per anchor, less than {rules.worth:g}"
+    if off:
+        headline = f"Keep softmax, change its temperature: {small}."
+        return Verdict("temperature", headline, *said, words, softmax_code(t.tau0))
+    headline = f"Keep softmax: {small}."
+    advice = f"No other link is worth the change. {words}"
+    if t.gain_interval[1] >= rules.worth:
+        advice += f" A gain of up to {number(t.gain_interval[1])} is not excluded; more pairs would tell."
+    # A temperature known to be good needs no line of code.
+    return Verdict(
+        "nothing", headline, *said, advice, softmax_code(t.tau0) if settings.temperature is None else None
+    )
