@@ -1,0 +1,176 @@
+"""A training step for batches whose encoder activations do not fit: gradients by way of cached embeddings.
+
+Accumulating gradients over micro-batches is not a larger batch, since each row then meets the negatives of its
+micro-batch alone. Here the loss sees the whole batch: embed it in micro-batches without a graph, take the loss
+and its gradient by the embeddings, then embed each micro-batch again, with a graph, and send that gradient
+through. It costs one more forward pass, and memory for one micro-batch of activations.
+
+>>> import torch
+>>> from weince import WeinceLoss
+>>> encoder = torch.nn.Linear(6, 4)
+>>> views = torch.randn(32, 6), torch.randn(32, 6)
+>>> cached_step(encoder, views, WeinceLoss(), micro_batch=8).ndim
+0
+>>> encoder.weight.grad.shape
+torch.Size([4, 6])
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Encoder = Callable[[Any], Tensor]
+
+
+def cached_step(
+    encoder: Encoder | Sequence[Encoder],
+    views: Sequence[Any],
+    loss: Callable[..., Tensor],
+    *,
+    micro_batch: int,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Tensor:
+    """Forward and backward of a batch in micro-batches; gradients are added to ``.grad``, as by ``backward()``.
+
+    The result is that of ``loss(encoder(view_1), encoder(view_2)).backward()``, if the encoder treats rows
+    independently. Dropout draws the same masks in both passes. Batch normalisation sees a micro-batch at a time,
+    and twice: its running statistics move twice.
+
+    Call it under the autocast context of the forward pass, if there is one. An encoder in
+    ``DistributedDataParallel`` exchanges its gradients once, with the last micro-batch.
+
+    Args:
+        encoder: Maps inputs of ``rows`` rows to embeddings ``(rows, d)``; or one encoder for each view.
+        views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first.
+        loss: Maps the embeddings of all views, ``(rows, d)`` each, to a scalar.
+        micro_batch: Rows to embed at a time.
+        scaler: Of mixed precision in float16; scales the loss before its gradient is taken.
+
+    Returns:
+        The loss, detached and unscaled.
+    """
+    if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
+        raise ValueError(f"micro_batch must be an int of at least 1; got {micro_batch!r}")
+    encoders = list(encoder) if isinstance(encoder, Sequence) else [encoder] * len(views)
+    if len(encoders) != len(views) or not views:
+        raise ValueError(
+            f"wanted one encoder, or one for each view; got {len(encoders)} for {len(views)} views"
+        )
+    pieces = [list(_pieces(view, micro_batch)) for view in views]
+
+    embeddings = []
+    with torch.no_grad():
+        for encode, parts in zip(encoders, pieces, strict=True):
+            embeddings.append(torch.cat([part.first(encode) for part in parts]).requires_grad_())
+    value = loss(*embeddings)
+    if value.ndim:
+        raise ValueError(f"the loss must be a scalar; got shape {tuple(value.shape)}")
+    (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
+
+    jobs = [
+        (encode, part, rows.grad[part.start : part.stop])
+        for encode, parts, rows in zip(encoders, pieces, embeddings, strict=True)
+        for part in parts
+        if rows.grad is not None
+    ]
+    last = {id(encode): index for index, (encode, _, _) in enumerate(jobs)}
+    for index, (encode, part, gradient) in enumerate(jobs):
+        with _exchange(encode, last[id(encode)] == index):
+            torch.autograd.backward(part.again(encode), gradient)
+    return value.detach()
+
+
+class _Piece:
+    """Some rows of a view, which remember the state of the random numbers that they were embedded with."""
+
+    def __init__(self, inputs: Any, start: int, stop: int, device: torch.device) -> None:
+        self.inputs, self.start, self.stop, self.device = inputs, start, stop, device
+        self.before: _Random | None = None
+
+    def first(self, encode: Encoder) -> Tensor:
+        self.before = _Random.now(self.device)
+        embedded = encode(self.inputs)
+        if embedded.ndim != 2 or len(embedded) != self.stop - self.start:
+            raise ValueError(
+                f"the encoder must return (rows, d) for {self.stop - self.start} rows; got {tuple(embedded.shape)}"
+            )
+        return embedded
+
+    def again(self, encode: Encoder) -> Tensor:
+        assert self.before is not None
+        # Weights that autocast has cast without a graph, or for a graph that is gone, must not be used again.
+        torch.clear_autocast_cache()
+        with self.before.restored():
+            return encode(self.inputs)
+
+
+class _Random(NamedTuple):
+    """State of the generators of the CPU and of the inputs' device."""
+
+    cpu: Tensor
+    cuda: Tensor | None
+    device: torch.device
+
+    @classmethod
+    def now(cls, device: torch.device) -> "_Random":
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), cuda, device)
+
+    def set(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """These states inside, the present ones again afterwards."""
+        present = _Random.now(self.device)
+        self.set()
+        try:
+            yield
+        finally:
+            present.set()
+
+
+def _pieces(view: Any, micro_batch: int) -> Iterator[_Piece]:
+    leaves = list(_leaves(view))
+    lengths = {len(leaf) for leaf in leaves}
+    if len(lengths) != 1:
+        raise ValueError(f"a view must be tensors of equally many rows; got {sorted(lengths) or 'no tensor'}")
+    rows = lengths.pop()
+    for start in range(0, rows, micro_batch):
+        stop = min(start + micro_batch, rows)
+        yield _Piece(_cut(view, start, stop), start, stop, leaves[0].device)
+
+
+def _leaves(inputs: Any) -> Iterator[Tensor]:
+    if isinstance(inputs, Tensor):
+        yield inputs
+    elif isinstance(inputs, Mapping):
+        for value in inputs.values():
+            yield from _leaves(value)
+    elif isinstance(inputs, list | tuple):
+        for value in inputs:
+            yield from _leaves(value)
+    else:
+        raise TypeError(
+            f"a view must be tensors, or dicts, lists and tuples of them; got {type(inputs).__name__}"
+        )
+
+
+def _cut(inputs: Any, start: int, stop: int) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs[start:stop]
+    if isinstance(inputs, Mapping):
+        return {name: _cut(value, start, stop) for name, value in inputs.items()}
+    return type(inputs)(_cut(value, start, stop) for value in inputs)
+
+
+def _exchange(encode: Encoder, now: bool) -> AbstractContextManager[Any]:
+    """Let gradients pile up on this rank until the last micro-batch, where the encoder is a distributed one."""
+    wait = getattr(encode, "no_sync", None)
+    context: AbstractContextManager[Any] = nullcontext() if wait is None or now else wait()
+    return context

@@ -1,0 +1,166 @@
+"""The cached step against a plain one: same loss, same gradients, same random numbers."""
+
+import copy
+import doctest
+
+import pytest
+import torch
+from torch import nn
+
+from weince import InfoNCELoss, WeinceLoss, cached
+from weince.cached import cached_step
+
+
+def encoder(dropout=0.0, dtype=torch.float64):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 8)).to(dtype)
+
+
+def two_views(rows=22, dtype=torch.float64):
+    return torch.randn(rows, 6, dtype=dtype), torch.randn(rows, 6, dtype=dtype)
+
+
+def gradients(module):
+    return [parameter.grad for parameter in module.parameters()]
+
+
+def plain_step(model, views, loss, micro_batch):
+    """All micro-batches with their graphs: what does not fit."""
+    embedded = [torch.cat([model(part) for part in view.split(micro_batch)]) for view in views]
+    value = loss(*embedded)
+    value.backward()
+    return value.detach()
+
+
+@pytest.mark.parametrize("loss", [InfoNCELoss(0.2), WeinceLoss(0.3), WeinceLoss(engine="chunked")])
+@pytest.mark.parametrize("micro_batch", [1, 5, 22, 100])
+def test_equals_the_step_on_the_whole_batch(loss, micro_batch):
+    views, model = two_views(), encoder()
+    twin = copy.deepcopy(model)
+    wanted = loss(model(views[0]), model(views[1]))
+    wanted.backward()
+    got = cached_step(twin, views, loss, micro_batch=micro_batch)
+    torch.testing.assert_close(got, wanted.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(twin), gradients(model), rtol=1e-11, atol=1e-13)
+
+
+def test_dropout_draws_the_same_masks_twice():
+    """To the last bit, and the random numbers stand where the plain step leaves them."""
+    views, model = two_views(), encoder(dropout=0.4)
+    twin = copy.deepcopy(model)
+    torch.manual_seed(11)
+    wanted = plain_step(model, views, WeinceLoss(), 5)
+    after = torch.rand(3)
+    torch.manual_seed(11)
+    got = cached_step(twin, views, WeinceLoss(), micro_batch=5)
+    assert got == wanted
+    torch.testing.assert_close(torch.rand(3), after, rtol=0, atol=0)
+    torch.testing.assert_close(gradients(twin), gradients(model), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    """Weights cast in the pass without a graph must not serve the one with it."""
+    views, model = two_views(dtype=torch.float32), encoder(dropout=0.2, dtype=torch.float32)
+    twin = copy.deepcopy(model)
+    torch.manual_seed(11)
+    with torch.autocast("cpu", dtype=dtype):
+        wanted = plain_step(model, views, InfoNCELoss(), 5)
+    torch.manual_seed(11)
+    with torch.autocast("cpu", dtype=dtype):
+        got = cached_step(twin, views, InfoNCELoss(), micro_batch=5)
+    assert got == wanted
+    for ours, theirs in zip(gradients(twin), gradients(model), strict=True):
+        # Autograd adds up the shared weights of all micro-batches in half precision, the cached step in float32.
+        assert float((ours - theirs).norm() / theirs.norm()) < 4 * torch.finfo(dtype).eps
+
+
+def test_gradients_accumulate():
+    views, model = two_views(), encoder()
+    cached_step(model, views, InfoNCELoss(), micro_batch=5)
+    once = [grad.clone() for grad in gradients(model)]
+    cached_step(model, views, InfoNCELoss(), micro_batch=5)
+    torch.testing.assert_close(gradients(model), [2 * grad for grad in once])
+
+
+def test_one_encoder_for_each_view_dicts_and_a_learned_temperature():
+    temperature = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    loss = InfoNCELoss(temperature, candidates="clip")
+    image, text = encoder(), encoder()
+    twins = copy.deepcopy(image), copy.deepcopy(text)
+    pixels, tokens = two_views()
+    mask = (torch.rand(22, 6) < 0.7).double()
+    value = loss(image(pixels), text(tokens * mask))
+    value.backward()
+    wanted, temperature.grad = temperature.grad, None
+
+    got = cached_step(
+        [twins[0], lambda batch: twins[1](batch["tokens"] * batch["mask"][0])],
+        [pixels, {"tokens": tokens, "mask": [mask]}],
+        loss,
+        micro_batch=4,
+    )
+    torch.testing.assert_close(got, value.detach())
+    torch.testing.assert_close(temperature.grad, wanted)
+    torch.testing.assert_close(gradients(twins[0]), gradients(image))
+    torch.testing.assert_close(gradients(twins[1]), gradients(text))
+
+
+def test_a_scaler_scales_the_gradient_and_not_the_value():
+    views, model = two_views(), encoder()
+    twin = copy.deepcopy(model)
+    wanted = cached_step(model, views, InfoNCELoss(), micro_batch=5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    assert cached_step(twin, views, InfoNCELoss(), micro_batch=5, scaler=scaler) == wanted
+    torch.testing.assert_close(gradients(twin), [256 * grad for grad in gradients(model)])
+
+
+def test_activations_of_one_micro_batch_at_a_time():
+    """What autograd keeps at once is that of a micro-batch, not of the batch."""
+    held, peak = 0, 0
+
+    def keep(tensor):
+        nonlocal held, peak
+        held += tensor.numel()
+        peak = max(peak, held)
+        return tensor
+
+    def unpack(tensor):
+        nonlocal held
+        held -= tensor.numel()
+        return tensor
+
+    views, model = two_views(64), encoder()
+    with torch.autograd.graph.saved_tensors_hooks(keep, unpack):
+        cached_step(model, views, lambda a, b: (a * b).sum(), micro_batch=4)
+        micro = peak
+        held = peak = 0
+        (model(views[0]) * model(views[1])).sum().backward()
+    assert micro < peak / 3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"micro_batch": 0}, ValueError, "micro_batch must be an int of at least 1; got 0"),
+        ({"micro_batch": 2.5}, ValueError, "got 2.5"),
+        ({"views": ()}, ValueError, "got 0 for 0 views"),
+        ({"encoder": [encoder()]}, ValueError, "one for each view; got 1 for 2 views"),
+        ({"views": ("abc", "abc")}, TypeError, "a view must be tensors.*got str"),
+        (
+            {"views": ([torch.ones(3, 6), torch.ones(4, 6)],) * 2},
+            ValueError,
+            r"equally many rows; got \[3, 4\]",
+        ),
+        ({"loss": lambda a, b: a}, ValueError, r"must be a scalar; got shape \(22, 8\)"),
+        ({"encoder": lambda x: x.sum(0)}, ValueError, r"must return \(rows, d\) for 5 rows; got \(6,\)"),
+    ],
+)
+def test_errors(change, error, message):
+    arguments = {"encoder": encoder(), "views": two_views(), "loss": InfoNCELoss(), "micro_batch": 5} | change
+    with pytest.raises(error, match=message):
+        cached_step(**arguments)
+
+
+def test_the_example():
+    assert doctest.testmod(cached) == (0, 6)
