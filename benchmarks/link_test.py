@@ -5,7 +5,8 @@ Modes:
     grid      the exact fit against the 21 x 21 grid: likelihood on many banks, time on the full bank
     size      how often each p-value is below 5 % when softmax is true
     coverage  how often the 95 % intervals of lam and tau hold the truth
-    power     how often each p-value is below 5 % as lam grows
+    power     how often each p-value is below 5 % as lam grows, with a figure
+    draw      the figure again, from the table that power wrote
 
 Each writes its table under results/. Winners are simulated from a known link on scores of paired Gaussian
 embeddings.
@@ -25,6 +26,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 from rich.progress import track
 
@@ -210,13 +213,36 @@ def power(options: argparse.Namespace) -> None:
             row = [lam, options.banks, *(f"{x:.4f}" for x in (*rejects, out[:, 0].mean(), out[:, 3].mean()))]
             writer.writerow(row)
             print(row)
+    draw(options)
+
+
+def draw(options: argparse.Namespace) -> None:
+    """The power curve, from its table."""
+    matplotlib.use("Agg")
+    table = np.genfromtxt(RESULTS / "link_test_power.csv", delimiter=",", names=True, skip_header=1)
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    half = 2 / np.sqrt(table["banks"])
+    kinds = (("lr_rejects", "likelihood ratio, parametric bootstrap", "#0072B2", "o"),)
+    kinds += (("t_rejects", "clustered t on held-out gain", "#D55E00", "s"),)
+    for name, label, colour, marker in kinds:
+        error = half * np.sqrt(table[name] * (1 - table[name]))
+        axes.errorbar(table["lam"], table[name], error, label=label, color=colour, marker=marker, capsize=3)
+    axes.axhline(0.05, color="grey", linestyle=":", label="level of the test, 5 %")
+    axes.set(
+        xlabel="true weight of the shortfall feature, lam", ylabel="share of banks rejected", ylim=(0, 1.05)
+    )
+    axes.set_title(
+        f"Power over {table['banks'][0]:.0f} banks of 12 x 32 anchors, ± 2 standard errors", fontsize=10
+    )
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.08))
+    figure.savefig(RESULTS / "link_test_power.svg", metadata={"Date": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    modes = {"speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power}
+    modes = {"speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power, "draw": draw}
     parser.add_argument("mode", choices=list(modes))
     parser.add_argument("--banks", type=int, default=1000, help="simulated banks (per value of lam)")
     parser.add_argument("--pairs", type=int, default=32, help="coverage: pairs in a batch")
