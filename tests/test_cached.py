@@ -60,7 +60,7 @@ def test_dropout_draws_the_same_masks_twice():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
-    """Weights cast in the pass without a graph must not serve the one with it."""
+    """Weights that autocast keeps from the pass without a graph must not serve the one with it."""
     views, model = two_views(dtype=torch.float32), encoder(dropout=0.2, dtype=torch.float32)
     twin = copy.deepcopy(model)
     torch.manual_seed(11)

@@ -101,8 +101,6 @@ class _Piece:
 
     def again(self, encode: Encoder) -> Tensor:
         assert self.before is not None
-        # Weights that autocast has cast without a graph, or for a graph that is gone, must not be used again.
-        torch.clear_autocast_cache()
         with self.before.restored():
             return encode(self.inputs)
 
