@@ -92,6 +92,41 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     print(index)
 
 
+def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("bench", help="time the losses on this machine, beside others")
+    kinds = parser.add_subparsers(title="what to time", required=True, metavar="WHAT")
+    loss = kinds.add_parser(
+        "loss",
+        help="forward and backward of a loss",
+        description="Time our losses, torch InfoNCE, compiled InfoNCE and peers that are installed, in one run.",
+        epilog="example:\n  weince bench loss --pairs 256 1024 --device cpu",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    loss.add_argument("--pairs", type=int, nargs="+", default=[256, 1024, 4096], help="sizes of batch")
+    loss.add_argument("--d", type=int, default=128, help="width of the embeddings (default: %(default)s)")
+    loss.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
+    loss.add_argument("--dtype", default="float32", help="of the embeddings (default: %(default)s)")
+    loss.add_argument("--repeats", type=int, default=15, help="passes to time (default: %(default)s)")
+    loss.add_argument("--no-compile", action="store_true", help="leave compiled InfoNCE out")
+    loss.set_defaults(run=_run_bench_loss)
+
+
+def _run_bench_loss(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from weince.bench import bench_loss, table
+
+    timings = bench_loss(
+        pairs=options.pairs,
+        d=options.d,
+        device=options.device,
+        dtype=options.dtype,
+        repeats=options.repeats,
+        compiled=not options.no_compile,
+    )
+    Console().print(table(timings))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
@@ -102,6 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_diagnose(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -132,7 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("weince: interrupted, nothing was written", file=sys.stderr)
         return INTERRUPTED
     except ModuleNotFoundError as error:
-        print(f"weince: {error.name} is missing: pip install 'weince[runs]'", file=sys.stderr)
+        package = (error.name or "").partition(".")[0]
+        if package == "weince":
+            raise
+        print(f"weince: {package} is missing: pip install 'weince[runs]'", file=sys.stderr)
         return BAD_INPUT
     except (ValueError, OSError) as error:
         print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)
