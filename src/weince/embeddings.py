@@ -268,6 +268,18 @@ def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
     return [row[0] for row in rows], [row[1] for row in rows]
 
 
+def connected_pairs(first: Sequence[str], second: Sequence[str]) -> NDArray[np.int64]:
+    """Ids (pairs,) equal for pairs that share a sentence, directly or through others: they must not compete."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    known, place = np.unique([*first, *second], return_inverse=True)
+    left, right = place[: len(first)], place[len(first) :]
+    edges = coo_array((np.ones(len(left)), (left, right)), shape=(len(known), len(known)))
+    group = connected_components(edges, directed=False)[1]
+    return np.asarray(group[left], dtype=np.int64)
+
+
 def encode_sentences(
     folders: Sequence[Path], tsv: Path, *, names: Sequence[str] | None = None
 ) -> list[Pairs]:
@@ -280,9 +292,11 @@ def encode_sentences(
         from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise InputError("--sentences needs a package: pip install sentence-transformers") from error
+    ids = connected_pairs(first, second)
+    note = "Pairs that share a sentence never compete with each other."
     found = []
     for folder in folders:
         model = SentenceTransformer(str(folder), local_files_only=True)
         z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)
-        found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :]))
+        found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
     return _rename(found, names)

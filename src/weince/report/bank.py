@@ -78,7 +78,7 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
     count = min(settings.batches, n // wanted)
     if count < FEWEST_BATCHES:
         raise InputError(
-            f"{pairs.name}: {n} pairs fill {count} batches of {wanted}; at least {FEWEST_BATCHES} are needed, "
+            f"{pairs.name}: {n} pairs fill {count} of the {FEWEST_BATCHES} batches of {wanted} that are needed, "
             f"two to fit the link and two to judge it"
             + (f"; a smaller --batch-size may do (at least {FEWEST_PAIRS})" if wanted > FEWEST_PAIRS else "")
         )

@@ -34,6 +34,7 @@ class Thresholds:
             f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
             f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
             f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",
+            "If your temperature is known and costs more than the link would gain, the temperature comes first.",
             f"A gain of at least {self.worth:g} nats that misses one of the other conditions is called "
             f"unclear.",
             f"Another temperature is advised if softmax at the temperature you trained with (given by "
@@ -53,7 +54,8 @@ class Verdict:
     """What to tell the user about one model.
 
     Attributes:
-        kind: "link", "temperature", "nothing", "unclear", "separated" or "uninformative".
+        kind: "link", "both" (temperature first, then link), "temperature", "nothing", "unclear",
+            "separated" or "uninformative".
         headline: One sentence.
         softmax: What softmax leaves on the table.
         link: Which link and parameters fit.
@@ -119,6 +121,20 @@ def link_code(lam: float, tau: float) -> str:
     )
 
 
+def both_code(lam: float, tau: float, tau0: float) -> str:
+    """The temperature first, then the link."""
+    first, second = softmax_code(tau0).splitlines(), link_code(lam, tau).splitlines()
+    names = sorted({line.removeprefix("from weince import ") for line in (first[0], second[0])})
+    return "\n".join(
+        [f"from weince import {', '.join(names)}", "", f"{first[2]}  # first", f"{second[2]}  # then"]
+    )
+
+
+def _lost(m: Measured) -> float:
+    """What the temperature in use costs, nats per anchor; 0 when it is not known."""
+    return 0.0 if m.curves is None or m.curves.current_loss is None else m.curves.current_loss
+
+
 def tail_kind(xi: BatchXi) -> str:
     """ "bounded", "heavy" or "undecided"."""
     low, high = xi.xi_interval
@@ -145,6 +161,11 @@ def _softmax_sentence(m: Measured) -> str:
     t = m.link
     if t.separated:
         return "Every fitted anchor already ranks its partner first, so no finite temperature is best."
+    if t.lam == 0.0:
+        return (
+            "Nothing: fitted to half of the batches, the blended link turns into softmax itself (λ = 0), so the "
+            f"gain is exactly 0 ({p_text(t.lr_p_value)})."
+        )
     times = number(t.gain_ratio, 2)
     return (
         f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
@@ -200,8 +221,15 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
     words, off = _temperature_words(m, settings, rules)
     gain = number(t.gain)
     if t.gain >= rules.worth:
-        sure = t.gain_interval[0] > 0.0 and max(t.lr_p_value, t.t_p_value) <= rules.alpha
-        if sure:
+        small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
+        if small_p and t.gain_interval[0] > 0.0 and off and _lost(m) > t.gain:
+            headline = (
+                f"Change the temperature first: yours costs {number(_lost(m))} nats per anchor; the blended link "
+                f"would add {gain}."
+            )
+            advice = f"{words} Set it there first; the link is the smaller step, and comes second."
+            return Verdict("both", headline, *said, advice, both_code(t.lam, t.tau, t.tau0))
+        if small_p and t.gain_interval[0] > 0.0:
             headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
             advice = f"Worth a try in the next training run. {words}"
             return Verdict("link", headline, *said, advice, link_code(t.lam, t.tau))
@@ -209,6 +237,8 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         advice = f"Give it more pairs before changing the link. {words}"
         return Verdict("unclear", headline, *said, advice, softmax_code(t.tau0) if off else None)
     small = f"another link would gain {gain} nats per anchor, less than {rules.worth:g}"
+    if t.lam == 0.0:
+        small = "the data ask for no other link"
     if off:
         headline = f"Keep softmax, change its temperature: {small}."
         return Verdict("temperature", headline, *said, words, softmax_code(t.tau0))

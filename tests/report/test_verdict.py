@@ -1,0 +1,197 @@
+"""What is measured around the link test, the rules of the verdict, and the code it prints."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+
+from report.synthetic import small, views
+from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss
+from weince.embeddings import make_pairs, pair_by_label
+from weince.report.bank import QUICK, build_bank
+from weince.report.measure import measure
+from weince.report.verdict import THRESHOLDS, decide, link_code, number, p_text, softmax_code, tail_kind
+
+FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure(small(), FAST, worth=THRESHOLDS.worth)
+
+
+def run(code):
+    scope = {}
+    exec(code, scope)
+    return scope["loss"]
+
+
+@pytest.mark.parametrize(("lam", "tau"), [(0.0, 0.5), (0.25, 0.1), (0.5, 0.05), (0.9, 0.4)])
+def test_the_printed_link_has_the_logits_of_the_test(lam, tau):
+    loss = run(link_code(lam, tau))
+    assert isinstance(loss, LinkLoss)
+    assert isinstance(loss.link, BlendLink)
+    s = torch.linspace(-1.0, 0.99, 200, dtype=torch.float64)
+    wanted = ((1 - lam) * s - lam * torch.log(1 - s)) / tau
+    # BlendLink adds 1e-6 inside the logarithm: 1e-4 of it at 1 - s = 0.01. beta is printed to three digits.
+    torch.testing.assert_close(loss.link.logit((1 - s)[None])[0], wanted, rtol=6e-3, atol=1e-3 / tau)
+
+
+def test_a_pure_shortfall_is_printed_as_weibit():
+    loss = run(link_code(1.0, 0.25))
+    assert isinstance(loss, WeibitLoss)
+    assert loss.link.beta == 4.0
+
+
+def test_the_printed_softmax_has_the_temperature():
+    loss = run(softmax_code(0.0712))
+    assert isinstance(loss, InfoNCELoss)
+    assert loss.link.temperature == 0.0712
+
+
+def with_link(measured, **changes):
+    return replace(measured, link=replace(measured.link, **changes))
+
+
+SURE = {
+    "gain": 0.1,
+    "gain_interval": (0.05, 0.15),
+    "lr_p_value": 0.005,
+    "t_p_value": 0.001,
+    "lam": 0.4,
+    "tau": 0.2,
+}
+
+
+def test_a_clear_gain_asks_for_the_link(measured):
+    verdict = decide(with_link(measured, **SURE), FAST)
+    assert verdict.kind == "link"
+    assert "BlendLink(lam=0.4, beta=5, temperature=0.2)" in verdict.code
+    assert "0.100 nats" in verdict.headline
+
+
+def test_the_larger_of_two_gains_comes_first(measured):
+    hot = replace(FAST, temperature=1.0)
+    bad = replace(with_link(measured, **SURE), curves=replace(measured.curves, current_loss=0.3))
+    verdict = decide(bad, hot)
+    assert verdict.kind == "both"
+    assert verdict.headline.startswith("Change the temperature first: yours costs 0.300")
+    lines = verdict.code.splitlines()
+    assert lines[2].startswith("loss = InfoNCELoss(")
+    assert isinstance(run(verdict.code).link, BlendLink)
+    smaller = replace(bad, curves=replace(measured.curves, current_loss=0.05))
+    assert decide(smaller, hot).kind == "link"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"gain_interval": (-0.01, 0.2)}, {"lr_p_value": 0.06}, {"t_p_value": 0.2}, {"t_p_value": float("nan")}],
+)
+def test_a_gain_without_evidence_is_unclear(measured, change):
+    verdict = decide(with_link(measured, **{**SURE, **change}), FAST)
+    assert verdict.kind == "unclear"
+    assert verdict.code is None
+
+
+def test_a_small_gain_keeps_softmax_however_significant(measured):
+    verdict = decide(with_link(measured, **{**SURE, "gain": 0.015, "gain_interval": (0.01, 0.018)}), FAST)
+    assert verdict.kind == "nothing"
+    assert "Keep softmax" in verdict.headline
+    assert "not excluded" not in verdict.advice
+    wide = decide(with_link(measured, **{**SURE, "gain": 0.015, "gain_interval": (-0.01, 0.05)}), FAST)
+    assert "up to 0.050 is not excluded" in wide.advice
+
+
+def test_a_temperature_that_is_off_is_named(measured):
+    quiet = {**SURE, "gain": 0.0, "gain_interval": (0.0, 0.0)}
+    hot = replace(FAST, temperature=1.0)
+    bad = replace(with_link(measured, **quiet), curves=replace(measured.curves, current_loss=0.8))
+    verdict = decide(bad, hot)
+    assert verdict.kind == "temperature"
+    assert "loses 0.800 nats" in verdict.advice
+    assert f"InfoNCELoss(temperature={measured.link.tau0:.3g})" in verdict.code
+    fine = replace(bad, curves=replace(measured.curves, current_loss=0.001))
+    verdict = decide(fine, hot)
+    assert verdict.kind == "nothing"
+    assert verdict.code is None
+
+
+def test_separated_and_unpaired_data_get_no_advice():
+    z, _ = views()
+    same = decide(measure(make_pairs("same", z, z + 1e-7), FAST, worth=0.02), FAST)
+    assert same.kind == "separated"
+    assert same.code is None
+    random = measure(make_pairs("random", z, views(seed=9)[0]), FAST, worth=0.02)
+    assert decide(random, FAST).kind == "uninformative"
+    opposed = measure(make_pairs("opposed", z, -z + 0.1 * views(seed=9)[0]), FAST, worth=0.02)
+    assert opposed.curves is None
+    assert decide(opposed, FAST).kind == "uninformative"
+
+
+def test_bounded_is_said_only_when_the_interval_says_so(measured):
+    xi = measured.tail.xi
+    assert tail_kind(replace(xi, xi_interval=(-0.5, -0.01))) == "bounded"
+    assert tail_kind(replace(xi, xi_interval=(-0.5, 0.01))) == "undecided"
+    assert tail_kind(replace(xi, xi_interval=(0.01, 0.5))) == "heavy"
+
+
+def held_out_loglik(bank, link, logit):
+    """Mean over held-out batches of the mean log-likelihood, written out."""
+    means = []
+    for b in link.held_out:
+        rows = np.flatnonzero(bank.batches == b)
+        logits = logit(bank.scores[rows])
+        won = logits[np.arange(len(rows)), bank.positives[rows]]
+        means.append(np.mean(won - logsumexp(logits, axis=1)))
+    return float(np.mean(means))
+
+
+def test_the_curves_are_held_out_likelihoods(measured):
+    bank = build_bank(small(), measured.batch_size, measured.batches, FAST.seed).link
+    t, c = measured.link, measured.curves
+    best = held_out_loglik(bank, t, lambda s: s / t.tau0)
+    for tau, loss in zip(c.taus[::3], c.tau_loss[::3], strict=True):
+        assert best - held_out_loglik(bank, t, lambda s, tau=tau: s / tau) == pytest.approx(loss, abs=1e-9)
+    for tau in c.tau_range:
+        assert best - held_out_loglik(bank, t, lambda s, tau=tau: s / tau) == pytest.approx(0.02, abs=1e-4)
+    assert c.lam_gain[0] == 0.0
+    pure = held_out_loglik(bank, t, lambda s: -c.beta * np.log(1 - s))
+    assert pure - best == pytest.approx(c.lam_gain[-1], abs=1e-6)
+    chance = -np.log(bank.scores.shape[1])
+    assert best - chance == pytest.approx(c.over_chance, abs=1e-9)
+
+
+def test_labels_duplicates_and_small_data_are_measured():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 12, 700)
+    z = rng.standard_normal((12, 5))[labels] + 0.8 * rng.standard_normal((700, 5))
+    by_label = measure(pair_by_label("labels", z, labels), FAST, worth=0.02)
+    assert np.isfinite(by_label.link.gain)
+    assert any("equal labels never compete" in note for note in by_label.notes)
+    z_i, z_j = views(pairs=160)
+    z_i[40:50] = z_j[40:50] = z_i[40]
+    twins = measure(make_pairs("twins", z_i, z_j), FAST, worth=0.02)
+    assert twins.tail.capped is None
+    assert any("cosine 1" in note for note in twins.notes)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (-0.5, "-0.500"),
+        (-0.0001, "0.000"),
+        (np.nan, "—"),
+        (np.inf, "∞"),
+        (-np.inf, "-∞"),
+        (1234.5, "1,234.500"),
+    ],
+)
+def test_numbers_in_text(value, shown):
+    assert number(value) == shown.replace("-", "\N{MINUS SIGN}")
+
+
+def test_a_p_value_is_never_zero():
+    assert p_text(0.0) == "p < 0.001"
+    assert p_text(float("nan")) == "p not defined"

@@ -1,0 +1,224 @@
+"""The command line: help, bad input, interruptions. Bad input ends with one line, exit code 2, and no trace."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from report.synthetic import views
+
+from weince.cli import main
+
+FAST = ["--bootstraps", "20", "--null-draws", "20", "--tail-bootstraps", "20", "--quick"]
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def wrong_keys(folder):
+    return save(folder / "x.npz", a=np.eye(3))
+
+
+def one_view(folder):
+    return save(folder / "x.npz", z_i=views()[0])
+
+
+def wrong_shapes(folder):
+    return save(folder / "x.npz", z_i=np.ones((10, 3)), z_j=np.ones((10, 4)))
+
+
+def wrong_labels(folder):
+    return save(folder / "x.npz", z=views()[0], labels=np.zeros(3, dtype=int))
+
+
+def nan_rows(folder):
+    z_i, z_j = views()
+    z_j[7] = np.nan
+    return save(folder / "x.npz", z_i=z_i, z_j=z_j)
+
+
+def few_pairs(folder):
+    z_i, z_j = views(pairs=50)
+    return save(folder / "x.npz", z_i=z_i, z_j=z_j)
+
+
+def all_equal(folder):
+    return save(folder / "x.npz", z_i=np.ones((400, 5)), z_j=np.ones((400, 5)))
+
+
+def pickled_npz(folder):
+    return save(folder / "x.npz", z_i=np.array([{}, []], dtype=object), z_j=np.zeros((2, 2)))
+
+
+def pickled_npy(folder):
+    path = folder / "x.npy"
+    path.write_bytes(pickle.dumps(np.eye(3)))
+    return path
+
+
+def truncated(folder):
+    z_i, z_j = views()
+    path = save(folder / "x.npz", z_i=z_i, z_j=z_j)
+    path.write_bytes(path.read_bytes()[:-900])
+    return path
+
+
+def truncated_npy(folder):
+    path = folder / "x.npy"
+    np.save(path, np.stack(views()))
+    path.write_bytes(path.read_bytes()[:5000])
+    return path
+
+
+def truncated_safetensors(folder):
+    path = folder / "x.safetensors"
+    path.write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
+    return path
+
+
+def flat_npy(folder):
+    path = folder / "x.npy"
+    np.save(path, np.arange(5.0))
+    return path
+
+
+def empty_folder(folder):
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+def missing(folder):
+    return folder / "missing.npz"
+
+
+def other_suffix(folder):
+    path = folder / "x.txt"
+    path.write_text("z")
+    return path
+
+
+def no_tail(folder):
+    """One dimension: every cosine is 1 or -1."""
+    z = np.where(np.arange(400) % 2, 1.0, -1.0)[:, None]
+    return save(folder / "x.npz", z_i=z, z_j=z)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (wrong_keys, "want the keys z_i and z_j"),
+        (one_view, "got z_i"),
+        (wrong_shapes, "(10, 3) and (10, 4)"),
+        (wrong_labels, "labels must have shape (400,)"),
+        (nan_rows, "NaN or infinite values in 1 of 400 rows, first in row 7"),
+        (few_pairs, "50 pairs fill 1 of the 4 batches of 32"),
+        (all_equal, "point the same way"),
+        (pickled_npz, "pickled objects"),
+        (pickled_npy, "pickled objects"),
+        (truncated, "cannot be read"),
+        (truncated_npy, "cannot be read"),
+        (truncated_safetensors, "cannot be read"),
+        (flat_npy, "(2, pairs, dim)"),
+        (empty_folder, "the folder holds no"),
+        (missing, "no such file"),
+        (other_suffix, ".npz, .npy, .safetensors"),
+        (no_tail, "scores above the threshold"),
+    ],
+)
+def test_bad_input_ends_in_one_line(make, said, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    path = make(tmp_path / "in")
+    assert main(["diagnose", str(path), "--out", str(tmp_path / "out" / "page"), *FAST]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("weince: ")]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert list(tmp_path.glob("out/*")) + list(tmp_path.glob("out/.*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--batch-size", "256"], "400 pairs fill 1 of the 4 batches of 256"),
+        (["--batches", "1"], "at least 4 batches"),
+        (["--trend"], "at least two checkpoints"),
+        (["--names", "a", "b"], "1 models need as many names, got 2"),
+        (["--temperature", "0"], "temperature must be positive"),
+    ],
+)
+def test_bad_options_end_in_one_line(options, said, tmp_path, capsys):
+    z_i, z_j = views()
+    path = save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)
+    assert main(["diagnose", str(path), "--out", str(tmp_path / "page"), *FAST, *options]) == 2
+    assert said in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_other_peoples_files_are_not_replaced(tmp_path, capsys):
+    z_i, z_j = views()
+    path = save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "thesis.tex").write_text("x")
+    assert main(["diagnose", str(path), "--out", str(tmp_path / "page")]) == 2
+    assert "holds other files" in capsys.readouterr().err
+    assert (tmp_path / "page" / "thesis.tex").read_text() == "x"
+
+
+def test_sentences_need_a_model_folder(tmp_path, capsys):
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    (tmp_path / "model").mkdir()
+    sentences = ["--sentences", str(tmp_path / "pairs.tsv")]
+    assert main(["diagnose", str(tmp_path / "model"), *sentences, "--out", str(tmp_path / "page")]) == 2
+    assert "not the folder of a sentence-transformers model" in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys):
+    for arguments in (["--help"], ["diagnose", "--help"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 0
+        assert "weince diagnose pairs.npz" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib", "rich"])
+def test_a_missing_package_is_named_with_its_remedy(package, tmp_path):
+    z_i, z_j = views()
+    save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from weince.cli import main; sys.exit(main(['diagnose', 'x.npz']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"weince: {package} is missing: pip install 'weince[runs]'\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_page(number, tmp_path):
+    z_i, z_j = views(pairs=2000, dim=16)
+    save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)
+    command = [sys.executable, "-m", "weince", "diagnose", "x.npz", "--out", "page"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    waited = time.monotonic() + 60
+    while not list(tmp_path.glob(".page-unfinished-*")) and time.monotonic() < waited:
+        time.sleep(0.02)
+    assert list(tmp_path.glob(".page-unfinished-*"))
+    time.sleep(0.5)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert not (tmp_path / "page").exists()
+    assert list(tmp_path.rglob("index.html")) == []
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "interrupted, nothing was written" in said
+        assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]

@@ -1,0 +1,94 @@
+"""The folder a diagnosis writes: complete or not at all, replaced only when it is ours; trends."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from report.synthetic import small, views
+
+from weince.diagnose import check_out, diagnose, finished_folder, steps_of, write_diagnosis
+from weince.embeddings import InputError
+from weince.report.bank import QUICK
+
+FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5)
+
+
+def test_named_pairs_in_memory_give_a_page_that_replaces_the_last(tmp_path):
+    index = diagnose({"one": views(pairs=200)}, tmp_path / "deep" / "page", quick=True, progress=False)
+    assert index == tmp_path / "deep" / "page" / "index.html"
+    assert "Diagnosis of one" in index.read_text(encoding="utf-8")
+    before = json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))
+    (index.parent / "figures" / "stale.svg").write_text("old")
+    again = diagnose({"one": views(pairs=200)}, str(tmp_path / "deep" / "page"), progress=False)
+    assert again == index
+    assert not (index.parent / "figures" / "stale.svg").exists()
+    assert json.loads((index.parent / "summary.json").read_text(encoding="utf-8")) == before
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page"]
+
+
+def test_a_failure_leaves_the_earlier_page_alone(tmp_path):
+    """The second model fails while it is measured, after the first was."""
+    out = tmp_path / "page"
+    with finished_folder(out) as folder:
+        (folder / "index.html").write_text("old")
+        (folder / "summary.json").write_text('{"format": "weince diagnosis 1"}')
+    with pytest.raises(InputError, match="two to judge it"):
+        write_diagnosis([small(pairs=128), small("few", pairs=40)], out, FAST, progress=False)
+    assert (out / "index.html").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["page"]
+
+
+def interrupted(out):
+    with finished_folder(out) as folder:
+        (folder / "index.html").write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_an_exception_removes_what_is_unfinished(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "page")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_an_earlier_diagnosis_or_an_empty_folder_is_replaced(tmp_path):
+    check_out(tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    check_out(tmp_path / "empty")
+    for content in ("not json", "[]", "{}", '{"format": "another"}'):
+        (tmp_path / "empty" / "summary.json").write_text(content)
+        with pytest.raises(InputError, match="other files"):
+            check_out(tmp_path / "empty")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="not a folder"):
+        check_out(tmp_path / "file")
+
+
+def test_a_trend_has_a_figure_for_each_quantity(tmp_path):
+    run = [small(f"step {10**i}", noise=noise, pairs=160) for i, noise in enumerate((0.9, 0.6))]
+    index = write_diagnosis(run, tmp_path / "run", FAST, quick=True, trend=True, progress=False)
+    names = [path.name for path in index.parent.glob("figures/*trend*.svg")]
+    assert sorted(name[9:-4] for name in names) == ["f0", "gain", "lam", "lamf", "tau0", "wf", "xi"]
+    # Figures of the last checkpoint only, numbers of all.
+    assert not list(index.parent.glob("figures/*-pot-qq-1.svg"))
+    assert list(index.parent.glob("figures/*-pot-qq-2.svg"))
+    header = (index.parent / "tables" / "pot.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert header == ",step 1,step 10"
+    assert "Over the run" in index.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["epoch_1", "epoch_10", "epoch_100"], [1, 10, 100]),
+        (["v2_step5", "v2_step7"], [5, 7]),
+        (["b2", "a1"], [1, 2]),
+        (["first", "step 3"], [1, 2]),
+    ],
+)
+def test_steps_come_from_the_names_if_they_rise(names, steps):
+    assert steps_of(names) == steps
+
+
+def test_nothing_to_diagnose():
+    with pytest.raises(InputError, match="at least one model"):
+        write_diagnosis([], "nowhere", FAST)
