@@ -280,5 +280,9 @@ def trend_figures(gallery: Gallery, x: Sequence[float], models: Sequence[Measure
                 ax.fill_between(x, q.interval[:, 0], q.interval[:, 1], color=colour, alpha=0.2, linewidth=0)
             ax.plot(x, q.value, color=colour, marker="o", markersize=4)
             ax.set(xlabel="checkpoint", ylabel=q.label)
+            if np.ptp(x) / min(np.diff(x)) <= 12.0:
+                ax.set_xticks(x)
+            else:
+                ax.locator_params(axis="x", integer=True, nbins=6)
         out.append(panel.done)
     return out

@@ -105,7 +105,9 @@ def anchor_figures(gallery: Gallery, tag: str, m: Measured) -> list[Figure]:
         out.append(panel.done)
     xi = m.comparison.xi[np.isfinite(m.comparison.xi)]
     p = m.comparison.p_bounded
-    with gallery.panel(f"anchors-xi-{tag}", "Shape ξ of each anchor's own tail", height=2.6) as panel:
+    with gallery.panel(
+        f"anchors-xi-{tag}", "Shape ξ of each anchor's own tail (−1: the edge of the family)", height=2.6
+    ) as panel:
         _histogram(panel.ax, np.clip(xi, -1.0, 1.0), PURPLE)
         panel.ax.axvline(0.0, color=INK, linewidth=1.0)
         panel.ax.set(xlabel="ξ of the anchor's tail (below 0: bounded)", ylabel=share)

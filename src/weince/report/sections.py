@@ -314,14 +314,13 @@ def _ablation_table(slug: str, title: str, points: Sequence[AblationPoint], over
         (
             count(getattr(p, over)),
             num(p.lam),
-            num(p.tau0),
             num(p.gain.gain, 4),
             between(p.gain.interval, 4),
             p_value(p.gain.t_p_value),
         )
         for p in points
     )
-    return Table(slug, title, (over, "λ", "τ₀", "gain, nats", "95 %", "p"), rows)
+    return Table(slug, title, (over, "λ", "gain, nats", "95 %", "p"), rows)
 
 
 def write_sections(

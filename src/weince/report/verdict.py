@@ -37,8 +37,8 @@ class Thresholds:
             "If your temperature is known and costs more than the link would gain, the temperature comes first.",
             f"A gain of at least {self.worth:g} nats that misses one of the other conditions is called "
             f"unclear.",
-            f"Another temperature is advised if softmax at the temperature you trained with (given by "
-            f"--temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
+            f"Another temperature is advised if softmax at the temperature you trained with (the option "
+            f"temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
             f"No advice is given when softmax at its best temperature beats a random pick by less than "
             f"{self.worth:g} nats per anchor: the pairs are then not pairs.",
             "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
@@ -124,7 +124,9 @@ def link_code(lam: float, tau: float) -> str:
 def both_code(lam: float, tau: float, tau0: float) -> str:
     """The temperature first, then the link."""
     first, second = softmax_code(tau0).splitlines(), link_code(lam, tau).splitlines()
-    names = sorted({line.removeprefix("from weince import ") for line in (first[0], second[0])})
+    names = sorted(
+        ", ".join(line.removeprefix("from weince import ") for line in (first[0], second[0])).split(", ")
+    )
     return "\n".join(
         [f"from weince import {', '.join(names)}", "", f"{first[2]}  # first", f"{second[2]}  # then"]
     )
