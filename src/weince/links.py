@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
+from weince.scores import free_to_look
+
 if TYPE_CHECKING:
     from weince.terms import Survey
 
@@ -28,7 +30,10 @@ Scalar = float | Tensor
 
 
 class Link:
-    """A score coordinate. Subclass it with a ``logit`` (and a ``slope``, if autograd's is too slow)."""
+    """A score coordinate. Subclass it with a ``logit`` (and a ``slope``, if autograd's is too slow).
+
+    Make a subclass with parameters a frozen dataclass: its fields are how they are found and trained.
+    """
 
     near_cap: ClassVar[bool] = True
     """Whether the logit is steep near the cap, so that small shortfalls must be computed accurately."""
@@ -37,9 +42,17 @@ class Link:
         """The link with its parameters settled for a batch. Most have nothing to settle."""
         return self
 
+    def check_anchors(self, anchors: int) -> None:
+        """Raise if a parameter holds one value per anchor, but of other anchors."""
+        for name, value in self.tensors().items():
+            if value.numel() not in (1, anchors):
+                raise ValueError(
+                    f"{name} must hold one value, or one for each of {anchors} anchors; got {value.numel()}"
+                )
+
     def rows(self, start: int, stop: int) -> Self:
         """The link for some of the anchors."""
-        own = {name: value[start:stop] for name, value in self.tensors().items() if value.ndim == 1}
+        own = {name: value[start:stop] for name, value in self.tensors().items() if value.numel() > 1}
         return self.with_tensors(own) if own else self
 
     def with_tensors(self, values: dict[str, Tensor]) -> Self:
@@ -173,11 +186,20 @@ def _inverse(values: Tensor, floor: float, offset: float = 0.0) -> Tensor:
 
 
 def check_positive(name: str, value: Scalar) -> None:
-    """Raise if a number is not positive and finite. Tensors pass: reading them would wait for the device."""
-    if not isinstance(value, Tensor) and not 0 < value < float("inf"):
+    """Raise if a parameter is not a positive, finite number; tensors are only read where that costs no wait."""
+    if isinstance(value, Tensor):
+        if value.ndim > 1:
+            raise ValueError(f"{name} must be one value, or one per anchor; got shape {tuple(value.shape)}")
+        if free_to_look(value) and not ((value > 0) & value.isfinite()).all():
+            raise ValueError(f"{name} must be positive and finite; got {value.detach()}")
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number or a tensor; got {type(value).__name__}")
+    elif not 0 < value < float("inf"):
         raise ValueError(f"{name} must be positive and finite; got {value}")
 
 
 def _column(parameter: Scalar) -> Scalar:
-    """One value per anchor as a column beside the candidates; anything else as it is."""
-    return parameter.unsqueeze(-1) if isinstance(parameter, Tensor) and parameter.ndim == 1 else parameter
+    """One value per anchor as a column beside the candidates; a single value as a scalar."""
+    if not isinstance(parameter, Tensor):
+        return parameter
+    return parameter.reshape(()) if parameter.numel() == 1 else parameter.unsqueeze(-1)

@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 
+def wide(values: Tensor) -> Tensor:
+    """In float64, where the device has it."""
+    return values.float() if values.device.type == "mps" else values.double()
+
+
 def free_to_look(values: Tensor) -> bool:
     """Whether reading a value costs neither a wait for a device nor a break in a compiled graph."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -63,11 +68,40 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` to full float32 accuracy, also where TensorFloat-32 was switched on for the program."""
-    if a.dtype == torch.float32 and a.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+    if a.dtype == torch.float32 and a.is_cuda and _tf32_is_on():
         # Three TF32 products of the leading and trailing bits: nearly float32, and no global switch flipped.
         a_high, b_high = _leading_bits(a), _leading_bits(b)
         return a_high @ b_high + (a_high @ (b - b_high) + (a - a_high) @ b_high)
     return a @ b
+
+
+def _tf32_is_on() -> bool:
+    """Read through the newer switch: reading the older one raises where a program used the newer."""
+    own = torch.backends.cuda.matmul.fp32_precision
+    everywhere = torch.backends.fp32_precision  # type: ignore[attr-defined]  # set on the module at run time
+    return own == "tf32" or bool(own == "none" and everywhere == "tf32")
+
+
+def first_order(gradient: Tensor, source: Tensor) -> Tensor:
+    """A gradient that cannot be differentiated again by what it came from: the written-out ones are constants."""
+    if not (torch.is_grad_enabled() and source.requires_grad):
+        return gradient
+    marked: Tensor = _FirstOrder.apply(gradient, source)  # type: ignore[no-untyped-call]
+    return marked
+
+
+class _FirstOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> None:
+        raise NotImplementedError("weince losses have a first derivative only; this asked for a second one")
 
 
 def _leading_bits(x: Tensor) -> Tensor:
@@ -99,7 +133,9 @@ class _UnitRows(torch.autograd.Function):
         unit, inverse = ctx.saved_tensors
         along = (unit * grad).sum(1, keepdim=True)
         result = (grad - unit * along) * inverse
-        # The gradient of a short row can exceed float16, where an overflow to inf would spoil the step.
-        largest = torch.finfo(ctx.dtype).max
-        clamped: Tensor = result.clamp(-largest, largest).to(ctx.dtype)
-        return clamped
+        if ctx.dtype == torch.float16:
+            # The gradient of a short row can exceed float16. Shrink the whole row, so that it keeps its direction.
+            peak = result.abs().amax(1, keepdim=True).clamp_min(1)
+            result = result * (torch.finfo(torch.float16).max / peak).clamp_max(1)
+        narrowed: Tensor = result.to(ctx.dtype)
+        return narrowed

@@ -4,6 +4,7 @@ An engine first surveys the batch's hardest negatives (:class:`Survey`), then *b
 found, then computes the loss. Most links bind to themselves; WEINCE's takes its weights from the tail.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -41,6 +42,20 @@ class Term(NamedTuple):
     hardest: int | None = None
 
 
+def check_terms(terms: Sequence[Term]) -> None:
+    """Raise if these cannot be summed into one loss."""
+    for term in terms:
+        if not isinstance(term, Term) or not isinstance(term.link, Link):
+            raise TypeError(f"wanted terms like Term(SoftmaxLink(0.5), weight=0.5); got {term!r}")
+        if term.hardest is not None and term.hardest < 1:
+            raise ValueError(f"hardest must be at least 1, or None for all negatives; got {term.hardest}")
+    tails = {term.link.tail for term in terms if isinstance(term.link, WeinceLink)}
+    if len(tails) > 1:
+        raise ValueError(
+            f"all WeinceLinks of one loss must share a TailConfig; got {len(tails)} different ones"
+        )
+
+
 @dataclass(frozen=True)
 class WeinceLink(Link):
     """The blend of Algorithm 1, with ``lam`` and ``beta`` of each anchor from its own tail."""
@@ -50,6 +65,8 @@ class WeinceLink(Link):
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
+        if not isinstance(self.tail, TailConfig):
+            raise TypeError(f"tail must be a TailConfig; got {type(self.tail).__name__}")
 
     def bind(self, survey: Survey) -> BlendLink:
         assert survey.stats is not None
@@ -62,7 +79,8 @@ class BatchShortfallLink(nn.Module, Link):
 
     In training, each call fits the slope to the smallest ``share`` of all the batch's negative shortfalls (at
     least ``fewest`` points, the smallest 5 % of them dropped). A fit with a positive slope and R² of at least
-    ``least_r2`` is clamped to ``[0.5, 16]`` and moves the running slope; any other leaves it as it stands.
+    ``least_r2`` is clamped to ``[0.5, 16]`` and moves the running slope; any other leaves it as it stands. (With
+    ``candidates="clip"`` each of the two directions is a call.)
     """
 
     slope_now: Tensor
