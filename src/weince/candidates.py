@@ -11,12 +11,15 @@ Ids and ``ignore`` take away negatives only: a positive stays a positive.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from weince.scores import free_to_look, unit_rows
+
+if TYPE_CHECKING:
+    from weince.distributed import Ranks
 
 Candidates = Literal["views", "cross", "clip", "labels"]
 
@@ -35,6 +38,9 @@ class Contest:
         labels: labels of anchors ``(a,)`` and of candidates ``(c,)``.
         ids: ids of anchors ``(a,)`` and of candidates ``(c,)``.
         ignore: ``(a, c)``, True for pairs that are not negatives.
+        ranks: The processes over which anchors and candidates are spread; None for one.
+        raw: anchors and candidates as they came, where that is bfloat16: their products are exact.
+        symmetric: whether anchors and candidates are the same rows.
     """
 
     anchors: Tensor
@@ -44,6 +50,9 @@ class Contest:
     labels: tuple[Tensor, Tensor] | None = None
     ids: tuple[Tensor, Tensor] | None = None
     ignore: Tensor | None = None
+    ranks: "Ranks | None" = None
+    raw: tuple[Tensor, Tensor] | None = None
+    symmetric: bool = False
 
     @property
     def most_negatives(self) -> int:
@@ -72,6 +81,8 @@ class Contest:
             cut_first(self.labels),
             cut_first(self.ids),
             cut(self.ignore),
+            self.ranks,
+            cut_first(self.raw),
         )
 
     def same_label(self) -> Tensor | None:
@@ -121,6 +132,7 @@ def contests(
     ids: Tensor | None = None,
     ignore: Tensor | None = None,
     check_finite: bool | None = None,
+    alone: bool = True,
 ) -> list[Contest]:
     """The contest or contests of a batch.
 
@@ -143,6 +155,7 @@ def contests(
             ``(n + m,)``.
         ignore: boolean, anchors by candidates: pairs that are not negatives.
         check_finite: Raise on NaN or inf. By default only on the CPU, where looking costs no wait.
+        alone: False where candidates of other processes are still to come, so that a single pair will do.
     """
     if candidates not in get_args(Candidates):
         raise ValueError(f"candidates must be one of {', '.join(get_args(Candidates))}; got {candidates!r}")
@@ -156,10 +169,19 @@ def contests(
         found = [_within(candidates, z_i, z_j, labels, ids, ignore)]
     else:
         found = _across(candidates, z_i, z_j, negatives, ids, ignore)
-    for contest in found:
-        if len(contest.candidates) < 2:
-            raise ValueError(f"wanted at least 2 rows to contrast; got z_i of shape {tuple(z_i.shape)}")
+    if alone:
+        for contest in found:
+            check_enough(contest, len(contest.candidates))
     return found
+
+
+def check_enough(contest: Contest, candidates: int) -> None:
+    """Raise if there is nothing to contrast with, given the number of candidates on all ranks."""
+    if contest.itself is not None and contest.positive is not None and candidates < 4:
+        raise ValueError(f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2}")
+    if candidates < 2:
+        shape = (candidates, contest.candidates.shape[1])
+        raise ValueError(f"wanted at least 2 rows to contrast; got candidates of shape {shape}")
 
 
 def _within(
@@ -171,10 +193,9 @@ def _within(
     ignore: Tensor | None,
 ) -> Contest:
     """All rows against all rows."""
-    rows = unit_rows(z_i if z_j is None else torch.cat([z_i, z_j]))
+    given = z_i if z_j is None else torch.cat([z_i, z_j])
+    rows = unit_rows(given)
     views = 1 if z_j is None else 2
-    if candidates == "views" and len(z_i) < 2:
-        raise ValueError(f"wanted at least 2 pairs, so that there are negatives; got {len(z_i)}")
     itself = torch.arange(len(rows), device=rows.device)
     _check_mask(ignore, (len(rows), len(rows)))
     every_id = None if ids is None else ids.repeat(views)
@@ -187,6 +208,8 @@ def _within(
         labels=None if every_label is None else (every_label, every_label),
         ids=None if every_id is None else (every_id, every_id),
         ignore=ignore,
+        raw=_raw(given, given),
+        symmetric=True,
     )
 
 
@@ -210,11 +233,28 @@ def _across(
     if ids is not None:
         unknown = ids.new_full((len(targets) - len(ids),), NO_ID, dtype=torch.int64)
         both_ids = (ids[: len(query)], torch.cat([ids, unknown]))
-    forward = Contest(query, targets, positive=diagonal, ids=both_ids, ignore=ignore)
+    raw = None
+    if _raw(queries, keys if negatives is None else negatives) is not None:
+        raw = _raw(queries, keys if negatives is None else torch.cat([keys, negatives]))
+    forward = Contest(query, targets, positive=diagonal, ids=both_ids, ignore=ignore, raw=raw)
     if candidates == "cross":
         return [forward]
-    back = Contest(key, query, positive=diagonal, ids=both_ids, ignore=None if ignore is None else ignore.T)
+    back = Contest(
+        key,
+        query,
+        positive=diagonal,
+        ids=both_ids,
+        ignore=None if ignore is None else ignore.T,
+        raw=None if raw is None else (raw[1], raw[0]),
+    )
     return [forward, back]
+
+
+def _raw(anchors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Both, without gradient, where they are bfloat16."""
+    if anchors.dtype != torch.bfloat16 or candidates.dtype != torch.bfloat16:
+        return None
+    return anchors.detach(), candidates.detach()
 
 
 def _check_use(

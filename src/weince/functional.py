@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Candidates, contests
+from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
 from weince.engines.choose import Engine
 from weince.engines.choose import run as run_engine
+from weince.engines.ring import ring
 from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats
@@ -35,6 +37,7 @@ class LossOptions(TypedDict, total=False):
     extra: Sequence[Term]
     reduction: Reduction
     engine: Engine
+    gather: Gather
     labels: Tensor | None
     negatives: Tensor | None
     ids: Tensor | None
@@ -52,6 +55,7 @@ def link_loss(
     extra: Sequence[Term] = (),
     reduction: Reduction = "mean",
     engine: Engine = "auto",
+    gather: Gather = True,
     labels: Tensor | None = None,
     negatives: Tensor | None = None,
     ids: Tensor | None = None,
@@ -71,6 +75,9 @@ def link_loss(
             ``"views"`` and ``"clip"``, in the order of ``z_i`` then ``z_j``; anchors without a positive have 0.
         engine: ``"dense"`` keeps the matrix of scores, ``"chunked"`` needs memory linear in the batch, ``"fused"`` is
             kernels for CUDA, ``"auto"`` chooses (:func:`weince.engines.choose` says which and why).
+        gather: In a process group of several ranks, contrast the local anchors with the candidates of all ranks; the
+            average of the ranks' losses and gradients is that of one process (:mod:`weince.distributed`). ``"ring"``
+            passes candidates round, so that no rank holds them all.
         labels: ``(n,)`` integers, for ``candidates="labels"``.
         negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
         ids: ``(n,)`` integers; rows with equal ids are never negatives of each other.
@@ -83,6 +90,8 @@ def link_loss(
     default = TailConfig() if return_stats else None
     tail = link.tail if isinstance(link, WeinceLink) else default
     terms = [Term(link), *extra]
+    check_gather(gather, engine)
+    spread = bool(gather) and is_spread()
     found = contests(
         candidates,
         z_i,
@@ -92,11 +101,17 @@ def link_loss(
         ids=ids,
         ignore=ignore,
         check_finite=check_finite,
+        alone=not spread,
     )
-    # A mean or a sum gives all anchors the same weight, which spares the chunked engine a sweep.
-    same = reduction != "none"
-    outputs = [run_engine(contest, terms, tail, engine=engine, same_weight=same) for contest in found]
-    loss = _reduce(outputs, reduction)
+    if spread and gather == "ring":
+        found = [meet(contest) for contest in found]
+        outputs = [ring(contest, terms, tail) for contest in found]
+    else:
+        found = [share(contest) for contest in found] if spread else found
+        # A mean or a sum gives all anchors the same weight, which spares the chunked engine a sweep.
+        same = reduction != "none"
+        outputs = [run_engine(contest, terms, tail, engine=engine, same_weight=same) for contest in found]
+    loss = _reduce(outputs, reduction, found[0].ranks)
     if not return_stats:
         return loss
     stats = [output.stats for output in outputs if output.stats is not None]
@@ -185,11 +200,16 @@ def tail_stats(similarities: Tensor, positives: Tensor, *, tail: TailConfig = Ta
     return _tail_stats(hardest, left_out.logical_not().sum(1), tail)
 
 
-def _reduce(outputs: Sequence[EngineOutput], reduction: Reduction) -> Tensor:
+def _reduce(outputs: Sequence[EngineOutput], reduction: Reduction, ranks: Ranks | None) -> Tensor:
+    """One number per anchor, or one for all. Over several ranks it is their average that means something."""
     losses = torch.cat([output.loss for output in outputs])
     if reduction == "none":
         return losses
+    total = losses.sum() if ranks is None else losses.sum() * ranks.count
     if reduction == "sum":
-        return losses.sum()
+        return total
     counted = [output.counted for output in outputs if output.counted is not None]
-    return losses.sum() / torch.cat(counted).sum().clamp_min(1) if counted else losses.mean()
+    if counted:
+        number = torch.cat(counted).sum()
+        return total / (number if ranks is None else ranks.sum(number)).clamp_min(1)
+    return losses.mean() if ranks is None else total / (sum(ranks.anchors) * len(outputs))

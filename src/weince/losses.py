@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from weince import functional
 from weince.candidates import Candidates
+from weince.distributed import Gather
 from weince.engines.choose import Engine
 from weince.functional import LossOutput, Reduction
 from weince.links import Link, Scalar, ShortfallLink, SoftmaxLink
@@ -29,6 +30,7 @@ class ModuleOptions(TypedDict, total=False):
     extra: Sequence[Term]
     reduction: Reduction
     engine: Engine
+    gather: Gather
     check_finite: bool | None
 
 
@@ -59,6 +61,8 @@ class LinkLoss(nn.Module):
         extra: Further terms to add to the loss.
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` over the anchors.
         engine: ``"auto"``, ``"dense"``, ``"chunked"`` or ``"fused"``, see :func:`weince.engines.choose`.
+        gather: Under several ranks, contrast with the candidates of all of them; ``"ring"`` without ever holding
+            them all; see :mod:`weince.distributed`.
         check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
     """
 
@@ -70,13 +74,14 @@ class LinkLoss(nn.Module):
         extra: Sequence[Term] = (),
         reduction: Reduction = "mean",
         engine: Engine = "auto",
+        gather: Gather = True,
         check_finite: bool | None = None,
     ) -> None:
         super().__init__()
         self.link = link
         self.extra = tuple(extra)
         self.candidates, self.reduction, self.engine = candidates, reduction, engine
-        self.check_finite = check_finite
+        self.gather, self.check_finite = gather, check_finite
         for index, term in enumerate([Term(link), *self.extra]):
             self._adopt(term.link, prefix="" if index == 0 else f"extra{index}_")
 
@@ -110,6 +115,7 @@ class LinkLoss(nn.Module):
             extra=self.extra,
             reduction=self.reduction,
             engine=self.engine,
+            gather=self.gather,
             labels=labels,
             negatives=negatives,
             ids=ids,

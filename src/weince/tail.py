@@ -4,6 +4,7 @@ Nothing here carries a gradient. Shortfalls come sorted upwards, ``(anchors, k)`
 anchor has fewer than ``k`` negatives. The fits run in float64, since they subtract nearly equal logarithms.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -114,8 +115,16 @@ class TailFit(NamedTuple):
     made: Tensor
 
 
+Gathers = Callable[[Tensor], Tensor]
+"""Takes one value for each local anchor to those of the anchors of all ranks."""
+
+
 def tail_stats(
-    hardest: Tensor, negatives: Tensor, config: TailConfig, counted: Tensor | None = None
+    hardest: Tensor,
+    negatives: Tensor,
+    config: TailConfig,
+    counted: Tensor | None = None,
+    gather: Gathers | None = None,
 ) -> TailStats:
     """Statistics of every anchor of the batch.
 
@@ -124,16 +133,24 @@ def tail_stats(
         negatives: ``(anchors,)`` number of negatives of each anchor, or ``(1,)`` where all have the same.
         config: How to fit and gate.
         counted: ``(anchors,)``, False for anchors that have no part in the loss nor in the pivot.
+        gather: Where the anchors are spread over several processes: what the pivot is taken over.
     """
     rho = hardest[:, 0].clamp_min(config.eps)
-    fit = fit_tail(hardest, config.tail_sizes(negatives), config)
+    return gated(rho, fit_tail(hardest, config.tail_sizes(negatives), config), config, counted, gather)
+
+
+def gated(
+    rho: Tensor, fit: TailFit, config: TailConfig, counted: Tensor | None, gather: Gathers | None = None
+) -> TailStats:
+    """Statistics from every anchor's smallest shortfall and fit, ``(anchors,)``; see :func:`tail_stats`."""
     has_rho = rho.isfinite() if counted is None else rho.isfinite() & counted
-    if config.rho0 is None:
+    if config.rho0 is not None:
+        pivot = torch.full_like(rho[0], config.rho0)
+    elif gather is None:
         pivot = nearest_rank(rho, has_rho, config.rho0_quantile)
     else:
-        pivot = torch.full_like(rho[0], config.rho0)
-    lam = gate(rho, fit.daic, pivot, config)
-    lam = torch.where(fit.made, lam, 0.0)
+        pivot = nearest_rank(gather(rho), gather(has_rho), config.rho0_quantile)
+    lam = torch.where(fit.made, gate(rho, fit.daic, pivot, config), 0.0)
     return TailStats(rho, fit.beta.to(rho.dtype), fit.daic.to(rho.dtype), lam.to(rho.dtype))
 
 

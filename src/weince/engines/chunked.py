@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Contest
-from weince.engines.dense import BLOCK, _learned, _sum_terms
+from weince.engines.dense import BLOCK, learned, sum_terms
 from weince.engines.rows import BatchSurvey, EngineOutput, Look, Need, Rows
 from weince.links import Link
 from weince.scores import no_autocast, product, shortfalls
-from weince.tail import TailConfig, TailStats, fit_tail, gate, nearest_rank
+from weince.tail import TailConfig, TailFit, fit_tail, gated
 from weince.terms import Term
 
 CPU_BAND = 1 << 22
@@ -54,7 +54,7 @@ def chunked(
     else:
         loss = _AnyWeight.apply(swept.loss, anchors, candidates, job.pull)  # type: ignore[no-untyped-call]
     for link, effects in zip(links, swept.effects, strict=True):
-        for name, parameter in _learned(link).items():
+        for name, parameter in learned(link).items():
             loss = loss + effects[name] * (parameter - parameter.detach())  # adds 0, and the gradient
     return EngineOutput(loss, swept.counted, found.stats)
 
@@ -64,41 +64,31 @@ def _survey(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) ->
     need = Need.of(contest, terms, tail)
     looks: list[Look] = []
     counted: list[Tensor] = []
-    fits: list[tuple[Tensor, ...]] = []
-    for band in _bands(contest) if any(need) else ():
+    smallest: list[Tensor] = []
+    fits: list[TailFit] = []
+    for band in bands(contest) if any(need) else ():
         for rows in band.blocks():
             look = rows.look(need)
             looks.append(look._replace(tail=None))
             if rows.counted is not None:
                 counted.append(rows.counted)
             if tail is not None and look.tail is not None and look.negatives is not None:
-                fit = fit_tail(look.tail, tail.tail_sizes(look.negatives), tail)
-                fits.append((look.tail[:, 0].clamp_min(tail.eps), fit.beta, fit.daic, fit.made))
+                smallest.append(look.tail[:, 0].clamp_min(tail.eps))
+                fits.append(fit_tail(look.tail, tail.tail_sizes(look.negatives), tail))
     every = torch.cat(counted) if counted else None
 
     def blocks() -> Iterator[Rows]:
-        return (rows for band in _bands(contest) for rows in band.sharp_blocks(need.near_cap))
+        return (rows for band in bands(contest) for rows in band.sharp_blocks(need.near_cap))
 
     stats = None
     if tail is not None:
-        stats = _gated(*(torch.cat(values) for values in zip(*fits, strict=True)), counted=every, config=tail)
+        fit = TailFit(*(torch.cat(values) for values in zip(*fits, strict=True)))
+        gather = None if contest.ranks is None else contest.ranks.gather
+        stats = gated(torch.cat(smallest), fit, tail, every, gather)
     return BatchSurvey(contest, blocks, looks, every, stats)
 
 
-def _gated(
-    rho: Tensor, beta: Tensor, daic: Tensor, made: Tensor, *, counted: Tensor | None, config: TailConfig
-) -> TailStats:
-    """Statistics of all anchors, from the fits of each."""
-    has_rho = rho.isfinite() if counted is None else rho.isfinite() & counted
-    if config.rho0 is None:
-        pivot = nearest_rank(rho, has_rho, config.rho0_quantile)
-    else:
-        pivot = torch.full_like(rho[0], config.rho0)
-    lam = torch.where(made, gate(rho, daic, pivot, config), 0.0)
-    return TailStats(rho, beta.to(rho.dtype), daic.to(rho.dtype), lam.to(rho.dtype))
-
-
-class _Band(NamedTuple):
+class Band(NamedTuple):
     """Some rows of the matrix; worked on in blocks that stay in the cache."""
 
     contest: Contest
@@ -121,11 +111,19 @@ class _Band(NamedTuple):
         """Blocks whose shortfalls are as exact near the cap as the first sweep had them."""
         for rows in self.blocks():
             if near_cap:
-                rows.look(Need(tail=0, columns=0, near_cap=True))
+                rows.sharpen()
             yield rows
 
+    def spans(self, near_cap: bool) -> Iterator[tuple[Span, Rows]]:
+        """The same, each with the anchors it is about."""
+        start = self.start
+        for rows in self.sharp_blocks(near_cap):
+            stop = start + len(rows.shortfall)
+            yield (start, stop), rows
+            start = stop
 
-def _bands(contest: Contest) -> Iterator[_Band]:
+
+def bands(contest: Contest) -> Iterator[Band]:
     """The matrix, band by band; one is gone before the next is made."""
     anchors, width = len(contest.anchors), len(contest.candidates)
     on_cpu = contest.anchors.device.type == "cpu"
@@ -135,7 +133,7 @@ def _bands(contest: Contest) -> Iterator[_Band]:
     band = band - band % step if band >= step else band
     for start in range(0, anchors, band):
         matrix = shortfalls(contest.anchors[start : start + band], contest.candidates)
-        yield _Band(contest, start, start // min(step, band), min(step, band), matrix)
+        yield Band(contest, start, start // min(step, band), min(step, band), matrix)
 
 
 class _Swept(NamedTuple):
@@ -160,7 +158,7 @@ class _Job(NamedTuple):
         counted: list[Tensor] = []
         effects: list[list[dict[str, Tensor]]] = []
         pulls = _Gradients(self.contest.anchors, self.contest.candidates) if gradient else None
-        for band in _bands(self.contest):
+        for band in bands(self.contest):
             for loss, rows, effect in self._blocks(band):
                 losses.append(loss)
                 effects.append(effect)
@@ -182,23 +180,20 @@ class _Job(NamedTuple):
     def pull(self, anchors: Tensor, candidates: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of the weighted sum of the losses by the anchors and by the candidates."""
         pulls = _Gradients(anchors, candidates)
-        for band in _bands(self.contest):
+        for band in bands(self.contest):
             for _ in self._blocks(band):
                 pass
             pulls.add(band, weight)
         return pulls.anchors, pulls.candidates
 
-    def _blocks(self, band: _Band) -> Iterator[tuple[Tensor, Rows, list[dict[str, Tensor]]]]:
+    def _blocks(self, band: Band) -> Iterator[tuple[Tensor, Rows, list[dict[str, Tensor]]]]:
         """Contrast the rows of a band; its memory then holds the pull."""
-        start = band.start
         near_cap = Need.of(self.contest, self.terms, self.tail).near_cap
-        for index, rows in enumerate(band.sharp_blocks(near_cap)):
-            stop = start + len(rows.shortfall)
-            links = [link.rows(start, stop) for link in self.links]
+        for index, (span, rows) in enumerate(band.spans(near_cap)):
+            links = [link.rows(*span) for link in self.links]
             columns = self.looks[band.first_block + index].columns if self.looks else None
-            loss, pull, effect = _sum_terms(rows, self.terms, links, columns)
+            loss, pull, effect = sum_terms(rows, self.terms, links, columns)
             rows.shortfall.copy_(pull)
-            start = stop
             yield loss, rows, effect
 
 
@@ -214,7 +209,7 @@ class _Gradients:
     def anchors(self) -> Tensor:
         return torch.cat(self._by_band)
 
-    def add(self, band: _Band, weight: Tensor | None) -> None:
+    def add(self, band: Band, weight: Tensor | None) -> None:
         rows = self._anchors[slice(*band.span)]
         by_anchor = product(band.matrix, self._candidates)
         if weight is not None:

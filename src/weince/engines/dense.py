@@ -41,13 +41,13 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
         losses, effects = [], []
         for index, (rows, span) in enumerate(zip(blocks, spans, strict=True)):
             bound = [link.rows(*span) for link in links]
-            loss, pull, effect = _sum_terms(rows, terms, bound, found.looks[index].columns)
+            loss, pull, effect = sum_terms(rows, terms, bound, found.looks[index].columns)
             rows.shortfall.copy_(pull)  # these shortfalls have served; their memory now holds the pull
             losses.append(loss)
             effects.append(effect)
     loss = _Pulled.apply(torch.cat(losses), matrix, anchors, candidates)  # type: ignore[no-untyped-call]
     for index, link in enumerate(links):
-        for name, parameter in _learned(link).items():
+        for name, parameter in learned(link).items():
             slope = torch.cat([effect[index][name] for effect in effects])
             loss = loss + slope * (parameter - parameter.detach())  # adds 0, and the parameter's gradient
     return EngineOutput(loss, found.counted, found.stats)
@@ -59,7 +59,7 @@ def _spans(matrix: Tensor) -> list[tuple[int, int]]:
     return [(start, min(start + step, anchors)) for start in range(0, anchors, step)]
 
 
-def _sum_terms(
+def sum_terms(
     rows: Rows, terms: Sequence[Term], links: Sequence[Link], columns: Tensor | None
 ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
     """Loss ``(a,)``, pull ``(a, c)``, and for each link the derivatives ``(a,)`` of the losses by its parameters."""
@@ -68,7 +68,7 @@ def _sum_terms(
         rivals = columns[:, : term.hardest] if columns is not None and term.hardest else None
         loss, weight = rows.contrast(link, rivals)
         losses.append(term.weight * loss)
-        effects.append(_effects(link, rows.shortfall, term.weight * weight) if _learned(link) else {})
+        effects.append(effects_of(link, rows.shortfall, term.weight * weight) if learned(link) else {})
         pulls.append(weight.mul_(link.slope(rows.shortfall)).mul_(term.weight))
     return sum_of(losses), sum_of(pulls), effects
 
@@ -80,14 +80,14 @@ def sum_of(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _learned(link: Link) -> dict[str, Tensor]:
+def learned(link: Link) -> dict[str, Tensor]:
     """Parameters of a link that want a gradient."""
     return {name: value for name, value in link.tensors().items() if value.requires_grad}
 
 
-def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:
+def effects_of(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:
     """Derivative of each anchor's loss by each learned parameter, given those by its logits."""
-    spread = {name: value.detach().expand(len(shortfall)) for name, value in _learned(link).items()}
+    spread = {name: value.detach().expand(len(shortfall)) for name, value in learned(link).items()}
 
     def weighted(parameters: dict[str, Tensor]) -> Tensor:
         return (weight * link.with_tensors(parameters).logit(shortfall)).sum()

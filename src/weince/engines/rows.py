@@ -75,21 +75,28 @@ class Rows:
 
     def look(self, need: Need) -> "Look":
         """Find the hardest negatives, and make the smallest shortfalls exact."""
-        hidden = self.hidden()
-        if need.near_cap:
-            self._exact_at(self._nearest_positives())
-            if _any_near(hidden):
-                near = hidden.topk(min(EXACT, self.contest.most_negatives), dim=1, largest=False)
-                exact = self._exact_at(near.indices)
-                # An anchor with fewer negatives found others too, at inf: those stay hidden.
-                hidden.scatter_(1, near.indices, exact.masked_fill_(near.values.isinf(), torch.inf))
+        hidden = self.sharpen() if need.near_cap else self.hidden()
         columns = hidden.topk(need.columns, dim=1, largest=False).indices if need.columns else None
         tail = smallest(hidden, need.tail) if need.tail else None
         return Look(tail, columns, self.contest.count_negatives(hidden))
 
-    def _nearest_positives(self) -> Tensor:
+    def sharpen(self) -> Tensor:
+        """Make the smallest shortfalls exact; returns what :meth:`hidden` then does."""
+        hidden = self.hidden()
+        positives = self._nearest_positives()
+        if positives is not None:
+            self._exact_at(positives)
+        if _any_near(hidden):
+            near = hidden.topk(min(EXACT, hidden.shape[1]), dim=1, largest=False)
+            exact = self._exact_at(near.indices)
+            # An anchor with fewer negatives found others too, at inf: those stay hidden.
+            hidden.scatter_(1, near.indices, exact.masked_fill_(near.values.isinf(), torch.inf))
+        return hidden
+
+    def _nearest_positives(self) -> Tensor | None:
+        """Their columns; None where there are none, among the candidates of another rank."""
         if self.positives is None:
-            return self._positive_column()
+            return None if self.contest.positive is None else self._positive_column()
         nearest = self.shortfall.masked_fill(~self.positives, torch.inf)
         return nearest.topk(min(EXACT, nearest.shape[1]), dim=1, largest=False).indices
 
@@ -184,11 +191,14 @@ class BatchSurvey:
 
     @property
     def most_pairs(self) -> int:
-        return len(self.contest.anchors) * self.contest.most_negatives
+        ranks = self.contest.ranks
+        anchors = len(self.contest.anchors) if ranks is None else sum(ranks.anchors)
+        return anchors * self.contest.most_negatives
 
     def pairs(self) -> Tensor:
-        numbers = self.negatives
-        return numbers.sum() if len(numbers) > 1 else numbers[0] * len(self.contest.anchors)
+        numbers, ranks = self.negatives, self.contest.ranks
+        here = numbers.sum() if len(numbers) > 1 else numbers[0] * len(self.contest.anchors)
+        return here if ranks is None else ranks.sum(here)
 
     def smallest(self, count: int) -> Tensor:
         kept = self.contest.anchors.new_empty(0)
@@ -196,11 +206,13 @@ class BatchSurvey:
         for rows in self.blocks():
             pending.append(rows.hidden().flatten())
             if sum(map(len, pending)) >= 4 * count:  # rarely, since each cut reads everything kept
-                kept, pending = _least(torch.cat([kept, *pending]), count), []
-        return _least(torch.cat([kept, *pending]), count)
+                kept, pending = least(torch.cat([kept, *pending]), count), []
+        here, ranks = least(torch.cat([kept, *pending]), count), self.contest.ranks
+        return here if ranks is None else ranks.smallest(here, count)
 
 
-def _least(values: Tensor, count: int) -> Tensor:
+def least(values: Tensor, count: int) -> Tensor:
+    """The smallest values, at most ``count`` of them, sorted upwards."""
     return values.topk(min(count, len(values)), largest=False).values
 
 
@@ -219,4 +231,5 @@ def survey(
     if tail is None:
         return found
     hardest = torch.cat([look.tail for look in looks if look.tail is not None])
-    return replace(found, stats=tail_stats(hardest, found.negatives, tail, found.counted))
+    gather = None if contest.ranks is None else contest.ranks.gather
+    return replace(found, stats=tail_stats(hardest, found.negatives, tail, found.counted, gather))

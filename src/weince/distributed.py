@@ -1,0 +1,204 @@
+"""One batch over several processes: local anchors against the candidates of all ranks.
+
+The convention, for ``reduction="mean"`` and ``"sum"``: **the average of the ranks' losses is what one process
+would return on the whole batch, and the average of the ranks' parameter gradients is its gradient.** Averaging is
+what ``DistributedDataParallel`` does with gradients, so there is nothing to multiply by the number of ranks, also
+where local batches differ in size. ``reduction="none"`` returns the losses of the local anchors as they are.
+
+Why it holds: a rank's loss is ``ranks / anchors of all ranks`` times the sum over its own anchors, and the
+gradient of a gathered candidate goes back to the rank that owns it, summed over all ranks.
+
+Exchanging the sizes of local batches makes the host wait for the device once per contest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weince.candidates import Contest, check_enough
+
+Gather = bool | Literal["ring"]
+
+
+def check_gather(gather: Gather, engine: str) -> None:
+    """Raise if the option is none, or does not go with the engine."""
+    if not isinstance(gather, bool) and gather != "ring":
+        raise ValueError(f'gather must be True, False or "ring"; got {gather!r}')
+    if gather == "ring" and engine != "auto":
+        raise ValueError(f'gather="ring" is an engine of its own and goes with engine="auto"; got {engine!r}')
+
+
+def is_spread() -> bool:
+    """Whether this process is one of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that share a contest.
+
+    Args:
+        rank: Which one this is.
+        anchors: How many anchors each rank has.
+        candidates: How many candidates each rank brings.
+    """
+
+    rank: int
+    anchors: tuple[int, ...]
+    candidates: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.anchors)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """One value for each anchor, ``(local anchors,)`` to ``(anchors of all ranks,)``; no gradient."""
+        return _gathered(values, self.anchors)
+
+    def smallest(self, values: Tensor, count: int) -> Tensor:
+        """``(count,)`` smallest of the values that the ranks bring, each at most as many, sorted upwards."""
+        padded = values.new_full((count,), torch.inf)
+        padded[: len(values)] = values
+        return _gathered(padded, (count,) * self.count).topk(count, largest=False).values
+
+    def sum(self, number: Tensor) -> Tensor:
+        """Sum of a number over the ranks."""
+        total = number.clone()
+        with _together("adding up a number"):
+            dist.all_reduce(total)
+        return total
+
+    def pass_on(self, travellers: Sequence[Tensor], owner: int) -> Coming:
+        """Send tensors with a row for each candidate of ``owner`` to the next rank; take those of the one before."""
+        after, before = (self.rank + 1) % self.count, (self.rank - 1) % self.count
+        length = self.candidates[(owner - 1) % self.count]
+        arriving = [sent.new_empty(length, *sent.shape[1:]) for sent in travellers]
+        exchanges = [dist.P2POp(dist.isend, sent, after) for sent in travellers]
+        exchanges += [dist.P2POp(dist.irecv, new, before) for new in arriving]
+        with _together("passing candidates on"):
+            return Coming(arriving, dist.batch_isend_irecv(exchanges))
+
+
+class Coming(NamedTuple):
+    """Tensors on their way from another rank."""
+
+    tensors: list[Tensor]
+    exchanges: Sequence[Any]
+
+    def wait(self) -> list[Tensor]:
+        with _together("passing candidates on"):
+            for exchange in self.exchanges:
+                exchange.wait()
+        return self.tensors
+
+
+def meet(contest: Contest) -> Contest:
+    """The contest of the local anchors and candidates, which knows of the other ranks; for a ring."""
+    _refuse_ignore(contest)
+    ranks = _introduce(len(contest.anchors), len(contest.candidates), contest.anchors.device)
+    check_enough(contest, sum(ranks.candidates))
+    return replace(contest, ranks=ranks)
+
+
+def _refuse_ignore(contest: Contest) -> None:
+    if contest.ignore is not None:
+        raise ValueError(
+            "ignore= marks pairs of one process and cannot be used with gather= on "
+            f"{dist.get_world_size()} ranks; mark them by ids=, or pass gather=False"
+        )
+
+
+def share(contest: Contest) -> Contest:
+    """The contest of the local anchors against the candidates of all ranks, in the order of the ranks."""
+    _refuse_ignore(contest)
+    ranks = _introduce(len(contest.anchors), len(contest.candidates), contest.anchors.device)
+    offset = sum(ranks.candidates[: ranks.rank])
+
+    def every(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        return None if values is None else (values[0], _gathered(values[1].long(), ranks.candidates))
+
+    rows: Tensor = _GatherRows.apply(contest.candidates, ranks)  # type: ignore[no-untyped-call]
+    whole = replace(
+        contest,
+        candidates=rows,
+        positive=None if contest.positive is None else contest.positive + offset,
+        itself=None if contest.itself is None else contest.itself + offset,
+        labels=every(contest.labels),
+        ids=every(contest.ids),
+        ranks=ranks,
+        raw=None,
+        symmetric=False,
+    )
+    check_enough(whole, len(rows))
+    return whole
+
+
+def _introduce(anchors: int, candidates: int, device: torch.device) -> Ranks:
+    """Let the ranks tell each other how many rows they have."""
+    mine = torch.tensor([anchors, candidates], device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    with _together("exchanging the sizes of their batches"):
+        dist.all_gather(every, mine)
+    sizes = torch.stack(every).tolist()
+    for rank, (rows, _) in enumerate(sizes):
+        if rows == 0:  # on every rank alike, so that none waits for another
+            raise ValueError(
+                f"wanted at least one row on every rank; got none on rank {rank} of {len(sizes)}"
+            )
+    return Ranks(dist.get_rank(), tuple(a for a, _ in sizes), tuple(c for _, c in sizes))
+
+
+def _gathered(local: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Rows of all ranks; a rank brings as many as ``lengths`` says."""
+    padded = _padded(local.contiguous(), max(lengths))
+    every = [torch.empty_like(padded) for _ in lengths]
+    with _together("gathering rows"):
+        dist.all_gather(every, padded)
+    return torch.cat([rows[:length] for rows, length in zip(every, lengths, strict=True)])
+
+
+def _padded(rows: Tensor, length: int) -> Tensor:
+    if len(rows) == length:
+        return rows
+    return torch.cat([rows, rows.new_zeros(length - len(rows), *rows.shape[1:])])
+
+
+@contextmanager
+def _together(doing: str) -> Iterator[None]:
+    """Say in plain words that another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        rank, count = dist.get_rank(), dist.get_world_size()
+        raise RuntimeError(
+            f"weince: rank {rank} of {count} was left alone while {doing}: another rank failed, ended or did not "
+            f"come within the process group's timeout; its own log says why ({error})"
+        ) from error
+
+
+class _GatherRows(torch.autograd.Function):
+    """Rows of all ranks; the gradient of each row returns to its owner, summed over the ranks."""
+
+    @staticmethod
+    def forward(local: Tensor, ranks: Ranks) -> Tensor:
+        return _gathered(local, ranks.candidates)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Ranks], output: Tensor) -> None:
+        ctx.ranks = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        lengths = ctx.ranks.candidates
+        parts = [_padded(part, max(lengths)).contiguous() for part in torch.split(grad, lengths)]
+        mine = torch.empty_like(parts[0])
+        with _together("returning the gradients of gathered rows"):
+            dist.reduce_scatter(mine, parts)
+        return mine[: lengths[ctx.ranks.rank]], None

@@ -1,0 +1,230 @@
+"""What each rank does in the tests of several processes, and what one process does with the whole batch."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from weince import InfoNCELoss, TailConfig, WeibitLoss, WeinceLoss
+from weince.cached import cached_step
+
+PAIRS = 24
+SIZES = {
+    "even": {1: (24,), 2: (12, 12), 4: (6, 6, 6, 6)},
+    "uneven": {1: (24,), 2: (17, 7), 4: (11, 1, 7, 5)},
+}
+MAKERS = {
+    "infonce": InfoNCELoss,
+    "weibit": lambda parameter, **options: WeibitLoss(parameter, **options),
+    "paper": lambda temperature, **o: WeinceLoss(temperature, tail=TailConfig(k=8, kappa_rho=3.0), **o),
+    "released": WeinceLoss.released,
+}
+LAYOUTS = {
+    "views": {"candidates": "views"},
+    "views, ids": {"candidates": "views", "ids": True},
+    "cross": {"candidates": "cross"},
+    "cross, negatives": {"candidates": "cross", "negatives": True, "ids": True},
+    "clip": {"candidates": "clip"},
+    "labels": {"candidates": "labels", "labels": True},
+}
+
+
+def cases():
+    """(loss, layout, engine, reduction, sizes, dtype) of all comparisons; most of them uneven, which is harder."""
+    for engine in ("dense", "chunked", "ring"):
+        for layout in LAYOUTS:
+            yield "paper", layout, engine, "mean", "uneven", torch.float64
+        for layout in ("views, ids", "labels"):
+            yield "infonce", layout, engine, "mean", "uneven", torch.float64
+            yield "released", layout, engine, "mean", "uneven", torch.float64
+        yield "weibit", "views", engine, "sum", "uneven", torch.float64
+        yield "paper", "labels", engine, "sum", "uneven", torch.float64
+        yield "paper", "clip", engine, "sum", "even", torch.float64
+        yield "paper", "views", engine, "mean", "even", torch.float64
+        yield "infonce", "views", engine, "mean", "even", torch.float64
+        yield "paper", "views", engine, "mean", "uneven", torch.float32
+
+
+class Model(nn.Module):
+    """An encoder and the loss, as one would wrap them for several processes."""
+
+    def __init__(self, name, layout, engine, reduction, dtype):
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder = nn.Linear(10, 8)
+        temperature = nn.Parameter(torch.tensor(0.4))
+        candidates = LAYOUTS[layout]["candidates"]
+        how = {"gather": "ring"} if engine == "ring" else {"engine": engine}
+        self.loss = MAKERS[name](temperature, candidates=candidates, reduction=reduction, **how)
+        self.to(dtype)
+
+    def forward(self, x_i, x_j, negatives=None, **options):
+        if negatives is not None:
+            options["negatives"] = self.encoder(negatives)
+        return self.loss(self.encoder(x_i), self.encoder(x_j), return_stats=True, **options)
+
+
+def batch(layout, dtype, rows=slice(None)):
+    """Inputs of some pairs: clustered, with ids and labels that repeat over the ranks."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(6, 10, generator=generator, dtype=torch.float64).repeat(4, 1)
+    x_i, x_j, negatives = (
+        x + 0.6 * torch.randn(PAIRS, 10, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    inputs = {"x_i": x_i[rows].to(dtype), "x_j": x_j[rows].to(dtype)}
+    options = LAYOUTS[layout]
+    if "negatives" in options:
+        inputs["negatives"] = negatives[rows].to(dtype)
+    if "ids" in options:
+        inputs["ids"] = (torch.arange(PAIRS) % 17)[rows]
+    if "labels" in options:
+        inputs["labels"] = torch.tensor([0, 1, 2, 3, 4] * 4 + [5, 6, 7, 0])[rows]  # three stand alone
+    return inputs
+
+
+def spans(sizes, world):
+    starts = [sum(SIZES[sizes][world][:rank]) for rank in range(world)]
+    return [slice(start, start + length) for start, length in zip(starts, SIZES[sizes][world], strict=True)]
+
+
+def result(model, output):
+    """Loss, gradients, statistics and what the loss remembers."""
+    core = model.module if isinstance(model, DistributedDataParallel) else model
+    return {
+        "loss": output.loss.detach(),
+        "gradients": [p.grad for p in core.parameters()],
+        "stats": output.stats._asdict(),
+        "buffers": dict(core.named_buffers()),
+    }
+
+
+def step(case, rows, wrap):
+    name, layout, engine, reduction, _, dtype = case
+    model = wrap(Model(name, layout, engine, reduction, dtype))
+    output = model(**batch(layout, dtype, rows))
+    output.loss.backward()
+    return result(model, output)
+
+
+def compare_all(rank, world):
+    found = {case: step(case, spans(case[4], world)[rank], DistributedDataParallel) for case in cases()}
+    found["cached"] = cached(rank, world)
+    found["largest"] = {gather: largest(gather, rank) for gather in (True, "ring")}
+    found["errors"] = errors(rank, world)
+    found["alone"] = alone(rank, world)
+    return found
+
+
+def cached(rank, world):
+    """Micro-batches, of which there are not equally many on all ranks."""
+    torch.manual_seed(1)
+    encoder = DistributedDataParallel(nn.Linear(10, 8).double())
+    inputs = batch("views", torch.float64, spans("uneven", world)[rank])
+    loss = cached_step(encoder, (inputs["x_i"], inputs["x_j"]), WeinceLoss(), micro_batch=4)
+    return {"loss": loss, "gradients": [p.grad for p in encoder.parameters()]}
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.numel = max(self.numel, leaf.numel())
+        return result
+
+
+def largest(gather, rank):
+    """Of the tensors in a step with 40 rows of 64 on each rank."""
+    torch.manual_seed(rank)
+    z_i, z_j = torch.randn(2, 20, 64).unbind()
+    with Largest() as seen:
+        WeinceLoss(gather=gather)(z_i.requires_grad_(), z_j).backward()
+    return seen.numel
+
+
+def errors(rank, world):
+    """What is said, on every rank, of batches that cannot be shared."""
+    rows = torch.randn(3, 4)
+    said = []
+    for z, options in (
+        (rows[: 3 * (rank > 0)], {}),
+        (rows, {"ignore": torch.zeros(6, 6, dtype=torch.bool)}),
+    ):
+        try:
+            InfoNCELoss()(z, z, **options)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def alone(rank, world):
+    """gather=False: each rank for itself."""
+    torch.manual_seed(rank)
+    z_i, z_j = torch.randn(2, 5, 4)
+    return InfoNCELoss(gather=False)(z_i, z_j), z_i, z_j
+
+
+def lose_a_rank(how, folder):
+    def job(rank, world):
+        z_i, z_j = torch.randn(2, 5, 4)
+        loss = WeinceLoss()
+        loss(z_i, z_j)
+        if rank == 1:
+            if how == "hangs":
+                time.sleep(30)
+            os._exit(7)
+        start = time.perf_counter()
+        try:
+            loss(z_i, z_j)
+        except RuntimeError as error:
+            torch.save({"said": str(error), "seconds": time.perf_counter() - start}, folder / "0.pt")
+        os._exit(0)
+
+    return job
+
+
+def _enter(rank, world, folder, job, timeout):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout),
+    )
+    work = compare_all if job == "compare" else lose_a_rank(job, folder)
+    torch.save(work(rank, world), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def start(world, folder: Path, job, timeout=60):
+    """Run a job on several ranks; returns the processes."""
+    context = multiprocessing.get_context("forkserver")  # which imports torch once for all
+    context.set_forkserver_preload(["ranks"])
+    processes = [
+        context.Process(target=_enter, args=(rank, world, folder, job, timeout), daemon=True)
+        for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def results(world, folder):
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+if __name__ == "__main__":
+    sys.exit("run by test_distributed.py")

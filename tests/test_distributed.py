@@ -1,0 +1,113 @@
+"""1, 2 and 4 processes under DistributedDataParallel against one process on the whole batch."""
+
+import pytest
+import ranks
+import torch
+
+from weince import InfoNCELoss, WeinceLoss
+from weince.distributed import is_spread
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def found(request, tmp_path_factory):
+    """Number of ranks, and what each of them found; all comparisons in one start, since starting is slow."""
+    folder = tmp_path_factory.mktemp("ranks")
+    processes = ranks.start(request.param, folder, "compare")
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * request.param
+    return request.param, ranks.results(request.param, folder)
+
+
+@pytest.mark.parametrize("case", list(ranks.cases()), ids=str)
+def test_ranks_average_to_one_process(found, case):
+    _, each = found
+    wanted = ranks.step(case, slice(None), lambda model: model)
+    tolerance = {"rtol": 1e-11, "atol": 1e-12} if case[5] == torch.float64 else {"rtol": 1e-6, "atol": 1e-6}
+    mean = torch.stack([rank[case]["loss"] for rank in each]).mean()
+    torch.testing.assert_close(mean, wanted["loss"], **tolerance)
+    for rank in each:
+        torch.testing.assert_close(rank[case]["gradients"], wanted["gradients"], **tolerance)
+        torch.testing.assert_close(rank[case]["buffers"], wanted["buffers"], **tolerance)
+    assert any(grad.abs().max() > 1e-3 for grad in wanted["gradients"])
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in ranks.cases() if c[0] == "paper" and c[5] == torch.float64], ids=str
+)
+def test_statistics_are_those_of_the_whole_batch(found, case):
+    """Each anchor's K, and the pivot, come from all candidates and all anchors."""
+    world, each = found
+    wanted = ranks.step(case, slice(None), lambda model: model)["stats"]
+    for rank, span in zip(each, ranks.spans(case[4], world), strict=True):
+        for name, values in rank[case]["stats"].items():
+            whole = wanted[name]
+            own = torch.cat([half[span] for half in whole.split(ranks.PAIRS)])  # one half a view
+            torch.testing.assert_close(values, own, rtol=1e-11, atol=1e-12)
+    assert float(wanted["lam"].max()) > 0.01
+
+
+def test_the_cached_step_too(found):
+    _, each = found
+    model = ranks.Model("infonce", "views", "dense", "mean", torch.float64).encoder
+    inputs = ranks.batch("views", torch.float64)
+    loss = WeinceLoss()(model(inputs["x_i"]), model(inputs["x_j"]))
+    loss.backward()
+    torch.testing.assert_close(torch.stack([rank["cached"]["loss"] for rank in each]).mean(), loss.detach())
+    for rank in each:
+        wanted = [p.grad for p in model.parameters()]
+        torch.testing.assert_close(rank["cached"]["gradients"], wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_a_ring_never_holds_all_candidates(found):
+    """40 rows of 64 on each rank: those of all ranks are not there, however many there are."""
+    world, each = found
+    for rank in each:
+        assert rank["largest"][True] >= world * 40 * 64
+        assert rank["largest"]["ring"] <= 40 * (32 + 40)  # tails of 32, merged with a block of 40
+
+
+def test_every_rank_hears_why(found):
+    world, each = found
+    if world == 1:
+        assert each[0]["errors"] == ["wanted at least 2 pairs, so that there are negatives; got 0"]
+        return
+    for rank in each:
+        empty, ignore = rank["errors"]
+        assert empty == f"wanted at least one row on every rank; got none on rank 0 of {world}"
+        assert "ignore= marks pairs of one process" in ignore
+        assert "ids=, or pass gather=False" in ignore
+
+
+def test_without_gather_each_for_itself(found):
+    for rank in found[1]:
+        loss, z_i, z_j = rank["alone"]
+        torch.testing.assert_close(loss, InfoNCELoss()(z_i, z_j))
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_lost_rank_is_reported_within_the_timeout(tmp_path, how):
+    processes = ranks.start(2, tmp_path, how, timeout=4)
+    processes[0].join(60)
+    processes[1].kill()
+    found = torch.load(tmp_path / "0.pt")
+    assert found["said"].startswith("weince: rank 0 of 2 was left alone while exchanging the sizes")
+    assert "another rank failed, ended or did not come within the process group's timeout" in found["said"]
+    assert found["seconds"] < 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gather": "rings"}, "gather must be True, False or \"ring\"; got 'rings'"),
+        ({"gather": "ring", "engine": "dense"}, "goes with engine=\"auto\"; got 'dense'"),
+    ],
+)
+def test_bad_options(options, message):
+    z = torch.randn(4, 3)
+    with pytest.raises(ValueError, match=message):
+        InfoNCELoss(**options)(z, z)
+
+
+def test_one_process_is_not_spread():
+    assert not is_spread()
