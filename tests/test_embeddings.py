@@ -120,6 +120,13 @@ def test_sentence_files(tmp_path):
         read_sentence_pairs(tmp_path / "missing.tsv")
 
 
+def test_names_can_be_written_into_any_file():
+    name = "a\x01b\ud800c\n\u202ed"
+    shown = make_pairs(name, *views(pairs=4)).name
+    assert shown == "a\ufffdb\ufffdc\ufffd\ufffdd"
+    assert make_pairs("", *views(pairs=4)).name == "unnamed"
+
+
 @pytest.mark.parametrize(
     ("z_i", "z_j", "said"),
     [

@@ -27,6 +27,7 @@ _DIAGNOSE_EXAMPLES = """\
 examples:
   weince diagnose pairs.npz --temperature 0.5
   weince diagnose infonce.npz weince.npz --out report --quick
+  weince diagnose seed_1.npz seed_2.npz seed_3.npz --seeds
   weince diagnose checkpoints/ --trend --out run
   weince diagnose my-model/ --sentences pairs.tsv      (needs sentence-transformers)
 """
@@ -48,6 +49,9 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--temperature", type=float, help="the temperature the models were trained with")
     parser.add_argument(
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
+    )
+    parser.add_argument(
+        "--seeds", action="store_true", help="the inputs are seeds of one recipe: add their mean"
     )
     parser.add_argument("--sentences", type=Path, metavar="TSV", help="inputs are sentence-transformers folders; "
                         "two tab-separated sentences a line, no header")  # fmt: skip
@@ -87,7 +91,13 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     else:
         pairs = load_pairs(options.inputs, names=options.names, seed=settings.seed)
     index = write_diagnosis(
-        pairs, options.out, settings, quick=options.quick, trend=options.trend, command=options.command_line
+        pairs,
+        options.out,
+        settings,
+        quick=options.quick,
+        trend=options.trend,
+        seeds=options.seeds,
+        command=options.command_line,
     )
     print(index)
 
@@ -161,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(given)
     options.command_line = _shown(given)
     # Being asked to end is an interruption too: what is unfinished gets removed.
-    signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         options.run(options)
     except KeyboardInterrupt:
@@ -176,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

@@ -70,6 +70,7 @@ def write_diagnosis(
     *,
     quick: bool = False,
     trend: bool = False,
+    seeds: bool = False,
     command: str = "weince.diagnose.diagnose(...)",
     progress: bool = True,
 ) -> Path:
@@ -81,6 +82,7 @@ def write_diagnosis(
         settings: How much to compute.
         quick: Whether the simulations that do not depend on the data are short.
         trend: Show quantities over the checkpoints, and figures of the last one only.
+        seeds: The models are seeds of one recipe: show their mean, with a t-interval over them.
         command: What the page says it was made with.
         progress: Show progress bars on stderr.
     """
@@ -88,6 +90,8 @@ def write_diagnosis(
         raise InputError("nothing to diagnose: give at least one model")
     if trend and len(pairs) < 2:
         raise InputError("a trend needs at least two checkpoints, got 1")
+    if seeds and (trend or len(pairs) < 2):
+        raise InputError(f"a mean over seeds needs two models or more, and no trend; got {len(pairs)}")
     check_out(out)
     with finished_folder(out) as folder, _bar(progress) as bar:
         models = _measure_all(pairs, settings, bar)
@@ -96,13 +100,19 @@ def write_diagnosis(
         verdicts = [decide(m, settings) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, stage=f"figure {slug}"))
-        compared = _compare(gallery, models, trend)
+        compared = _compare(gallery, models, trend, seeds)
         shown = models[-1:] if trend else models
         sections = write_sections(gallery, models, theory, settings, shown=shown)
         for section in sections:
             for table in section.tables:
                 table.write_csv(folder / "tables")
         summary = summarise(models, verdicts, settings, command)
+        if seeds:
+            means = {q.key: figures_link.mean_over(q.value) for q in figures_link.quantities(models)}
+            summary["mean_over_seeds"] = {
+                key: {"mean": _clean(mean), "interval": _clean(interval)}
+                for key, (mean, interval) in means.items()
+            }
         (folder / "summary.json").write_text(
             json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
         )
@@ -114,6 +124,7 @@ def write_diagnosis(
             models=list(zip(models, verdicts, strict=True)),
             compared=compared,
             trend=trend,
+            seeds=seeds,
             sections=sections,
             settings=settings,
             rules=THRESHOLDS,
@@ -146,12 +157,12 @@ def _bar(visible: bool) -> Progress:
     )
 
 
-def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool) -> Group | None:
+def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, seeds: bool) -> Group | None:
     names = [m.name for m in models]
     if trend:
         drawn = figures_link.trend_figures(gallery, steps_of(names), models)
     elif len(models) > 1:
-        drawn = figures_link.forest_figures(gallery, names, models)
+        drawn = figures_link.forest_figures(gallery, models, mean=seeds)
     else:
         return None
     return Group("", tuple(drawn))

@@ -8,7 +8,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,12 @@ def make_pairs(
     groups = None if ids is None else _labels(name, "ids", ids, len(first))
     if groups is not None and len(np.unique(groups)) < 2:
         raise InputError(f"{name}: all pairs have the same id, so nothing competes")
-    return Pairs(name, first, second, groups, notes)
+    return Pairs(_printable(name), first, second, groups, notes)
+
+
+def _printable(name: str) -> str:
+    """A name for HTML, SVG and CSV files, which cannot hold every character that a file name can."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name) or "unnamed"
 
 
 def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) -> Pairs:
@@ -248,10 +253,9 @@ def _rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
     seen: dict[str, int] = {}
     out = []
     for index, pairs in enumerate(found):
-        name = pairs.name if names is None else names[index]
+        name = pairs.name if names is None else _printable(names[index])
         seen[name] = seen.get(name, 0) + 1
-        shown = name if seen[name] == 1 else f"{name} ({seen[name]})"
-        out.append(Pairs(shown, pairs.z_i, pairs.z_j, pairs.ids, pairs.notes))
+        out.append(replace(pairs, name=name if seen[name] == 1 else f"{name} ({seen[name]})"))
     return out
 
 

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from playwright.sync_api import sync_playwright
+from scipy import stats
 
 from report.synthetic import small, views
 from weince.diagnose import write_diagnosis
@@ -31,9 +32,8 @@ def report(tmp_path_factory):
     hostile = load_pairs([folder / f"{HOSTILE}.npz"])
     assert hostile[0].name == HOSTILE
     models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), small("a " + "very " * 12 + "long name", seed=3)]
-    index = write_diagnosis(
-        models, folder / "out", FAST, quick=True, command=f"weince {HOSTILE}", progress=False
-    )
+    options = {"quick": True, "seeds": True, "command": f"weince {HOSTILE}", "progress": False}
+    index = write_diagnosis(models, folder / "out", FAST, **options)
     assert index == folder / "out" / "index.html"
     return folder / "out"
 
@@ -107,6 +107,7 @@ def test_the_page_in_a_browser(report, browser, width, scheme):
     assert page.locator("img, script").count() == 0
     labels = page.locator("figure text").all_text_contents()
     assert shorten(HOSTILE) in labels
+    assert "mean of the seeds" in labels
     assert HOSTILE in page.locator("footer").inner_text()
 
     ink, paper = (
@@ -153,6 +154,10 @@ def test_what_stands_beside_the_page(report):
     assert first["link_test"]["gain"] == pytest.approx(np.mean(first["link_test"]["gain_by_batch"]))
     assert second["verdict"]["kind"] == "separated"
     assert second["link_test"]["lam"] is None
+    values = [model["tail"]["xi"] for model in summary["models"]]
+    mean = summary["mean_over_seeds"]["xi"]
+    assert mean["mean"] == pytest.approx(np.mean(values))
+    assert mean["interval"] == pytest.approx(stats.t.interval(0.95, 2, np.mean(values), stats.sem(values)))
     rows = (report / "tables" / "link.csv").read_text(encoding="utf-8").splitlines()
     assert rows[1].startswith("held-out gain (nats per anchor),")
     assert float(rows[1].split(",")[1]) == first["link_test"]["gain"]

@@ -30,6 +30,7 @@ class Settings:
         quantile: Level of the threshold of the tail.
         temperature: The temperature the model was trained with, if known.
         points: Points of the curves over lam, temperature and threshold.
+        risk_pairs: The most pairs in the one batch that risk against gradient is measured on.
     """
 
     batch_size: int | None = None
@@ -41,6 +42,7 @@ class Settings:
     quantile: float = 0.99
     temperature: float | None = None
     points: int = 21
+    risk_pairs: int = 768
 
     def __post_init__(self) -> None:
         if self.batches < FEWEST_BATCHES:
@@ -59,7 +61,7 @@ class Settings:
             raise InputError(f"the temperature must be positive, got {self.temperature}")
 
 
-QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, points=11)
+QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, points=11, risk_pairs=384)
 
 
 class Bank(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from scipy import stats
 
 from weince import evt
 from weince.evt import AblationPoint
@@ -242,20 +243,35 @@ def quantities(models: Sequence[Measured]) -> list[Quantity]:
     ]  # fmt: skip
 
 
-def forest_figures(gallery: Gallery, names: Sequence[str], models: Sequence[Measured]) -> list[Figure]:
-    """One row per model and its interval, for the gain, lam, xi and tau0."""
+def mean_over(values: Floats) -> tuple[float, tuple[float, float]]:
+    """Mean over the models that have a value, and its 95 % t-interval; NaN with fewer than two."""
+    known = values[np.isfinite(values)]
+    if known.size < 2:
+        return float("nan"), (float("nan"), float("nan"))
+    half = float(stats.t.ppf(0.975, known.size - 1) * known.std(ddof=1) / np.sqrt(known.size))
+    mean = float(known.mean())
+    return mean, (mean - half, mean + half)
+
+
+def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool = False) -> list[Figure]:
+    """One row per model and its interval, for the gain, lam, xi and tau0; a last row for their mean."""
     out = []
+    names = [shorten(m.name) for m in models] + ["mean of the seeds"] * mean
     rows = list(range(len(names)))[::-1]
+    colours = [BLUE] * len(models) + [RED] * mean
     for q in quantities(models)[:4]:
         if not np.isfinite(q.value).any():
             continue
-        height = 1.2 + 0.32 * len(names)
-        with gallery.panel(f"forest-{q.key}", q.title, height=height) as panel:
+        value, spans = q.value, q.interval
+        if mean:
+            centre, interval = mean_over(q.value)
+            value, spans = np.append(value, centre), np.vstack([spans, interval])
+        with gallery.panel(f"forest-{q.key}", q.title, height=1.2 + 0.32 * len(names)) as panel:
             ax = panel.ax
             if q.zero:
                 ax.axvline(0.0, color=INK, linewidth=1.0)
-            _whiskers(ax, rows, q.value, q.interval, [BLUE] * len(names))
-            ax.set_yticks(rows, [shorten(name) for name in names])
+            _whiskers(ax, rows, value, spans, colours)
+            ax.set_yticks(rows, names)
             ax.set_ylim(-0.6, len(names) - 0.4)
             ax.grid(visible=False, axis="y")
             ax.set_xlabel(q.label)

@@ -170,9 +170,10 @@ def _sizes(available: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
     return (*(k for k in wanted if k < 0.8 * available), available)
 
 
-def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, seed: int) -> tuple[evt.RiskGradient, ...]:
+def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, settings: Settings) -> tuple[evt.RiskGradient, ...]:
     """Softmax and shortfall at their own best fits, the blend at its: two calls, joined."""
-    bank = build_bank(pairs, min(768, len(pairs.z_i)), 1, seed).link
+    seed = settings.seed
+    bank = build_bank(pairs, min(settings.risk_pairs, len(pairs.z_i)), 1, seed).link
     fewest = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
     ks = _sizes(fewest, (16, 64, 256, 1024))[:4]
     alone = evt.risk_gradient(bank.scores, bank.positives, ks=ks, tau=link.tau0, beta=beta, rng=seed)
@@ -252,7 +253,7 @@ def _measure(
     pool = evt.pool_ablation(*bank.link, pools=pools, kept=kept, bootstraps=boots, rng=seed)
     frechet = evt.frechet_ablation(*bank.link, bootstraps=boots, rng=seed)
     tell("risk")
-    risk = None if curves is None else _risk(pairs, link, curves.beta, seed)
+    risk = None if curves is None else _risk(pairs, link, curves.beta, settings)
     tell("anchors")
     anchors, comparison = _anchors(bank.link, settings)
     return Measured(

@@ -24,6 +24,7 @@ class Page:
         models: What was measured, with a verdict for each.
         compared: Figures of the models side by side, or of the run over time; may be empty.
         trend: Whether the models are checkpoints of one run.
+        seeds: Whether they are seeds of one recipe.
         sections: The diagnostics.
         settings: How much was computed.
         rules: When a verdict is given.
@@ -35,6 +36,7 @@ class Page:
     models: Sequence[tuple[Measured, Verdict]]
     compared: Group | None
     trend: bool
+    seeds: bool
     sections: Sequence[Section]
     settings: Settings
     rules: Thresholds

@@ -6,6 +6,7 @@ for the page, whose colours are CSS variables, so that it follows the reader's l
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,9 +93,13 @@ class Gallery:
         self._count += 1
         self.tell(slug)
         name = f"{self._count:02d}-{slug}"
-        canvas.savefig(self.folder / f"{name}.png", dpi=150, facecolor="white")
         buffer = io.StringIO()
-        canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        with warnings.catch_warnings():
+            # A name may use a script that the font of the PNG does not have; browsers find another font.
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            canvas.savefig(self.folder / f"{name}.png", dpi=150, facecolor="white")
+            canvas.set_layout_engine("none")  # the places are settled: no need to search for them again
+            canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         (self.folder / f"{name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
         return Figure(name, caption, _for_page(buffer.getvalue(), name))
 
