@@ -132,9 +132,10 @@ def contrast(one, other):
 
 
 def test_the_page_prints(report, browser):
-    page = browser.new_page()
+    page = browser.new_page(viewport={"width": 720, "height": 1000})  # A4 between margins
     page.goto((report / "index.html").as_uri())
     page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     assert not page.locator("nav").is_visible()
