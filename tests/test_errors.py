@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from weince import InfoNCELoss, WeinceLoss
+from weince import BlendLink, InfoNCELoss, LinkLoss, SoftmaxLink, Term, WeinceLoss
 
 Z = torch.randn(4, 3)
 NAN = torch.randn(4, 3).index_fill(0, torch.tensor([2]), math.nan)
@@ -33,7 +33,11 @@ NAN = torch.randn(4, 3).index_fill(0, torch.tensor([2]), math.nan)
         (lambda: WeinceLoss(0), ValueError, "temperature must be positive and finite; got 0"),
         (lambda: WeinceLoss(-0.5), ValueError, "got -0.5"),
         (lambda: InfoNCELoss(math.inf), ValueError, "temperature must be positive and finite; got inf"),
-        (lambda: WeinceLoss(reduction="avg")(Z, Z), ValueError, "reduction must be .*got 'avg'"),
+        (
+            lambda: WeinceLoss(reduction="avg")(Z, Z),
+            ValueError,
+            "reduction must be one of mean, sum, none; got 'avg'",
+        ),
         (lambda: WeinceLoss(candidates="pairs")(Z, Z), ValueError, "views, cross, clip, labels; got 'pairs'"),
         (lambda: WeinceLoss(candidates="labels")(Z), TypeError, "wants labels="),
         (lambda: WeinceLoss()(Z, Z, labels=torch.arange(4)), TypeError, "takes no labels"),
@@ -75,6 +79,38 @@ def test_message(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call()
     assert str(caught.value).count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: InfoNCELoss("0.5"), TypeError, "temperature must be a number or a tensor; got str"),
+        (lambda: InfoNCELoss(torch.tensor(-0.5)), ValueError, "temperature must be positive and finite"),
+        (lambda: InfoNCELoss(torch.ones(2, 2)), ValueError, r"one per anchor; got shape \(2, 2\)"),
+        (lambda: LinkLoss(0.5), TypeError, r"wanted terms like Term\(SoftmaxLink"),
+        (lambda: InfoNCELoss(extra=[SoftmaxLink()]), TypeError, "wanted terms like"),
+        (
+            lambda: InfoNCELoss(extra=[Term(SoftmaxLink(), hardest=0)]),
+            ValueError,
+            "hardest must be at least 1",
+        ),
+        (lambda: WeinceLoss(tail={"k": 5}), TypeError, "tail must be a TailConfig; got dict"),
+        (
+            lambda: InfoNCELoss(reduction="avg"),
+            ValueError,
+            "reduction must be one of mean, sum, none; got 'avg'",
+        ),
+        (lambda: InfoNCELoss(candidates="vews"), ValueError, "got 'vews'"),
+        (
+            lambda: LinkLoss(BlendLink(torch.rand(5), 1.0))(Z, Z),
+            ValueError,
+            "lam must hold one value, or one for each of 8 anchors; got 5",
+        ),
+    ],
+)
+def test_message_at_construction(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_the_finite_check_can_be_switched_off():

@@ -22,6 +22,7 @@ from weince import (
     released_terms,
 )
 from weince.losses import RELEASED_TAIL
+from weince.scores import unit_rows
 
 MAKERS = {
     "infonce": InfoNCELoss,
@@ -316,3 +317,115 @@ def test_duplicates_with_ids_are_no_negatives():
 
 def test_the_module_says_what_it_is():
     assert "WeinceLink(temperature=0.2" in repr(WeinceLoss(0.2))
+
+
+@pytest.mark.parametrize("n", [40, 300])
+def test_a_temperature_of_one_element_is_a_scalar(n):
+    """Above 256 pairs the dense engine works in blocks, which must not cut it."""
+    z_i, z_j = pairs(n)
+    temperature = nn.Parameter(torch.tensor([0.3], dtype=torch.float64))
+    loss = WeinceLoss(temperature)(z_i, z_j)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, WeinceLoss(0.3)(z_i, z_j))
+    loss.backward()
+    assert temperature.grad.shape == (1,)
+
+
+def test_swapped_parameters_are_used():
+    z_i, z_j = pairs()
+    loss = InfoNCELoss(
+        nn.Parameter(torch.tensor(0.3)), extra=released_terms(nn.Parameter(torch.tensor(0.4)))[:1]
+    )
+    wanted = InfoNCELoss(0.1, extra=[Term(SoftmaxLink(0.2), 0.5, 50)])(z_i, z_j)
+    new = {"temperature": torch.tensor(0.1), "extra1_temperature": torch.tensor(0.2)}
+    torch.testing.assert_close(torch.func.functional_call(loss, new, (z_i, z_j)), wanted)
+    loss.load_state_dict(new, assign=True)
+    torch.testing.assert_close(loss(z_i, z_j), wanted)
+
+
+def test_a_second_derivative_is_refused():
+    z_i, z_j = (z.requires_grad_() for z in pairs(dtype=torch.float64))
+    temperature = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    loss = WeinceLoss(temperature)(z_i, z_j)
+    first = torch.autograd.grad(loss, [z_i, z_j, temperature], create_graph=True)
+    torch.testing.assert_close(
+        first, torch.autograd.grad(WeinceLoss(temperature)(z_i, z_j), [z_i, z_j, temperature])
+    )
+    for gradient in first:
+        with pytest.raises(NotImplementedError, match="first derivative only"):
+            torch.autograd.grad(gradient.sum(), [z_i, temperature], allow_unused=True, retain_graph=True)
+
+
+def test_keys_without_gradient_cost_none():
+    z_i, z_j = pairs()
+    leaf = z_i.clone().requires_grad_()
+    loss = WeinceLoss(candidates="cross")(leaf, z_j)
+    _, (wanted, _) = gradients(WeinceLoss(candidates="cross"), z_i, z_j)
+    torch.testing.assert_close(torch.autograd.grad(loss, leaf)[0], wanted)
+
+
+def test_a_weince_link_as_an_extra_term():
+    z_i, z_j = pairs(dtype=torch.float64)
+    both = InfoNCELoss(extra=[Term(weince.WeinceLink(0.2), 0.5)])(z_i, z_j)
+    torch.testing.assert_close(both, InfoNCELoss()(z_i, z_j) + 0.5 * WeinceLoss(0.2)(z_i, z_j))
+    with pytest.raises(ValueError, match="share a TailConfig; got 2"):
+        WeinceLoss(extra=[Term(weince.WeinceLink(0.2, TailConfig(k=5)))])
+
+
+class Given:
+    """A survey of given shortfalls, for links that learn from the batch."""
+
+    stats = None
+
+    def __init__(self, shortfalls, most=None):
+        self.shortfalls = shortfalls.sort().values
+        self.most_pairs = most or len(shortfalls)
+
+    def pairs(self):
+        return torch.tensor(len(self.shortfalls))
+
+    def smallest(self, count):
+        return torch.cat([self.shortfalls, torch.full((count,), torch.inf)])[:count]
+
+
+@pytest.mark.parametrize(
+    ("shortfalls", "target"),
+    [
+        (torch.linspace(1e-3, 1, 4000) ** (1 / 3), 3.0),  # F(d) = d³
+        (torch.linspace(1e-3, 1, 4000) ** (1 / 40), 16.0),  # steeper than the clamp
+        (torch.linspace(1e-3, 1, 4000) ** 5, 0.5),  # flatter than the clamp
+        (torch.full((4000,), 0.3), None),  # no spread: no fit
+        (torch.cat([torch.full((1500,), 1e-4), torch.full((2500,), 1.0)]), None),  # R² too low
+    ],
+)
+def test_the_batch_slope_is_clamped_and_doubtful_fits_are_left_out(shortfalls, target):
+    link = BatchShortfallLink(share=1.0, momentum=0.0)
+    link.bind(Given(shortfalls.double()))
+    if target is None:
+        assert float(link.slope_now) == 4.0
+    else:
+        assert float(link.slope_now) == pytest.approx(target, rel=0.02)
+
+
+def test_the_batch_slope_counts_the_pairs_that_are_there():
+    """Ignored pairs are padding, not points of the fit."""
+    shortfalls = torch.rand(8000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** (1 / 3)
+    alone, padded = BatchShortfallLink(share=0.5), BatchShortfallLink(share=0.5)
+    alone.bind(Given(shortfalls))
+    padded.bind(Given(shortfalls, most=20000))
+    torch.testing.assert_close(alone.slope_now, padded.slope_now, rtol=1e-12, atol=0)
+
+
+def test_short_float16_rows_keep_the_direction_of_their_gradient():
+    """Its size is beyond float16: without care it would be inf."""
+    generator = torch.Generator().manual_seed(0)
+    z_i = unit_rows(torch.randn(16, 8, generator=generator, dtype=torch.float64))
+    z_j = z_i.roll(1, 0) + 0.02 * torch.randn(16, 8, generator=generator, dtype=torch.float64)
+    z_i, z_j = (1e-3 * z_i).half(), (1e-3 * unit_rows(z_j)).half()
+    loss = WeibitLoss(50.0)
+    _, half = gradients(loss, z_i, z_j)
+    _, double = gradients(loss, z_i.double(), z_j.double())
+    assert max(float(grad.abs().max()) for grad in double) > 65504
+    for got, wanted in zip(half, double, strict=True):
+        assert got.isfinite().all()
+        assert F.cosine_similarity(got.double(), wanted).min() > 0.99

@@ -157,8 +157,7 @@ def contests(
         check_finite: Raise on NaN or inf. By default only on the CPU, where looking costs no wait.
         alone: False where candidates of other processes are still to come, so that a single pair will do.
     """
-    if candidates not in get_args(Candidates):
-        raise ValueError(f"candidates must be one of {', '.join(get_args(Candidates))}; got {candidates!r}")
+    check_choice("candidates", candidates, get_args(Candidates))
     _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
     _check_embeddings(z_i, z_j, negatives, check_finite)
     n, extra = len(z_i), 0 if negatives is None else len(negatives)
@@ -255,6 +254,12 @@ def _raw(anchors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor] | None:
     if anchors.dtype != torch.bfloat16 or candidates.dtype != torch.bfloat16:
         return None
     return anchors.detach(), candidates.detach()
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise if an option is not one of its choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
 def _check_use(

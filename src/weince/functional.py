@@ -4,12 +4,12 @@ All share the options of :func:`link_loss`. The modules in :mod:`weince.losses` 
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor
 
-from weince.candidates import Candidates, contests
+from weince.candidates import Candidates, check_choice, contests
 from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
 from weince.engines.choose import Engine
 from weince.engines.choose import run as run_engine
@@ -18,7 +18,7 @@ from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats
 from weince.tail import tail_stats as _tail_stats
-from weince.terms import Term, WeinceLink
+from weince.terms import Term, WeinceLink, check_terms
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -80,16 +80,17 @@ def link_loss(
             passes candidates round, so that no rank holds them all.
         labels: ``(n,)`` integers, for ``candidates="labels"``.
         negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
-        ids: ``(n,)`` integers; rows with equal ids are never negatives of each other.
+        ids: ``(n,)`` integers (with ``negatives`` also ``(n + m,)``); rows with equal ids are never negatives of each
+            other.
         ignore: boolean, anchors by candidates: pairs that are not negatives.
         check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
         return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'reduction must be "mean", "sum" or "none"; got {reduction!r}')
-    default = TailConfig() if return_stats else None
-    tail = link.tail if isinstance(link, WeinceLink) else default
+    check_choice("reduction", reduction, get_args(Reduction))
     terms = [Term(link), *extra]
+    check_terms(terms)
+    tails = [term.link.tail for term in terms if isinstance(term.link, WeinceLink)]
+    tail = tails[0] if tails else TailConfig() if return_stats else None
     check_gather(gather, engine)
     spread = bool(gather) and is_spread()
     found = contests(

@@ -8,19 +8,18 @@ torch.Size([])
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
-from typing import Self, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack, get_args
 
 from torch import Tensor, nn
 
 from weince import functional
-from weince.candidates import Candidates
+from weince.candidates import Candidates, check_choice
 from weince.distributed import Gather
 from weince.engines.choose import Engine
 from weince.functional import LossOutput, Reduction
 from weince.links import Link, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig
-from weince.terms import BatchShortfallLink, Term, WeinceLink
+from weince.terms import BatchShortfallLink, Term, WeinceLink, check_terms
 
 
 class ModuleOptions(TypedDict, total=False):
@@ -78,22 +77,34 @@ class LinkLoss(nn.Module):
         check_finite: bool | None = None,
     ) -> None:
         super().__init__()
+        check_terms([Term(link), *extra])
+        check_choice("candidates", candidates, get_args(Candidates))
+        check_choice("reduction", reduction, get_args(Reduction))
         self.link = link
         self.extra = tuple(extra)
         self.candidates, self.reduction, self.engine = candidates, reduction, engine
         self.gather, self.check_finite = gather, check_finite
+        self._learned: list[tuple[int, str, str]] = []  # term, field of its link, name in this module
         for index, term in enumerate([Term(link), *self.extra]):
-            self._adopt(term.link, prefix="" if index == 0 else f"extra{index}_")
+            self._adopt(index, term.link)
 
-    def _adopt(self, link: Link, prefix: str) -> None:
+    def _adopt(self, index: int, link: Link) -> None:
         """Make what a link learns or remembers part of this module."""
+        prefix = f"extra{index}_" if index else ""
         if isinstance(link, nn.Module):
             self.add_module(f"{prefix}link", link)
-        elif is_dataclass(link):
-            for field in fields(link):
-                value = getattr(link, field.name)
-                if isinstance(value, nn.Parameter):
-                    self.register_parameter(prefix + field.name, value)
+        for field, value in link.tensors().items():
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(prefix + field, value)
+                self._learned.append((index, field, prefix + field))
+
+    def _terms(self) -> list[Term]:
+        """The terms with the parameters that this module holds now, which may have been swapped for others."""
+        terms = [Term(self.link), *self.extra]
+        for index, field, name in self._learned:
+            link = terms[index].link.with_tensors({field: getattr(self, name)})
+            terms[index] = terms[index]._replace(link=link)
+        return terms
 
     def forward(
         self,
@@ -106,13 +117,25 @@ class LinkLoss(nn.Module):
         ignore: Tensor | None = None,
         return_stats: bool = False,
     ) -> Tensor | LossOutput:
-        """The loss of a batch; arguments as in :func:`weince.functional.link_loss`."""
+        """The loss of a batch.
+
+        Args:
+            z_i: ``(n, d)`` embeddings of any floating dtype; they need not be normalised.
+            z_j: ``(n, d)``, positives row by row. Optional with ``candidates="labels"``.
+            labels: ``(n,)`` integers, for ``candidates="labels"``.
+            negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
+            ids: ``(n,)`` integers (with ``negatives`` also ``(n + m,)``); rows with equal ids are never negatives
+                of each other.
+            ignore: boolean, anchors by candidates: pairs that are not negatives.
+            return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
+        """
+        first, *extra = self._terms()
         return functional.link_loss(
             z_i,
             z_j,
-            link=self.link,
+            link=first.link,
             candidates=self.candidates,
-            extra=self.extra,
+            extra=extra,
             reduction=self.reduction,
             engine=self.engine,
             gather=self.gather,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weince.links import check_positive
-from weince.scores import dot
+from weince.scores import dot, wide
 
 FLOOR = 1e-12  # of Sxx and of the sums of squared errors
 FEWEST_POINTS = 3
@@ -87,7 +87,7 @@ class TailConfig:
         """``K`` of each anchor, from its number of negatives ``(anchors,)``."""
         if isinstance(self.k, int):
             return negatives.clamp_max(self.k)
-        share = (self.k * negatives.double()).round().long()  # half to even, like Python's round
+        share = (self.k * wide(negatives)).round().long()  # half to even, like Python's round
         return torch.minimum(share.clamp(self.k_min, self.k_max), negatives)
 
 
@@ -162,14 +162,14 @@ def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
         sizes: ``(anchors,)`` or ``(1,)``: how many of them are the anchor's tail, ``K``.
         config: How to fit.
     """
-    size = sizes.unsqueeze(1).double()
+    size = wide(sizes.unsqueeze(1))
     rank = torch.arange(1, hardest.shape[1] + 1, device=hardest.device)
     dropped = (size * config.drop).floor().clamp_min(1) if config.drop else torch.zeros_like(size)
     used = (rank > dropped) & (rank <= size)
-    points = used.sum(1, keepdim=True).clamp_min(1).double()
+    points = wide(used.sum(1, keepdim=True).clamp_min(1))
 
     # Shifted by the smallest, so that equal shortfalls have no spread at all; 0 beyond an anchor's negatives.
-    log_d = hardest.clamp(config.eps, LARGEST).double().log()
+    log_d = wide(hardest.clamp(config.eps, LARGEST)).log()
     log_d = (log_d - log_d[:, :1]) * used
     log_f = torch.where(used, rank / (size + 1), 0.5).log()
     weibull = _line(log_d, log_f, used, points)
@@ -219,5 +219,5 @@ def gate(rho: Tensor, daic: Tensor, pivot: Tensor, config: TailConfig) -> Tensor
 def nearest_rank(values: Tensor, counted: Tensor, q: float) -> Tensor:
     """The q-quantile of the counted values, ``sorted[round(q * (n - 1))]``, without waiting for the device."""
     ordered = torch.where(counted, values, torch.inf).sort().values
-    position = (q * (counted.sum() - 1).clamp_min(0).double()).round().long()
+    position = (q * wide((counted.sum() - 1).clamp_min(0))).round().long()
     return ordered.gather(0, position.unsqueeze(0)).squeeze(0)

@@ -5,7 +5,17 @@ import reference
 import torch
 from reference import blend
 
-from weince import BlendLink, InfoNCELoss, PowerLink, ShortfallLink, SoftmaxLink, TailConfig, Term, WeinceLoss
+from weince import (
+    BlendLink,
+    InfoNCELoss,
+    LinkLoss,
+    PowerLink,
+    ShortfallLink,
+    SoftmaxLink,
+    TailConfig,
+    Term,
+    WeinceLoss,
+)
 from weince.functional import link_loss
 from weince.scores import pair_shortfall, unit_rows
 
@@ -13,6 +23,7 @@ CONFIGS = {
     "paper": TailConfig(),
     "released": TailConfig(beta=1.0, drop=0.05, soft_cap=False),
     "small tail": TailConfig(k=6, kappa_rho=3.0),
+    "share": TailConfig(k=0.4, k_min=3),
     "rho alone": TailConfig(gate="rho"),
     "aic alone": TailConfig(gate="aic", k=12),
     "fixed pivot": TailConfig(rho0=0.4),
@@ -74,6 +85,27 @@ def layout(name):
                 (b, a, reference.ignoring(reference.roles_cross(n, 0), ignore[:n, :n].T)),
             ],
         ),
+        "clip, ids": (
+            {"z_i": a, "z_j": b, "ids": ids},
+            "clip",
+            [(x, y, reference.roles_cross(n, 0, ids.tolist())) for x, y in ((a, b), (b, a))],
+        ),
+        "cross, negatives, ignore": (
+            {"z_i": a, "z_j": b, "negatives": extra, "ignore": ignore[:n, : n + 5]},
+            "cross",
+            [
+                (
+                    a,
+                    torch.cat([b, extra]),
+                    reference.ignoring(reference.roles_cross(n, 5), ignore[:n, : n + 5]),
+                )
+            ],
+        ),
+        "labels, ignore": (
+            {"z_i": a, "labels": labels, "ignore": ignore[:n, :n]},
+            "labels",
+            [(a, a, reference.ignoring(reference.roles_labels(labels.tolist()), ignore[:n, :n]))],
+        ),
         "labels": (
             {"z_i": a, "labels": labels},
             "labels",
@@ -96,7 +128,10 @@ LAYOUTS = [
     "cross, negatives, ids",
     "cross, ids of negatives",
     "clip",
+    "clip, ids",
+    "cross, negatives, ignore",
     "labels",
+    "labels, ignore",
     "labels, two views, ids",
 ]
 
@@ -224,6 +259,52 @@ def test_near_the_cap_float32_knows_the_shortfall(shortfall):
     assert float(double.stats.rho.min()) < 2 * shortfall
     torch.testing.assert_close(single.stats.rho.double(), double.stats.rho, rtol=1e-4, atol=0)
     torch.testing.assert_close(single.loss.double(), double.loss, rtol=1e-5, atol=0)
+
+
+def test_anchors_without_a_positive_do_not_move_the_pivot():
+    """The lone rows lie near each other, so that their rho would be the quantile if they counted."""
+    z = embeddings(30, 7).detach()
+    z[20:] = z[20] + 0.01 * z[20:]
+    labels = torch.cat([torch.arange(20) % 4, torch.arange(10, 20)])
+    got = WeinceLoss(candidates="labels")(z, labels=labels, return_stats=True)
+    wanted, statistics = reference.weince(z, z, reference.roles_labels(labels.tolist()))
+    torch.testing.assert_close(got.loss, wanted, rtol=1e-9, atol=1e-9)
+    lam = torch.tensor([anchor["lam"] for anchor in statistics], dtype=torch.float64)
+    torch.testing.assert_close(got.stats.lam, lam, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("who", ["negatives", "positives"])
+@pytest.mark.parametrize("d", [1e-3, 1e-4, 1e-5])
+def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
+    """Three negatives this near to one anchor, or all positives: from 1 - s the error would be 1e-7 / d."""
+    generator = torch.Generator().manual_seed(6)
+    z_i = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
+    step = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
+    z_j = z_i + (2 * d) ** 0.5 * step if who == "positives" else z_i + 0.5 * step
+    if who == "negatives":
+        for row in (2, 3, 4):
+            z_i[row] = z_i[1] + (2 * d) ** 0.5 * step[row]
+    single = [z.float().requires_grad_() for z in (z_i, z_j)]
+    double = [z.detach().double().requires_grad_() for z in single]
+    loss = LinkLoss(ShortfallLink(1.0))
+    for got, wanted in zip(
+        torch.autograd.grad(loss(*single), single), torch.autograd.grad(loss(*double), double), strict=True
+    ):
+        assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-4
+
+
+def test_duplicates_stand_at_the_cap():
+    """Exact duplicates have shortfall eps, not 0: rho and the fit are floored."""
+    z_i, z_j = embeddings(20, 1).detach(), embeddings(20, 2).detach()
+    z_i[5] = 3 * z_i[4]
+    both = torch.cat([z_i, z_j])
+    got = WeinceLoss(tail=TailConfig(k=8))(z_i, z_j, return_stats=True)
+    wanted, statistics = reference.weince(both, both, reference.roles_views(20), config=TailConfig(k=8))
+    torch.testing.assert_close(got.loss, wanted, rtol=1e-9, atol=1e-9)
+    assert got.stats.rho[4] == got.stats.rho[5] == 1e-6
+    for field in got.stats._fields:
+        numbers = torch.tensor([anchor[field] for anchor in statistics], dtype=torch.float64)
+        torch.testing.assert_close(getattr(got.stats, field), numbers, rtol=1e-8, atol=1e-9)
 
 
 def test_pair_shortfall_of_zero_rows_is_that_of_score_0():

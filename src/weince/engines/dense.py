@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Contest
-from weince.engines.rows import EngineOutput, Rows, survey
+from weince.engines.rows import EngineOutput, Rows, bind, survey
 from weince.links import Link
-from weince.scores import no_autocast, product, shortfalls
+from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
 from weince.terms import Term
 
@@ -37,7 +37,7 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
         spans = _spans(matrix)
         blocks = [Rows(contest.rows(*span), matrix[slice(*span)]) for span in spans]
         found = survey(contest, lambda: blocks, terms, tail)
-        links = [term.link.bind(found) for term in terms]
+        links = bind(terms, found)
         losses, effects = [], []
         for index, (rows, span) in enumerate(zip(blocks, spans, strict=True)):
             bound = [link.rows(*span) for link in links]
@@ -49,13 +49,14 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
     for index, link in enumerate(links):
         for name, parameter in learned(link).items():
             slope = torch.cat([effect[index][name] for effect in effects])
-            loss = loss + slope * (parameter - parameter.detach())  # adds 0, and the parameter's gradient
+            loss = with_parameter(loss, slope, parameter)
     return EngineOutput(loss, found.counted, found.stats)
 
 
 def _spans(matrix: Tensor) -> list[tuple[int, int]]:
     anchors, candidates = matrix.shape
-    step = max(1, BLOCK // candidates) if matrix.device.type == "cpu" else anchors
+    whole = matrix.device.type != "cpu" or torch.compiler.is_compiling()  # a compiled loop would be unrolled
+    step = anchors if whole else max(1, BLOCK // candidates)
     return [(start, min(start + step, anchors)) for start in range(0, anchors, step)]
 
 
@@ -108,8 +109,35 @@ class _Pulled(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         pull, anchors, candidates = ctx.saved_tensors
         grad = grad.unsqueeze(1)
+        by_anchor = by_candidate = None
         with no_autocast(grad.device):
-            return None, None, product(pull, candidates) * grad, product(pull.T, anchors * grad)
+            if ctx.needs_input_grad[2]:
+                by_anchor = first_order(product(pull, candidates) * grad, anchors)
+            if ctx.needs_input_grad[3]:
+                by_candidate = first_order(product(pull.T, anchors * grad), candidates)
+        return None, None, by_anchor, by_candidate
+
+
+def with_parameter(loss: Tensor, slope: Tensor, parameter: Tensor) -> Tensor:
+    """The losses ``(a,)`` as they are, with the derivative ``slope`` ``(a,)`` by a link's parameter."""
+    attached: Tensor = _WithParameter.apply(loss, slope, parameter)  # type: ignore[no-untyped-call]
+    return attached
+
+
+class _WithParameter(torch.autograd.Function):
+    @staticmethod
+    def forward(loss: Tensor, slope: Tensor, parameter: Tensor) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+        slope, parameter = ctx.saved_tensors
+        by_parameter = (grad * slope).sum_to_size(parameter.shape).to(parameter.dtype)
+        return grad, None, first_order(by_parameter, parameter)

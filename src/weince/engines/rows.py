@@ -233,3 +233,11 @@ def survey(
     hardest = torch.cat([look.tail for look in looks if look.tail is not None])
     gather = None if contest.ranks is None else contest.ranks.gather
     return replace(found, stats=tail_stats(hardest, found.negatives, tail, found.counted, gather))
+
+
+def bind(terms: Sequence[Term], found: BatchSurvey) -> list[Link]:
+    """The links of the terms, with their parameters settled for this batch."""
+    links = [term.link.bind(found) for term in terms]
+    for link in links:
+        link.check_anchors(len(found.contest.anchors))
+    return links
