@@ -226,6 +226,15 @@ def test_learned_parameters():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_is_refused(reduction):
+    z_i, z_j = torch.randn(2, 20, 8).unbind()
+    loss = InfoNCELoss(engine="chunked", reduction=reduction)(z_i.requires_grad_(), z_j).sum()
+    (grad,) = torch.autograd.grad(loss, z_i, create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivative only"):
+        grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("name", ["infonce", "paper"])
 def test_works_in_torch_func_grad(name, reduction):
     z_i, z_j = torch.randn(2, 20, 8, dtype=torch.float64).unbind()

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Contest
-from weince.engines.dense import BLOCK, learned, sum_terms
-from weince.engines.rows import BatchSurvey, EngineOutput, Look, Need, Rows
+from weince.engines.dense import BLOCK, learned, sum_terms, with_parameter
+from weince.engines.rows import BatchSurvey, EngineOutput, Look, Need, Rows, bind
 from weince.links import Link
-from weince.scores import no_autocast, product, shortfalls
+from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig, TailFit, fit_tail, gated
 from weince.terms import Term
 
@@ -46,7 +46,7 @@ def chunked(
     wanted = torch.is_grad_enabled() and (anchors.requires_grad or candidates.requires_grad)
     with torch.no_grad(), no_autocast(anchors.device):
         found = _survey(contest, terms, tail)
-        links = [term.link.bind(found) for term in terms]
+        links = bind(terms, found)
         job = _Job(contest, terms, tail, links, found.looks)
         swept = job.sweep(gradient=wanted and same_weight)
     if swept.gradients is not None:
@@ -55,7 +55,7 @@ def chunked(
         loss = _AnyWeight.apply(swept.loss, anchors, candidates, job.pull)  # type: ignore[no-untyped-call]
     for link, effects in zip(links, swept.effects, strict=True):
         for name, parameter in learned(link).items():
-            loss = loss + effects[name] * (parameter - parameter.detach())  # adds 0, and the gradient
+            loss = with_parameter(loss, effects[name], parameter)
     return EngineOutput(loss, swept.counted, found.stats)
 
 
@@ -230,12 +230,19 @@ class _SameWeight(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], inputs[2])
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor, Tensor]:
-        by_anchor, by_candidate = ctx.saved_tensors
-        return None, None, None, by_anchor * grad.unsqueeze(1), by_candidate * grad[:1].sum()
+        by_anchor, by_candidate, anchors, candidates = ctx.saved_tensors
+        weight = grad[0]
+        return (
+            None,
+            None,
+            None,
+            first_order(by_anchor * weight, anchors),
+            first_order(by_candidate * weight, candidates),
+        )
 
 
 class _AnyWeight(torch.autograd.Function):
@@ -254,4 +261,5 @@ class _AnyWeight(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
         anchors, candidates = ctx.saved_tensors
         with torch.no_grad(), no_autocast(grad.device):
-            return None, *ctx.pull(anchors, candidates, grad), None
+            by_anchor, by_candidate = ctx.pull(anchors, candidates, grad)
+        return None, first_order(by_anchor, anchors), first_order(by_candidate, candidates), None

@@ -22,7 +22,7 @@ from weince.engines.chunked import Band, bands
 from weince.engines.dense import effects_of, learned, sum_of
 from weince.engines.rows import EngineOutput, Need, Rows, least
 from weince.links import Link
-from weince.scores import no_autocast, product
+from weince.scores import first_order, no_autocast, product
 from weince.tail import TailConfig, TailStats, fit_tail, gated
 from weince.terms import Term
 
@@ -285,7 +285,7 @@ class _Job(NamedTuple):
             (by_candidate,) = ranks.pass_on([by_candidate], visit.owner).wait()
         parameters = [value for link in self.links for value in learned(link).values()]
         flat = [effect * weight for each in effects for effect in each.values()]
-        sums = [e if p.ndim else e.sum() for e, p in zip(flat, parameters, strict=True)]
+        sums = [e.sum_to_size(p.shape).to(p.dtype) for e, p in zip(flat, parameters, strict=True)]
         return by_anchor, by_candidate, sums
 
     def _pull(
@@ -321,9 +321,12 @@ class _Pulled(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.job, ctx.tallies = inputs[3], inputs[4]
+        ctx.save_for_backward(inputs[1], inputs[2], *inputs[5:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad(), no_autocast(grad.device):
             by_anchor, by_candidate, by_parameter = ctx.job.gradient(ctx.tallies, grad)
-        return None, by_anchor, by_candidate, None, None, *by_parameter
+        gradients = (by_anchor, by_candidate, *by_parameter)
+        first, second, *rest = map(first_order, gradients, ctx.saved_tensors)
+        return None, first, second, None, None, *rest
