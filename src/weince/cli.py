@@ -29,7 +29,7 @@ examples:
   weince diagnose infonce.npz weince.npz --out report --quick
   weince diagnose seed_1.npz seed_2.npz seed_3.npz --seeds
   weince diagnose checkpoints/ --trend --out run
-  weince diagnose my-model/ --sentences pairs.tsv      (needs sentence-transformers)
+  weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
 """
 
 

@@ -295,7 +295,7 @@ def encode_sentences(
     try:
         from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise InputError("--sentences needs a package: pip install sentence-transformers") from error
+        raise InputError("--sentences needs a package: pip install 'weince[text]'") from error
     ids = connected_pairs(first, second)
     note = "Pairs that share a sentence never compete with each other."
     found = []
