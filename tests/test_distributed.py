@@ -19,7 +19,7 @@ def found(request, tmp_path_factory):
     return request.param, ranks.results(request.param, folder)
 
 
-@pytest.mark.parametrize("case", list(ranks.cases()), ids=str)
+@pytest.mark.parametrize("case", [case for case in ranks.cases() if case[3] != "none"], ids=str)
 def test_ranks_average_to_one_process(found, case):
     _, each = found
     wanted = ranks.step(case, slice(None), lambda model: model)
@@ -45,6 +45,18 @@ def test_statistics_are_those_of_the_whole_batch(found, case):
             own = torch.cat([half[span] for half in whole.split(ranks.PAIRS)])  # one half a view
             torch.testing.assert_close(values, own, rtol=1e-11, atol=1e-12)
     assert float(wanted["lam"].max()) > 0.01
+
+
+@pytest.mark.parametrize("case", [case for case in ranks.cases() if case[3] == "none"], ids=str)
+def test_losses_one_by_one_are_those_of_the_whole_batch(found, case):
+    """Not scaled, so that the average of the gradients is that of the sum over all ranks, less their number."""
+    world, each = found
+    wanted = ranks.step(case, slice(None), lambda model: model)
+    for rank, span in zip(each, ranks.spans(case[4], world), strict=True):
+        own = torch.cat([half[span] for half in wanted["loss"].split(ranks.PAIRS)])
+        torch.testing.assert_close(rank[case]["loss"], own, rtol=1e-11, atol=1e-12)
+        gradients = [world * grad for grad in rank[case]["gradients"]]
+        torch.testing.assert_close(gradients, wanted["gradients"], rtol=1e-11, atol=1e-11)
 
 
 def test_the_cached_step_too(found):

@@ -5,12 +5,14 @@ import logging
 import sys
 import types
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 from weince import InfoNCELoss, SoftmaxLink, Term, WeinceLoss, engines
 from weince.candidates import contests
+from weince.distributed import Ranks
 from weince.engines.choose import choose
 from weince.engines.rows import EngineOutput
 
@@ -98,6 +100,9 @@ def test_out_of_memory_in_an_engine_asked_for_is_an_error(monkeypatch):
     monkeypatch.setattr(module, "dense", exhausted)
     with pytest.raises(torch.OutOfMemoryError):
         InfoNCELoss(engine="dense")(*pairs())
+    spread = replace(contest_of(*pairs()), ranks=Ranks(0, (40, 40), (40, 40)))
+    with pytest.raises(torch.OutOfMemoryError):  # other ranks would be left waiting
+        module.run(spread, TERMS, None)
 
 
 def test_other_errors_pass(monkeypatch):

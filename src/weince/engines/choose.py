@@ -93,7 +93,8 @@ def run(
         return output
     if choice.name == "chunked":
         return chunked(contest, terms, tail, same_weight=same_weight)
-    if engine == "dense" or torch.compiler.is_compiling():
+    # Other ranks would not know that this one begins again, and wait for what it has already sent.
+    if engine == "dense" or torch.compiler.is_compiling() or contest.ranks is not None:
         return dense(contest, terms, tail)
     kept = _unless_memory_runs_out(lambda: dense(contest, terms, tail), terms)
     if kept is not None:
