@@ -1,0 +1,327 @@
+"""Launches of the kernels: tile sizes, buffers and grids."""
+
+import functools
+import math
+import os
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from weince.engines.kernels import contrast, tail, tiles
+from weince.tail import TailConfig, nearest_rank
+
+EXACT = 4
+PAD = 128
+"""Operands have a multiple of this many rows, so that tiles are loaded without masks."""
+
+ALL_KEPT = 1024
+"""Up to this many candidates every shortfall is kept and nothing is sampled."""
+
+BUFFER = 60 << 20
+"""Bytes of survivors at a time, or four times the operands if that is more."""
+
+SAMPLE = 1024
+"""Candidates in the sample that gives an anchor its threshold."""
+
+NEAR = 1e-3
+"""Anchors with a negative nearer than this get exact shortfalls of their nearest in every pass."""
+
+FLAGS = 64
+"""Anchors that share a flag whether one of them has such a negative."""
+
+ONE_PROGRAM = 16384
+"""Up to this many anchors one program finds the pivot; beyond, torch sorts."""
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+GATES = {"both": 0, "rho": 1, "aic": 2}
+
+
+class Operand(NamedTuple):
+    """Rows for the tensor cores, their inverse lengths, and the compile-time shape."""
+
+    rows: Tensor
+    inverse: Tensor
+    shape: dict[str, int]
+
+
+class Roles(NamedTuple):
+    """Who is whose positive, itself, and kin; pointers to anything where there is none."""
+
+    positive: Tensor
+    itself: Tensor
+    anchor_ids: Tensor
+    candidate_ids: Tensor
+    flags: dict[str, bool]
+
+
+def operand_shape(d: int, parts: int) -> dict[str, int]:
+    """Compile-time shape of operands: width with padding, columns multiplied at a time, parts."""
+    block = 128 if d > 256 else max(16, triton.next_power_of_2(d))
+    return {"DP": triton.cdiv(d, block) * block, "DB": block, "PARTS": parts}
+
+
+def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialised operand and inverse lengths of some rows."""
+    parts = 1 if source.dtype == torch.bfloat16 else 2
+    total = (source.shape[0] + PAD - 1) // PAD * PAD
+    width = parts * operand_shape(source.shape[1], parts)["DP"]
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    return source.new_empty((total, width), dtype=dtype), source.new_empty((total,), dtype=torch.float32)
+
+
+def operand(source: Tensor) -> Operand:
+    """Rows in 16 bits for the tensor cores: bfloat16 as they are, float32 (unit rows) in two parts."""
+    rows, d = source.shape
+    shape = operand_shape(d, 1 if source.dtype == torch.bfloat16 else 2)
+    out, inverse = operand_like(source)
+    wide = triton.next_power_of_2(shape["DP"])
+    block = max(1, min(16, 4096 // wide))
+    tiles.operands_kernel[(triton.cdiv(len(out), block),)](
+        source, out, inverse, rows, d, source.stride(0),
+        DP=shape["DP"], WIDE=wide, PARTS=shape["PARTS"], BR=block, GRID=INTERPRETED,
+    )  # fmt: skip
+    return Operand(out, inverse, shape)
+
+
+def blocks(rows: int, shape: dict[str, int], use: str) -> dict[str, int]:
+    """Tile of a pass over all pairs: small for few rows, so that every multiprocessor has one."""
+    if INTERPRETED:
+        return {"BM": 64, "BN": 64}
+    room = shape["DB"] * shape["PARTS"]
+    if (use, room) in CHOSEN:
+        return CHOSEN[use, room]
+    if rows <= 2048:
+        return {"BM": 16, "BN": 64, "num_warps": 4, "num_stages": 2 if room > 256 else 3}
+    if room > 256:
+        return {"BM": 128, "BN": 32, "num_warps": 8, "num_stages": 1 if use == "gradient" else 2}
+    if use == "gradient":
+        few = shape["PARTS"] == 2
+        return {"BM": 64, "BN": 32 if few else 64, "num_warps": 4 if few else 8, "num_stages": 2}
+    if use == "sum" and shape["PARTS"] == 1:
+        return {"BM": 128, "BN": 128, "num_warps": 8, "num_stages": 3 if room <= 128 else 2}
+    return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if room <= 128 else 2}
+
+
+CHOSEN: dict[tuple[str, int], dict[str, int]] = {}
+"""Tiles to use whatever the size, by use and width of the operands; for tuning."""
+
+
+def splits(programs: int, tiles: int) -> tuple[int, int]:
+    """Into how many spans of column tiles a pass is cut so as to fill the device, and their length."""
+    wanted = 1 if INTERPRETED else min(16, max(1, 264 // programs))
+    span = triton.cdiv(tiles, wanted)
+    return triton.cdiv(tiles, span), span
+
+
+Near = tuple[Tensor, Tensor, Tensor] | None
+"""Columns and exact shortfalls of each anchor's nearest negatives, ``(anchors, EXACT)``, and flags for those near."""
+
+
+class TailPlan(NamedTuple):
+    """How to find the K hardest of many candidates.
+
+    ``wanted``: which of the sampled shortfalls is the threshold. ``every``: one tile of so many is searched first,
+    and the threshold then lowered to the ``again``-th smallest of what that kept; 0: all are searched at once.
+    ``width``: room for survivors.
+    """
+
+    wanted: int
+    every: int
+    again: int
+    width: int
+
+
+def plan(count: int, k: int) -> TailPlan:
+    """A plan by which K is missed, or the room overrun, once in millions of anchors.
+
+    The rank of the K-th in a sample of share f is Poisson with mean ``f K``, or narrower; ``above`` puts the
+    threshold more than five standard deviations above it, and allows for as much once more in what comes below that.
+    """
+
+    def above(mean: float) -> int:
+        return math.ceil(mean + 5 * math.sqrt(mean) + 5)
+
+    share = SAMPLE / count
+    wanted = above(share * k)
+    every = 0 if count <= 12 * SAMPLE else 4 if count <= 256 * SAMPLE else 16
+    if not every:
+        return TailPlan(wanted, 0, 0, min(count, _even(above(wanted) / share)))
+    again = above(k / every)
+    first = above(wanted) / share / every
+    return TailPlan(wanted, every, again, min(count, _even(first + above(again) * (every - 1))))
+
+
+def _even(number: float) -> int:
+    return math.ceil(number / 64) * 64
+
+
+@functools.lru_cache(maxsize=16)
+def fit_table(k: int, padded: int, device: torch.device) -> Tensor:
+    """``log F`` and ``log(-log F)`` of the ranks, float64."""
+    log_f = torch.full((padded,), 0.5, dtype=torch.float64)
+    log_f[:k] = torch.arange(1, k + 1, dtype=torch.float64) / (k + 1)
+    log_f = log_f.log()
+    return torch.stack([log_f, log_f.neg().log()]).to(device)
+
+
+def hardest(
+    a: Tensor, c: Tensor, x: Operand, y: Operand, roles: Roles, k: int, config: TailConfig,
+    stats: Tensor, near_cols: Tensor, near_d: Tensor, close: Tensor,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The nearest negatives of every anchor, and TailFit's two lines through its K hardest.
+
+    Fills rho, beta and daic of ``stats``; returns where a fit was made, and the number of negatives if that varies.
+    """
+    anchors, count, device = len(a), len(c), a.device
+    made = torch.empty(anchors, dtype=torch.int32, device=device)
+    has_ids = roles.flags["HAS_IDS"]
+    every = count <= ALL_KEPT
+    todo = TailPlan(0, 0, 0, _even(count)) if every else plan(count, k)
+    shape = blocks(anchors, x.shape, "tail")
+    chunk = (
+        anchors if every else min(anchors, max(BUFFER, 4 * x.rows.nbytes) // (8 * todo.width) // PAD * PAD)
+    )
+    chunk = triton.cdiv(triton.cdiv(anchors, triton.cdiv(anchors, chunk)), PAD) * PAD
+    keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
+    threshold, kept, loose, seen = torch.empty((4, chunk), dtype=torch.int32, device=device)
+    negatives = torch.empty(anchors, dtype=torch.int64, device=device) if has_ids else None
+    pairs = (x.rows, x.inverse, y.rows, y.inverse, *roles[:4])
+    drop = max(1, int(k * config.drop)) if config.drop else 0
+    sizes = drops = kept  # pointers to anything where all anchors have the same
+    tail_room = triton.next_power_of_2(max(k, 32))
+    table = fit_table(k, tail_room, device)
+    room = triton.next_power_of_2(max(todo.width, 16))
+    group = fit_group(tail_room)
+    for start in range(0, anchors, chunk):
+        rows = min(chunk, anchors - start)
+        if not every:
+            thin = 64 // x.shape["PARTS"] // 2
+            tail.sample_kernel[(triton.cdiv(rows, 32),)](
+                *pairs, threshold, kept, loose, seen, start, anchors, count, todo.wanted,
+                M=SAMPLE, BM=32, BK=min(thin, x.shape["DB"]), **x.shape, **roles.flags, **_warps(16),
+            )  # fmt: skip
+        elif has_ids:
+            seen.zero_()
+        for phase in (1, 2) if todo.every else (0,):
+            if phase == 2:
+                tail.refine_kernel[(triton.cdiv(rows, group["R"]),)](
+                    threshold, kept, loose, keys, todo.width, todo.again, CP=room, **group,
+                )  # fmt: skip
+            tiles_in_all = triton.cdiv(count, shape["BN"])
+            first = triton.cdiv(tiles_in_all, todo.every) if phase else 0
+            part = (tiles_in_all, first, tiles_in_all - first)[phase]
+            programs = triton.cdiv(rows, shape["BM"])
+            parts, span = splits(programs, part)
+            tail.survivors_kernel[(programs, parts)](
+                *pairs, threshold, kept, seen, keys, start, anchors, count, part, span, todo.width,
+                **shape, **x.shape, **roles.flags, ALL=every, SHARED=parts > 1, PHASE=phase, EVERY=max(todo.every, 2),
+            )  # fmt: skip
+        if negatives is not None:
+            own = seen[:rows].long()
+            negatives[start : start + rows] = own
+            sizes = torch.zeros_like(seen)
+            sizes[:rows] = config.tail_sizes(own)
+            drops = (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
+        if not every:
+            tail.exact_kernel[(triton.cdiv(rows, 16),)](
+                *pairs, kept, loose, sizes, keys, start, anchors, count, k, todo.width,
+                BM=16, BN=64, **x.shape, **roles.flags,
+            )  # fmt: skip
+        tail.fit_kernel[(triton.cdiv(rows, group["R"]),)](
+            keys, kept, sizes, drops, table, a, c, stats[0], stats[1], stats[2], made, near_cols, near_d,
+            close, start, anchors, todo.width, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0), config.eps,
+            CP=room, KP=tail_room, DE=min(128, triton.next_power_of_2(a.shape[1])), HAS_IDS=has_ids, ALL=every,
+            EXACT=EXACT, NEAR=NEAR, FLAGS=FLAGS, **group,
+        )  # fmt: skip
+    return made, negatives
+
+
+def fit_group(tail_room: int) -> dict[str, int]:
+    """Anchors that one program fits, and its warps: no more than have something to sort."""
+    if INTERPRETED:
+        return {"R": 32}
+    return CHOSEN.get(("fit", 0), {"R": 1, "num_warps": min(4, tail_room // 32)})
+
+
+def _warps(number: int) -> dict[str, int]:
+    return {} if INTERPRETED else {"num_warps": number}
+
+
+def gated(
+    stats: Tensor, made: Tensor, negatives: Tensor | None, config: TailConfig, temperature: float,
+    learned: Tensor | None, state: Tensor,
+) -> None:  # fmt: skip
+    """The gate of Algorithm 1, ``lam`` of ``stats``, and what it makes of the link, g and w of ``state``."""
+    rho, beta, daic, lam = stats
+    anchors = len(rho)
+    pivot = None
+    if config.rho0 is not None:
+        pivot = torch.full((1,), config.rho0, dtype=torch.float32, device=rho.device)
+    elif negatives is not None or anchors > ONE_PROGRAM:
+        pivot = nearest_rank(rho, rho.isfinite(), config.rho0_quantile)
+    tail.gate_kernel[(1,)](
+        rho, beta, daic, made, rho if pivot is None else pivot, rho if learned is None else learned,
+        lam, state[4], state[5],
+        anchors, round(config.rho0_quantile * (anchors - 1)), config.kappa_rho, config.kappa_aic, config.margin,
+        temperature, 0.0 if config.beta == "fit" else config.beta,
+        GIVEN=pivot is not None, LEARNED=learned is not None, FIT=config.beta == "fit", GATE=GATES[config.gate],
+        B=1024 if pivot is not None else triton.next_power_of_2(anchors), **_warps(16),
+    )  # fmt: skip
+
+
+class Cap(NamedTuple):
+    """The logarithm of the link is taken of ``offset + max(shortfall, lowest)``; ``SOFT``: there is none."""
+
+    offset: float
+    lowest: float
+    soft: bool
+
+
+def summed(
+    a: Tensor, c: Tensor, x: Operand, y: Operand, roles: Roles, g: Tensor, w: Tensor, near: Near, cap: Cap,
+    learn: bool, loss: Tensor, state: Tensor,
+) -> None:  # fmt: skip
+    """Log-sum-exp over the negatives: ``loss``, and the first four of ``state``."""
+    anchors, count, d, device = len(a), len(c), a.shape[1], a.device
+    shape = blocks(anchors, x.shape, "sum")
+    programs = triton.cdiv(anchors, shape["BM"])
+    parts, tiles_each = splits(programs, triton.cdiv(count, shape["BN"]))
+    span = tiles_each * shape["BN"]
+    pieces = torch.empty((4 if learn else 2, parts, anchors), dtype=torch.float32, device=device)
+    largest, total = pieces[0], pieces[1]
+    scores, logs = (pieces[2], pieces[3]) if learn else (total, total)
+    near_cols, near_d, _ = (roles.positive, g, g) if near is None else near
+    contrast.sum_kernel[(programs, parts)](
+        x.rows, x.inverse, y.rows, y.inverse, g, w, *roles[:4], near_cols, near_d,
+        largest, total, scores, logs, anchors, count, span, cap.offset, cap.lowest,
+        **shape, **x.shape, **roles.flags, SOFT=cap.soft, KNOWN=near is not None, LEARN=learn, EXACT=EXACT, NEAR=NEAR,
+    )  # fmt: skip
+    contrast.finish_kernel[(triton.cdiv(anchors, 16),)](
+        a, c, roles.positive, g, w, largest, total, scores, logs, loss, *state[:4],
+        anchors, parts, d, a.stride(0), c.stride(0), cap.offset, cap.lowest,
+        BR=16, DE=min(128, triton.next_power_of_2(d)), SOFT=cap.soft, LEARN=learn,
+    )  # fmt: skip
+
+
+def gradient(
+    x: Operand, y: Operand, roles: Roles, link: tuple[Tensor, ...], near: Near, cap: Cap, sizes: tuple[int, int, int],
+    *, from_rows: bool, from_cols: bool,
+) -> Tensor:  # fmt: skip
+    """Gradient of the rows of ``x``, ``(rows, d)``; the rows, the columns or both are anchors.
+
+    ``link``: g, w, level, pull and the gradient of the losses, ``(anchors,)`` each.
+    """
+    rows, columns, d = sizes
+    shape = blocks(rows, x.shape, "gradient")
+    result = torch.empty((rows, d), dtype=torch.float32, device=x.rows.device)
+    near_cols, near_d, close = (roles.positive, link[0], roles.positive) if near is None else near
+    ids = (roles.anchor_ids, roles.candidate_ids) if from_rows else (roles.candidate_ids, roles.anchor_ids)
+    contrast.gradient_kernel[(triton.cdiv(rows, shape["BM"]), x.shape["DP"] // x.shape["DB"])](
+        x.rows, x.inverse, y.rows, y.inverse, *link, roles.positive, roles.itself, *ids,
+        near_cols, near_d, close, result, rows, columns, d, cap.offset, cap.lowest,
+        **shape, **x.shape, **roles.flags, SOFT=cap.soft, KNOWN=near is not None,
+        FROM_ROWS=from_rows, FROM_COLS=from_cols, EXACT=EXACT, FLAGS=FLAGS,
+    )  # fmt: skip
+    return result
