@@ -40,11 +40,11 @@ def on_meta(pairs):
 
 
 def test_dense_while_the_matrix_fits_then_chunked():
-    small, large = choose(on_meta(8192), TERMS), choose(on_meta(9000), TERMS)
+    small, large = choose(on_meta(2048), TERMS), choose(on_meta(4096), TERMS)
     assert small.name == "dense"
-    assert "1,024 MiB is within 1,024 MiB" in small.reason
+    assert "64 MiB is within 64 MiB" in small.reason
     assert large.name == "chunked"
-    assert "1,236 MiB is beyond 1,024 MiB" in large.reason
+    assert "256 MiB is beyond 64 MiB" in large.reason
 
 
 @pytest.mark.parametrize("engine", ["dense", "chunked"])

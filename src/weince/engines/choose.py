@@ -19,8 +19,11 @@ from weince.terms import Term
 
 Engine = Literal["auto", "dense", "chunked", "fused"]
 
-CPU_MATRIX = 1 << 30
-"""Bytes up to which ``auto`` keeps the whole matrix on the CPU: 8,192 pairs of views in float32."""
+CPU_FASTEST = 1 << 26
+"""Bytes of the matrix up to which dense is the faster on the CPU: 2,048 pairs of views in float32."""
+
+CPU_COMPILED = 1 << 30
+"""The same in a compiled graph, in which the chunked engine is a long one."""
 
 GPU_MATRICES = 8
 """Matrices that the dense engine has on a GPU at its peak."""
@@ -43,8 +46,9 @@ def choose(
 ) -> Choice:
     """The engine that serves a contest, and why.
 
-    ``"auto"`` takes the fused kernels on CUDA where they can serve; elsewhere the dense engine while its matrix
-    fits, then the chunked one. Another name is taken as it is.
+    ``"auto"`` takes the fused kernels on CUDA where they can serve; elsewhere the dense engine while its matrix is
+    small enough (on the CPU, to be the faster one; on a GPU, to fit), then the chunked one. Another name is taken
+    as it is.
 
     Raises:
         RuntimeError: The engine asked for cannot serve; the message says why.
@@ -130,7 +134,7 @@ def _by_size(contest: Contest, why_not_fused: str) -> Choice:
 
 def _matrix_limit(rows: Tensor) -> int:
     if rows.device.type != "cuda":
-        return CPU_MATRIX
+        return CPU_COMPILED if torch.compiler.is_compiling() else CPU_FASTEST
     return int(GPU_SHARE * torch.cuda.get_device_properties(rows.device).total_memory / GPU_MATRICES)
 
 
