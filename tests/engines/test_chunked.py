@@ -1,10 +1,15 @@
 """The chunked engine against the dense one in float64, and that it never holds the matrix."""
 
+from contextlib import contextmanager
+
 import pytest
 import reference
 import torch
 from engines.test_dense import CONFIGS, LAYOUTS, layout
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from ranks import Largest
+from test_properties import batches, smooth_batches
 from torch import nn
 
 from weince import (
@@ -38,6 +43,17 @@ def small_bands(monkeypatch):
     """Several bands of several blocks, the last of each smaller, at the sizes of the tests."""
     monkeypatch.setattr(module, "CPU_BAND", 160)
     monkeypatch.setattr(module, "BLOCK", 50)
+
+
+@contextmanager
+def bands_of(scores, blocks):
+    """Other bands, for a while; each of so many blocks."""
+    before = module.CPU_BAND, module.BLOCK
+    module.CPU_BAND, module.BLOCK = scores, max(1, scores // blocks)
+    try:
+        yield
+    finally:
+        module.CPU_BAND, module.BLOCK = before
 
 
 def leaves_of(arguments):
@@ -177,6 +193,51 @@ def test_statistics_near_the_cap_in_float32(monkeypatch, config):
         numbers = torch.tensor([anchor[field] for anchor in wanted], dtype=torch.float64)
         torch.testing.assert_close(getattr(got, field).double(), numbers, rtol=1e-4, atol=1e-4)
     assert float(got.lam.max()) > 0.5
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("shortfall", [1e-3, 1e-4, 1e-5])
+def test_near_the_cap_the_gradient_too_knows_the_shortfall(shortfall, reduction):
+    """Negatives this near, whose slope is 1 over the shortfall: each sweep must compute it exactly anew."""
+    generator = torch.Generator().manual_seed(5)
+    z_i = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
+    step = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
+    z_j = z_i + 0.5 * step
+    z_j[::3] = z_i[1::3] + (2 * shortfall) ** 0.5 * step[::3]
+    arguments = {"z_i": z_i.float(), "z_j": z_j.float()}
+    weights = uneven if reduction == "none" else None
+    options = {"beta": 1.0, "reduction": reduction}
+    wanted = run(WeibitLoss(engine="dense", **options), as_leaves(arguments, torch.float64), weights)
+    got = run(WeibitLoss(engine="chunked", **options), as_leaves(arguments, torch.float32), weights)
+    torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-5, atol=1e-5)
+    assert relative(got[1], wanted[1]) <= 1e-3
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=batches(), rows=st.integers(1, 30), blocks=st.integers(1, 4), name=st.sampled_from(list(LOSSES)))
+def test_any_batch_in_any_bands_is_finite(batch, rows, blocks, name):
+    z_i, z_j = (z.clone().requires_grad_() for z in batch)
+    with bands_of(rows * 2 * len(z_i), blocks):
+        loss = LOSSES[name](engine="chunked")(z_i, z_j)
+        gradients = torch.autograd.grad(loss, [z_i, z_j])
+    assert loss.isfinite()
+    assert all(grad.isfinite().all() for grad in gradients)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    batch=smooth_batches(),
+    rows=st.integers(1, 30),
+    blocks=st.integers(1, 4),
+    name=st.sampled_from(list(LOSSES)),
+    candidates=st.sampled_from(["views", "cross", "clip"]),
+)
+def test_bands_make_no_difference(batch, rows, blocks, name, candidates):
+    arguments = {"z_i": batch[0].requires_grad_(), "z_j": batch[1].requires_grad_()}
+    wanted = run(LOSSES[name](engine="dense", candidates=candidates), arguments)
+    with bands_of(rows * 2 * len(batch[0]), blocks):
+        got = run(LOSSES[name](engine="chunked", candidates=candidates), arguments)
+    torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
