@@ -205,6 +205,21 @@ def test_plans_leave_room(count):
     assert plan.width * 8 * launch.PAD < 1 << 28
 
 
+def test_traced_whole(fresh_compiler):
+    """The kernels are one operator in a compiled graph, in the forward and in the backward pass."""
+    z_i, z_j = (rows.requires_grad_() for rows in views(8, 16))
+    terms = [Term(WeinceLink(0.5))]
+
+    def step(z_i, z_j):
+        (contest,) = contests("views", z_i, z_j)
+        return fused(contest, terms, TAIL).loss.mean()
+
+    wanted = torch.autograd.grad(step(z_i, z_j), [z_i, z_j])
+    traced = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(torch.autograd.grad(traced(z_i, z_j), [z_i, z_j]), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 @gpu
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -239,10 +254,11 @@ def test_large_duplicates():
 @needs_gpu
 def test_compiled_whole_and_in_a_graph():
     z_i, z_j = (rows.requires_grad_() for rows in views(256, 64))
+    terms = [Term(WeinceLink(0.5))]
 
     def step(z_i, z_j):
         (contest,) = contests("views", z_i, z_j)
-        return fused(contest, [Term(WeinceLink(0.5))], TAIL).loss.mean()
+        return fused(contest, terms, TAIL).loss.mean()
 
     wanted = torch.autograd.grad(step(z_i, z_j), [z_i, z_j])
     compiled = torch.compile(step, fullgraph=True)

@@ -6,8 +6,8 @@ the gradient. It serves one term under the softmax, shortfall, blend or WEINCE l
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -87,9 +87,10 @@ def fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
     learned = [value for value in link.tensors().values() if value.requires_grad]
     g = w = None
     temperature: Scalar = 1.0
+    beta: Literal["fit"] | float = "fit"
     if isinstance(link, WeinceLink):
         assert tail is not None
-        temperature, tail = link.temperature, replace(tail, beta=link.tail.beta)
+        temperature, beta = link.temperature, link.tail.beta
     with no_autocast(contest.anchors.device):
         if not binds:
             g, w = (
@@ -108,7 +109,7 @@ def fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
             None if w is None else w.detach(),
             temperature.detach().float() if isinstance(temperature, Tensor) else None,
             1.0 if isinstance(temperature, Tensor) else float(temperature),
-            _ops.pack(tail),
+            _ops.pack(tail, beta),
             *_cap(link),
             bool(learned),
             contest.symmetric,

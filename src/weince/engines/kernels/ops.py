@@ -7,7 +7,7 @@ tail's configuration travels as a list of numbers, since an operator takes no ob
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from weince.tail import TailConfig
 GATES = ("both", "rho", "aic")
 
 
-def pack(config: TailConfig | None) -> list[float]:
-    """A tail configuration as numbers; none of them without one."""
+def pack(config: TailConfig | None, beta: Literal["fit"] | float) -> list[float]:
+    """A tail configuration with another ``beta``, as numbers; none of them without one."""
     if config is None:
         return []
     return [
@@ -34,7 +34,7 @@ def pack(config: TailConfig | None) -> list[float]:
         config.kappa_rho,
         config.kappa_aic,
         config.eps,
-        math.nan if config.beta == "fit" else config.beta,
+        math.nan if beta == "fit" else beta,
         GATES.index(config.gate),
         config.drop,
     ]

@@ -1,0 +1,213 @@
+"""The fused engine on a GPU: forward and backward, beside torch InfoNCE and the dense engine in the same run.
+
+    python benchmarks/loss_gpu.py                              the standard sizes
+    python benchmarks/loss_gpu.py --sizes 256x64 4096x128      some of them
+    python benchmarks/loss_gpu.py --write benchmarks/loss_gpu.md --plot benchmarks/loss_gpu.png
+
+Random rows in two views. The median of many steps counts, warm, timed with device events (L2 flushed between
+steps); the peak is what a step allocates beyond its inputs. ``graph`` replays the same step from a CUDA graph,
+``compiled`` is torch.compile. A loss whose matrix would not fit is left out.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from weince.candidates import contests
+from weince.engines.dense import dense
+from weince.engines.fused import fused
+from weince.engines.rows import EngineOutput
+from weince.tail import TailConfig
+from weince.terms import Term, WeinceLink
+
+TAIL = TailConfig()
+TERMS = [Term(WeinceLink(0.5))]
+SIZES = ["256x64", "256x128", "1024x128", "4096x128", "16384x128", "32768x256", "524288x128"]
+DENSE_UP_TO, INFO_NCE_UP_TO = 16384, 32768
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
+    """What people write by hand."""
+    rows = F.normalize(torch.cat([z_i, z_j]).float())
+    logits = rows @ rows.T / 0.5
+    logits = logits.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), -torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(rows), device=rows.device).roll(len(z_i)))
+
+
+def weince(engine: Callable[..., EngineOutput]) -> Loss:
+    def loss(z_i: Tensor, z_j: Tensor) -> Tensor:
+        (contest,) = contests("views", z_i, z_j)
+        return engine(contest, TERMS, TAIL).loss.mean()
+
+    return loss
+
+
+class Row(NamedTuple):
+    pairs: int
+    d: int
+    dtype: str
+    name: str
+    milliseconds: float
+    mebibytes: float
+
+
+def measure(
+    loss: Loss, pairs: int, d: int, dtype: torch.dtype, *, graph: bool = False
+) -> tuple[float, float]:
+    """Median milliseconds of a step, and mebibytes at its peak."""
+    z_i, z_j = (torch.randn(pairs, d, device="cuda").to(dtype).requires_grad_() for _ in range(2))
+
+    def step() -> None:
+        z_i.grad = z_j.grad = None
+        loss(z_i, z_j).backward()
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    taken = time.perf_counter() - start
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    if taken > 0.5:
+        return 1e3 * taken, peak
+    timed: Callable[[], None] = step
+    if graph:
+        aside = torch.cuda.Stream()
+        with torch.cuda.stream(aside):
+            step()
+        torch.cuda.synchronize()
+        z_i.grad = z_j.grad = None
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
+            loss(z_i, z_j).backward()
+        timed = recorded.replay
+    return triton.testing.do_bench(timed, warmup=20, rep=150, return_mode="median"), peak
+
+
+def cases(pairs: int, d: int, dtype: torch.dtype) -> list[tuple[str, Loss, bool]]:
+    """Name, loss, and whether to replay it from a graph."""
+    found = [("WEINCE fused", weince(fused), False)]
+    if pairs <= 4096:
+        found.append(("WEINCE fused, compiled", torch.compile(weince(fused)), False))
+        found.append(("WEINCE fused, graph", weince(fused), True))
+    if dtype == torch.float32 and pairs <= INFO_NCE_UP_TO:
+        found.append(("torch InfoNCE", info_nce, False))
+        found.append(("torch InfoNCE, compiled", torch.compile(info_nce), False))
+    if dtype == torch.float32 and pairs <= DENSE_UP_TO:
+        found.append(("WEINCE dense", weince(dense), False))
+    return found
+
+
+def run(sizes: list[tuple[int, int]], dtypes: list[torch.dtype]) -> list[Row]:
+    todo = [(n, d, dtype, *case) for n, d in sizes for dtype in dtypes for case in cases(n, d, dtype)]
+    rows = []
+    for n, d, dtype, name, loss, graph in track(todo, description="losses"):
+        try:
+            milliseconds, peak = measure(loss, n, d, dtype, graph=graph)
+        except torch.cuda.OutOfMemoryError:
+            milliseconds, peak = float("nan"), float("nan")
+        rows.append(Row(n, d, str(dtype).removeprefix("torch."), name, milliseconds, peak))
+        print(*rows[-1], flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def ceiling() -> float:
+    """Measured bf16 rate of a large product, in TFLOP/s."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * 8192**3 / triton.testing.do_bench(lambda: a @ b, return_mode="median") / 1e9
+
+
+def share(row: Row, peak: float) -> str:
+    """Of the measured rate: four products over all pairs, each of four (scores) or three parts in float32."""
+    if not row.name.startswith("WEINCE fused"):
+        return ""
+    products = 4 if row.dtype == "bfloat16" else 15
+    rate = products * 2 * (2 * row.pairs) ** 2 * row.d / row.milliseconds / 1e9
+    return f"{100 * rate / peak:.0f} %"
+
+
+def markdown(rows: list[Row], peak: float, command: str) -> str:
+    device = torch.cuda.get_device_name()
+    lines = [
+        "# Forward and backward on a GPU",
+        "",
+        f"`{command}` on one {device}, torch {torch.__version__}, Triton {triton.__version__};",
+        f"bf16 products measured at {peak:.0f} TFLOP/s. Median of many warm steps on random data; peak beyond the inputs.",
+        "",
+        "| pairs | d | inputs | loss | ms | MiB | share of that rate |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        time_, memory = f"{row.milliseconds:.3f}", f"{row.mebibytes:.0f}"
+        lines.append(
+            f"| {row.pairs:,} | {row.d} | {row.dtype} | {row.name} | {time_} | {memory} | {share(row, peak)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Time and memory against the number of pairs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    series = sorted({(row.name, row.dtype) for row in rows if "graph" not in row.name})
+    for name, dtype in series:
+        own = [row for row in rows if (row.name, row.dtype) == (name, dtype)]
+        best = {row.pairs: row for row in sorted(own, key=lambda row: -row.milliseconds)}
+        points = [best[pairs] for pairs in sorted(best)]
+        for panel, field in zip(panels, ("milliseconds", "mebibytes"), strict=True):
+            values = [getattr(point, field) for point in points]
+            panel.plot([point.pairs for point in points], values, marker="o", label=f"{name}, {dtype}")
+    for panel, label in zip(panels, ("milliseconds", "peak MiB"), strict=True):
+        panel.set(xscale="log", yscale="log", xlabel="pairs", ylabel=label)
+    panels[0].legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="PAIRSxD")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--write", type=Path, help="write the table as markdown")
+    parser.add_argument("--plot", type=Path, help="draw time and memory against the pairs")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("wanted a CUDA device; found none")
+    sizes = [(int(n), int(d)) for n, d in (size.split("x") for size in options.sizes)]
+    rows = run(sizes, [getattr(torch, name) for name in options.dtypes])
+    peak = statistics.median(ceiling() for _ in range(3))
+    table = Table("pairs", "d", "inputs", "loss", "ms", "MiB", "share")
+    for row in rows:
+        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row), share(row, peak))
+    Console().print(table)
+    if options.write:
+        command = "python benchmarks/loss_gpu.py --sizes " + " ".join(options.sizes)
+        options.write.write_text(markdown(rows, peak, command))
+    if options.plot:
+        plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()
