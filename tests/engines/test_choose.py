@@ -139,7 +139,7 @@ def test_without_triton_chunked_goes_on_after_one_line(monkeypatch):
     contest = on_cuda(monkeypatch, 50_000)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", None)  # importing it now raises ImportError
     with pytest.warns(
-        UserWarning, match="the fused engine cannot serve .*imported.*; the chunked engine goes on"
+        UserWarning, match="the fused engine cannot be imported: .*; the chunked engine goes on"
     ):
         choice = choose(contest, TERMS)
     assert choice.name == "chunked"
@@ -150,11 +150,13 @@ def test_without_triton_chunked_goes_on_after_one_line(monkeypatch):
 
 def test_triton_too_old(monkeypatch):
     contest = on_cuda(monkeypatch, 50_000)
-    old = types.SimpleNamespace(why_not=lambda *_: "triton 2.1 is older than 3.0")
+    old = types.SimpleNamespace(why_not=lambda *_: "the fused engine wants Triton 3.5")
     monkeypatch.setitem(sys.modules, "weince.engines.fused", old)
-    with pytest.warns(UserWarning, match=r"triton 2.1 is older than 3.0\); the chunked engine goes on"):
+    with pytest.warns(
+        UserWarning, match=r"^weince: the fused engine wants Triton 3\.5; the chunked engine goes on$"
+    ):
         assert choose(contest, TERMS).name == "chunked"
-    with pytest.raises(RuntimeError, match="is older than"):
+    with pytest.raises(RuntimeError, match="cannot serve: the fused engine wants Triton"):
         choose(contest, TERMS, engine="fused")
 
 

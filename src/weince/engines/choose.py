@@ -68,7 +68,7 @@ def choose(
         return Choice("fused", "CUDA, and the kernels serve this loss")
     choice = _by_size(contest, hindrance)
     if choice.name == "chunked":
-        warn_once(f"weince: the fused engine cannot serve ({hindrance}); the chunked engine goes on")
+        warn_once(f"weince: {hindrance}; the chunked engine goes on")
     return choice
 
 
@@ -113,7 +113,7 @@ def why_not_fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | No
     try:
         fused = _fused()
     except ImportError as error:
-        return f"its kernels cannot be imported: {error}"
+        return f"the fused engine cannot be imported: {error}"
     reason: str | None = fused.why_not(contest, terms, tail)
     return reason
 
