@@ -30,7 +30,7 @@ format: .venv/.ready
 	$(BIN)/ruff format .
 
 bench: .venv/.ready
-	$(BIN)/python benchmarks/loss_cpu.py
+	$(BIN)/python benchmarks/loss_cpu.py --profile
 
 clean:
 	rm -rf .venv build dist

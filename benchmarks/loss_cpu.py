@@ -37,10 +37,11 @@ def plain_info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "plain InfoNCE (F.cross_entropy)": plain_info_nce,
-    "weince InfoNCELoss": InfoNCELoss(),
-    "weince WeibitLoss": WeibitLoss(),
-    "weince WeinceLoss.paper": WeinceLoss.paper(),
-    "weince WeinceLoss.released": WeinceLoss.released(),
+    "InfoNCELoss, dense": InfoNCELoss(engine="dense"),
+    "WeibitLoss, dense": WeibitLoss(engine="dense"),
+    "WeinceLoss.paper, dense": WeinceLoss.paper(engine="dense"),
+    "WeinceLoss.paper, chunked": WeinceLoss.paper(engine="chunked"),
+    "WeinceLoss.released, dense": WeinceLoss.released(engine="dense"),
 }
 
 
@@ -66,13 +67,13 @@ def measure(pairs: int, d: int, repeats: int) -> dict[str, float]:
 
 def where_the_time_goes(pairs: int, d: int) -> str:
     z_i, z_j = (torch.randn(pairs, d).requires_grad_() for _ in range(2))
-    loss = WeinceLoss.paper()
+    loss = WeinceLoss.paper(engine="dense")
     step(loss, z_i, z_j)
     with profile() as recorded:
         step(loss, z_i, z_j)
     events = sorted(recorded.key_averages(), key=lambda event: -event.self_cpu_time_total)
     total = sum(event.self_cpu_time_total for event in events)
-    lines = [f"WeinceLoss.paper, {pairs} pairs, d = {d}: share of the time by operation"]
+    lines = [f"WeinceLoss.paper, dense, {pairs} pairs, d = {d}: share of the time by operation"]
     lines += [f"{event.key:30} {100 * event.self_cpu_time_total / total:5.1f} %" for event in events[:10]]
     return "\n".join(lines)
 
