@@ -101,3 +101,17 @@ def test_in_a_cuda_graph(name):
         grads = torch.autograd.grad(value, [z_i, z_j])
     graph.replay()
     torch.testing.assert_close((value.detach(), *grads), wanted)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_same_as_float64_with_the_newer_tf32_switch(name):
+    z_i, z_j = pairs()
+    wanted = step(MAKERS[name]().cuda(), z_i.double(), z_j.double())
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        eager = step(MAKERS[name](engine="dense").cuda(), z_i, z_j)
+        compiled = step(torch.compile(MAKERS[name](engine="dense").cuda(), fullgraph=True), z_i, z_j)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert_near(eager, wanted)
+    assert_near(compiled, wanted)
