@@ -75,6 +75,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiled graph cannot read it
 def _tf32_is_on() -> bool:
     """Read through the newer switch: reading the older one raises where a program used the newer."""
     own = torch.backends.cuda.matmul.fp32_precision

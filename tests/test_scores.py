@@ -1,0 +1,45 @@
+"""Scores and products; what needs a GPU is in ``test_gpu.py``."""
+
+import pytest
+import torch
+
+from weince import scores
+
+
+@pytest.fixture
+def tf32_switch():
+    switch = torch.backends.cuda.matmul
+    before = switch.fp32_precision
+    yield switch
+    switch.fp32_precision = before
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(("setting", "on"), [("tf32", True), ("ieee", False)])
+def test_the_tf32_switch_is_read_eagerly_and_in_a_compiled_graph(tf32_switch, setting, on):
+    tf32_switch.fp32_precision = setting
+
+    def show(x):
+        return x + 1 if scores._tf32_is_on() else x
+
+    assert torch.compile(show, fullgraph=True, backend="eager")(torch.zeros(1)) == show(torch.zeros(1)) == on
+
+
+def test_leading_and_trailing_bits_give_back_the_number():
+    x = torch.randn(1000)
+    high = scores._leading_bits(x)
+    assert ((x - high).abs() <= 2**-10 * x.abs()).all()
+    assert torch.equal(high + (x - high), x)
+    assert torch.equal(scores._leading_bits(high), high)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_unit_rows_have_length_1_whatever_their_norm(dtype):
+    exponent = 3 if dtype == torch.float16 else 18
+    rows = torch.randn(50, 7, dtype=torch.float64)
+    rows = (
+        rows / rows.norm(dim=1, keepdim=True) * 10.0 ** torch.linspace(-exponent, exponent, 50)[:, None]
+    ).to(dtype)
+    torch.testing.assert_close(
+        scores.unit_rows(rows).norm(dim=1).double(), torch.ones(50).double(), rtol=1e-6, atol=0
+    )
