@@ -99,11 +99,6 @@ def test_statistics_beside_another_link():
     agree(*both(SoftmaxLink(0.3), TAIL, "cross", views(40, 24)))
 
 
-def test_a_gradient_in_several_launches(monkeypatch):
-    monkeypatch.setattr(launch, "SPAN", 64)
-    agree(*both(SoftmaxLink(0.3), None, "views", views(70, 24)))
-
-
 def test_rows_wider_than_a_tile():
     agree(*both(WeinceLink(0.3), TAIL, "views", views(10, 300)))
 

@@ -178,13 +178,12 @@ def numbers(g, w, level, pull, out, at, count, SOFT: tl.constexpr):
 @triton.jit
 def gradient_kernel(
     x, inv_x, y, inv_y, g, w, level, pull, out, positive, itself, id_x, id_y, near_cols, near_d, close, gradient,
-    rows_count, count, begin, end, d, offset, lowest,
+    rows_count, count, d, offset, lowest,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
     HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr, SOFT: tl.constexpr, KNOWN: tl.constexpr,
     FROM_ROWS: tl.constexpr, FROM_COLS: tl.constexpr, EXACT: tl.constexpr, FLAGS: tl.constexpr,
-    ADD: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the rows ``x``: tiles of the derivative by scores, times ``y``; ``ADD``: to what is there.
+    """Gradient of the rows ``x``: tiles of the derivative by scores, times ``y``.
 
     ``FROM_ROWS``: the rows are anchors. ``FROM_COLS``: the columns are. Both where all rows meet all rows: a tile
     then serves the pair in both roles, and a row's positive has it as its own. Rows and columns beyond the last need
@@ -213,7 +212,7 @@ def gradient_kernel(
             close_rows = tl.load(close + tl.program_id(0) * BM // FLAGS)
     own_first, own_last, same_first, same_last = tl.min(own), tl.max(own), tl.min(same), tl.max(same)
     acc = tl.zeros((BM, DB), tl.float32)
-    for start in range(begin, end, BN):
+    for start in range(0, count, BN):
         cols = start + tl.arange(0, BN)
         score = tl.zeros((BM, BN), tl.float32)
         b = part(y, cols, first, PARTS * DP, DB)
@@ -275,8 +274,6 @@ def gradient_kernel(
             acc = tl.dot(high, b_low, acc)
             acc = tl.dot(low, b, acc)
     k = first + tl.arange(0, DB)
-    target = gradient + rows.to(tl.int64)[:, None] * d + k[None, :]
-    fits = inside[:, None] & (k < d)[None, :]
-    if ADD:
-        acc += tl.load(target, mask=fits, other=0.0)
-    tl.store(target, acc, mask=fits)
+    tl.store(
+        gradient + rows.to(tl.int64)[:, None] * d + k[None, :], acc, mask=inside[:, None] & (k < d)[None, :]
+    )

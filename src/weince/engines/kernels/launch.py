@@ -31,10 +31,6 @@ NEAR = 1e-3
 FLAGS = 64
 """Anchors that share a flag whether one of them has such a negative."""
 
-SPAN = 8192
-"""Columns that one launch sums into a gradient: the tensor cores round towards 0, and a long sum shrinks, by 1e-4 in
-32,768 columns."""
-
 ONE_PROGRAM = 16384
 """Up to this many anchors one program finds the pivot; beyond, torch sorts."""
 
@@ -322,12 +318,10 @@ def gradient(
     result = torch.empty((rows, d), dtype=torch.float32, device=x.rows.device)
     near_cols, near_d, close = (roles.positive, link[0], roles.positive) if near is None else near
     ids = (roles.anchor_ids, roles.candidate_ids) if from_rows else (roles.candidate_ids, roles.anchor_ids)
-    for begin in range(0, columns, SPAN):
-        contrast.gradient_kernel[(triton.cdiv(rows, shape["BM"]), x.shape["DP"] // x.shape["DB"])](
-            x.rows, x.inverse, y.rows, y.inverse, *link, roles.positive, roles.itself, *ids,
-            near_cols, near_d, close, result, rows, columns, begin, min(begin + SPAN, columns), d,
-            cap.offset, cap.lowest,
-            **shape, **x.shape, **roles.flags, SOFT=cap.soft, KNOWN=near is not None,
-            FROM_ROWS=from_rows, FROM_COLS=from_cols, EXACT=EXACT, FLAGS=FLAGS, ADD=begin > 0,
-        )  # fmt: skip
+    contrast.gradient_kernel[(triton.cdiv(rows, shape["BM"]), x.shape["DP"] // x.shape["DB"])](
+        x.rows, x.inverse, y.rows, y.inverse, *link, roles.positive, roles.itself, *ids,
+        near_cols, near_d, close, result, rows, columns, d, cap.offset, cap.lowest,
+        **shape, **x.shape, **roles.flags, SOFT=cap.soft, KNOWN=near is not None,
+        FROM_ROWS=from_rows, FROM_COLS=from_cols, EXACT=EXACT, FLAGS=FLAGS,
+    )  # fmt: skip
     return result
