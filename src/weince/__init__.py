@@ -8,6 +8,7 @@
 """
 
 from weince import functional
+from weince.cached import cached_step
 from weince.functional import LossOutput
 from weince.links import BlendLink, Link, PowerLink, ShortfallLink, SoftmaxLink
 from weince.losses import InfoNCELoss, LinkLoss, WeibitLoss, WeinceLoss, released_terms
@@ -30,6 +31,7 @@ __all__ = [
     "WeibitLoss",
     "WeinceLink",
     "WeinceLoss",
+    "cached_step",
     "functional",
     "released_terms",
 ]
