@@ -1,9 +1,13 @@
 """Shared by all tests: one thread each, since they run in parallel, and random numbers that repeat."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before anything can import it
 torch.set_num_threads(1)
 settings.register_profile("weince", deadline=None, print_blob=True)
 settings.load_profile("weince")
