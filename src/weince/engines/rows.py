@@ -133,7 +133,7 @@ class Rows:
         odds = logits if rivals is None else self._keep(logits, rivals)
         odds = self.contest.hide(odds, -torch.inf, positives=False).scatter_(1, reference, -torch.inf)
         largest = odds.amax(1, keepdim=True).clamp_min(torch.finfo(odds.dtype).min)  # finite without rivals
-        # Rivals that add nothing to the sum are dropped: subnormal weights would slow the products a hundredfold.
+        # Rivals that add nothing to the sum are dropped: subnormal weights would slow the products badly.
         odds = threshold(odds.sub_(largest).exp_(), torch.finfo(odds.dtype).eps ** 3, 0, inplace=True)
         total = odds.sum(1, keepdim=True)
         behind = largest + total.log() - ours  # log-sum-exp of the rivals, less the logit of the positive

@@ -1,9 +1,9 @@
-"""The k smallest values of every row, sorted: the most costly step of WEINCE on a CPU.
+"""The k smallest values of every row, sorted: what WEINCE costs most beyond InfoNCE on a CPU.
 
 ``torch.topk`` carries the columns along and compares one by one. NumPy sorts short rows with vector
 instructions, so on the CPU each row is cut into runs of about k values, the runs are sorted, and two sorted runs
 are merged into the k smallest of both by one elementwise minimum of the one and the other reversed: each value
-that is kept has at most k - 1 smaller ones. At 2,048 rows of 2,048 and k = 205 this takes a quarter of the time.
+that is kept has at most k - 1 smaller ones.
 """
 
 import numpy as np
