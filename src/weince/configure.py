@@ -1,0 +1,99 @@
+"""A loss as configuration: what a line of a YAML file or of the command line can say.
+
+>>> build_loss(LossConfig(preset="infonce", temperature=0.2))
+InfoNCELoss(SoftmaxLink(temperature=0.2), candidates='views', reduction='mean')
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, get_args
+
+from weince.candidates import Candidates
+from weince.engines.choose import Engine
+from weince.links import SoftmaxLink
+from weince.losses import RELEASED_TAIL, InfoNCELoss, LinkLoss, WeibitLoss, WeinceLoss
+from weince.tail import TailConfig
+from weince.terms import BatchShortfallLink, Term
+
+Preset = Literal["infonce", "paper", "blend", "released", "weibit"]
+
+_TAILS = {"paper": TailConfig(), "blend": RELEASED_TAIL, "released": RELEASED_TAIL}
+_RELEASED_WEIGHT = 0.5  # of each of its two extra terms
+_HARDEST = 50
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Which loss to train with.
+
+    Args:
+        preset: ``infonce``; ``paper`` (Algorithm 1); ``released`` (what the authors' code trains with: beta = 1 and
+            two extra terms); ``blend`` (the same without its extra terms); ``weibit`` (the shortfall link alone).
+        temperature: Of the softmax part.
+        tail: What differs from the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
+            ``{gate: rho, rho0: 0.05}``.
+        softmax_term: Weight of a further cross-entropy over the 50 hardest negatives with softmax logits; the
+            preset's (0.5 for ``released``, else 0) if not given.
+        shortfall_term: The same with a shortfall link whose slope follows the batch.
+        engine: ``auto``, ``dense``, ``chunked`` or ``fused``.
+    """
+
+    preset: Preset = "paper"
+    temperature: float = 0.5
+    tail: dict[str, Any] = field(default_factory=dict)
+    softmax_term: float | None = None
+    shortfall_term: float | None = None
+    engine: Engine = "auto"
+
+    def __post_init__(self) -> None:
+        if self.preset not in get_args(Preset):
+            raise ValueError(unknown("preset", self.preset, get_args(Preset)))
+        if self.tail and self.preset not in _TAILS:
+            raise ValueError(f"tail has no meaning for preset {self.preset!r}; got {self.tail}")
+        for name in ("softmax_term", "shortfall_term"):
+            weight = getattr(self, name)
+            if weight is not None and not 0 <= weight < float("inf"):
+                raise ValueError(f"{name} must be a weight of at least 0; got {weight}")
+        if self.preset in _TAILS:
+            _tail(self)  # says what is wrong with it here, not when the run starts
+
+
+def unknown(what: str, got: str, known: Iterable[str]) -> str:
+    """The message for a name that is not among the known ones: the nearest of them, then all."""
+    names = list(known)
+    near = get_close_matches(got, names, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unknown {what} {got!r}{hint}; known: {', '.join(names)}"
+
+
+def _tail(config: LossConfig) -> TailConfig:
+    known = [item.name for item in fields(TailConfig)]
+    for name in config.tail:
+        if name not in known:
+            raise ValueError(unknown("field of tail", name, known))
+    return replace(_TAILS[config.preset], **config.tail)
+
+
+def _extra(config: LossConfig) -> list[Term]:
+    usual = _RELEASED_WEIGHT if config.preset == "released" else 0.0
+    softmax = usual if config.softmax_term is None else config.softmax_term
+    shortfall = usual if config.shortfall_term is None else config.shortfall_term
+    terms = []
+    if softmax > 0:
+        terms.append(Term(SoftmaxLink(config.temperature), weight=softmax, hardest=_HARDEST))
+    if shortfall > 0:
+        terms.append(Term(BatchShortfallLink(), weight=shortfall, hardest=_HARDEST))
+    return terms
+
+
+def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> LinkLoss:
+    """The loss module that a configuration describes."""
+    extra = _extra(config)
+    if config.preset == "infonce":
+        return InfoNCELoss(config.temperature, candidates=candidates, extra=extra, engine=config.engine)
+    if config.preset == "weibit":
+        return WeibitLoss(candidates=candidates, extra=extra, engine=config.engine)
+    return WeinceLoss(
+        config.temperature, tail=_tail(config), candidates=candidates, extra=extra, engine=config.engine
+    )

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from weince import InfoNCELoss, TailConfig, WeibitLoss, WeinceLoss
+from weince.configure import LossConfig, build_loss
+from weince.losses import RELEASED_TAIL, released_terms
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(24, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    ("config", "same"),
+    [
+        (LossConfig("infonce", 0.2), InfoNCELoss(0.2)),
+        (LossConfig("paper", 0.3), WeinceLoss.paper(0.3)),
+        (LossConfig("released"), WeinceLoss.released()),
+        (LossConfig("blend"), WeinceLoss(0.5, tail=RELEASED_TAIL)),
+        (LossConfig("weibit"), WeibitLoss()),
+        (LossConfig("paper", tail={"gate": "rho"}), WeinceLoss(0.5, tail=TailConfig(gate="rho"))),
+        (LossConfig("released", softmax_term=0, shortfall_term=0.0), WeinceLoss(0.5, tail=RELEASED_TAIL)),
+        (LossConfig("infonce", softmax_term=0.5, shortfall_term=0.5), InfoNCELoss(0.5, extra=released_terms(0.5))),
+    ],
+)  # fmt: skip
+def test_a_configuration_is_the_loss_written_by_hand(config, same, batch):
+    assert torch.equal(build_loss(config)(*batch), same(*batch))
+
+
+def test_the_preset_keeps_its_other_tail_settings():
+    link = build_loss(LossConfig("blend", tail={"gate": "aic"})).link
+    assert link.tail == TailConfig(beta=1.0, drop=0.05, soft_cap=False, gate="aic")
+
+
+def test_candidates_reach_the_loss():
+    assert build_loss(LossConfig("paper"), candidates="cross").candidates == "cross"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "papr"}, r"unknown preset 'papr' \(did you mean paper\?\); known: infonce, paper, blend"),
+        ({"tail": {"roh0": 1}}, r"unknown field of tail 'roh0' \(did you mean rho0\?\)"),
+        ({"tail": {"rho0": -1.0}}, "rho0"),
+        ({"preset": "infonce", "tail": {"k": 8}}, "no meaning for preset 'infonce'"),
+        ({"softmax_term": -1.0}, "softmax_term must be a weight of at least 0; got -1"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_when_it_is_made(options, message):
+    with pytest.raises(ValueError, match=message):
+        LossConfig(**options)

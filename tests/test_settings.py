@@ -1,0 +1,103 @@
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from weince import settings
+from weince.configure import LossConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Args:
+        epochs: How many passes.
+    """
+
+    task: Literal["toy"] = "toy"
+    epochs: int = 10
+    lr: float = 0.1
+    fast: bool = True
+    loss: LossConfig = LossConfig()
+    out: Path | None = None
+
+
+def read(*arguments):
+    return settings.read(Run, arguments, command="weince toy", examples="example:\n  weince toy")
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_defaults():
+    assert read() == Run()
+
+
+def test_the_command_line_wins_over_the_file_wherever_it_names_it(file):
+    config = file("epochs: 4\nlr: 3e-4\nloss:\n  temperature: 0.1\n")
+    wanted = Run(epochs=3, lr=3e-4, loss=LossConfig(temperature=0.1))
+    assert read("--config", config, "--epochs", "3") == wanted
+    assert read("--epochs", "3", "--config", config) == wanted
+    assert read("--epochs=3", f"--config={config}") == wanted
+
+
+def test_options_of_every_type():
+    run = read("--fast", "false", "--loss.preset", "blend", "--loss.tail.rho0", "0.05", "--out", "there")
+    assert run == Run(fast=False, loss=LossConfig("blend", tail={"rho0": 0.05}), out=Path("there"))
+
+
+def test_what_is_dumped_reads_the_same(file):
+    run = Run(epochs=2, loss=LossConfig("released", 0.2, tail={"gate": "rho"}), out=Path("there"))
+    assert read("--config", file(settings.dump(run))) == run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epoch", "3"], r"unknown option 'epoch' \(did you mean epochs\?\)"),
+        (["--loss.temprature", "1"], r"unknown option 'loss.temprature' \(did you mean loss.temperature\?\)"),
+        (["--epochs", "many"], r'"epochs": expected int. Got many'),
+        (["--fast", "perhaps"], r'"fast": expected bool. Got perhaps'),
+        (["--loss.preset", "papr"], r"\"loss.preset\": expected one of \['infonce', 'paper'.*Got papr"),
+        (["--config", "nowhere.yaml"], "no such file, and unknown configuration 'nowhere.yaml'"),
+        (["--config"], "--config needs a YAML file"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+def test_a_wrong_command_line(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        read(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3", r"run.yaml: unknown key 'epoch' \(did you mean epochs\?\)"),
+        ("loss:\n  temprature: 3", r"unknown key 'loss.temprature' \(did you mean loss.temperature\?\)"),
+        ("epochs: 3.5", r'run.yaml: "epochs": expected int. Got 3.5'),
+        ("- 1\n- 2", "must hold keys and values; got list"),
+        ("a: [", "is not YAML"),
+        ("", "must hold keys and values; got NoneType"),
+        ("!!python/object/apply:os.getcwd []", "is not YAML"),
+    ],
+)
+def test_a_wrong_file(file, text, message):
+    with pytest.raises(ValueError, match=message):
+        read("--config", file(text))
+
+
+def test_help_ends_with_the_example(capsys):
+    with pytest.raises(SystemExit):
+        read("--help")
+    shown = capsys.readouterr().out
+    assert "How many passes." in shown
+    assert shown.rstrip().endswith("weince toy")
