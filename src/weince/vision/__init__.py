@@ -1,0 +1,1 @@
+"""SimCLR on images: data, augmentation, encoders and the training loop."""
