@@ -1,0 +1,255 @@
+"""Encoders by name, the projector, and weights from elsewhere.
+
+>>> import torch
+>>> model = SimCLR(build("tiny", size=32))
+>>> h, z = model(torch.rand(4, 3, 32, 32))
+>>> h.shape, z.shape
+(torch.Size([4, 64]), torch.Size([4, 64]))
+"""
+
+import difflib
+import importlib
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from weince.candidates import check_choice
+from weince.vision.resnet import BasicBlock, Bottleneck, ResNet, Stem
+from weince.vision.vit import VisionTransformer
+
+NAMES = ("resnet18", "resnet50", "vit_small", "tiny")
+PATCHES = {32: 4, 64: 8, 224: 16}
+
+
+class Encoder(Protocol):
+    """A module from images ``(n, 3, size, size)`` to features ``(n, features)``."""
+
+    features: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Tiny(nn.Module):
+    """Three convolutions with batch norm, 12 thousand weights: for tests and demonstrations on a CPU."""
+
+    features = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((3, 16), (16, 16), (16, self.features)):
+            layers += [
+                nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(inplace=True),
+            ]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
+
+
+class Foreign(nn.Module):
+    """A model of another library, its classifier taken off."""
+
+    def __init__(self, model: nn.Module, features: int) -> None:
+        super().__init__()
+        self.model = model
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)  # type: ignore[no-any-return]
+
+
+def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) -> nn.Module:
+    """An encoder with fresh weights: see :class:`Encoder` for what it is.
+
+    Args:
+        name: ``resnet18``, ``resnet50``, ``vit_small``, ``tiny``, or ``timm:NAME`` or ``torchvision:NAME`` where
+            those libraries are installed.
+        size: Height and width of the images in pixels.
+        width: Channels of the first stage of a ResNet.
+        stem: Of a ResNet: ``"cifar"`` (3 x 3, no max-pool) or ``"imagenet"``. By default the first for up to 64 px.
+    """
+    if stem is not None:
+        check_choice("stem", stem, get_args(Stem))
+    stem = stem or ("cifar" if size <= 64 else "imagenet")
+    if name == "resnet18":
+        return ResNet(BasicBlock, (2, 2, 2, 2), stem=stem, width=width)
+    if name == "resnet50":
+        return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width)
+    if name == "vit_small":
+        if size not in PATCHES:
+            raise ValueError(f"vit_small is for images of {', '.join(map(str, PATCHES))} px, got {size}")
+        return VisionTransformer(size, PATCHES[size])
+    if name == "tiny":
+        return Tiny()
+    if name.startswith("timm:"):
+        return _from_timm(name.removeprefix("timm:"), size)
+    if name.startswith("torchvision:"):
+        return _from_torchvision(name.removeprefix("torchvision:"))
+    near = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(
+        f"unknown encoder {name!r}{hint}: there are {', '.join(NAMES)}, timm:NAME, torchvision:NAME"
+    )
+
+
+def _import(library: str, name: str) -> object:
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        top = library.split(".")[0]
+        raise ValueError(f"the encoder {top}:{name} needs {top}: pip install {top}") from error
+
+
+def _from_timm(name: str, size: int) -> Foreign:
+    timm = cast("_Timm", _import("timm", name))
+    try:
+        try:
+            model = timm.create_model(name, num_classes=0, img_size=size)  # transformers want to know
+        except TypeError:
+            model = timm.create_model(name, num_classes=0)
+    except RuntimeError as error:  # timm's word for an unknown model
+        raise ValueError(f"timm has no model {name!r}: {error}") from error
+    return Foreign(model, cast(int, model.num_features))
+
+
+def _from_torchvision(name: str) -> Foreign:
+    models = cast("_TorchvisionModels", _import("torchvision.models", name))
+    if name not in models.list_models():
+        raise ValueError(f"torchvision has no model {name!r}: see torchvision.models.list_models()")
+    model = models.get_model(name, weights=None)
+    path, head = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+    return Foreign(model, head.in_features)
+
+
+class _Timm(Protocol):
+    def create_model(self, name: str, **options: object) -> nn.Module: ...
+
+
+class _TorchvisionModels(Protocol):
+    def list_models(self) -> list[str]: ...
+
+    def get_model(self, name: str, *, weights: None) -> nn.Module: ...
+
+
+class Projector(nn.Sequential):
+    """Linear, ReLU, Linear, without bias: features ``(n, features)`` to embeddings ``(n, out)``.
+
+    Args:
+        features: Of the encoder.
+        hidden: Width between the two layers, ``features`` by default.
+        out: Width of the embeddings.
+    """
+
+    def __init__(self, features: int, hidden: int | None = None, out: int = 64) -> None:
+        hidden = hidden or features
+        super().__init__(
+            nn.Linear(features, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, out, bias=False)
+        )
+
+
+class SimCLR(nn.Module):
+    """An encoder and a projector: images ``(n, 3, size, size)`` to features ``h`` and embeddings ``z``.
+
+    Args:
+        encoder: From :func:`build`, or any module with an attribute ``features``.
+        projector: By default the one of the paper, ``Projector(encoder.features)``.
+    """
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector or Projector(cast(int, encoder.features))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.encoder(x)
+        return h, self.projector(h)
+
+
+class Loaded(NamedTuple):
+    """What :func:`load_weights` left out."""
+
+    missing: tuple[str, ...]  # of the model's weights: they keep their values
+    unexpected: tuple[str, ...]  # of the file's
+
+
+def load_weights(model: nn.Module, path: str | Path) -> Loaded:
+    """Fill a model (:class:`SimCLR` or an encoder alone) from a safetensors file or a torch checkpoint.
+
+    The names may be those of torchvision, or carry ``encoder.`` and ``projector.`` (and ``module.`` in front), bare
+    or under ``state_dict`` or ``model``. A classifier ``fc`` is left out, and so is a projector that only one side
+    has. Nothing else may be missing or left over; the model is only touched when all fits.
+    """
+    state = _without_classifier(_read_state(Path(path)))
+    own = model.state_dict()
+    if _has(own, "encoder.") and not _has(state, "encoder."):
+        state = {f"encoder.{name}": value for name, value in state.items()}
+    if _has(state, "encoder.") and not _has(own, "encoder."):
+        whole, state = state, {}
+        dropped = tuple(name for name in whole if not name.startswith("encoder."))
+        state = {name.removeprefix("encoder."): whole[name] for name in whole if name not in dropped}
+    else:
+        dropped = ()
+    missing = tuple(n for n in own if n not in state and not n.endswith("num_batches_tracked"))
+    unexpected = tuple(n for n in state if n not in own)
+    optional = not _has(state, "projector.")
+    wrong = [n for n in missing if not (optional and n.startswith("projector."))]
+    if wrong or unexpected:
+        raise ValueError(
+            f"{path} does not fit the model: {_some('missing', wrong)}{_some('unexpected', unexpected)}"
+        )
+    for name, value in state.items():
+        if value.shape != own[name].shape:
+            hint = "; is the other stem meant?" if name.endswith("conv1.weight") and value.ndim == 4 else ""
+            raise ValueError(
+                f"{path} does not fit the model: {name} is {tuple(value.shape)}, "
+                f"the model's is {tuple(own[name].shape)}{hint}"
+            )
+    model.load_state_dict(state, strict=False)
+    return Loaded(missing, dropped)
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ValueError(f"no weights at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each of the two formats has errors of its own
+        raise ValueError(
+            f"{path} is no file of weights (safetensors, or torch's with tensors only): {error}"
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no state dict of tensors")
+    return {str(name): value for name, value in state.items()}
+
+
+def _without_classifier(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+    return {
+        name: value for name, value in state.items() if not name.removeprefix("encoder.").startswith("fc.")
+    }
+
+
+def _has(state: dict[str, Tensor], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in state)
+
+
+def _some(what: str, names: list[str] | tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{what}: {', '.join(names[:5])}{more}. "
