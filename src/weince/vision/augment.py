@@ -89,19 +89,23 @@ class Augment:
         Returns:
             ``(n, 3, size, size)`` float32 in [0, 1].
         """
-        return self.view(images, self.uniforms(images, generator))
+        return apply(images, self.draw(images, generator), size=self.size)
 
-    def uniforms(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Numbers in [0, 1), ``(n, 35)``: all the randomness of a batch, in one call.
-
-        ``torch.compile`` cannot take a generator in, so a compiled step gets these from outside.
-        """
-        if generator.device.type != images.device.type:
+    def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
+        """The random numbers for images ``(n, 3, height, width)``, which are asked for shape and device only."""
+        if images.device.type != generator.device.type:
             raise ValueError(f"the images are on {images.device} and the generator on {generator.device}")
-        return torch.rand(len(images), UNIFORMS, generator=generator, device=images.device)
+        return self.draws(images, self.uniforms(len(images), generator))
+
+    def uniforms(self, n: int, generator: torch.Generator) -> Tensor:
+        """All the randomness of ``n`` images in one call: numbers in [0, 1), ``(n, 35)``, on the generator's device.
+
+        ``torch.compile`` cannot take a generator in, so a compiled step is given these from outside.
+        """
+        return torch.rand(n, UNIFORMS, generator=generator, device=generator.device)
 
     def view(self, images: Tensor, u: Tensor) -> Tensor:
-        """Views of a batch by the numbers of :meth:`uniforms`; compiles whole."""
+        """Views of a batch by the numbers of :meth:`uniforms`, ``(n, 35)``; compiles whole."""
         return apply(images, self.draws(images, u), size=self.size)
 
     def draws(self, images: Tensor, u: Tensor) -> Draws:
