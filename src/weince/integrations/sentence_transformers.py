@@ -1,0 +1,300 @@
+"""Losses for the trainer of sentence-transformers, in the place of its ``MultipleNegativesRankingLoss``.
+
+    from weince.integrations.sentence_transformers import WeinceLoss
+
+    loss = WeinceLoss(model, temperature=0.05)  # was: MultipleNegativesRankingLoss(model, scale=20)
+    SentenceTransformerTrainer(model=model, train_dataset=pairs, loss=loss).train()
+
+The columns are the same: anchor, positive, then any number of hard negatives. Every anchor of the batch competes for
+its positive with all positives and all hard negatives of the batch. Their ``scale`` is ``1 / temperature``, and the
+similarity is always the cosine.
+
+Any other loss of weince goes through :class:`LossAdapter`: ``LossAdapter(model, weince.InfoNCELoss(0.05,
+candidates="cross"))`` is ``MultipleNegativesRankingLoss``.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+import weince
+from weince.candidates import Candidates
+from weince.distributed import is_spread
+from weince.engines.choose import Engine
+from weince.links import Link, Scalar
+from weince.tail import TailConfig
+from weince.terms import Term
+
+try:
+    from sentence_transformers.base.losses import CachedLossMixin, has_static_embedding_input
+    from sentence_transformers.base.losses.merged_forward import embed_columns
+except ImportError as error:
+    raise ImportError(
+        "weince.integrations.sentence_transformers needs sentence-transformers 6.0 or newer: "
+        f"pip install 'weince[text]' ({error})"
+    ) from error
+
+Features = dict[str, Any]
+
+CITATION = """
+@inproceedings{erol2026softmax,
+    title = {When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE},
+    author = {Erol, Melihcan and Evren, Suat and Ozel, Oktay and Morgan, Alexander and Ryu, Jongha Jon and
+              Zheng, Lizhong},
+    booktitle = {Proceedings of the 43rd International Conference on Machine Learning},
+    year = {2026},
+}
+"""
+
+
+class WeinceOptions(TypedDict, total=False):
+    """Options of :class:`WeinceLoss` and :class:`CachedWeinceLoss`; see :class:`weince.WeinceLoss`."""
+
+    tail: TailConfig
+    candidates: Candidates
+    extra: Sequence[Term]
+    engine: Engine
+    check_finite: bool | None
+
+
+class LossAdapter(nn.Module):
+    """Any loss of weince as a loss for ``SentenceTransformerTrainer``.
+
+    Which columns a dataset must have follows from the loss:
+
+    - ``candidates="cross"``: anchor, positive and any number of hard negatives;
+    - ``candidates="clip"`` or ``"views"``: two columns of positives;
+    - ``candidates="labels"``: one or two columns of sentences, and an integer label.
+
+    A batch of one row without hard negatives, as the last of an epoch may be, has nothing to contrast with: its loss
+    is 0, without a gradient that is not 0, and a warning says so.
+
+    Args:
+        model: The ``SentenceTransformer`` to train.
+        loss: With ``reduction="mean"`` or ``"sum"``. Whether candidates of other devices take part is its ``gather``.
+    """
+
+    def __init__(self, model: nn.Module, loss: weince.LinkLoss) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a SentenceTransformer; got {type(model).__name__}")
+        if not isinstance(loss, weince.LinkLoss):
+            raise TypeError(f"loss must be a loss of weince, like WeinceLoss(); got {type(loss).__name__}")
+        if loss.reduction == "none":
+            raise ValueError('a trainer wants one number: reduction must be "mean" or "sum"; got "none"')
+        self.model = model
+        self.loss = loss
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        """The loss of a batch, given the tokens of each column."""
+        columns = list(sentence_features)
+        self._check_columns(len(columns), labels)
+        return self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
+        """The loss of a batch, given the embeddings ``(n, d)`` of each column."""
+        self._check_columns(len(embeddings), labels)
+        first, *others = embeddings
+        value: Tensor
+        if self._nothing_to_contrast(embeddings):
+            warnings.warn(
+                "a batch of one row has nothing to contrast with: its loss is 0; "
+                "dataloader_drop_last=True leaves such a last batch out",
+                stacklevel=2,
+            )
+            return sum((rows.sum() for rows in others), first.sum()) * 0.0
+        if self.loss.candidates == "labels":
+            value = self.loss(first, *others, labels=labels)
+        else:
+            negatives = torch.cat(others[1:]) if len(others) > 1 else None
+            value = self.loss(first, others[0], negatives=negatives)
+        return value
+
+    def _nothing_to_contrast(self, embeddings: list[Tensor]) -> bool:
+        elsewhere = bool(self.loss.gather) and is_spread()  # then other devices bring candidates
+        return len(embeddings[0]) == 1 and len(embeddings) <= 2 and not elsewhere
+
+    def _check_columns(self, number: int, labels: Tensor | None) -> None:
+        candidates = self.loss.candidates
+        wanted, right = {
+            "cross": ("2 columns or more: anchor, positive, hard negatives", number >= 2),
+            "clip": ("2 columns: anchor, positive", number == 2),
+            "views": ("2 columns: anchor, positive", number == 2),
+            "labels": ("1 or 2 columns and integer labels", number in (1, 2) and labels is not None),
+        }[candidates]
+        if not right:
+            and_labels = " without labels" if candidates == "labels" and labels is None else ""
+            raise ValueError(
+                f'a loss with candidates="{candidates}" wants a dataset of {wanted}; got {number}{and_labels}'
+            )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says of the loss: numbers, strings, lists and dicts."""
+        first, *extra = self.loss._terms()
+        return {
+            **_described(first.link),
+            "candidates": self.loss.candidates,
+            "extra": [
+                {**_described(term.link), "weight": term.weight, "hardest": term.hardest} for term in extra
+            ],
+            "engine": self.loss.engine,
+            "gather_across_devices": self.loss.gather,
+        }
+
+    @property
+    def citation(self) -> str:
+        """For the model card."""
+        return CITATION
+
+
+class CachedLossAdapter(CachedLossMixin, LossAdapter):
+    """:class:`LossAdapter` for batches whose activations do not fit: gradients by way of cached embeddings.
+
+    Each column is embedded in mini-batches without a graph; the loss sees the whole batch; then each mini-batch is
+    embedded again, with the same dropout, and takes its part of the gradient. The gradient is that of the plain loss,
+    for one more forward pass.
+
+    Args:
+        model: The ``SentenceTransformer`` to train.
+        loss: As in :class:`LossAdapter`, without learned parameters.
+        mini_batch_size: Rows to embed at a time.
+        mini_batch_num_tokens: Tokens to embed at a time, instead of rows.
+        show_progress_bar: Of the mini-batches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: weince.LinkLoss,
+        *,
+        mini_batch_size: int = 32,
+        mini_batch_num_tokens: int | None = None,
+        show_progress_bar: bool = False,
+    ) -> None:
+        super().__init__(model, loss)
+        sizes = {"mini_batch_size": mini_batch_size, "mini_batch_num_tokens": mini_batch_num_tokens}
+        for name, size in sizes.items():
+            optional = name == "mini_batch_num_tokens"
+            if not (optional and size is None) and (type(size) is not int or size < 1):
+                raise ValueError(f"{name} must be an int of at least 1; got {size!r}")
+        if has_static_embedding_input(model):
+            raise ValueError(
+                "a model of static embeddings cannot be embedded in mini-batches; take the loss without cache"
+            )
+        learned = [name for name, value in loss.named_parameters() if value.requires_grad]
+        if learned:
+            # Its gradient would come with the forward pass, not scaled like that of the model.
+            raise ValueError(
+                f"the cached loss takes numbers, not learned parameters; got a learned {', '.join(learned)}"
+            )
+        self.mini_batch_size = mini_batch_size
+        self.mini_batch_num_tokens = mini_batch_num_tokens
+        self.show_progress_bar = show_progress_bar
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        """The loss of a batch, given the tokens of each column; ``backward()`` embeds them again."""
+        columns = list(sentence_features)
+        self._check_columns(len(columns), labels)
+        return self.forward_cached(columns, labels)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """The loss of embedded mini-batches of each column, and its gradient by them if asked for."""
+        value = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
+        if not with_backward:
+            return value
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says of the loss."""
+        sizes = {
+            "mini_batch_size": self.mini_batch_size,
+            "mini_batch_num_tokens": self.mini_batch_num_tokens,
+        }
+        return {**super().get_config_dict(), **sizes}
+
+
+class WeinceLoss(LossAdapter):
+    """WEINCE (Algorithm 1) for ``SentenceTransformerTrainer``, drop-in for ``MultipleNegativesRankingLoss``.
+
+    The other preset: ``LossAdapter(model, weince.WeinceLoss.released(0.05, candidates="cross"))``.
+
+    Args:
+        model: The ``SentenceTransformer`` to train.
+        temperature: ``1 / scale`` of ``MultipleNegativesRankingLoss``; a number or an ``nn.Parameter``.
+        gather_across_devices: Contrast with the candidates of all devices.
+        **options: ``tail``, ``candidates`` (``"cross"``), ``extra``, ``engine`` and ``check_finite`` of
+            :class:`weince.WeinceLoss`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: Scalar = 0.05,
+        gather_across_devices: bool = False,
+        **options: Unpack[WeinceOptions],
+    ) -> None:
+        super().__init__(model, _weince(temperature, gather_across_devices, options))
+
+
+class CachedWeinceLoss(CachedLossAdapter):
+    """:class:`WeinceLoss` in mini-batches, drop-in for ``CachedMultipleNegativesRankingLoss``.
+
+    Args:
+        model: The ``SentenceTransformer`` to train.
+        temperature: ``1 / scale`` of ``CachedMultipleNegativesRankingLoss``.
+        mini_batch_size: Rows to embed at a time.
+        mini_batch_num_tokens: Tokens to embed at a time, instead of rows.
+        show_progress_bar: Of the mini-batches.
+        gather_across_devices: Contrast with the candidates of all devices.
+        **options: As in :class:`WeinceLoss`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float = 0.05,
+        mini_batch_size: int = 32,
+        mini_batch_num_tokens: int | None = None,
+        show_progress_bar: bool = False,
+        gather_across_devices: bool = False,
+        **options: Unpack[WeinceOptions],
+    ) -> None:
+        super().__init__(
+            model,
+            _weince(temperature, gather_across_devices, options),
+            mini_batch_size=mini_batch_size,
+            mini_batch_num_tokens=mini_batch_num_tokens,
+            show_progress_bar=show_progress_bar,
+        )
+
+
+def _weince(temperature: Scalar, gather: bool, options: WeinceOptions) -> weince.WeinceLoss:
+    if "scale" in options:
+        raise TypeError("scale is spelled temperature here, which is 1 / scale: 0.05 for a scale of 20")
+    options.setdefault("candidates", "cross")
+    return weince.WeinceLoss(temperature, gather=gather, **options)
+
+
+def _described(link: Link) -> dict[str, Any]:
+    """A link as plain values: its name and its parameters."""
+    if is_dataclass(link):
+        values = {field.name: getattr(link, field.name) for field in fields(link)}
+    else:
+        values = {name: value for name, value in vars(link).items() if isinstance(value, int | float)}
+        values.pop("training", None)
+    return {"link": type(link).__name__, **{name: _plain(value) for name, value in values.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().tolist()
+    return asdict(value) if isinstance(value, TailConfig) else value

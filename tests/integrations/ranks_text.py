@@ -1,0 +1,71 @@
+"""What each of two ranks does with its part of a batch of sentences, and one process with the whole."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+from toy_text import column
+
+SIZES = (8, 4)  # rows of each rank
+TAIL = {"k": 6, "kappa_rho": 3.0, "margin": -1e9}
+
+
+def columns(model, rows):
+    """Tokens of some of the rows; anchor, positive and a hard negative."""
+    return [model.preprocess(column(12, seed)[rows]) for seed in range(3)]
+
+
+def step(name, model, rows, wrap=lambda model: model, gather=True):
+    from weince import TailConfig
+    from weince.integrations.sentence_transformers import CachedWeinceLoss, WeinceLoss
+
+    make, options = (WeinceLoss, {}) if name == "plain" else (CachedWeinceLoss, {"mini_batch_size": 3})
+    loss = make(model, tail=TailConfig(**TAIL), gather_across_devices=gather, **options)
+    loss.model = wrap(model)  # as the trainer does
+    model.zero_grad()
+    value = loss(columns(model, rows))
+    value.backward()
+    return {
+        "loss": value.detach(),
+        "gradients": [p.grad.clone() for p in model.parameters() if p.grad is not None],
+    }
+
+
+def _enter(rank, encoder, folder):
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet",
+        rank=rank,
+        world_size=len(SIZES),
+        timeout=timedelta(seconds=60),
+    )
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(encoder), device="cpu").double().eval()
+    for module in model.modules():  # the pooler of BERT takes no part, and DDP wants all that do
+        if isinstance(module, nn.Module) and type(module).__name__ == "BertPooler":
+            module.requires_grad_(False)
+    rows = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
+    found = {name: step(name, model, rows, DistributedDataParallel) for name in ("plain", "cached")}
+    found["alone"] = float(step("plain", model, rows, gather=False)["loss"])
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def run(world, encoder, folder):
+    """What each rank found."""
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_enter, args=(rank, encoder, folder), daemon=True) for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * world
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]

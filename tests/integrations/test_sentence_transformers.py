@@ -1,0 +1,388 @@
+"""Against sentence-transformers' own losses, on real encoders: same value, same gradient, same contract."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import ranks_text
+import torch
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch import nn
+from toy_text import column, features
+
+import weince
+from weince import InfoNCELoss, TailConfig
+from weince.integrations.sentence_transformers import (
+    CachedLossAdapter,
+    CachedWeinceLoss,
+    LossAdapter,
+    WeinceLoss,
+)
+
+CLOSED = TailConfig(margin=1e9)  # the AIC gate never opens: lam = 0
+OPEN = TailConfig(k=6, kappa_rho=3.0, margin=-1e9)  # lam well above 0, on few negatives
+
+
+def step(model, loss, columns, labels=None, seed=3):
+    """Value and gradients of a step, with the dropout of a seed."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    value = loss(columns, labels)
+    value.backward()
+    return value.detach(), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
+
+
+def assert_same_step(one, other, **tolerance):
+    torch.testing.assert_close(one[0], other[0], **tolerance)
+    assert one[1].keys() == other[1].keys()
+    assert len(one[1]) > 10
+    assert max(float(g.abs().max()) for g in one[1].values()) > 1e-4
+    for name, gradient in one[1].items():
+        torch.testing.assert_close(
+            gradient, other[1][name], **tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5])
+@pytest.mark.parametrize("scale", [20.0, 5.0])
+def test_without_the_correction_it_is_theirs(tiny, columns, scale):
+    """With InfoNCE, and with WEINCE at lam = 0; hard negatives of all rows compete with every anchor."""
+    tokens = features(tiny, columns)
+    wanted = step(tiny, MultipleNegativesRankingLoss(tiny, scale=scale), tokens)
+    for ours in (
+        LossAdapter(tiny, InfoNCELoss(1 / scale, candidates="cross")),
+        WeinceLoss(tiny, temperature=1 / scale, tail=CLOSED),
+    ):
+        assert_same_step(step(tiny, ours, tokens), wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_both_directions_are_their_symmetric_loss(tiny):
+    tokens = features(tiny, 2)
+    theirs = MultipleNegativesRankingLoss(
+        tiny, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    )
+    ours = WeinceLoss(tiny, tail=CLOSED, candidates="clip")
+    assert_same_step(step(tiny, ours, tokens), step(tiny, theirs, tokens), rtol=1e-9, atol=1e-10)
+
+
+def test_a_trained_encoder_in_float32_agrees_too(minilm_folder):
+    model = SentenceTransformer(str(minilm_folder), device="cpu").train()
+    tokens = features(model, 3, rows=8)
+    theirs = step(model, MultipleNegativesRankingLoss(model), tokens)
+    ours = step(model, WeinceLoss(model, tail=CLOSED), tokens)
+    assert_same_step(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_correction_is_that_of_the_core(tiny):
+    """Embed by hand, and ask the core; and the correction does something here."""
+    tokens = features(tiny, 3)
+    found, _ = step(tiny, WeinceLoss(tiny, tail=OPEN), tokens)
+    torch.manual_seed(3)
+    anchors = tiny(dict(tokens[0]))["sentence_embedding"]
+    wide = max(part["input_ids"].shape[1] for part in tokens[1:])
+    both = {
+        name: torch.cat(
+            [nn.functional.pad(part[name], (0, wide - part[name].shape[1])) for part in tokens[1:]]
+        )
+        for name in ("input_ids", "token_type_ids", "attention_mask")
+    }
+    positives, negatives = tiny(both)["sentence_embedding"].chunk(2)
+    core = weince.WeinceLoss(0.05, tail=OPEN, candidates="cross")(
+        anchors, positives, negatives=negatives, return_stats=True
+    )
+    torch.testing.assert_close(found, core.loss.detach())
+    assert core.stats.lam.mean() > 0.1
+    plain, _ = step(tiny, MultipleNegativesRankingLoss(tiny), tokens)
+    assert abs(float(found - plain)) > 1e-2
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize("mini_batch", [{"mini_batch_size": 5}, {"mini_batch_num_tokens": 20}], ids=str)
+def test_cached_is_plain_without_dropout(tiny, columns, mini_batch):
+    tiny.eval()
+    tokens = features(tiny, columns)
+    plain = step(tiny, WeinceLoss(tiny, tail=OPEN), tokens)
+    cached = step(tiny, CachedWeinceLoss(tiny, tail=OPEN, **mini_batch), tokens)
+    assert_same_step(cached, plain, rtol=1e-9, atol=1e-11)
+
+
+def test_cached_is_plain_with_dropout(tiny):
+    """In mini-batches of the whole batch both draw the same masks, and the second pass must draw them again."""
+    tokens = features(tiny, 2)
+    plain = step(tiny, WeinceLoss(tiny, tail=OPEN), tokens)
+    cached = step(tiny, CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=12), tokens)
+    assert_same_step(cached, plain, rtol=1e-9, atol=1e-11)
+
+
+def test_cached_with_dropout_in_small_pieces(tiny):
+    """Against a plain graph over embeddings of the same pieces, with the same masks."""
+    tokens = features(tiny, 2)
+    cached = step(tiny, CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=5), tokens)
+    plain = WeinceLoss(tiny, tail=OPEN)
+
+    def in_pieces(columns, labels):
+        pieces = [
+            [tiny(_rows(part, slice(i, i + 5)))["sentence_embedding"] for i in (0, 5, 10)] for part in columns
+        ]
+        return plain.compute_loss_from_embeddings([torch.cat(part) for part in pieces])
+
+    assert_same_step(cached, step(tiny, in_pieces, tokens), rtol=1e-9, atol=1e-11)
+
+
+def _rows(tokens, rows):
+    """Some rows, without the padding that none of them needs."""
+    length = int(tokens["attention_mask"][rows].sum(1).max())
+    return {name: v[rows, :length] if isinstance(v, torch.Tensor) else v for name, v in tokens.items()}
+
+
+def test_cached_is_their_cached_one_without_the_correction(tiny):
+    tokens = features(tiny, 3)
+    theirs = step(tiny, CachedMultipleNegativesRankingLoss(tiny, mini_batch_size=5), tokens)
+    ours = step(tiny, CachedWeinceLoss(tiny, tail=CLOSED, mini_batch_size=5), tokens)
+    assert_same_step(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_cached_scales_with_what_comes_after_it(tiny):
+    """Gradient accumulation and loss scaling multiply the loss: the cached gradient must follow."""
+    tokens = features(tiny, 2)
+    loss = CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=5)
+    once = step(tiny, loss, tokens)
+    half = step(tiny, lambda columns, labels: loss(columns, labels) / 2, tokens)
+    for name, gradient in once[1].items():
+        torch.testing.assert_close(half[1][name], gradient / 2)
+
+
+def test_cached_without_gradients(tiny):
+    tiny.eval()
+    tokens = features(tiny, 2)
+    with torch.no_grad():
+        value = CachedWeinceLoss(tiny, mini_batch_size=5)(tokens)
+        torch.testing.assert_close(value, WeinceLoss(tiny)(tokens))
+    assert not value.requires_grad
+
+
+def test_inside_matryoshka(tiny):
+    """Their wrapper for several widths, plain and cached."""
+    tiny.eval()
+    tokens = features(tiny, 3)
+    plain = step(tiny, MatryoshkaLoss(tiny, WeinceLoss(tiny, tail=OPEN), [16, 8]), tokens)
+    cached = CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=5)
+    assert_same_step(step(tiny, MatryoshkaLoss(tiny, cached, [16, 8]), tokens), plain, rtol=1e-9, atol=1e-11)
+    widths = [
+        WeinceLoss(tiny, tail=OPEN).compute_loss_from_embeddings(_cut(tiny, tokens, d)) for d in (16, 8)
+    ]
+    torch.testing.assert_close(plain[0], sum(widths).detach())
+
+
+def _cut(model, tokens, width):
+    return [nn.functional.normalize(model(dict(part))["sentence_embedding"][:, :width]) for part in tokens]
+
+
+def test_labelled_sentences(tiny):
+    tiny.eval()
+    labels = torch.arange(12) % 4
+    loss = LossAdapter(tiny, InfoNCELoss(0.05, candidates="labels"))
+    tokens = features(tiny, 1)
+    found, _ = step(tiny, loss, tokens, labels)
+    rows = tiny(dict(tokens[0]))["sentence_embedding"]
+    torch.testing.assert_close(found, InfoNCELoss(0.05, candidates="labels")(rows, labels=labels).detach())
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_last_batch_of_one_row_counts_nothing_as_theirs(tiny, cached):
+    loss = CachedWeinceLoss(tiny) if cached else WeinceLoss(tiny)
+    tokens = features(tiny, 2, rows=1)
+    with pytest.warns(UserWarning, match="one row has nothing to contrast with.*dataloader_drop_last"):
+        value, gradients = step(tiny, loss, tokens)
+    assert value == step(tiny, MultipleNegativesRankingLoss(tiny), tokens)[0] == 0
+    assert gradients
+    assert all(gradient.abs().max() == 0 for gradient in gradients.values())
+
+
+def test_one_row_with_a_hard_negative_has_something_to_contrast(tiny):
+    tokens = features(tiny, 3, rows=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = step(tiny, WeinceLoss(tiny), tokens)
+    assert_same_step(ours, step(tiny, MultipleNegativesRankingLoss(tiny), tokens), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "columns", "message"),
+    [
+        (
+            "cross",
+            1,
+            r'"cross" wants a dataset of 2 columns or more: anchor, positive, hard negatives; got 1$',
+        ),
+        ("clip", 3, r'"clip" wants a dataset of 2 columns: anchor, positive; got 3$'),
+        ("views", 1, r'"views" wants a dataset of 2 columns: anchor, positive; got 1$'),
+        (
+            "labels",
+            1,
+            r'"labels" wants a dataset of 1 or 2 columns and integer labels; got 1 without labels$',
+        ),
+    ],
+)
+@pytest.mark.parametrize("adapter", [LossAdapter, CachedLossAdapter])
+def test_wrong_number_of_columns(tiny, adapter, candidates, columns, message):
+    with pytest.raises(ValueError, match=message):
+        adapter(tiny, InfoNCELoss(candidates=candidates))(features(tiny, columns))
+
+
+def test_bad_options(tiny):
+    with pytest.raises(TypeError, match=r"scale is spelled temperature here, which is 1 / scale"):
+        WeinceLoss(tiny, scale=20.0)
+    with pytest.raises(TypeError, match="model must be a SentenceTransformer; got str"):
+        WeinceLoss("all-MiniLM-L6-v2")
+    with pytest.raises(TypeError, match=r"loss must be a loss of weince.*; got CrossEntropyLoss"):
+        LossAdapter(tiny, nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match='reduction must be "mean" or "sum"; got "none"'):
+        LossAdapter(tiny, InfoNCELoss(reduction="none"))
+    for size in (0, -1, 2.5, True, None):
+        with pytest.raises(ValueError, match="mini_batch_size must be an int of at least 1; got"):
+            CachedWeinceLoss(tiny, mini_batch_size=size)
+    with pytest.raises(ValueError, match="mini_batch_num_tokens must be an int of at least 1; got 0"):
+        CachedWeinceLoss(tiny, mini_batch_num_tokens=0)
+    with pytest.raises(ValueError, match="numbers, not learned parameters; got a learned temperature"):
+        CachedWeinceLoss(tiny, temperature=nn.Parameter(torch.tensor(0.05)))
+
+
+def test_the_configuration_is_json(tiny):
+    released = weince.WeinceLoss.released(nn.Parameter(torch.tensor(0.25)), candidates="cross")
+    for loss in (WeinceLoss(tiny), CachedWeinceLoss(tiny), LossAdapter(tiny, released)):
+        assert json.loads(json.dumps(loss.get_config_dict())) == loss.get_config_dict()
+    config = LossAdapter(tiny, released).get_config_dict()
+    assert (config["link"], config["temperature"], config["tail"]["beta"]) == ("WeinceLink", 0.25, 1.0)
+    assert [term["link"] for term in config["extra"]] == ["SoftmaxLink", "BatchShortfallLink"]
+    assert config["extra"][1]["momentum"] == 0.9
+    assert WeinceLoss(tiny).get_config_dict()["gather_across_devices"] is False
+    assert CachedWeinceLoss(tiny, mini_batch_size=7).get_config_dict()["mini_batch_size"] == 7
+
+
+def test_copies_and_states(tiny):
+    loss = LossAdapter(tiny, weince.WeinceLoss.released(nn.Parameter(torch.tensor(0.05)), candidates="cross"))
+    tokens = features(tiny, 2)
+    step(tiny, loss, tokens)  # moves the running slope
+    twin = copy.deepcopy(loss)
+    assert twin.model is not tiny
+    assert_same_step(step(twin.model, twin, tokens), step(tiny, loss, tokens), rtol=0, atol=0)
+    fresh = LossAdapter(
+        copy.deepcopy(tiny), weince.WeinceLoss.released(nn.Parameter(torch.tensor(0.5)), candidates="cross")
+    )
+    fresh.load_state_dict(loss.state_dict())
+    assert_same_step(step(fresh.model, fresh, tokens), step(tiny, loss, tokens), rtol=0, atol=0)
+
+
+def train(model, loss, folder, **options):
+    pairs = Dataset.from_dict({"anchor": column(33, 0), "positive": column(33, 1), "negative": column(33, 2)})
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=8,
+        learning_rate=1e-3,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        seed=1,
+        **{"max_steps": 4, **options},
+    )
+    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=pairs, loss=loss)
+    trainer.train()
+    return trainer
+
+
+def test_the_trainer_trains_saves_and_loads_again(minilm_folder, tmp_path):
+    model = SentenceTransformer(str(minilm_folder), device="cpu")
+    sentences = column(5, 7)
+    before = model.encode(sentences)
+    train(model, WeinceLoss(model), tmp_path / "run")
+    after = model.encode(sentences)
+    assert abs(after - before).max() > 1e-3
+    model.save(str(tmp_path / "saved"))
+    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(sentences)
+    torch.testing.assert_close(torch.tensor(again), torch.tensor(after), rtol=0, atol=1e-6)
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "loss:WeinceLoss" in card
+    assert '"temperature": 0.05' in card
+    assert "Extreme-Value Corrections" in card
+
+
+def test_the_trainer_with_an_odd_last_batch_accumulation_and_evaluation(tiny_folder, tmp_path):
+    """33 pairs in batches of 8: the last has one row. A learned temperature is trained with the model."""
+    model = SentenceTransformer(str(tiny_folder), device="cpu")
+    temperature = nn.Parameter(torch.tensor(0.1))
+    loss = WeinceLoss(model, temperature=temperature)
+    trainer = train(model, loss, tmp_path, max_steps=-1, num_train_epochs=1, gradient_accumulation_steps=2)
+    assert trainer.state.global_step == 3
+    assert float(temperature.detach()) != pytest.approx(0.1, abs=1e-6)
+    metrics = trainer.evaluate(Dataset.from_dict({"anchor": column(9, 3), "positive": column(9, 4)}))
+    assert 0 < metrics["eval_loss"] < 20
+
+
+def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path):
+    """Over four optimizer steps of accumulated batches, without dropout."""
+    weights = []
+    for cached in (False, True):
+        model = SentenceTransformer(str(tiny_folder), device="cpu").double()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        loss = (
+            CachedWeinceLoss(model, tail=OPEN, mini_batch_size=3) if cached else WeinceLoss(model, tail=OPEN)
+        )
+        train(model, loss, tmp_path / str(cached), gradient_accumulation_steps=2)
+        weights.append(model.state_dict())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-6, atol=1e-7)
+
+
+def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
+    """Gathered over gloo, plain and cached, with hard negatives; each rank has its own rows."""
+    found = ranks_text.run(2, tiny_folder, tmp_path)
+    for name in ("plain", "cached"):
+        model = SentenceTransformer(str(tiny_folder), device="cpu").double().eval()
+        wanted = ranks_text.step(name, model, slice(0, 12))
+        mean = torch.stack([rank[name]["loss"] for rank in found]).mean()
+        torch.testing.assert_close(mean, wanted["loss"], rtol=1e-9, atol=1e-10)
+        for rank in found:
+            for got, gradient in zip(rank[name]["gradients"], wanted["gradients"], strict=True):
+                torch.testing.assert_close(got, gradient, rtol=1e-8, atol=1e-10)
+    alone = [rank["alone"] for rank in found]
+    assert alone[0] != pytest.approx(alone[1])
+
+
+def test_without_the_package_the_message_says_what_to_install():
+    code = (
+        "import sys; sys.modules['sentence_transformers'] = None\n"
+        "import weince.integrations.sentence_transformers"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ},
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "ImportError: weince.integrations.sentence_transformers needs sentence-transformers 6.0"
+    )
+    assert "pip install 'weince[text]'" in last
