@@ -2,7 +2,8 @@
 
 import random
 
-WORDS = "a the of to in is on it he she cat dog fish bird tree house river sun moon eats sees runs".split(" ")
+TEXT = "a cat and a dog see the bird on the tree in the sun it sings of the river she runs to the house he eats fish"
+WORDS = sorted(set(TEXT.split()))
 
 
 def column(rows, seed):
