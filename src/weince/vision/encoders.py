@@ -32,7 +32,10 @@ class Encoder(Protocol):
 
 
 class Tiny(nn.Module):
-    """Three convolutions with batch norm, 12 thousand weights: for tests and demonstrations on a CPU."""
+    """Three convolutions with group norm, 12 thousand weights: for tests and demonstrations on a CPU.
+
+    Nothing in it depends on the batch, so that several processes compute what one does.
+    """
 
     features = 64
 
@@ -42,7 +45,7 @@ class Tiny(nn.Module):
         for inputs, outputs in ((3, 16), (16, 16), (16, self.features)):
             layers += [
                 nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(outputs),
+                nn.GroupNorm(4, outputs),
                 nn.ReLU(inplace=True),
             ]
         self.layers = nn.Sequential(*layers)

@@ -1,0 +1,143 @@
+"""Views per second of a SimCLR step, and where its time goes.
+
+    python benchmarks/vision_step.py                       ResNet-18, 32 px, 256 pairs, on the GPU
+    python benchmarks/vision_step.py --encoder tiny --device cpu --batch 32 --seconds 1
+
+All rows are measured in one run on random images that lie on the device: a plain eager loop, the same compiled, and
+compiled and captured as one CUDA graph, for InfoNCE and WEINCE. A step makes both views, embeds them, and updates
+the weights. The profile sums the time of the GPU's kernels by what they do, over ten captured steps.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weince.configure import LossConfig, build_loss
+from weince.vision.augment import Augment
+from weince.vision.encoders import Projector, SimCLR, build
+from weince.vision.optim import OptimizerConfig, build_optimizer
+from weince.vision.step import Pixels, Step, TwoViews
+
+KINDS = (  # the first whose word is in a kernel's name
+    ("loss", ("contrast", "survivor", "fit_rows", "row_stats", "_tail", "sum_pass", "threshold")),
+    ("optimiser", ("adam", "multi_tensor")),
+    ("views", ("bmm", "gather", "index", "distribution", "argsort", "sort")),
+    ("convolutions", ("conv", "cudnn", "xmma", "sm90", "sm80", "gemm", "implicit", "cutlass", "nchwToNhwc")),
+    ("norms, activations and views", ("triton",)),
+)
+
+
+def build_step(options: argparse.Namespace, preset: str, *, compiled: bool, graph: bool) -> Step:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    device = torch.device(options.device)
+    encoder = build(options.encoder, size=options.size)
+    model = SimCLR(encoder, Projector(encoder.features)).to(device, memory_format=torch.channels_last)
+    if compiled:
+        model.encoder.compile()
+    loss = build_loss(LossConfig(preset)).to(device)
+    images = np.random.default_rng(0).integers(0, 256, (50_000, options.size, options.size, 3), np.uint8)
+    return Step(
+        TwoViews(model, options.precision),
+        loss,
+        build_optimizer(model.parameters(), OptimizerConfig()),
+        Pixels(images, device),
+        Augment(options.size),
+        torch.Generator(device).manual_seed(0),
+        batch=options.batch,
+        part=slice(None),
+        compiled=compiled,
+        graph=graph,
+    )
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def time_step(step: Step, options: argparse.Namespace) -> float:
+    """Milliseconds of a step, its rows chosen as in training; the median of five blocks."""
+    order = torch.randperm(50_000)[: options.batch * 50].view(-1, options.batch).to(options.device)
+    for rows in order[:6]:
+        step(rows)
+    wait(options.device)
+    began, taken = time.perf_counter(), []
+    step(order[0])
+    wait(options.device)
+    steps = max(1, int(options.seconds / 5 / (time.perf_counter() - began)))
+    for _ in range(5):
+        began = time.perf_counter()
+        for number in range(steps):
+            step(order[number % len(order)])
+        wait(options.device)
+        taken.append((time.perf_counter() - began) / steps)
+    return 1e3 * sorted(taken)[2]
+
+
+def profile(step: Step, options: argparse.Namespace) -> list[tuple[str, float]]:
+    """Milliseconds per step by kind of kernel, and the longest kernels of all."""
+    rows = torch.arange(options.batch, device=options.device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(10):
+            step(rows)
+        wait(options.device)
+    sums: dict[str, float] = defaultdict(float)
+    names: dict[str, float] = defaultdict(float)
+    for event in found.key_averages():
+        taken = event.self_device_time_total / 1e4  # microseconds of ten steps
+        kind = next((k for k, words in KINDS if any(w.lower() in event.key.lower() for w in words)), "other")
+        sums[kind] += taken
+        names[f"`{event.key[:90]}`"] += taken
+    longest = sorted(names.items(), key=lambda item: -item[1])[:12]
+    return sorted(sums.items(), key=lambda item: -item[1]) + longest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--encoder", default="resnet18")
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring per row")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
+    options = parser.parse_args()
+
+    torch.backends.cudnn.benchmark = True
+    hardware = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    lines = [
+        f"{options.encoder}, {options.size} px, {options.batch} pairs, {options.precision}; {hardware}, torch "
+        f"{torch.__version__}. Written by `python benchmarks/vision_step.py`.",
+        "",
+        "| step | loss | ms | views/s | times the plain loop |",
+        "|---|---|---|---|---|",
+    ]
+    modes = {"eager": (False, False), "compiled": (True, False), "compiled, in a CUDA graph": (True, True)}
+    if options.device == "cpu":
+        modes = {"eager": (False, False)}
+    plain, step = None, None
+    for name, (compiled, graph) in modes.items():
+        for preset in ("infonce", "paper"):
+            began = time.perf_counter()
+            step = build_step(options, preset, compiled=compiled, graph=graph)
+            taken = time_step(step, options)
+            plain = plain or taken
+            views = 2 * options.batch / taken * 1e3
+            lines.append(f"| {name} | {preset} | {taken:.2f} | {views:,.0f} | {plain / taken:.2f} |")
+            print(lines[-1], f"({time.perf_counter() - began:.0f} s)", flush=True)
+    if options.device == "cuda" and step is not None:
+        lines += ["", "Kernels of the last row, ms per step:", "", "| kernels | ms |", "|---|---|"]
+        lines += [f"| {kind} | {taken:.3f} |" for kind, taken in profile(step, options)]
+        print("\n".join(lines[-20:]))
+    options.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The folder of a run: its settings, log, checkpoints and weights, and how to read them again.
+
+run.yaml                     the settings
+log.csv                      a row per epoch
+checkpoints/                 the last two, to go on from
+snapshots/epoch_0010.safetensors   weights along the way, if asked for
+model.safetensors            the weights at the end: encoder.* and projector.*
+evaluation.json              what `weince evaluate` found
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+import yaml
+
+from weince import settings
+from weince.checkpoint import write_aside
+from weince.vision import encoders
+
+if TYPE_CHECKING:
+    from weince.vision.train import VisionRun
+
+FREE_TO_CHANGE = {
+    "out",
+    "device",
+    "devices",
+    "compile",
+    "graph",
+    "tensorboard",
+    "snapshot_every",
+    "checkpoint_every",
+}
+"""Settings that a resumed run may change: they leave its weights as they are."""
+
+
+def claim(run: "VisionRun") -> None:
+    """Write the settings into the run's folder, or see that those there are the same.
+
+    Raises:
+        ValueError: The folder holds another run.
+    """
+    path = run.out / "run.yaml"
+    if path.exists():
+        before, now = yaml.safe_load(path.read_text(encoding="utf-8")), yaml.safe_load(settings.dump(run))
+        changed = [
+            f"{name} {before.get(name)!r} -> {value!r}"
+            for name, value in now.items()
+            if before.get(name) != value and name not in FREE_TO_CHANGE
+        ]
+        if changed:
+            raise ValueError(f"{run.out} holds another run ({'; '.join(changed)}): choose another --out")
+    run.out.mkdir(parents=True, exist_ok=True)
+    write_aside(path, lambda part: part.write_text(settings.dump(run), encoding="utf-8"), "settings")
+
+
+def read_run(folder: Path) -> "VisionRun":
+    """The settings of the run in a folder."""
+    from weince.vision.train import VisionRun
+
+    path = folder / "run.yaml"
+    if not path.exists():
+        raise ValueError(f"{folder} is not the folder of a run: it has no run.yaml")
+    run: VisionRun = settings.read(VisionRun, ["--config", str(path)], command="weince", examples="")
+    return run
+
+
+def save_weights(path: Path, model: torch.nn.Module) -> None:
+    """Write a model's weights as safetensors."""
+    from safetensors.torch import save_file
+
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(path, lambda part: save_file(weights, part), "weights")
+
+
+def build_model(run: "VisionRun") -> encoders.SimCLR:
+    """The untrained model of a run."""
+    encoder = encoders.build(run.encoder, size=run.augment.size)
+    return encoders.SimCLR(encoder, encoders.Projector(cast(int, encoder.features), out=run.projection))
+
+
+def load_model(folder: Path, weights: Path | None = None) -> tuple["VisionRun", encoders.SimCLR]:
+    """A run and its trained model, in evaluation mode, from its last weights or from a snapshot."""
+    run = read_run(folder)
+    path = weights or folder / "model.safetensors"
+    if not path.exists():
+        raise ValueError(f"{folder} has no {path.name} yet: the run is not finished")
+    model = build_model(run)
+    encoders.load_weights(model, path)
+    return run, model.eval()
+
+
+def snapshots(folder: Path) -> list[Path]:
+    """The weights of a run along the way and at its end, in order."""
+    last = folder / "model.safetensors"
+    return sorted((folder / "snapshots").glob("epoch_*.safetensors")) + ([last] if last.exists() else [])
+
+
+@torch.no_grad()
+def embed_pairs(
+    folder: Path, weights: Path | None = None, *, pairs: int = 8192, data: str | None = None, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings ``(pairs, d)`` of two random views of held-out images, where the loss acts.
+
+    Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
+    """
+    from weince.vision.data import load
+
+    run, model = load_model(folder, weights)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+    images = load(data or run.data, size=run.augment.size).test_images
+    generator = torch.Generator(device).manual_seed(seed)
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
+    found: list[list[torch.Tensor]] = [[], []]
+    for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
+        batch = torch.from_numpy(np.array(images[rows])).to(device).permute(0, 3, 1, 2)
+        for side in found:
+            side.append(model(run.augment(batch, generator))[1].cpu())
+    z_i, z_j = (torch.cat(side).numpy() for side in found)
+    return z_i, z_j

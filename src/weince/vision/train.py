@@ -1,0 +1,238 @@
+"""SimCLR from images to weights: a loop that reads from top to bottom.
+
+Everything random in an epoch follows from the run's seed and the epoch's number, so that a run that was cut and
+resumed ends with the weights of one that was not, bit for bit on a CPU. Checkpoints are taken between epochs.
+
+Several processes (``--devices N``, or torchrun) share one global batch: they draw the same views as one process
+would, and contrast each anchor with the candidates of all of them.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weince import checkpoint
+from weince.configure import LossConfig, build_loss
+from weince.losses import LinkLoss
+from weince.tail import TailConfig
+from weince.terms import WeinceLink
+from weince.vision.augment import Augment
+from weince.vision.data import load
+from weince.vision.encoders import SimCLR
+from weince.vision.log import Log, check_finite, measure, progress_bar
+from weince.vision.optim import OptimizerConfig, build_optimizer, rate, restore, set_rate
+from weince.vision.runs import build_model, claim, save_weights
+from weince.vision.step import Pixels, Precision, Step, TwoViews
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+GLANCE = 50
+"""Steps between two looks at the loss for the progress bar; each look waits for the device."""
+
+
+@dataclass(frozen=True)
+class VisionRun:
+    """A SimCLR run.
+
+    Args:
+        task: Says that a configuration file is of this kind.
+        data: Name of a data set (digits, cifar10, cifar100, stl10, imagenet32, tiny-imagenet), an .npz file or a
+            folder of images by class.
+        encoder: resnet18, resnet50, vit_small, tiny, timm:NAME or torchvision:NAME.
+        projection: Width of the embeddings.
+        loss: The loss.
+        augment: How views are made; ``size`` is their height and width.
+        optimizer: How weights are updated.
+        epochs: Passes over the images.
+        batch: Pairs of views in the global batch.
+        seed: Of the weights, the order of the images and the views.
+        precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
+            projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
+        device: ``auto``, ``cpu`` or ``cuda``.
+        devices: Processes, one per GPU; torchrun's number wins.
+        compile: Compile the encoder and the views; by default on a GPU.
+        graph: Capture the step as a CUDA graph; by default on one GPU.
+        out: Folder of the run. A run that is there already goes on.
+        checkpoint_every: Epochs between checkpoints.
+        snapshot_every: Epochs between weights that are kept (for ``weince diagnose --trend``); 0 keeps none.
+        tensorboard: Write TensorBoard's event files too.
+    """
+
+    task: Literal["vision"] = "vision"
+    data: str = "digits"
+    encoder: str = "tiny"
+    projection: int = 64
+    loss: LossConfig = LossConfig()
+    augment: Augment = Augment(32)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    epochs: int = 100
+    batch: int = 256
+    seed: int = 7
+    precision: Precision = "fp32"
+    device: str = "auto"
+    devices: int = 1
+    compile: bool | None = None
+    graph: bool | None = None
+    out: Path = Path("runs/train")
+    checkpoint_every: int = 1
+    snapshot_every: int = 0
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("projection", "epochs", "devices", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.batch < 2:
+            raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device must be auto, cpu or cuda; got {self.device}")
+
+
+def train(run: VisionRun, *, bar: bool = True) -> Path:
+    """Train, or go on training; returns the run's folder."""
+    fabric = _launch(run)
+    data = load(run.data, size=run.augment.size)
+    if len(data.pretrain_images) < run.batch:
+        raise ValueError(
+            f"{data.name} has {len(data.pretrain_images)} images, fewer than a batch of {run.batch}"
+        )
+    if fabric.global_rank == 0:
+        claim(run)
+
+    torch.manual_seed(run.seed)
+    model = build_model(run)
+    loss = build_loss(run.loss).to(fabric.device)
+    views, optimizer = _set_up(fabric, run, model, loss)
+    on_gpu = fabric.device.type == "cuda"
+    pixels = Pixels(data.pretrain_images, fabric.device)
+    generator = torch.Generator(fabric.device)
+    step = Step(
+        views, loss, optimizer, pixels, run.augment, generator,
+        batch=run.batch,
+        part=_part(run.batch, fabric.global_rank, fabric.world_size),
+        compiled=_asked(run.compile, on_gpu),
+        graph=_asked(run.graph, on_gpu and fabric.world_size == 1 and pixels.resident),
+    )  # fmt: skip
+
+    start = _resume(run, model, loss, optimizer)
+    first = fabric.global_rank == 0
+    log = Log(run.out, start, tensorboard=run.tensorboard) if first else None
+    steps = len(data.pretrain_images) // run.batch  # the last, smaller batch is left out
+    with progress_bar(f"{data.name} {run.loss.preset}", start, run.epochs, shown=first and bar) as shown:
+        for epoch in range(start, run.epochs):
+            began = time.perf_counter()
+            order = _begin(run.seed, epoch, len(data.pretrain_images), generator).to(fabric.device)
+            step.total.zero_()
+            for number in range(steps):
+                set_rate(optimizer, rate(run.optimizer, epoch + number / steps, run.epochs))
+                step(order[number * run.batch : (number + 1) * run.batch])
+                shown.advance(1 / steps)
+                if number % GLANCE == GLANCE - 1:
+                    check_finite(float(step.total), epoch)
+            row = _row(run, fabric, step, epoch, steps, time.perf_counter() - began)
+            if log is not None:
+                log.add(row)
+                shown.show(row)
+                _save(run, epoch + 1, model, loss, optimizer)
+            fabric.barrier()
+    if first:
+        save_weights(run.out / "model.safetensors", model)
+    fabric.barrier()
+    return run.out
+
+
+def _launch(run: VisionRun) -> "Fabric":
+    """Start the processes of a run, or find the place of this one among those that torchrun started."""
+    from lightning_fabric import Fabric
+
+    if run.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no GPU here")
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
+    fabric = Fabric(
+        accelerator="cpu" if run.device == "cpu" or not torch.cuda.is_available() else "cuda",
+        devices=devices,
+        num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
+        strategy="ddp" if devices > 1 else "auto",
+    )
+    fabric.launch()
+    allowed = run.precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = allowed  # convolutions; products of matrices stay exact
+    torch.backends.cudnn.benchmark = True
+    return fabric
+
+
+def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: LinkLoss) -> tuple[nn.Module, Any]:
+    """Put the model on its device, compile it, and share it among the processes."""
+    if fabric.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if fabric.world_size > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    model.to(fabric.device)
+    if _asked(run.compile, fabric.device.type == "cuda"):
+        model.encoder.compile()
+    optimizer = build_optimizer([*model.parameters(), *loss.parameters()], run.optimizer)
+    return fabric.setup_module(TwoViews(model, run.precision)), optimizer
+
+
+def _part(batch: int, rank: int, ranks: int) -> slice:
+    """Which rows of a global batch are a rank's."""
+    edges = [batch * r // ranks for r in range(ranks + 1)]
+    return slice(edges[rank], edges[rank + 1])
+
+
+def _asked(setting: bool | None, usual: bool) -> bool:
+    return usual if setting is None else setting
+
+
+def _begin(seed: int, epoch: int, images: int, generator: torch.Generator) -> Tensor:
+    """Seed an epoch's randomness and return the order of its images."""
+    order, views, other = np.random.SeedSequence([seed, epoch]).generate_state(3).tolist()
+    generator.manual_seed(views)
+    torch.manual_seed(other)  # of dropout, in encoders that have it
+    return torch.randperm(images, generator=torch.Generator().manual_seed(order))
+
+
+def _row(
+    run: VisionRun, fabric: "Fabric", step: Step, epoch: int, steps: int, seconds: float
+) -> dict[str, float]:
+    """What is logged of an epoch. All ranks take part: the statistics are of the global batch."""
+    assert step.last is not None
+    mean = float(fabric.all_reduce(step.total / steps, reduce_op="mean"))  # type: ignore[arg-type]
+    check_finite(mean, epoch)
+    link = step.loss.link
+    tail = link.tail if isinstance(link, WeinceLink) else TailConfig()
+    return {
+        "epoch": epoch + 1,
+        "loss": mean,
+        **measure(step.last.z_i, step.last.z_j, tail),
+        "lr": rate(run.optimizer, epoch, run.epochs),
+        "views_per_second": 2 * run.batch * steps / seconds,
+        "seconds": seconds,
+    }
+
+
+def _save(run: VisionRun, epoch: int, model: nn.Module, loss: nn.Module, optimizer: Any) -> None:
+    """Write what is due after so many epochs."""
+    if epoch % run.checkpoint_every == 0 or epoch == run.epochs:
+        state = {"model": model.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
+        checkpoint.save(run.out / "checkpoints", epoch, state)
+    if run.snapshot_every and epoch % run.snapshot_every == 0:
+        save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
+
+
+def _resume(run: VisionRun, model: nn.Module, loss: nn.Module, optimizer: Any) -> int:
+    """Load the newest checkpoint, if there is one; returns the epochs that are done."""
+    found = checkpoint.newest(run.out / "checkpoints")
+    if found is None:
+        return 0
+    model.load_state_dict(found.state["model"])
+    loss.load_state_dict(found.state["loss"])
+    restore(optimizer, found.state["optimizer"])
+    return found.step
