@@ -1,6 +1,7 @@
 """The named data sets: their official archives, fetched by checksum, converted once, then memory-mapped."""
 
 import gzip
+import io
 import itertools
 import json
 import tarfile
@@ -11,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -225,22 +225,23 @@ def unpack(path: Path, folder: Path) -> None:
                     advance(1)
         else:
             with (
-                path.open("rb") as file,
                 progress_bar(what, path.stat().st_size) as advance,
-                tarfile.open(fileobj=Counted(file, advance), mode="r|gz") as tar,
+                Counted(path, advance) as file,
+                tarfile.open(fileobj=file, mode="r|gz", bufsize=2**20) as tar,
             ):
                 tar.extractall(folder, filter="data")  # which refuses them
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is damaged or not what its name says: {error}") from error
 
 
-class Counted:
+class Counted(io.FileIO):
     """A file that tells how much of it has been read."""
 
-    def __init__(self, file: BinaryIO, advance: Callable[[int], None]) -> None:
-        self.file, self.advance = file, advance
+    def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self.advance = advance
 
-    def read(self, size: int = -1) -> bytes:
-        data = self.file.read(size)
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
         self.advance(len(data))
         return data
