@@ -151,7 +151,7 @@ class Projector(nn.Sequential):
     """
 
     def __init__(self, features: int, hidden: int | None = None, out: int = 64) -> None:
-        hidden = hidden or features
+        hidden = features if hidden is None else hidden
         super().__init__(
             nn.Linear(features, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, out, bias=False)
         )
@@ -168,7 +168,7 @@ class SimCLR(nn.Module):
     def __init__(self, encoder: nn.Module, projector: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.projector = projector or Projector(cast(int, encoder.features))
+        self.projector = Projector(cast(int, encoder.features)) if projector is None else projector
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = self.encoder(x)
@@ -186,34 +186,19 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
     """Fill a model (:class:`SimCLR` or an encoder alone) from a safetensors file or a torch checkpoint.
 
     The names may be those of torchvision, or carry ``encoder.`` and ``projector.`` (and ``module.`` in front), bare
-    or under ``state_dict`` or ``model``. A classifier ``fc`` is left out, and so is a projector that only one side
+    or under ``state_dict`` or ``model``. A classifier (``fc``, ``head``) is left out, and so is a projector that only one side
     has. Nothing else may be missing or left over; the model is only touched when all fits.
     """
-    state = _without_classifier(_read_state(Path(path)))
     own = model.state_dict()
-    if _has(own, "encoder.") and not _has(state, "encoder."):
-        state = {f"encoder.{name}": value for name, value in state.items()}
-    if _has(state, "encoder.") and not _has(own, "encoder."):
-        whole, state = state, {}
-        dropped = tuple(name for name in whole if not name.startswith("encoder."))
-        state = {name.removeprefix("encoder."): whole[name] for name in whole if name not in dropped}
-    else:
-        dropped = ()
-    missing = tuple(n for n in own if n not in state and not n.endswith("num_batches_tracked"))
-    unexpected = tuple(n for n in state if n not in own)
+    state, dropped = _renamed(_without_classifier(_read_state(Path(path))), _has(own, "encoder."))
+    missing = tuple(name for name in own if name not in state and not name.endswith("num_batches_tracked"))
+    unexpected = [name for name in state if name not in own]
     optional = not _has(state, "projector.")
-    wrong = [n for n in missing if not (optional and n.startswith("projector."))]
-    if wrong or unexpected:
-        raise ValueError(
-            f"{path} does not fit the model: {_some('missing', wrong)}{_some('unexpected', unexpected)}"
-        )
-    for name, value in state.items():
-        if value.shape != own[name].shape:
-            hint = "; is the other stem meant?" if name.endswith("conv1.weight") and value.ndim == 4 else ""
-            raise ValueError(
-                f"{path} does not fit the model: {name} is {tuple(value.shape)}, "
-                f"the model's is {tuple(own[name].shape)}{hint}"
-            )
+    needed = [name for name in missing if not (optional and name.startswith("projector."))]
+    faults = _some("missing: ", needed) + _some("unexpected: ", unexpected)
+    faults += _some("", [_misfit(name, x, own[name]) for name, x in state.items() if name in own])
+    if faults:
+        raise ValueError(f"{path} does not fit the model: {'; '.join(faults)}")
     model.load_state_dict(state, strict=False)
     return Loaded(missing, dropped)
 
@@ -227,9 +212,10 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # each of the two formats has errors of its own
+    except Exception as error:  # either format has errors of its own, torch's with advice not to be followed
         raise ValueError(
-            f"{path} is no file of weights (safetensors, or torch's with tensors only): {error}"
+            f"{path} cannot be read as weights ({type(error).__name__}): wanted are safetensors, or a torch "
+            "checkpoint that holds tensors and plain values only"
         ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
@@ -242,17 +228,35 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 def _without_classifier(state: dict[str, Tensor]) -> dict[str, Tensor]:
     if state and all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): value for name, value in state.items()}
-    return {
-        name: value for name, value in state.items() if not name.removeprefix("encoder.").startswith("fc.")
-    }
+    heads = ("fc.", "head.")  # torchvision's ResNets, timm's transformers
+    return {name: x for name, x in state.items() if not name.removeprefix("encoder.").startswith(heads)}
+
+
+def _renamed(state: dict[str, Tensor], prefixed: bool) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The weights with ``encoder.`` before their names, or without; and what is then of no use."""
+    if prefixed == _has(state, "encoder."):
+        return state, ()
+    if prefixed:
+        return {f"encoder.{name}": value for name, value in state.items()}, ()
+    dropped = tuple(name for name in state if not name.startswith("encoder."))
+    kept = {name.removeprefix("encoder."): x for name, x in state.items() if name.startswith("encoder.")}
+    return kept, dropped
 
 
 def _has(state: dict[str, Tensor], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in state)
 
 
-def _some(what: str, names: list[str] | tuple[str, ...]) -> str:
-    if not names:
+def _misfit(name: str, value: Tensor, own: Tensor) -> str:
+    """What is wrong with the shape of a weight, if anything."""
+    if value.shape == own.shape:
         return ""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{what}: {', '.join(names[:5])}{more}. "
+    hint = " (is the other stem meant?)" if name.removeprefix("encoder.") == "conv1.weight" else ""
+    return f"{name} is {tuple(value.shape)}, the model's is {tuple(own.shape)}{hint}"
+
+
+def _some(what: str, faults: list[str]) -> list[str]:
+    """The first few faults as one phrase, or none."""
+    faults = [fault for fault in faults if fault]
+    more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+    return [what + ", ".join(faults[:5]) + more] if faults else []
