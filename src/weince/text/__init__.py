@@ -1,0 +1,1 @@
+"""Sentence embeddings: unsupervised SimCSE and its evaluation on STS (the extra ``text``)."""

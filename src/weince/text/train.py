@@ -1,0 +1,299 @@
+"""Unsupervised SimCSE: a sentence twice through the encoder, dropout as the only difference (Gao et al., 2021).
+
+``train(TextRun(...))`` reads top to bottom. A folder of a run holds ``run.yaml``, ``log.csv``, ``checkpoints/``,
+``best/`` (the encoder that ranks STS-B's dev pairs best, for transformers and sentence-transformers) and, once it is
+done, ``result.json`` with the test scores of that encoder. A run that was stopped goes on where it was.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from weince import checkpoint, settings
+from weince.configure import LossConfig, build_loss
+from weince.tail import TailStats
+from weince.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
+from weince.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, save_encoder, tokenise
+from weince.text.log import Row, append_log, progress_bar, read_log, start_log
+from weince.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
+
+Precision = Literal["fp32", "tf32", "bf16"]
+FREE_TO_CHANGE = {"out", "device", "text", "sts", "model"}
+"""Settings that a resumed run may change: files may have moved, and a GPU may have become free."""
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """One run of unsupervised SimCSE; the defaults are SimCSE's for BERT-base.
+
+    Args:
+        text: File with one sentence a line.
+        model: Encoder to start from: a folder, or a hub name.
+        sts: Tab-separated file of STS pairs: task, subset, split, score and two sentences.
+        out: Folder of the run; it goes on where an earlier run of the same settings stopped.
+        task: What kind of run this is.
+        loss: Which loss.
+        batch: Sentences in a batch.
+        lr: Learning rate of AdamW at the start; it falls linearly to 0.
+        epochs: Passes over the sentences.
+        max_length: Word pieces of a sentence that are kept in training.
+        seed: Of the order of sentences, the dropout and the head.
+        head: Put a layer (linear, tanh) on top of the encoder in training only.
+        clip: Largest norm of the gradient.
+        eval_every: Steps between evaluations on STS-B's dev split, after each of which a checkpoint is kept.
+        log_every: Steps between lines of the log.
+        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
+        sentences: Use only so many sentences, from the beginning of the file.
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    text: Path
+    model: str
+    sts: Path
+    out: Path = Path("runs/simcse")
+    task: Literal["text"] = "text"
+    loss: LossConfig = LossConfig(preset="infonce", temperature=0.05)
+    batch: int = 64
+    lr: float = 3e-5
+    epochs: int = 1
+    max_length: int = 32
+    seed: int = 0
+    head: bool = True
+    clip: float = 1.0
+    eval_every: int = 125
+    log_every: int = 25
+    precision: Precision = "fp32"
+    sentences: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        least = {"batch": 2, "epochs": 1, "max_length": 3, "eval_every": 1, "log_every": 1, "seed": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}; got {getattr(self, name)}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be fp32, tf32 or bf16; got {self.precision!r}")
+        if self.sentences is not None and self.sentences < 2:
+            raise ValueError(f"sentences must be at least 2; got {self.sentences}")
+        for name in ("lr", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+
+
+def train(run: TextRun, *, bar: bool = True) -> Path:
+    """Train, and return the folder of the encoder that does best on STS-B's dev split.
+
+    Raises:
+        OSError: A file, a folder or a model is missing or cannot be read or written.
+        ValueError: What is in a file is not what it should be, or ``run.out`` holds a run of other settings.
+    """
+    check_model(run.model)
+    sts = read_sts(run.sts)
+    if ("STSB", "dev") not in sts:
+        raise ValueError(f"{run.sts} holds no dev split of STSB, on which the best encoder is chosen")
+    if (run.out / "result.json").is_file():
+        keep_settings(run)
+        return run.out / "best"
+    with matmul_precision(run.precision):
+        job = _Job(run, sts)
+        keep_settings(run)
+        job.resume()
+        job.go(bar=bar)
+    _write_result(job, sts)
+    return run.out / "best"
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """Autocast to bfloat16 if that is the precision."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """TF32 in float32 products if that is the precision, else not; put back afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class _Job:
+    """A run at work: what is built from its settings, and what changes from step to step."""
+
+    def __init__(self, run: TextRun, sts: Sts) -> None:
+        self.run = run
+        self.device = _device(run.device)
+        self.sentences = SentenceFile(run.text, first=run.sentences)
+        self.steps = run.epochs * steps_in_epoch(len(self.sentences), run.batch)
+        backbone, self.tokenizer = load_backbone(run.model)
+        self.dev = StsTask(self.tokenizer, sts["STSB", "dev"])
+        torch.manual_seed(run.seed)
+        self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device).train()
+        self.loss = build_loss(run.loss, candidates="cross").to(self.device)
+        self.optimiser = torch.optim.AdamW(
+            self.encoder.parameters(), lr=run.lr, weight_decay=0.0, fused=self.device.type == "cuda"
+        )
+        self.step, self.best, self.best_step = 0, -math.inf, 0
+
+    def resume(self) -> None:
+        """Take up the newest checkpoint, if there is one."""
+        found = checkpoint.newest(self.run.out / "checkpoints")
+        rows = (
+            [] if found is None else [row for row in read_log(self.run.out) if int(row["step"]) <= found.step]
+        )
+        start_log(self.run.out, rows)
+        if found is None:
+            return
+        state = found.state
+        self.step, self.best, self.best_step = found.step, state["best"], state["best_step"]
+        self.encoder.load_state_dict(state["encoder"])
+        self.loss.load_state_dict(state["loss"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        torch.set_rng_state(state["rng"])
+        if self.device.type == "cuda" and state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+
+    def save(self) -> None:
+        state = {
+            "encoder": self.encoder.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "best": self.best,
+            "best_step": self.best_step,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        checkpoint.save(self.run.out / "checkpoints", self.step, state)
+
+    def prepare(self, numbers: Any) -> tuple[Drawn, Tokens]:
+        """The sentences of a step as tokens; runs in a thread."""
+        drawn = self.sentences.draw(numbers)
+        return drawn, tokenise(self.tokenizer, drawn.sentences, self.run.max_length)
+
+    def go(self, *, bar: bool) -> None:
+        """Take the steps that are left."""
+        run = self.run
+        numbers = batches(
+            len(self.sentences), batch=run.batch, epochs=run.epochs, seed=run.seed, start=self.step
+        )
+        sums = _Sums(self.device)
+        with progress_bar(run.out.name, self.steps, self.step, shown=bar) as show:
+            for drawn, tokens in ahead(numbers, self.prepare):
+                last = self.step + 1 == self.steps
+                evaluate = (self.step + 1) % run.eval_every == 0 or last
+                log = evaluate or (self.step + 1) % run.log_every == 0
+                loss, stats = self.take_step(drawn, tokens, with_stats=log)
+                sums.add(loss, len(drawn.sentences))
+                if stats is None:
+                    continue
+                row = sums.row(self.step, stats)
+                if evaluate:
+                    row = row._replace(dev=self.evaluate())
+                append_log(run.out, row)
+                show(row)
+                if evaluate:
+                    self.save()
+                sums = _Sums(self.device)
+
+    def take_step(self, drawn: Drawn, tokens: Tokens, *, with_stats: bool) -> tuple[Tensor, TailStats | None]:
+        """One step of training: the loss, and the tail statistics if asked for."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.run.lr * (1 - self.step / self.steps)
+        twice = Tokens(*(part.to(self.device, non_blocking=True).repeat(2, 1) for part in tokens))
+        ids = None if drawn.ids is None else torch.from_numpy(drawn.ids).to(self.device)
+        with autocast(self.device, self.run.precision):
+            z_i, z_j = self.encoder(twice).chunk(2)
+        output = self.loss(z_i, z_j, ids=ids, return_stats=with_stats)
+        loss, stats = output if with_stats else (output, None)
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.encoder.parameters(), self.run.clip)
+        self.optimiser.step()
+        self.step += 1
+        return loss.detach(), stats
+
+    @matmul_precision("fp32")
+    def evaluate(self) -> float:
+        """Spearman on the dev split; the encoder is kept if it is the best so far."""
+        dev = self.dev.spearman(self.encoder)
+        if dev > self.best or self.best_step == 0:
+            self.best, self.best_step = dev, self.step
+            save_encoder(self.encoder, self.tokenizer, self.run.out / "best", max_length=LONGEST)
+        return dev
+
+
+class _Sums:
+    """The loss and the number of sentences since the last line of the log."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss, self.steps, self.sentences = torch.zeros((), device=device), 0, 0
+        self.since = time.perf_counter()
+
+    def add(self, loss: Tensor, sentences: int) -> None:
+        self.loss, self.steps, self.sentences = self.loss + loss, self.steps + 1, self.sentences + sentences
+
+    def row(self, step: int, stats: TailStats) -> Row:
+        """A line of the log. Reading the three means is the only wait for the device between evaluations."""
+        means = torch.stack([self.loss / self.steps, stats.lam.mean(), stats.beta.mean()])
+        loss, lam, beta = means.tolist()
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss} at step {step}: try a lower --lr or --precision fp32")
+        speed = self.sentences / (time.perf_counter() - self.since)
+        return Row(step, loss, lam, beta, None, speed)
+
+
+def _write_result(job: _Job, sts: Sts) -> None:
+    """Test scores of the best encoder, which was chosen on the dev split alone."""
+    backbone, tokenizer = load_backbone(str(job.run.out / "best"))
+    scores = score_encoder(SentenceEncoder(backbone).to(job.device), tokenizer, sts)
+    result = {
+        "dev": job.best,
+        "best_step": job.best_step,
+        "steps": job.steps,
+        "sentences": len(job.sentences),
+        **scores._asdict(),
+    }
+    job.sentences.close()
+    text = json.dumps(result, indent=2) + "\n"
+    checkpoint.write_aside(job.run.out / "result.json", lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def keep_settings(run: TextRun) -> None:
+    """Write the settings into the folder of a run, or see that those there are the same.
+
+    Raises:
+        ValueError: The folder holds another run.
+    """
+    import yaml
+
+    path = run.out / "run.yaml"
+    if path.exists():
+        before, now = yaml.safe_load(path.read_text(encoding="utf-8")), yaml.safe_load(settings.dump(run))
+        changed = [
+            f"{name} {before.get(name)!r} -> {value!r}"
+            for name, value in now.items()
+            if before.get(name) != value and name not in FREE_TO_CHANGE
+        ]
+        if changed:
+            raise ValueError(f"{run.out} holds another run ({'; '.join(changed)}): choose another --out")
+    run.out.mkdir(parents=True, exist_ok=True)
+    text = settings.dump(run)
+    checkpoint.write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "settings")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for; torch finds no CUDA device")
+    return torch.device(name)

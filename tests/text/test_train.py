@@ -1,0 +1,321 @@
+"""A SimCSE run, whole: what it writes, what it computes, and that it goes on where it was stopped."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModel, AutoTokenizer
+
+from weince import checkpoint, settings
+from weince.configure import LossConfig
+from weince.text import train as module
+from weince.text.data import Drawn, batches
+from weince.text.encoder import Tokens, tokenise
+from weince.text.log import read_log
+from weince.text.sts import evaluate_sts, read_sts
+from weince.text.train import TextRun, train
+
+
+@pytest.fixture
+def run(toy_model, toy_text, toy_sts, tmp_path) -> TextRun:
+    return TextRun(
+        text=toy_text,
+        model=str(toy_model),
+        sts=toy_sts,
+        out=tmp_path / "run",
+        batch=16,
+        eval_every=3,
+        log_every=2,
+        lr=1e-3,
+        device="cpu",
+    )
+
+
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released", "weibit"])
+def test_a_run_writes_what_it_says(run, preset):
+    from sentence_transformers import SentenceTransformer
+
+    run = replace(run, loss=LossConfig(preset=preset, temperature=0.05))
+    best = train(run, bar=preset == "paper")
+    rows = read_log(run.out)
+    assert [int(row["step"]) for row in rows] == [2, 3, 4, 6, 7]  # 100 sentences: 6 batches of 16, one of 4
+    dev = {int(row["step"]): float(row["dev"]) for row in rows if row["dev"]}
+    assert sorted(dev) == [3, 6, 7]
+    result = json.loads((run.out / "result.json").read_text())
+    assert result["dev"] == max(dev.values())
+    assert result["best_step"] == max(dev, key=dev.get)
+    assert set(result["tasks"]) == {"STS12", "STSB"}
+    # The folder is one of sentence-transformers and of transformers, and both give the vectors that were scored.
+    again = evaluate_sts(str(best), run.sts)
+    assert again.tasks == pytest.approx(result["tasks"], abs=1e-4)
+    words = ["the cat sees a bird", "a dog"]
+    vectors = SentenceTransformer(str(best), device="cpu", local_files_only=True).encode(words)
+    tokens = AutoTokenizer.from_pretrained(best)(words, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        first = AutoModel.from_pretrained(best).eval()(**tokens).last_hidden_state[:, 0]
+    np.testing.assert_allclose(vectors, first, atol=1e-6)
+
+
+def test_one_step_is_simcse(run, toy_model):
+    """Value and weights after a step against SimCSE written out by hand, with dropout off on both sides."""
+    run = replace(run, head=True)
+    job = module._Job(run, read_sts(run.sts))
+    for layer in job.encoder.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+        if hasattr(layer, "dropout_prob"):
+            layer.dropout_prob = 0.0
+    words = ["the cat sees a bird", "a dog", "red sun", "the old river sings"]
+    tokens = tokenise(job.tokenizer, words, 32)
+    before = {name: value.detach().clone() for name, value in job.encoder.named_parameters()}
+    job.encoder.backbone.config._attn_implementation = "eager"
+
+    z = job.encoder.backbone(**tokens._asdict()).last_hidden_state[:, 0]
+    z = torch.tanh(z @ before["head.0.weight"].T + before["head.0.bias"])
+    cosines = F.normalize(z) @ F.normalize(z).T
+    expected = F.cross_entropy(cosines / 0.05, torch.arange(4))
+    grads = torch.autograd.grad(expected, list(job.encoder.backbone.parameters()), allow_unused=True)
+
+    loss, _ = job.take_step(Drawn(words, None), tokens, with_stats=False)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
+    norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
+    assert norm > 0
+    for (name, value), grad in zip(job.encoder.backbone.named_parameters(), grads, strict=True):
+        moved = (value - before[f"backbone.{name}"]).detach()
+        if grad is None:
+            assert not moved.any(), name
+        else:  # AdamW's first step is the learning rate times the sign, where the gradient is not tiny
+            clear = grad.abs() > 1e-4
+            torch.testing.assert_close(moved[clear], -run.lr * grad[clear].sign(), rtol=2e-3, atol=1e-7)
+
+
+def test_dropout_makes_the_views_differ_and_evaluation_has_none(run):
+    job = module._Job(run, read_sts(run.sts))
+    tokens = tokenise(job.tokenizer, ["the cat sees a bird", "a dog"], 32)
+    twice = Tokens(*(part.repeat(2, 1) for part in tokens))
+    z_i, z_j = job.encoder(twice).chunk(2)
+    assert (z_i - z_j).abs().max() > 1e-3
+    assert z_i.abs().max() <= 1  # tanh of the head
+    job.encoder.eval()
+    z_i, z_j = job.encoder(twice).chunk(2)
+    torch.testing.assert_close(z_i, z_j)
+    assert z_i.abs().max() > 1  # no head
+
+
+def test_equal_sentences_are_not_negatives(run):
+    job = module._Job(run, read_sts(run.sts))
+    job.encoder.backbone.eval()  # no dropout
+    words = ["a dog", "the cat", "a dog", "red sun"]
+    tokens = tokenise(job.tokenizer, words, 32)
+    with torch.no_grad():
+        z = job.encoder(tokens)
+    cosines = F.normalize(z) @ F.normalize(z).T / 0.05
+    cosines[0, 2] = cosines[2, 0] = -torch.inf
+    expected = F.cross_entropy(cosines, torch.arange(4))
+    loss, _ = job.take_step(Drawn(words, np.array([7, 8, 7, 9])), tokens, with_stats=False)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rate_falls_linearly(run):
+    job = module._Job(run, read_sts(run.sts))
+    rates = []
+    for numbers in batches(100, batch=16, epochs=1, seed=0):
+        job.take_step(*job.prepare(numbers), with_stats=False)
+        rates.append(job.optimiser.param_groups[0]["lr"])
+    np.testing.assert_allclose(rates, run.lr * (1 - np.arange(7) / 7))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_precisions_train_and_vectors_stay_float32(run, precision):
+    before = torch.get_float32_matmul_precision()
+    job = module._Job(replace(run, precision=precision), read_sts(run.sts))
+    seen = []
+    job.loss.register_forward_pre_hook(lambda _, args: seen.extend(z.dtype for z in args))
+    loss, stats = job.take_step(*job.prepare(np.arange(16)), with_stats=True)
+    assert seen == [torch.float32, torch.float32]
+    assert loss.isfinite()
+    assert stats.lam.shape == (16,)
+    train(replace(run, precision=precision))
+    assert torch.get_float32_matmul_precision() == before
+
+
+def _weights(out):
+    return checkpoint.newest(out / "checkpoints").state["encoder"]
+
+
+def _same_weights(out, other):
+    ours, theirs = _weights(out), _weights(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def _lines(out):
+    return [{key: row[key] for key in row if key != "sentences_per_second"} for row in read_log(out)]
+
+
+def test_a_run_cut_anywhere_ends_the_same(run, monkeypatch):
+    """Cut after a step, after `best` was written, after a line of the log: bit for bit the same in the end."""
+    run = replace(run, loss=LossConfig(preset="released", temperature=0.05), epochs=2)
+    train(run)
+
+    class Cut(Exception):
+        pass
+
+    for place, (name, count) in enumerate([("take_step", 5), ("save", 2), ("evaluate", 3)]):
+        cut = replace(run, out=run.out.parent / f"cut{place}")
+        whole, calls = getattr(module._Job, name), []
+
+        def cutting(self, *args, whole=whole, calls=calls, count=count, **options):
+            calls.append(1)
+            if len(calls) == count:
+                raise Cut
+            return whole(self, *args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module._Job, name, cutting)
+            with pytest.raises(Cut):
+                train(cut)
+        train(cut)
+        assert _lines(cut.out) == _lines(run.out)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(_weights(cut.out).values(), _weights(run.out).values(), strict=True)
+        )
+        ours, theirs = (json.loads((out / "result.json").read_text()) for out in (cut.out, run.out))
+        assert ours == theirs
+
+
+def test_a_killed_process_goes_on(run, tmp_path):
+    """A real kill -9, then the same call again."""
+    whole = replace(run, epochs=6, out=tmp_path / "whole")
+    killed = replace(whole, out=tmp_path / "killed")
+    config = tmp_path / "run.yaml"
+    config.write_text(settings.dump(killed))
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from weince import settings; from weince.text.train import TextRun, train\n"
+        f"train(settings.read(TextRun, ['--config', {str(config)!r}], command='', examples=''), bar=False)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not list((killed.out / "checkpoints").glob("*.pt")) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed.out / "result.json").exists()
+    train(killed, bar=False)
+    train(whole, bar=False)
+    assert _lines(killed.out) == _lines(whole.out)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(_weights(killed.out).values(), _weights(whole.out).values(), strict=True)
+    )
+
+
+def test_a_finished_run_is_left_alone_and_another_is_refused(run, monkeypatch):
+    best = train(run)
+    monkeypatch.setattr(module, "_Job", None)
+    assert train(run) == best
+    with pytest.raises(ValueError, match=r"holds another run \(seed 0 -> 1\)"):
+        train(replace(run, seed=1))
+
+
+def test_seeds_differ_and_repeat(run, tmp_path):
+    logs = []
+    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(replace(run, out=tmp_path / out, seed=seed))
+        logs.append(_lines(tmp_path / out))
+    assert logs[0] == logs[1]
+    assert logs[0] != logs[2]
+
+
+def test_training_helps_on_the_toy(run):
+    """Told apart by dropout alone, sentences of like words come closer than others."""
+    from weince.text.encoder import SentenceEncoder, load_backbone
+    from weince.text.sts import StsTask
+
+    backbone, tokenizer = load_backbone(run.model)
+    before = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
+    train(replace(run, epochs=4))
+    rows = read_log(run.out)
+    assert json.loads((run.out / "result.json").read_text())["dev"] > before
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 1}, "batch must be at least 2; got 1"),
+        ({"max_length": 2}, "max_length must be at least 3"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": math.nan}, "lr must be above 0"),
+        ({"sentences": 1}, "sentences must be at least 2"),
+        ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16; got 'fp16'"),
+    ],
+)
+def test_settings_that_make_no_sense(run, change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(run, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": "no.txt"}, "no such text file"),
+        ({"sts": "no.tsv"}, "no such STS file"),
+        ({"model": "./no-model"}, "no such model folder: ./no-model"),
+    ],
+)
+def test_missing_files(run, tmp_path, change, message):
+    change = {name: value if name == "model" else tmp_path / value for name, value in change.items()}
+    with pytest.raises(OSError, match=message) as caught:
+        train(replace(run, **change))
+    assert "\n" not in str(caught.value)
+    assert not run.out.exists()
+
+
+def test_no_dev_split(run, tmp_path):
+    sts = tmp_path / "sts.tsv"
+    sts.write_text("\n".join(line for line in run.sts.read_text().splitlines() if "\tdev\t" not in line))
+    with pytest.raises(ValueError, match="no dev split of STSB"):
+        train(replace(run, sts=sts))
+
+
+def test_a_device_that_is_not_there(run):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match="no CUDA device"):
+        train(replace(run, device="cuda"))
+
+
+def test_ugly_text_trains(run, tmp_path):
+    """Empty lines, a line of 10,000 words, duplicates, letters of other scripts: warnings, and a run."""
+    text = tmp_path / "ugly.txt"
+    text.write_text(
+        "a dog\n\n" * 9 + "cat " * 10_000 + "\n日本語 sun\n \t\n" + "\x00\x01\n", encoding="utf-8"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(replace(run, text=text, batch=8))
+    said = " ".join(str(item.message) for item in caught)
+    assert "left out 10 empty lines" in said
+    assert "8 of 12 sentences repeat" in said
+    assert all(math.isfinite(float(row["loss"])) for row in read_log(run.out))
+
+
+def test_settings_survive_the_command_line(run, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(settings.dump(run))
+    line = ["--config", str(config), "--loss.temperature", "0.1", "--seed", "3"]
+    read = settings.read(TextRun, line, command="weince train", examples="")
+    assert read == replace(run, loss=replace(run.loss, temperature=0.1), seed=3)
