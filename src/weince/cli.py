@@ -20,7 +20,8 @@ Tell whether softmax is the right link for paired embeddings, and write a page t
 
 input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
        pairs with equal ids never compete), or with z (rows, dim) and labels (rows,); .npy of shape
-       (2, pairs, dim), or two .npy files of shape (pairs, dim), one after the other; or a folder of such files.
+       (2, pairs, dim), or two .npy files of shape (pairs, dim), one after the other; or a folder of such files;
+       or the folder of a run of `weince train`, whose held-out images are embedded (--trend: at every snapshot).
        Several inputs are several models, drawn side by side.
 """
 _DIAGNOSE_EXAMPLES = """\
@@ -30,6 +31,21 @@ examples:
   weince diagnose seed_1.npz seed_2.npz seed_3.npz --seeds
   weince diagnose checkpoints/ --trend --out run
   weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
+  weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
+"""
+_TRAIN_EXAMPLES = """\
+examples:
+  weince train                                          digits with a tiny encoder, on a laptop
+  weince train --config cifar100_resnet18 --loss.preset infonce --loss.temperature 0.2 --seed 21 --out runs/a
+  weince train --config my.yaml --devices 4             a setting here wins over the file's
+  weince train --config simcse --text wiki.txt          (needs weince[text])
+The same command again goes on from the last checkpoint.
+"""
+_EVALUATE_EXAMPLES = """\
+examples:
+  weince evaluate runs/a
+  weince evaluate runs/a runs/b --device cuda
+  weince evaluate runs/a --quick
 """
 
 
@@ -86,7 +102,13 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     }  # fmt: skip
     settings = replace(QUICK if options.quick else Settings(), **asked)
     check_out(options.out)
-    if options.sentences is not None:
+    if all((path / "run.yaml").is_file() for path in options.inputs):
+        from weince.vision.runs import run_pairs, temperature_of
+
+        pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=settings.seed)
+        if options.temperature is None:
+            settings = replace(settings, temperature=temperature_of(options.inputs[0]))
+    elif options.sentences is not None:
         pairs = encode_sentences(options.inputs, options.sentences, names=options.names)
     else:
         pairs = load_pairs(options.inputs, names=options.names, seed=settings.seed)
@@ -100,6 +122,58 @@ def _run_diagnose(options: argparse.Namespace) -> None:
         command=options.command_line,
     )
     print(index)
+
+
+def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    # Its options are the fields of the run's settings, which only settings.read knows.
+    parser = commands.add_parser("train", help="train an encoder", add_help=False, allow_abbrev=False)
+    parser.set_defaults(run=_run_train, interrupted="the same command goes on from the last checkpoint")
+
+
+def _run_train(options: argparse.Namespace) -> None:
+    from weince import settings
+
+    chosen, _ = settings.take_config(options.rest)
+    task = "vision" if chosen is None else settings.load(chosen).get("task", "vision")
+    if task == "text":
+        from weince.text.train import TextRun
+        from weince.text.train import train as train_text
+
+        print(
+            train_text(settings.read(TextRun, options.rest, command="weince train", examples=_TRAIN_EXAMPLES))
+        )
+        return
+    from weince.vision.train import VisionRun, train
+
+    print(train(settings.read(VisionRun, options.rest, command="weince train", examples=_TRAIN_EXAMPLES)))
+
+
+def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "evaluate",
+        help="judge trained encoders: linear probe and neighbours",
+        description="Judge the frozen encoder of a run and write RUN/evaluation.json. Takes the features once, then "
+        "trains the linear probes and finds the neighbours, on whole validation and test sets.",
+        epilog=_EVALUATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder that weince train wrote")
+    parser.add_argument("--data", help="evaluate on other data than the run was trained on")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: auto)")
+    parser.add_argument("--quick", action="store_true", help="one seed and few epochs: a look, not a result")
+    parser.set_defaults(run=_run_evaluate)
+
+
+def _run_evaluate(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from weince.evaluate import table
+    from weince.vision.runs import evaluate_run
+
+    for folder in options.runs:
+        evaluation = evaluate_run(folder, data=options.data, device=options.device, quick=options.quick)
+        Console().print(table(evaluation))
+        print(folder / "evaluation.json")
 
 
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -142,12 +216,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="weince",
         description="A contrastive loss whose tail you can check.",
-        epilog="example:\n  weince diagnose pairs.npz --out report",
+        epilog="examples:\n  weince train --help\n  weince diagnose pairs.npz --out report",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_diagnose(commands)
-    _add_bench(commands)
+    for add in (_add_train, _add_evaluate, _add_diagnose, _add_bench):
+        add(commands)
     return parser
 
 
@@ -168,14 +242,20 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 if it worked, 2 with one line on stderr for bad input, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = build_parser().parse_args(given)
+    parser = build_parser()
+    options, rest = parser.parse_known_args(given)
+    if rest and options.run is not _run_train:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     options.command_line = _shown(given)
     # Being asked to end is an interruption too: what is unfinished gets removed.
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         options.run(options)
     except KeyboardInterrupt:
-        print("weince: interrupted, nothing was written", file=sys.stderr)
+        print(
+            f"weince: interrupted, {getattr(options, 'interrupted', 'nothing was written')}", file=sys.stderr
+        )
         return INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

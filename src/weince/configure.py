@@ -60,11 +60,12 @@ class LossConfig:
 
 
 def unknown(what: str, got: str, known: Iterable[str]) -> str:
-    """The message for a name that is not among the known ones: the nearest of them, then all."""
+    """The message for a name that is not among the known ones: the nearest of them, and all if they are few."""
     names = list(known)
     near = get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"unknown {what} {got!r}{hint}; known: {', '.join(names)}"
+    listed = "" if near and len(names) > 15 else f"; known: {', '.join(names)}"
+    return f"unknown {what} {got!r}{hint}{listed}"
 
 
 def _tail(config: LossConfig) -> TailConfig:

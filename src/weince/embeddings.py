@@ -243,10 +243,10 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
                 f"{path.name}: an .npy file must have shape (2, pairs, dim), or be followed by a second one, "
                 f"both of shape (pairs, dim); got {shape}"
             )
-    return _rename(found, names)
+    return rename(found, names)
 
 
-def _rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
+def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
     """Give the models their names, different from each other."""
     if names is not None and len(names) != len(found):
         raise InputError(f"{len(found)} models need as many names, got {len(names)}")
@@ -303,4 +303,4 @@ def encode_sentences(
         model = SentenceTransformer(str(folder), local_files_only=True)
         z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)
         found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
-    return _rename(found, names)
+    return rename(found, names)

@@ -8,6 +8,8 @@ model.safetensors            the weights at the end: encoder.* and projector.*
 evaluation.json              what `weince evaluate` found
 """
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,9 +19,11 @@ import yaml
 
 from weince import settings
 from weince.checkpoint import write_aside
+from weince.embeddings import Pairs, make_pairs, rename
 from weince.vision import encoders
 
 if TYPE_CHECKING:
+    from weince.evaluate import Evaluation
     from weince.vision.train import VisionRun
 
 FREE_TO_CHANGE = {
@@ -98,6 +102,31 @@ def snapshots(folder: Path) -> list[Path]:
     return sorted((folder / "snapshots").glob("epoch_*.safetensors")) + ([last] if last.exists() else [])
 
 
+def evaluate_run(
+    folder: Path, *, data: str | None = None, device: str = "auto", quick: bool = False
+) -> "Evaluation":
+    """Judge the encoder of a run by the protocol and write ``evaluation.json`` into its folder."""
+    from weince.evaluate import evaluate
+    from weince.vision.data import load
+
+    run, model = load_model(folder)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    half = device == "cuda" and run.precision.startswith("bf16")
+    evaluation = evaluate(
+        model.encoder,
+        load(data or run.data, size=run.augment.size),
+        device=device,
+        precision="bf16" if half else "fp32",
+        quick=quick,
+    )
+    text = json.dumps(evaluation.record(), indent=1)
+    write_aside(
+        folder / "evaluation.json", lambda part: part.write_text(text, encoding="utf-8"), "evaluation"
+    )
+    return evaluation
+
+
 @torch.no_grad()
 def embed_pairs(
     folder: Path, weights: Path | None = None, *, pairs: int = 8192, data: str | None = None, seed: int = 0
@@ -121,3 +150,21 @@ def embed_pairs(
             side.append(model(run.augment(batch, generator))[1].cpu())
     z_i, z_j = (torch.cat(side).numpy() for side in found)
     return z_i, z_j
+
+
+def run_pairs(
+    folders: Sequence[Path], *, names: Sequence[str] | None = None, trend: bool = False, seed: int = 0
+) -> list[Pairs]:
+    """What ``weince diagnose`` reads of runs: the embeddings of each, or of each snapshot of them."""
+    found = []
+    for folder in folders:
+        for path in snapshots(folder) if trend else [folder / "model.safetensors"]:
+            name = f"{folder.name} {path.stem}" if trend else folder.name
+            note = f"Two random views of held-out images, embedded by {name}."
+            found.append(make_pairs(name, *embed_pairs(folder, path, seed=seed), notes=(note,)))
+    return rename(found, names)
+
+
+def temperature_of(folder: Path) -> float:
+    """The temperature a run was trained with."""
+    return read_run(folder).loss.temperature

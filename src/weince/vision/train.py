@@ -9,6 +9,7 @@ would, and contrast each anchor with the candidates of all of them.
 
 import os
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,6 +156,9 @@ def _launch(run: VisionRun) -> "Fabric":
     if run.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch sees no GPU here")
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
+    warnings.filterwarnings(
+        "ignore", message="The `srun` command is available"
+    )  # that is for the user to know
     fabric = Fabric(
         accelerator="cpu" if run.device == "cpu" or not torch.cuda.is_available() else "cuda",
         devices=devices,

@@ -1,0 +1,75 @@
+import copy
+import math
+
+import pytest
+import torch
+
+from weince.vision.optim import LARS, OptimizerConfig, build_optimizer, rate, restore, set_rate
+
+
+def test_lars_is_momentum_scaled_by_the_norm_of_each_matrix():
+    torch.manual_seed(0)
+    matrix, vector = (torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((4, 3), (3,)))
+    optimizer = LARS([matrix, vector], lr=0.3, weight_decay=0.1, momentum=0.9, trust=0.01)
+    w, b = matrix.detach().clone(), vector.detach().clone()
+    speed_w, speed_b = torch.zeros_like(w), torch.zeros_like(b)
+    for _ in range(4):
+        matrix.grad, vector.grad = torch.randn_like(matrix), torch.randn_like(vector)
+        slope = matrix.grad + 0.1 * w
+        speed_w = 0.9 * speed_w + 0.01 * w.norm() / slope.norm() * slope
+        speed_b = 0.9 * speed_b + vector.grad
+        w, b = w - 0.3 * speed_w, b - 0.3 * speed_b
+        optimizer.step()
+    torch.testing.assert_close(matrix.detach(), w, rtol=1e-12, atol=0)
+    torch.testing.assert_close(vector.detach(), b, rtol=1e-12, atol=0)
+
+
+def test_lars_moves_a_matrix_of_zeros():
+    matrix = torch.nn.Parameter(torch.zeros(2, 2))
+    matrix.grad = torch.ones(2, 2)
+    LARS([matrix], lr=0.5).step()
+    assert torch.equal(matrix.detach(), torch.full((2, 2), -0.5))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "lars"])
+def test_a_restored_optimizer_goes_on_alike(name):
+    def grads(model, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+    config = OptimizerConfig(name, weight_decay=0.01)
+    one = torch.nn.Linear(3, 2)
+    first = build_optimizer(one.parameters(), config)
+    for seed in range(3):
+        grads(one, seed)
+        first.step()
+    two = copy.deepcopy(one)
+    second = build_optimizer(two.parameters(), config)
+    restore(second, copy.deepcopy(first.state_dict()))
+    for model, optimizer in ((one, first), (two, second)):
+        set_rate(optimizer, 0.05)
+        grads(model, 9)
+        optimizer.step()
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_rates():
+    constant = OptimizerConfig(lr=2.0)
+    assert [rate(constant, done, 10) for done in (0, 5, 9.9)] == [2.0, 2.0, 2.0]
+    cosine = OptimizerConfig(lr=2.0, schedule="cosine", warmup=2.0)
+    assert rate(cosine, 0, 10) == 0
+    assert rate(cosine, 0.5, 10) == 0.5
+    assert rate(cosine, 2, 10) == 2.0
+    assert rate(cosine, 6, 10) == pytest.approx(1.0)
+    assert rate(cosine, 8, 10) == pytest.approx(1 + math.cos(0.75 * math.pi))
+    assert rate(cosine, 10, 10) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lr": 0.0}, {"lr": math.nan}, {"weight_decay": -1.0}, {"warmup": -1.0}, {"momentum": 1.0}]
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        OptimizerConfig(**wrong)

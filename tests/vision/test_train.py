@@ -1,0 +1,181 @@
+"""Training ends where it should however it is interrupted; see also test_train_ranks.py."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from training import run, same_weights, small_run, write_data
+
+from weince import checkpoint
+from weince.configure import LossConfig
+from weince.vision.log import read_log
+from weince.vision.runs import embed_pairs, load_model, run_pairs, snapshots
+from weince.vision.train import train
+
+EPOCHS = 40
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A run that nothing interrupts."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    run(data, out, {"epochs": EPOCHS})
+    return out
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_others(data, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(data, tmp_path / name, {"epochs": 2, "seed": seed})
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+    assert not same_weights(tmp_path / "a", tmp_path / "c")
+
+
+def test_training_lowers_the_loss(whole):
+    losses = [row["loss"] for row in read_log(whole / "log.csv")]
+    assert len(losses) == EPOCHS
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_twenty_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
+    """SIGKILL at random moments, among them while a checkpoint is being written."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["weince.vision.train", "lightning_fabric"])
+    chance, out, kills = random.Random(0), tmp_path / "killed", 0
+    while kills < KILLS:
+        process = context.Process(target=run, args=(data, out, {"epochs": EPOCHS}))
+        process.start()
+        wanted = _epochs_done(out) + chance.randrange(2)
+        while _epochs_done(out) < wanted and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.1))
+        assert process.is_alive(), "the run ended before it was killed often enough"
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+    assert 0 < _epochs_done(out) < EPOCHS
+    run(data, out, {"epochs": EPOCHS})
+    assert same_weights(whole, out)
+    assert [row["epoch"] for row in read_log(out / "log.csv")] == list(range(1, EPOCHS + 1))
+
+
+def _epochs_done(out):
+    return max(
+        (int(path.stem.removeprefix("step_")) for path in out.glob("checkpoints/step_*.pt")), default=0
+    )
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(data, whole, tmp_path):
+    run(data, tmp_path, {"epochs": EPOCHS})
+    (tmp_path / "model.safetensors").unlink()
+    newest = tmp_path / "checkpoints" / f"step_{EPOCHS:09d}.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match="going back to the one before"):
+        run(data, tmp_path, {"epochs": EPOCHS})
+    assert same_weights(whole, tmp_path)
+
+
+def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data, tmp_path):
+    """A limit on the size of files stands in for the disk; the run's settings and log are smaller than it."""
+    run(data, tmp_path / "out", {"epochs": 1})
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
+        "from weince.cli import main; sys.exit(main())"
+    )
+    settings = tmp_path / "out" / "run.yaml"
+    settings.write_text(settings.read_text().replace("epochs: 1\n", "epochs: 3\n"))
+    (tmp_path / "out" / "model.safetensors").unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", "--config", settings], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "weince: the checkpoint" in done.stderr
+    assert "Is the disk full?" in done.stderr
+    assert checkpoint.newest(tmp_path / "out" / "checkpoints").step == 1
+
+
+def test_a_folder_with_another_run_is_left_alone(data, tmp_path):
+    run(data, tmp_path, {"epochs": 1})
+    with pytest.raises(ValueError, match=r"holds another run \(epochs 1 -> 2; seed 7 -> 8\)"):
+        run(data, tmp_path, {"epochs": 2, "seed": 8})
+
+
+def test_a_finished_run_is_not_trained_again(data, tmp_path):
+    run(data, tmp_path, {"epochs": 1})
+    before = (tmp_path / "model.safetensors").read_bytes()
+    run(data, tmp_path, {"epochs": 1})
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_the_schedule_goes_on_where_it_was(data, tmp_path):
+    from weince.vision.optim import OptimizerConfig
+
+    cosine = {"epochs": 4, "optimizer": OptimizerConfig(schedule="cosine", warmup=1.0)}
+    run(data, tmp_path / "whole", cosine)
+    run(data, tmp_path / "cut", cosine)
+    (tmp_path / "cut" / "checkpoints" / "step_000000004.pt").unlink()
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    run(data, tmp_path / "cut", cosine)
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    assert [row["lr"] for row in read_log(tmp_path / "cut" / "log.csv")] == pytest.approx(
+        [0, 3e-4, 3e-4 * 0.75, 3e-4 * 0.25]
+    )
+
+
+def test_snapshots_load_and_embed(data, tmp_path):
+    run(data, tmp_path / "run", {"epochs": 2, "snapshot_every": 1})
+    found = snapshots(tmp_path / "run")
+    assert [path.stem for path in found] == ["epoch_0001", "epoch_0002", "model"]
+    settings, model = load_model(tmp_path / "run", found[0])
+    assert settings == small_run(data, tmp_path / "run", epochs=2, snapshot_every=1)
+    assert not model.training
+    z_i, z_j = embed_pairs(tmp_path / "run", pairs=16)
+    assert z_i.shape == z_j.shape == (16, 8)
+    again, _ = embed_pairs(tmp_path / "run", pairs=16)
+    assert (again == z_i).all()
+    assert (z_i != z_j).any()
+    names = [pairs.name for pairs in run_pairs([tmp_path / "run"], trend=True)]
+    assert names == ["run epoch_0001", "run epoch_0002", "run model"]
+
+
+def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
+    from weince.vision.optim import OptimizerConfig
+
+    wild = small_run(data, tmp_path, epochs=3, loss=LossConfig("infonce"), optimizer=OptimizerConfig(lr=1e30))
+    with pytest.raises(ValueError, match=r"NaN|nan|inf"):
+        train(wild, bar=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 71}, "has 70 images, fewer than a batch of 71"),
+        ({"batch": 1}, "batch must be at least 2 pairs"),
+        ({"epochs": 0}, "epochs must be at least 1; got 0"),
+        ({"device": "tpu"}, "device must be auto, cpu or cuda; got tpu"),
+        ({"encoder": "resnet81"}, r"unknown encoder 'resnet81' \(did you mean resnet18\?\)"),
+    ],
+)
+def test_wrong_settings(data, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(small_run(data, tmp_path / "out", **changes), bar=False)
+    assert not (tmp_path / "out").exists() or "encoder" in changes
+
+
+def test_no_gpu_is_said(data, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match="torch sees no GPU"):
+        train(small_run(data, tmp_path, device="cuda"), bar=False)
