@@ -105,21 +105,37 @@ SOURCES = {
 }
 
 
-def open_named(name: str, cache: Path) -> tuple[dict[str, Array], list[str]]:
-    """The arrays of a data set, memory-mapped, and its class names; made first where they are not there yet."""
+Check = Callable[[dict[str, Array], list[str]], object]
+
+
+def open_named(name: str, cache: Path, check: Check) -> tuple[dict[str, Array], list[str]]:
+    """The arrays of a data set, memory-mapped, and its class names; made first where they are not there yet.
+
+    Args:
+        name: Of :data:`SOURCES`.
+        cache: The folder with the archives, and with one folder of arrays for each data set.
+        check: Is given arrays and class names when they are made, and raises if they cannot be right.
+    """
     ready = cache / name
-    if not (ready / "class_names.json").is_file():
+    if not ready.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        convert(SOURCES[name], cache, ready)
+        convert(SOURCES[name], cache, ready, check)
+    try:
+        return open_arrays(ready)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{ready} is damaged: remove it, and it will be made anew ({error})") from error
+
+
+def open_arrays(folder: Path) -> tuple[dict[str, Array], list[str]]:
     # Copy on write: torch.from_numpy wants arrays that can be written to, and the files stay as they are.
-    arrays = {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in ready.glob("*.npy")}
+    arrays = {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in folder.glob("*.npy")}
     missing = [key for key in SPLITS if key not in arrays]
     if missing:
-        raise ValueError(f"{ready} has no {missing[0]}.npy: remove the folder, and it will be made anew")
-    return arrays, json.loads((ready / "class_names.json").read_text())
+        raise ValueError(f"no {missing[0]}.npy")
+    return arrays, json.loads((folder / "class_names.json").read_text())
 
 
-def convert(source: Source, cache: Path, ready: Path) -> None:
+def convert(source: Source, cache: Path, ready: Path, check: Check) -> None:
     """Write each array as ``.npy`` into the folder ``ready``, which appears only when all of them are there."""
     with tempfile.TemporaryDirectory(dir=cache, prefix=f".{ready.name}-") as scratch:
         folders = [unpacked(archive, cache, Path(scratch)) for archive in source.archives]
@@ -129,10 +145,11 @@ def convert(source: Source, cache: Path, ready: Path) -> None:
         for key, rows in content.arrays.items():
             write_rows(made / f"{key}.npy", rows)
         (made / "class_names.json").write_text(json.dumps(list(content.class_names)))
+        check(*open_arrays(made))
         try:
             made.rename(ready)
         except OSError:
-            if not (ready / "class_names.json").is_file():  # else another process was first
+            if not ready.exists():  # else another process was first
                 raise
 
 
@@ -142,14 +159,17 @@ def write_rows(path: Path, rows: Rows) -> None:
     first = next(parts)
     header = {"descr": first.dtype.str, "fortran_order": False, "shape": rows.shape}
     written = 0
-    with path.open("wb") as file, progress_bar(f"converting {path.stem}", rows.shape[0]) as advance:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in itertools.chain([first], parts):
-            for start in range(0, len(part), BLOCK):
-                block = np.ascontiguousarray(part[start : start + BLOCK])
-                file.write(block.data)
-                written += len(block)
-                advance(len(block))
+    try:
+        with path.open("wb") as file, progress_bar(f"converting {path.stem}", rows.shape[0]) as advance:
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in itertools.chain([first], parts):
+                for start in range(0, len(part), BLOCK):
+                    block = np.ascontiguousarray(part[start : start + BLOCK])
+                    file.write(block.data)
+                    written += len(block)
+                    advance(len(block))
+    except OSError as error:  # such as a full disk
+        raise OSError(f"cannot write {path}: {error}") from error
     if written != rows.shape[0]:
         raise ValueError(f"{path.stem} has {written} rows where its labels promise {rows.shape[0]}")
 
@@ -182,15 +202,21 @@ def fetch(archive: Archive, cache: Path) -> Path:
         raise ValueError(
             f"{archive.file} is given to registered users of image-net.org only: get it there and {by_hand}"
         )
-    downloader = pooch.HTTPDownloader(progressbar=DownloadBar(f"downloading {archive.file}"))
+    bar = DownloadBar(f"downloading {archive.file}")
+    downloader = pooch.HTTPDownloader(progressbar=bar)
     try:
         pooch.retrieve(
             archive.url, f"md5:{archive.md5}", fname=archive.file, path=cache, downloader=downloader
         )
     except RequestException as error:
-        raise OSError(f"cannot download {archive.url} ({type(error).__name__}): {by_hand}") from error
+        reason = (
+            f"status {error.response.status_code}" if error.response is not None else type(error).__name__
+        )
+        raise OSError(f"cannot download {archive.url} ({reason}): {by_hand}") from error
     except ValueError as error:  # pooch's word for a wrong checksum
         raise ValueError(f"what {archive.url} gave is not the official file ({error}): {by_hand}") from error
+    finally:
+        bar.close()
     return path
 
 

@@ -184,9 +184,9 @@ def crop_resize(pixels: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
     top, left, box_height, box_width = box.to(torch.float32).unbind(1)
     rows = resampling(top, box_height, torch.zeros_like(flip), height, size)
     columns = resampling(left, box_width, flip, width, size)
-    pixels = torch.bmm(pixels.reshape(n, channels * height, width), columns.mT)
-    pixels = pixels.view(n, channels, height, size).transpose(1, 2).reshape(n, height, channels * size)
-    pixels = torch.bmm(rows, pixels).view(n, size, channels, size).transpose(1, 2)
+    pixels = torch.bmm(rows, pixels.transpose(1, 2).reshape(n, height, channels * width))
+    pixels = pixels.view(n, size, channels, width).transpose(1, 2).reshape(n, channels * size, width)
+    pixels = torch.bmm(pixels, columns.mT).view(n, channels, size, size)
     return pixels.clamp(0.0, 1.0)  # the weights add up to 1 only to rounding
 
 
@@ -238,7 +238,7 @@ def shift_hue(planes: Planes, shift: Tensor) -> Planes:
     """Turn the hue by ``shift`` (1 is a whole turn) at the same value and saturation of the HSV model.
 
     With ``top`` the largest channel and ``chroma`` largest less smallest, a hue of ``h`` sixths of a turn gives red
-    ``top - chroma * clamp(min(k, 4 - k), 0, 1)`` with ``k = (5 + h) mod 6``; green and blue have 3 and 1 for 5.
+    ``top - chroma * clamp(2 - |k - 2|, 0, 1)`` with ``k = (5 + h) mod 6``; green and blue have 3 and 1 for 5.
     """
     red, green, blue = planes
     top = torch.maximum(torch.maximum(red, green), blue)
@@ -252,8 +252,9 @@ def shift_hue(planes: Planes, shift: Tensor) -> Planes:
     hue = hue + 6 * shift
 
     def channel(offset: int) -> Tensor:
-        k = torch.remainder(hue + offset, 6)
-        return top - chroma * torch.minimum(k, 4 - k).clamp(0.0, 1.0)
+        k = hue + offset
+        k = k - 6 * torch.floor(k / 6)
+        return top - chroma * (2 - (k - 2).abs()).clamp(0.0, 1.0)
 
     return channel(5), channel(3), channel(1)
 

@@ -92,7 +92,7 @@ def load_digits(size: int) -> ImageData:
 
 def load_named(name: str, cache: Path, size: int | None) -> ImageData:
     """A data set with official archives, which are in ``cache`` or downloaded to it."""
-    arrays, class_names = open_named(name, cache)
+    arrays, class_names = open_named(name, cache, lambda arrays, names: _checked(name, arrays, names, None))
     return _checked(name, arrays, class_names, size)
 
 

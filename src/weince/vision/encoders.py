@@ -186,8 +186,8 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
     """Fill a model (:class:`SimCLR` or an encoder alone) from a safetensors file or a torch checkpoint.
 
     The names may be those of torchvision, or carry ``encoder.`` and ``projector.`` (and ``module.`` in front), bare
-    or under ``state_dict`` or ``model``. A classifier (``fc``, ``head``) is left out, and so is a projector that only one side
-    has. Nothing else may be missing or left over; the model is only touched when all fits.
+    or under ``state_dict`` or ``model``. A classifier (``fc``, ``head``) is left out, and so is a projector that only
+    one side has. Nothing else may be missing or left over; the model is only touched when all fits.
     """
     own = model.state_dict()
     state, dropped = _renamed(_without_classifier(_read_state(Path(path))), _has(own, "encoder."))

@@ -137,12 +137,11 @@ def read_tiny_imagenet(folders: list[Path]) -> Content:
             raise ValueError(f"{root / 'train' / wnid / 'images'} has no images")
         train += [(path, label) for path in paths]
     numbers = {wnid: label for label, wnid in enumerate(classes)}
-    annotations = [line.split("\t") for line in lines(root, "val/val_annotations.txt")]
-    unknown = sorted({line[1] for line in annotations if line[1] not in numbers})
-    if unknown:
-        raise ValueError(
-            f"{root / 'val/val_annotations.txt'} names classes that wnids.txt has not: {unknown[:5]}"
-        )
+    listed = "val/val_annotations.txt"
+    annotations = [line.split("\t") for line in lines(root, listed)]
+    bad = [line for line in annotations if len(line) < 2 or line[1] not in numbers]
+    if bad:
+        raise ValueError(f"{root / listed} has lines without a class of wnids.txt, such as {bad[0][:2]}")
     test = [(existing(root, f"val/images/{line[0]}"), numbers[line[1]]) for line in annotations]
     arrays = {}
     for split, pairs in (("train", train), ("test", test)):
