@@ -83,7 +83,7 @@ SOURCES = {
         ),
         read_stl10,
     ),
-    # image-net.org gives these to registered users, and lists no checksums.
+    # image-net.org gives these to registered users, and public copies disagree about the checksum.
     "imagenet32": Source(
         (
             Archive("Imagenet32_train_npz.zip", "Imagenet32_train_npz"),
