@@ -1,15 +1,20 @@
 """What each of two ranks does with its part of a batch of sentences, and one process with the whole."""
 
-import os
 from datetime import timedelta
 from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
 from packaging.version import Version
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from sentence_transformers import SentenceTransformer
 from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from toy_text import column
+
+from weince import TailConfig
+from weince.integrations import metric_learning
+from weince.integrations.sentence_transformers import CachedWeinceLoss, WeinceLoss
 
 EXACT_REPLAY = Version(version("sentence-transformers")) >= Version("6.2")
 SIZES = (8, 4)  # rows of each rank
@@ -22,9 +27,6 @@ def columns(model, rows):
 
 
 def step(name, model, rows, wrap=lambda model: model, gather=True):
-    from weince import TailConfig
-    from weince.integrations.sentence_transformers import CachedWeinceLoss, WeinceLoss
-
     # Before 6.2 all ranks must have equally many mini-batches.
     cached = {"mini_batch_size": 3 if EXACT_REPLAY else 8}
     make, options = (WeinceLoss, {}) if name == "plain" else (CachedWeinceLoss, cached)
@@ -39,18 +41,24 @@ def step(name, model, rows, wrap=lambda model: model, gather=True):
     }
 
 
+def labelled_step(rows, wrap=lambda loss: loss):
+    """Loss over labels and gradient of a linear map of some of 12 rows, for pytorch-metric-learning."""
+    torch.manual_seed(4)
+    x, net = torch.randn(12, 6, dtype=torch.float64), nn.Linear(6, 4).double()
+    loss = wrap(metric_learning.WeinceLoss(0.3, tail=TailConfig(k=6, kappa_rho=3.0)))
+    loss(net(x[rows]), (torch.arange(12) % 4)[rows]).backward()
+    return net.weight.grad
+
+
 def _enter(rank, encoder, folder):
-    os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meet",
         rank=rank,
         world_size=len(SIZES),
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=300),
     )
-    from sentence_transformers import SentenceTransformer
-
     model = SentenceTransformer(str(encoder), device="cpu").double().eval()
     for module in model.modules():  # the pooler of BERT takes no part, and DDP wants all that do
         if isinstance(module, nn.Module) and type(module).__name__ == "BertPooler":
@@ -58,19 +66,21 @@ def _enter(rank, encoder, folder):
     rows = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
     found = {name: step(name, model, rows, DistributedDataParallel) for name in ("plain", "cached")}
     found["alone"] = float(step("plain", model, rows, gather=False)["loss"])
+    found["labelled"] = labelled_step(slice(6 * rank, 6 * rank + 6), DistributedLossWrapper)
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 def run(world, encoder, folder):
     """What each rank found."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ranks_text"])  # the imports, once for all ranks
     processes = [
         context.Process(target=_enter, args=(rank, encoder, folder), daemon=True) for rank in range(world)
     ]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0] * world
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]

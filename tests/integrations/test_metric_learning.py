@@ -1,0 +1,168 @@
+"""Against pytorch-metric-learning's SupConLoss without the correction, and the naive reference with it."""
+
+import copy
+
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning import losses, miners, trainers
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import weince
+from weince import TailConfig
+from weince.integrations.metric_learning import WeinceLoss
+from weince.losses import RELEASED_TAIL, released_terms
+
+CLOSED = TailConfig(margin=1e9)  # the AIC gate never opens: lam = 0
+OPEN = TailConfig(k=5, kappa_rho=3.0)
+
+
+def rows(n, seed=0, d=6):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def labels(n, kinds=4):
+    return torch.arange(n) % kinds
+
+
+def value_and_gradients(loss, *inputs, **options):
+    value = loss(*inputs, **options)
+    wanted = [x for x in (*inputs, *options.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
+    return value.detach(), *torch.autograd.grad(value, wanted)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.07])
+def test_without_the_correction_it_is_supcon(temperature):
+    z, y = rows(14), labels(14)
+    ours = value_and_gradients(WeinceLoss(temperature, tail=CLOSED), z, y)
+    torch.testing.assert_close(ours, value_and_gradients(losses.SupConLoss(temperature), z, y))
+
+
+def test_without_the_correction_it_is_supcon_with_references():
+    z, y, ref, ref_y = rows(9), labels(9), rows(13, 1), labels(13)
+    ours = value_and_gradients(WeinceLoss(0.2, tail=CLOSED), z, y, ref_emb=ref, ref_labels=ref_y)
+    theirs = value_and_gradients(losses.SupConLoss(0.2), z, y, ref_emb=ref, ref_labels=ref_y)
+    torch.testing.assert_close(ours, theirs)
+
+
+def roles(y, ref_y, same):
+    def role(i, j):
+        if same and i == j:
+            return "none"
+        return "positive" if y[i] == ref_y[j] else "negative"
+
+    return [[role(i, j) for j in range(len(ref_y))] for i in range(len(y))]
+
+
+@settings(max_examples=60)
+@given(
+    y=st.lists(st.integers(0, 3), min_size=2, max_size=12),
+    ref_y=st.none() | st.lists(st.integers(0, 4), min_size=2, max_size=12),
+    engine=st.sampled_from(["dense", "chunked"]),
+    seed=st.integers(0, 99),
+)
+def test_the_correction_is_that_of_the_definition(y, ref_y, engine, seed):
+    """Anchors alone with their label, anchors whose label no reference has, few and many negatives."""
+    same = ref_y is None
+    z = rows(len(y), seed)
+    ref = z if same else rows(len(ref_y), seed + 1)
+    others = {} if same else {"ref_emb": ref, "ref_labels": torch.tensor(ref_y)}
+    kinds = roles(y, y if same else ref_y, same)
+    found = WeinceLoss(0.3, tail=OPEN, engine=engine)(z, torch.tensor(y), **others)
+    if not any("positive" in row for row in kinds):
+        assert found == 0
+        return
+    wanted, _ = reference.weince(z, ref, kinds, 0.3, OPEN)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    leaves = [z] if same else [z, ref]
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, leaves), rtol=1e-7, atol=1e-9
+    )
+
+
+def test_it_is_the_core_over_labels():
+    z, y = rows(40), labels(40)
+    found = value_and_gradients(WeinceLoss(0.3, tail=OPEN), z, y)
+    core = weince.WeinceLoss(0.3, tail=OPEN, candidates="labels")
+    torch.testing.assert_close(found, value_and_gradients(lambda z: core(z, labels=y), z))
+    plain = WeinceLoss(0.3, tail=CLOSED)(z, y).detach()
+    assert abs(float(found[0] - plain)) > 1e-3
+
+
+def test_the_released_preset():
+    z, y = rows(40), labels(40)
+    loss = WeinceLoss(0.3, tail=RELEASED_TAIL, extra=released_terms(0.3))
+    core = weince.WeinceLoss.released(0.3, candidates="labels")
+    torch.testing.assert_close(loss(z, y), core(z, labels=y))
+    torch.testing.assert_close(dict(loss.loss.named_buffers()), dict(core.named_buffers()))
+
+
+def test_a_learned_temperature_and_copies():
+    z, y = rows(12), labels(12)
+    loss = WeinceLoss(nn.Parameter(torch.tensor(0.3)), tail=OPEN)
+    twin = copy.deepcopy(loss)
+    for each in (loss, twin):
+        each(z, y, ref_emb=rows(9, 1), ref_labels=labels(9)).backward()
+    (one,), (other,) = loss.parameters(), twin.parameters()
+    assert one is not other
+    assert one.grad.abs() > 0
+    assert torch.equal(one.grad, other.grad)
+    twin.load_state_dict(loss.state_dict())
+
+
+def test_a_single_row_counts_nothing_as_theirs():
+    z = rows(1)
+    value, gradient = value_and_gradients(WeinceLoss(), z, torch.tensor([3]))
+    assert value == losses.SupConLoss()(z, torch.tensor([3])) == 0
+    assert gradient.abs().max() == 0
+
+
+def test_in_their_trainer():
+    """Rows of a label come nearer to each other than to the rest, as SupCon sees it."""
+    torch.manual_seed(1)
+    y = torch.arange(64) % 4
+    data = TensorDataset(torch.randn(4, 8)[y] + torch.randn(64, 8), y)
+    trunk = nn.Linear(8, 4)
+
+    def apart():
+        return losses.SupConLoss(0.2)(trunk(data.tensors[0]), y).item()
+
+    before = apart()
+    trainers.MetricLossOnly(
+        models={"trunk": trunk},
+        optimizers={"trunk_optimizer": torch.optim.Adam(trunk.parameters(), 0.01)},
+        batch_size=32,
+        loss_funcs={"metric_loss": WeinceLoss(0.2)},
+        dataset=data,
+        data_device="cpu",
+        dataloader_num_workers=0,
+    ).train(num_epochs=5)
+    assert apart() < before - 0.2
+
+
+def test_bad_input():
+    z, y = rows(8), labels(8)
+    mined = miners.MultiSimilarityMiner()(z, y)
+    with pytest.raises(
+        ValueError, match=r"takes no indices_tuple: the tail of an anchor needs all.*got 4 tensors"
+    ):
+        WeinceLoss()(z, y, mined)
+    with pytest.raises(ValueError, match="wants a label for every row; got no labels"):
+        WeinceLoss()(z)
+    with pytest.raises(ValueError, match="wants a label for every row; got no ref_labels"):
+        WeinceLoss()(z, y, ref_emb=rows(5))
+    for bad in (rows(5, d=7), rows(5).float()):
+        with pytest.raises(
+            ValueError, match=r"ref_emb must have the same width and dtype; got torch.float64"
+        ):
+            WeinceLoss()(z, y, ref_emb=bad, ref_labels=labels(5))
+    with pytest.raises(ValueError, match="must be finite; got NaN or inf in 1 of 8 rows, first in row 2"):
+        WeinceLoss()(
+            z.detach().index_fill(0, torch.tensor([2]), torch.nan), y, ref_emb=rows(5), ref_labels=labels(5)
+        )
+    with pytest.raises(TypeError, match="labels must be an integer tensor"):
+        WeinceLoss()(z, y.double(), ref_emb=rows(5), ref_labels=labels(5))
