@@ -1,0 +1,181 @@
+"""Tables with one command: plan runs, carry out those that are missing, write what they say beside the paper.
+
+    from weince.reproduce import reproduce
+
+    reproduce("linear", out=Path("results"), only=["cifar100_resnet18"], jobs=4)
+
+A second call goes on where the first was interrupted; when nothing is left to run it writes the table again.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weince.reproduce.plan import Run, Table, named_tables, plan, read_table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["named_tables", "reproduce"]
+
+
+def reproduce(
+    table: str,
+    *,
+    out: Path = Path("results"),
+    jobs: int = 1,
+    slurm: bool = False,
+    slurm_options: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] | None = None,
+    epochs: int | None = None,
+    device: str | None = None,
+    dry_run: bool = False,
+    command: str = "",
+) -> Path:
+    """Fill a table.
+
+    Args:
+        table: Name of a table (``linear``, ``knn``, ``link``, ``frechet``, ``overhead``, ``digits``) or a YAML file.
+        out: Folder of everything: runs under ``out/runs``, the table under ``out/NAME``.
+        jobs: Runs at once on this machine, or tasks at once on the cluster.
+        slurm: Submit the runs to Slurm and wait for them.
+        slurm_options: Of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
+        data: Where the images are: a path, or ``NAME=PATH,NAME=PATH``.
+        seeds: Instead of the table's 7, 21, 63, 84.
+        only: Rows, or cells as ``ROW/LOSS``; ``*`` stands for anything.
+        epochs: Instead of the configurations'. The runs are kept apart from full ones, and the table says so.
+        device: ``cpu`` or ``cuda`` instead of what is there.
+        dry_run: Print the plan and start nothing.
+        command: What the table says it was made with.
+
+    Returns:
+        The page; the table's file itself after a dry run.
+
+    Raises:
+        ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
+    """
+    from weince.reproduce.page import Page, write_page
+
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    command = command or f"weince reproduce {shlex.quote(table)}"
+    if table == "overhead":
+        return _overhead(out, device, command, dry_run)
+    asked = read_table(table)
+    runs = plan(asked, out, seeds=seeds, only=only, epochs=epochs, data=data, device=device)
+    if dry_run:
+        _print_plan(asked, runs)
+        return out / asked.name
+    failed = _carry_out(runs, out, jobs, slurm, slurm_options)
+
+    from weince.reproduce.aggregate import aggregate
+    from weince.reproduce.execute import is_done, record
+
+    records = {run.folder: record(run) for run in runs if is_done(run)}
+    made = [(run, records[run.folder]) for run in runs if run.folder in records]
+    facts = _facts(asked, runs, [found for _, found in made], epochs, command)
+    page = Page(asked.title, asked.baseline, aggregate(asked, runs, records), facts, list(failed.values()))
+    path = write_page(page, out / asked.name, made)
+    if failed:
+        first = next(iter(failed.values()))
+        raise ValueError(
+            f"{len(failed)} of {len(runs)} runs failed, the table without them is {path}; {first}"
+        )
+    return path
+
+
+def _carry_out(
+    runs: Sequence[Run], out: Path, jobs: int, slurm: bool, options: Mapping[str, Any] | None
+) -> dict[str, str]:
+    from weince.reproduce.execute import is_done, run_here
+    from weince.reproduce.slurm import run_on_slurm
+
+    # Two columns of a table may ask for the same run.
+    left = list({run.folder: run for run in runs if not is_done(run)}.values())
+    if not left:
+        return {}
+    with _bar() as bar:
+        task = bar.add_task("runs", total=len(runs), completed=len(runs) - len(left), said="")
+
+        def tell(run: Run, what: str) -> None:
+            bar.update(task, advance=what in ("done", "failed"), said=f"{what} {run.name}")
+            if not bar.console.is_terminal:
+                bar.console.print(f"{what} {run.name}", markup=False, highlight=False)
+
+        if slurm:
+            return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell)
+        return run_here(left, jobs=jobs, tell=tell)
+
+
+def _bar() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    said = TextColumn("{task.fields[said]}", markup=False)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), said
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _facts(
+    table: Table, runs: Sequence[Run], records: Sequence[Mapping[str, Any]], epochs: int | None, command: str
+) -> dict[str, str]:
+    """What a reader must know of a table."""
+    from weince.evaluate.protocol import budget
+
+    def of(key: str) -> str:
+        return "; ".join(sorted({str(record["made"][key]) for record in records})) or "nothing yet"
+
+    versions = sorted({f"{record['data']} {record['fingerprint']}" for record in records})
+    facts = {
+        "runs": f"{len(records)} of {len(runs)} done",
+        "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in runs)),
+        "tuning budget": budget(table.trials()),
+        "data": "; ".join(versions) or "nothing yet",
+        "hardware": of("hardware"),
+        "commit": of("commit"),
+        "command": command,
+    }
+    if epochs is not None:
+        facts = {"trial": f"{epochs} epochs instead of the configured number: no figure to report", **facts}
+    if any(record.get("quick") for record in records):
+        facts = {"quick": "evaluated by less than the protocol: no figure to report", **facts}
+    return facts
+
+
+def _print_plan(table: Table, runs: Sequence[Run]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as Drawn
+
+    from weince.evaluate.protocol import budget
+    from weince.reproduce.aggregate import words
+    from weince.reproduce.execute import is_done
+
+    drawn = Drawn("row", "loss", "try", "seed", "state", title=escape(table.title))
+    done = 0
+    for run in runs:
+        finished = is_done(run)
+        begun = not finished and (run.folder / "log.csv").exists()
+        state = "done" if finished else "begun" if begun else "to do"
+        done += finished
+        tried = words(table.tries_of(run.loss)[run.trial]) or "as configured"
+        drawn.add_row(*(escape(str(cell)) for cell in (run.row, run.loss, tried, run.seed, state)))
+    console = Console()
+    console.print(drawn)
+    console.print(f"{len(runs)} runs, {done} done; {budget(table.trials())}.", highlight=False, markup=False)
+
+
+def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Path:
+    from weince.reproduce.execute import commit, hardware
+    from weince.reproduce.overhead import overhead
+    from weince.reproduce.page import Page, write_page
+
+    if dry_run:
+        print("overhead trains nothing: it times the losses on this machine")
+        return out / "overhead"
+    facts = {"hardware": hardware(device or "auto"), "commit": commit(), "command": command}
+    title = "Cost of the loss stage (reported on an NVIDIA L40S)"
+    return write_page(Page(title, "InfoNCE", overhead(device), facts, []), out / "overhead")

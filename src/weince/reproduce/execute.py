@@ -1,0 +1,243 @@
+"""Carrying runs out: here, several at once, each in processes of its own.
+
+A run is trained (which resumes by itself) and then measured. It is done when its result is there and was made with
+its settings. Whoever works on a run holds a lock on its folder, which its processes inherit: a run that was left
+behind by a killed sweep is waited for, never trained twice at once.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from weince.checkpoint import write_aside
+from weince.cli import INTERRUPTED
+from weince.reproduce.plan import Run
+
+PATIENCE = 30.0
+"""Seconds that a process gets to end when it is asked to."""
+
+ATTEMPTS = 3
+"""How often a run is started that somebody kills."""
+
+Tell = Callable[[Run, str], None]
+
+
+class Interrupted(Exception):
+    """The sweep was told to stop while this run was under way."""
+
+
+class Failed(Exception):
+    """A run cannot be done; the message says why."""
+
+
+def is_done(run: Run) -> bool:
+    """Whether a run's result is there and belongs to its settings."""
+    try:
+        made = json.loads((run.folder / "made.json").read_text(encoding="utf-8"))
+        return made["key"] == run.key and run.measure in made["measures"] and run.result.is_file()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def commands(run: Run) -> list[list[str]]:
+    """The processes of a run, one after the other."""
+    weince = [sys.executable, "-m", "weince"]
+    if run.measure == "evaluation":
+        measure = [*weince, "evaluate", str(run.folder)]
+        if "device" in run.extra:
+            measure += ["--device", str(run.extra["device"])]
+    else:
+        measure = [sys.executable, "-m", "weince.reproduce.tails", run.measure, str(run.folder)]
+    return [[*weince, "train", *run.arguments()], measure]
+
+
+def carry_out(run: Run, stop: threading.Event | None = None) -> None:
+    """Train and measure a run, unless that is done.
+
+    Args:
+        run: What to do.
+        stop: Set by another thread to end the run early.
+
+    Raises:
+        Failed: A process ended with an error, or was killed too often; also kept in ``error.txt``.
+        Interrupted: `stop` was set.
+    """
+    stop = stop or threading.Event()
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with _locked(run.folder, stop) as lock:
+        if is_done(run):
+            return
+        (run.folder / "error.txt").unlink(missing_ok=True)
+        began = time.time()
+        try:
+            for command in commands(run):
+                _process(run, command, lock, stop)
+        except Failed as error:
+            (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
+            raise
+        _sign(run, time.time() - began)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, stop: threading.Event) -> Iterator[int]:
+    """The one right to work in a folder, as an open file that processes inherit."""
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if stop.wait(1.0):
+                    raise Interrupted from None
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _process(run: Run, command: Sequence[str], lock: int, stop: threading.Event) -> None:
+    """Run a process to its end, again if it is killed; what it prints goes to ``output.txt``."""
+    for _ in range(ATTEMPTS):
+        with (run.folder / "output.txt").open("ab") as output:
+            output.write(f"$ {shlex.join(command)}\n".encode())
+            output.flush()
+            # In a session of its own: Ctrl-C in a terminal reaches us alone, and we end what we started.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+            try:
+                while process.poll() is None:
+                    if stop.wait(0.1):
+                        raise Interrupted
+            finally:
+                _end(process)
+        if process.returncode == 0:
+            return
+        if process.returncode > 0 and process.returncode != INTERRUPTED:
+            raise Failed(
+                f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')}"
+            )
+    raise Failed(f"{run.name} was killed {ATTEMPTS} times")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and those it started, if they still run."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+
+
+def _last_line(path: Path) -> str:
+    text = path.read_bytes()[-4000:].decode(errors="replace").strip()
+    return text.splitlines()[-1].strip() if text else "it printed nothing"
+
+
+def _sign(run: Run, seconds: float) -> None:
+    """Write what made the results of a folder, and where; a second measure adds itself."""
+    path, made = run.folder / "made.json", {}
+    with contextlib.suppress(OSError, ValueError):
+        made = json.loads(path.read_text(encoding="utf-8"))
+    measures = made.get("measures", {}) if made.get("key") == run.key else {}
+    where = {
+        "hardware": hardware(str(run.extra.get("device", "auto"))),
+        "commit": commit(),
+        "seconds": round(seconds, 1),
+    }
+    made = {
+        "key": run.key,
+        "command": shlex.join(["weince", "train", *run.arguments()]),
+        "measures": {**measures, run.measure: where},
+    }
+    text = json.dumps(made, indent=1) + "\n"
+    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "record")
+
+
+def hardware(device: str = "auto") -> str:
+    """The device and the torch that figures come from."""
+    import torch
+
+    name = ""
+    if device != "cpu" and torch.cuda.is_available():
+        # Asking CUDA itself would take memory on the GPU for as long as the sweep runs.
+        name = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return f"{name.splitlines()[0] if name else f'{platform.machine()} CPU'}, torch {torch.__version__}"
+
+
+def commit() -> str:
+    """The version of this package, and the commit of a checkout, marked where its sources were changed since."""
+    here = str(Path(__file__).parents[1])
+    head = _said(["git", "-C", here, "rev-parse", "--short=12", "HEAD"])
+    if head and _said(["git", "-C", here, "ls-files", "__init__.py"]):
+        changed = _said(["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "."])
+        return f"{version('weince')} at {head}{' with changes' if changed else ''}"
+    return version("weince")
+
+
+def _said(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def run_here(runs: Sequence[Run], *, jobs: int, tell: Tell) -> dict[str, str]:
+    """Carry runs out on this machine, `jobs` at once.
+
+    Returns:
+        Why runs failed, by their names; the others are done.
+    """
+    stop = threading.Event()
+    share = max(1, (os.cpu_count() or 1) // jobs)
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))  # of each process, so that they do not crowd the CPU
+    failed: dict[str, str] = {}
+
+    def work(run: Run) -> None:
+        tell(run, "started")
+        carry_out(run, stop)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting: dict[Future[None], Run] = {pool.submit(work, run): run for run in runs}
+        try:
+            while waiting:
+                # A wait without an end would not let Ctrl-C through.
+                for future in wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                    run = waiting.pop(future)
+                    error = future.exception()
+                    if error is not None and not isinstance(error, Failed | OSError):
+                        raise error
+                    if error is not None:
+                        failed[run.name] = str(error)
+                    tell(run, "done" if error is None else "failed")
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+    return failed
+
+
+def record(run: Run) -> dict[str, Any]:
+    """What a finished run measured, with where it was measured under ``made``."""
+    found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
+    made = json.loads((run.folder / "made.json").read_text(encoding="utf-8"))
+    return {**found, "made": {**made["measures"][run.measure], "command": made["command"]}}

@@ -1,0 +1,225 @@
+"""A table as files: CSV for programs, Markdown for a repository, one HTML page to look at."""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from weince.checkpoint import write_aside
+from weince.evaluate.protocol import Interval, PairedTest
+from weince.reproduce.aggregate import Line, Summary
+from weince.reproduce.plan import Run
+
+NAMES = {
+    "linear": "Linear probe, %",
+    "knn": "Weighted vote of the 50 nearest neighbours, %",
+    **{f"r{k}": f"Recall at {k}, %" for k in (1, 2, 5, 10, 20, 50)},
+    "link_lam": "Weight of the shortfall in the blended link",
+    "link_gain": "Held-out gain of the blended link over softmax, nats an anchor",
+    "link_ratio": "exp of that gain",
+    "frechet_lam_w": "Weight of the shortfall",
+    "frechet_gain_w": "Gain of the shortfall over softmax, nats an anchor",
+    "frechet_gain_f": "Gain of the heavy-tail coordinate over softmax, nats an anchor",
+    "frechet_gain_wf": "Gain of both over the shortfall alone, nats an anchor",
+    "frechet_lam_f": "Weight of the heavy-tail coordinate in the joint fit",
+    "loss_ms": "Loss stage, forward and backward, ms",
+}
+HEADER = (
+    "row",
+    "loss",
+    "reported",
+    "measured",
+    "n",
+    "configuration",
+    "validation",
+    "against the baseline",
+    "p",
+)
+PERCENT = ("linear", "knn", "r1", "r2", "r5", "r10", "r20", "r50")
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the files show.
+
+    Attributes:
+        title: Of the table.
+        baseline: The loss that the others are compared with.
+        summary: The lines.
+        facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
+        failed: Why runs failed.
+    """
+
+    title: str
+    baseline: str
+    summary: Summary
+    facts: Mapping[str, str]
+    failed: Sequence[str]
+
+
+def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]] = ()) -> Path:
+    """Write ``table.csv``, ``tries.csv``, ``runs.csv``, ``table.md`` and ``index.html``; returns the last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(folder / "table.csv", page.summary.chosen, page.facts)
+    _write_csv(folder / "tries.csv", page.summary.tries, page.facts)
+    _write_runs(folder / "runs.csv", runs)
+    _write(folder / "table.md", markdown(page))
+    _write(folder / "index.html", html(page))
+    return folder / "index.html"
+
+
+def _write(path: Path, text: str) -> None:
+    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "table")
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """A line as it is read, in the order of `HEADER`."""
+    digits = 2 if line.figure in PERCENT else 3
+    n = f"{line.measured.n if line.measured else 0}"
+    return (
+        line.row,
+        line.loss,
+        interval(line.reported, digits),
+        interval(line.measured, digits),
+        n if n == str(line.planned) else f"{n} of {line.planned}",
+        line.tried or "as configured",
+        "—" if math.isnan(line.validation) else f"{line.validation:.2f}",
+        difference(line.against, digits),
+        p_value(line.against),
+    )
+
+
+def interval(found: Interval | None, digits: int) -> str:
+    """``50.01 ± 0.19``; without a half width the mean alone, and a dash for nothing."""
+    if found is None:
+        return "—"
+    half = "" if math.isnan(found.half) else f" ± {found.half:.{digits}f}"
+    return f"{found.mean:.{digits}f}{half}"
+
+
+def difference(found: PairedTest | None, digits: int) -> str:
+    """A signed difference with its interval."""
+    if found is None:
+        return "—"
+    half = "" if math.isnan(found.half) else f" ± {found.half:.{digits}f}"
+    return f"{found.difference:+.{digits}f}{half}"
+
+
+def p_value(found: PairedTest | None) -> str:
+    """A p-value, never shown as 0."""
+    if found is None or math.isnan(found.p_value):
+        return "—"
+    return "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
+
+
+def by_figure(lines: Iterable[Line]) -> dict[str, list[tuple[str, ...]]]:
+    """The lines of each figure, under its full name."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for line in lines:
+        found.setdefault(NAMES.get(line.figure, line.figure), []).append(cells(line))
+    return found
+
+
+def markdown(page: Page) -> str:
+    """The table in Markdown."""
+    parts = [f"# {_plain(page.title)}", ""]
+    for name, lines in by_figure(page.summary.chosen).items():
+        parts += [f"## {_plain(name)}", "", *_rows(HEADER, lines), ""]
+    parts += [*NOTES, "", "## How it was made", ""]
+    parts += [f"- {name}: {_plain(value)}" for name, value in page.facts.items()]
+    if page.failed:
+        parts += ["", "## Runs that failed", "", *(f"- {_plain(line)}" for line in page.failed)]
+    if page.summary.tries != page.summary.chosen:
+        parts += ["", "## Every configuration that was tried"]
+        for name, lines in by_figure(page.summary.tries).items():
+            parts += ["", f"### {_plain(name)}", "", *_rows(HEADER, lines)]
+    return "\n".join(parts) + "\n"
+
+
+NOTES = (
+    "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of encoders.",
+    "The configuration of each loss is the one with the best mean validation figure; test figures decide nothing.",
+    "Against the baseline: paired over seeds, two-sided t-test; p is not corrected for the number of comparisons.",
+)
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is, on one line."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(text.split()))
+
+
+def _rows(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    drawn = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    return drawn + ["| " + " | ".join(_plain(cell) for cell in line) + " |" for line in lines]
+
+
+def html(page: Page) -> str:
+    """The page: self-contained, no script, everything escaped."""
+    environment = Environment(
+        loader=PackageLoader("weince.reproduce", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The look of the diagnosis pages.
+    style = (Path(__file__).parents[1] / "report" / "templates" / "style.css").read_text(encoding="utf-8")
+    return environment.get_template("table.html").render(
+        page=page,
+        header=HEADER,
+        notes=NOTES,
+        chosen=by_figure(page.summary.chosen),
+        tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else {},
+        style=Markup(style),
+    )
+
+
+def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> None:
+    """A line per cell in full precision, with the facts that hold for all of them at its end."""
+    common = {
+        name: facts[name] for name in ("tuning budget", "hardware", "commit", "command") if name in facts
+    }
+    header = [
+        "figure", "row", "loss", "tried", "reported", "reported_half", "measured", "half", "n", "planned",
+        "validation", "difference", "difference_half", "p_value", *(name.replace(" ", "_") for name in common),
+    ]  # fmt: skip
+    rows = [
+        [
+            line.figure, line.row, line.loss, line.tried,
+            *(line.reported[:2] if line.reported else ("", "")),
+            *(line.measured if line.measured else ("", "", 0)),
+            line.planned, line.validation,
+            *(line.against[:3] if line.against else ("", "", "")),
+            *common.values(),
+        ]
+        for line in lines
+    ]  # fmt: skip
+    _save_rows(path, header, rows)
+
+
+def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
+    """A line per run: every number that was measured, and where."""
+    rows = []
+    for run, record in runs:
+        made = record["made"]
+        numbers = {k: v for k, v in record.items() if isinstance(v, int | float | str) and k != "made"}
+        rows.append(
+            {"row": run.row, "loss": run.loss, "trial": run.trial, "seed": run.seed, **numbers, **made}
+        )
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    _save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
+
+
+def _save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def save(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(header)
+            writer.writerows([["" if v != v else v for v in row] for row in rows])  # NaN is an empty cell
+
+    write_aside(path, save, "table")

@@ -1,0 +1,88 @@
+"""A sweep on a real Slurm of one machine: jobs are killed and preempted under it, and it completes all the same."""
+
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+import slurm as local
+from tables import small_table
+
+from weince.reproduce import plan, read_table, reproduce
+from weince.reproduce import slurm as ours
+from weince.reproduce.execute import is_done
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(bool(local.why_not()), reason=local.why_not() or "Slurm can be started"),
+]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    folder = Path(tempfile.mkdtemp(prefix="weince-slurm-", dir="/tmp"))
+    try:
+        with local.cluster(folder) as config:
+            monkeypatch.setenv("SLURM_CONF", str(config))
+            monkeypatch.setattr(ours, "POLL", 0.5)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def jobs(out):
+    """Which job has which run."""
+    path = out / "slurm" / "jobs.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def trains(folder):
+    """Whether a run is in the middle of its training."""
+    return (folder / "log.csv").exists() and not (folder / "model.safetensors").exists()
+
+
+def test_an_array_completes_though_a_job_is_killed_and_one_preempted(tmp_path, cluster):
+    table = small_table(tmp_path, epochs=8)
+    runs = plan(read_table(str(table)), tmp_path, device="cpu")
+    assert len(runs) == 4
+    killed, preempted = runs[1].folder, runs[2].folder
+    first: dict[str, str] = {}
+
+    def disturb():
+        local.wait_for(lambda: trains(killed), "training", 120)
+        first.update(jobs(tmp_path))
+        local.said(["scancel", "--signal=KILL", "--full", first[str(killed)]])
+        local.wait_for(lambda: trains(preempted), "training", 120)
+        local.said(["scancel", "--signal=USR2", first[str(preempted)]])
+        # A job that is put back into the queue waits for two minutes, unless it is told not to.
+        job = first[str(preempted)]
+        local.wait_for(
+            lambda: "PENDING" in local.said(["squeue", "-h", "-r", "-j", job, "-o", "%T"]), "requeue"
+        )
+        local.said(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    page = reproduce(
+        str(table),
+        out=tmp_path,
+        jobs=4,
+        slurm=True,
+        device="cpu",
+        slurm_options={"cpus_per_task": 1, "time": 30},
+    )
+    disturber.join()
+    assert page.exists()
+    assert all(is_done(run) for run in runs)
+    after = jobs(tmp_path)
+    assert len({job.partition("_")[0] for job in first.values()}) == 1  # one array
+    again = {folder for folder in first if after[folder] != first[folder]}
+    assert again == {str(killed)}  # the preempted one came back under its own number
+    for run in runs:
+        log = (run.folder / "log.csv").read_text().splitlines()
+        assert [line.partition(",")[0] for line in log[1:]] == [str(epoch) for epoch in range(1, 9)]
+        starts = (run.folder / "output.txt").read_text().count(" train --config ")
+        # More than two if a job saw its training die, and started it again, before it was ended itself.
+        assert (starts >= 2) if run.folder in (killed, preempted) else (starts == 1)
