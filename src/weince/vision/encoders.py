@@ -23,14 +23,6 @@ NAMES = ("resnet18", "resnet50", "vit_small", "tiny")
 PATCHES = {32: 4, 64: 8, 224: 16}
 
 
-class Encoder(Protocol):
-    """A module from images ``(n, 3, size, size)`` to features ``(n, features)``."""
-
-    features: int
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
 class Tiny(nn.Module):
     """Three convolutions with group norm, 12 thousand weights: for tests and demonstrations on a CPU.
 
@@ -67,7 +59,7 @@ class Foreign(nn.Module):
 
 
 def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) -> nn.Module:
-    """An encoder with fresh weights: see :class:`Encoder` for what it is.
+    """An encoder with fresh weights: images ``(n, 3, size, size)`` to features ``(n, encoder.features)``.
 
     Args:
         name: ``resnet18``, ``resnet50``, ``vit_small``, ``tiny``, or ``timm:NAME`` or ``torchvision:NAME`` where
