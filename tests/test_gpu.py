@@ -2,8 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from weince import InfoNCELoss, WeibitLoss, WeinceLoss
+from weince.candidates import contests
+from weince.distributed import share
+from weince.engines.dense import dense
+from weince.tail import TailConfig
+from weince.terms import Term, WeinceLink
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,3 +121,33 @@ def test_same_as_float64_with_the_newer_tf32_switch(name):
         torch.backends.cuda.matmul.fp32_precision = "ieee"
     assert_near(eager, wanted)
     assert_near(compiled, wanted)
+
+
+@pytest.mark.parametrize("layout", ["views", "cross", "clip", "labels"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_chunked(name, layout):
+    """In several blocks of rows, beside dense in float64."""
+    z_i, z_j = pairs(1500, 32)
+    labels = {"labels": (torch.arange(1500) % 700).cuda()} if layout == "labels" else {}
+    wanted = step(
+        MAKERS[name](candidates=layout, engine="dense").cuda(), z_i.double(), z_j.double(), **labels
+    )
+    assert_near(step(MAKERS[name](candidates=layout, engine="chunked").cuda(), z_i, z_j, **labels), wanted)
+
+
+def test_gather_over_nccl(tmp_path):
+    """One rank's candidates through NCCL and back are its own, and so are their gradients."""
+    if not dist.is_nccl_available():
+        pytest.skip("no NCCL in this build of torch")
+    config, found = TailConfig(), []
+    dist.init_process_group("nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        for together in (False, True):
+            leaves = [z.requires_grad_() for z in pairs(64, 32)]
+            (contest,) = contests("cross", *leaves)
+            contest = share(contest) if together else contest
+            loss = dense(contest, [Term(WeinceLink(0.5))], config).loss.mean()
+            found.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)

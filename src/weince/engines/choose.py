@@ -1,11 +1,10 @@
 """Which engine computes a loss: ``engine="auto"``, and what it does when memory runs out."""
 
-import importlib
 import logging
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +92,9 @@ def run(
     if not torch.compiler.is_compiling():
         log.debug("engine %s: %s", *choice)
     if choice.name == "fused":
-        output: EngineOutput = _fused().fused(contest, terms, tail)
-        return output
+        from weince.engines.fused import fused  # when wanted, since Triton is an extra
+
+        return fused(contest, terms, tail)
     if choice.name == "chunked":
         return chunked(contest, terms, tail, same_weight=same_weight)
     # Other ranks would not know that this one begins again, and wait for what it has already sent.
@@ -111,16 +111,10 @@ def run(
 def why_not_fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:
     """Why the fused engine cannot serve, in one line; None where it can."""
     try:
-        fused = _fused()
+        from weince.engines.fused import why_not
     except ImportError as error:
         return f"the fused engine cannot be imported: {error}"
-    reason: str | None = fused.why_not(contest, terms, tail)
-    return reason
-
-
-def _fused() -> Any:
-    """Imported when wanted, since Triton is an extra."""
-    return importlib.import_module("weince.engines.fused")
+    return why_not(contest, terms, tail)
 
 
 def _by_size(contest: Contest, why_not_fused: str) -> Choice:
@@ -135,7 +129,13 @@ def _by_size(contest: Contest, why_not_fused: str) -> Choice:
 def _matrix_limit(rows: Tensor) -> int:
     if rows.device.type != "cuda":
         return CPU_COMPILED if torch.compiler.is_compiling() else CPU_FASTEST
-    return int(GPU_SHARE * torch.cuda.get_device_properties(rows.device).total_memory / GPU_MATRICES)
+    return int(GPU_SHARE * _memory_of(rows.device) / GPU_MATRICES)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _memory_of(device: torch.device) -> int:
+    """Bytes that a GPU has; a compiled graph takes the number as it finds it."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _mib(size: int) -> str:

@@ -40,9 +40,15 @@ def why_not(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) ->
     """One line why the fused engine cannot serve this; None if it can."""
     if not contest.anchors.is_cuda:
         return f"the fused engine wants tensors on a CUDA device; got {contest.anchors.device.type}"
-    if torch.cuda.get_device_capability(contest.anchors.device) < (8, 0):
+    if _too_old(contest.anchors.device):
         return "the fused engine wants a GPU of compute capability 8.0 or higher"
     return _refusal(contest, terms, tail)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _too_old(device: torch.device) -> bool:
+    """Whether a GPU has no bfloat16; a compiled graph takes the answer as it finds it."""
+    return torch.cuda.get_device_capability(device) < (8, 0)
 
 
 def _refusal(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:

@@ -8,6 +8,9 @@ from weince.engines.kernels.tiles import (
     LN2,
     LOG2E,
     exact_pairs,
+    fast_exp2,
+    fast_inverse,
+    fast_log2,
     gap,
     logit,
     negatives,
@@ -57,6 +60,8 @@ def sum_kernel(
     close = False
     if KNOWN:
         nearest = tl.load(near_d + rows * EXACT, mask=inside, other=1.0)
+        for k in tl.static_range(1, EXACT):
+            nearest = tl.minimum(nearest, tl.load(near_d + rows * EXACT + k, mask=inside, other=1.0))
         top = tl.where(nearest <= 2, logit(tl.minimum(nearest, 2.0), gi, wi, offset, lowest, SOFT), 0.0)
         close = tl.min(nearest) < NEAR
     sum_e = tl.zeros((BM,), tl.float32)
@@ -73,7 +78,7 @@ def sum_kernel(
         z = (gi - top)[:, None] - gi[:, None] * d
         logarithm = d
         if not SOFT:
-            logarithm = tl.log2(gap(d, offset, lowest))
+            logarithm = fast_log2(gap(d, offset, lowest))
             z -= wi[:, None] * logarithm
         if HAS_IDS or touches(start, own_first, own_last, same_first, same_last, count, BN):
             keep = negatives(rows, cols, own, same, own_id, id_c, count, HAS_SELF, HAS_IDS)
@@ -83,7 +88,7 @@ def sum_kernel(
             shrink = tl.exp2(-rise)
             sum_e, sum_s, sum_l, top = sum_e * shrink, sum_s * shrink, sum_l * shrink, top + rise
             z -= rise[:, None]
-        e = tl.exp2(z)
+        e = fast_exp2(z)
         sum_e += tl.sum(e, axis=1)
         if LEARN:
             sum_s += tl.sum(e * (1 - d), axis=1)
@@ -106,12 +111,13 @@ def log1p(u):
 
 @triton.jit
 def finish_kernel(
-    a, c, positive, g, w, largest, total, scores, logs, loss, level, pull, effect_g, effect_w,
+    a, c, positive, g, w, largest, total, scores, logs, loss, base, pull, effect_g, effect_w,
     anchors, splits, d, stride_a, stride_c, offset, lowest,
     BR: tl.constexpr, DE: tl.constexpr, SOFT: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
-    """Parts of the log-sum-exp to the loss, to ``level`` (log-sum-exp with the positive, in bits), to ``pull``
-    (derivative of the loss by the positive's score) and to the derivatives by the link's coefficients."""
+    """Parts of the log-sum-exp to the loss, to ``base`` (logit of a shortfall of 0 under a softmax, less the
+    log-sum-exp with the positive, in bits), to ``pull`` (derivative of the loss by the positive's score) and to the
+    derivatives by the link's coefficients."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = rows < anchors
     top = tl.full((BR,), -1e30, tl.float32)
@@ -143,7 +149,7 @@ def finish_kernel(
     if not SOFT:
         slope += wi * tl.where(near >= lowest, 1 / gap(near, offset, lowest), 0.0)
     tl.store(loss + rows, value, mask=inside)
-    tl.store(level + rows, ours + value * LOG2E, mask=inside)
+    tl.store(base + rows, gi - (ours + value * LOG2E), mask=inside)
     tl.store(pull + rows, -risk * slope, mask=inside)
     if LEARN:
         share = risk / tl.maximum(sum_e, 1e-37)
@@ -153,41 +159,55 @@ def finish_kernel(
 
 
 @triton.jit
-def pulls(d, base, g, w, slope, steep, gap_log, gap_inverse, SOFT: tl.constexpr):
+def pulls(d, base, g, w, factor, gap_log, gap_inverse, SOFT: tl.constexpr, SAME: tl.constexpr):
     """Derivatives of the losses by the scores of negatives; the anchors' numbers broadcast along rows or columns."""
-    z = base - g * d
+    z = base - (g * LOG2E) * d
+    slope = g
     if not SOFT:
         z -= w * gap_log
-        slope = slope + steep * gap_inverse
-    return tl.exp2(z) * slope
+        slope = g + w * gap_inverse
+    if not SAME:
+        slope = slope * factor
+    return fast_exp2(z) * slope
 
 
 @triton.jit
-def numbers(g, w, level, pull, out, at, count, SOFT: tl.constexpr):
-    """What :func:`pulls` wants of some anchors, 0 beyond the last, and the derivative by the positive's score."""
+def numbers(g, w, base, out, at, count, SOFT: tl.constexpr, SAME: tl.constexpr):
+    """What :func:`pulls` wants of some anchors, 0 beyond the last. ``SAME``: all losses have one gradient."""
     inside = at < count
-    factor = tl.load(out + at, mask=inside, other=0.0)
     gi = tl.load(g + at, mask=inside, other=0.0)
     wi = gi
     if not SOFT:
         wi = tl.load(w + at, mask=inside, other=0.0)
-    base = gi * LOG2E - tl.load(level + at, mask=inside, other=0.0)
-    return base, gi * LOG2E, wi, gi * factor, wi * factor, tl.load(pull + at, mask=inside, other=0.0) * factor
+    factor = gi
+    if not SAME:
+        factor = tl.load(out + at, mask=inside, other=0.0)
+    return tl.load(base + at, mask=inside, other=0.0), gi, wi, factor
+
+
+@triton.jit
+def pull_of(pull, out, at, count, SAME: tl.constexpr):
+    """Derivatives of some anchors' losses by their positive's score."""
+    value = tl.load(pull + at, mask=at < count, other=0.0)
+    if not SAME:
+        value = value * tl.load(out + at, mask=at < count, other=0.0)
+    return value
 
 
 @triton.jit
 def gradient_kernel(
-    x, inv_x, y, inv_y, g, w, level, pull, out, positive, itself, id_x, id_y, near_cols, near_d, close, gradient,
-    rows_count, count, d, offset, lowest,
+    x, inv_x, y, inv_y, g, w, base, pull, out, positive, itself, id_x, id_y, near_cols, near_d, close, gradient,
+    rows_count, count, begin, end, d, offset, lowest,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
     HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr, SOFT: tl.constexpr, KNOWN: tl.constexpr,
     FROM_ROWS: tl.constexpr, FROM_COLS: tl.constexpr, EXACT: tl.constexpr, FLAGS: tl.constexpr,
+    ADD: tl.constexpr, SAME: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the rows ``x``: tiles of the derivative by scores, times ``y``.
+    """Gradient of the rows ``x``: tiles of the derivative by scores, times ``y``; ``ADD``: to what is there.
 
     ``FROM_ROWS``: the rows are anchors. ``FROM_COLS``: the columns are. Both where all rows meet all rows: a tile
     then serves the pair in both roles, and a row's positive has it as its own. Rows and columns beyond the last need
-    no mask: their operands or their numbers are 0.
+    no mask: their operands or their numbers are 0. ``SAME``: all losses have one gradient, the first of ``out``.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < rows_count
@@ -204,7 +224,7 @@ def gradient_kernel(
     same = rows
     close_rows = 0
     if FROM_ROWS:
-        base_i, g_i, w_i, slope_i, steep_i, pull_i = numbers(g, w, level, pull, out, rows, rows_count, SOFT)
+        base_i, g_i, w_i, factor_i = numbers(g, w, base, out, rows, rows_count, SOFT, SAME)
         own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
         if HAS_SELF:
             same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
@@ -212,7 +232,7 @@ def gradient_kernel(
             close_rows = tl.load(close + tl.program_id(0) * BM // FLAGS)
     own_first, own_last, same_first, same_last = tl.min(own), tl.max(own), tl.min(same), tl.max(same)
     acc = tl.zeros((BM, DB), tl.float32)
-    for start in range(0, count, BN):
+    for start in range(begin, end, BN):
         cols = start + tl.arange(0, BN)
         score = tl.zeros((BM, BN), tl.float32)
         b = part(y, cols, first, PARTS * DP, DB)
@@ -234,23 +254,20 @@ def gradient_kernel(
         gap_inverse = dist
         if not SOFT:
             wide = gap(dist, offset, lowest)
-            gap_log = tl.log2(wide)
-            gap_inverse = tl.where(dist >= lowest, 1 / wide, 0.0)
+            gap_log = fast_log2(wide)
+            gap_inverse = tl.where(dist >= lowest, fast_inverse(wide), 0.0)
         pulled = tl.zeros((BM, BN), tl.float32)
-        mine = pulled
         if FROM_ROWS:
             pulled += pulls(
-                dist, base_i[:, None], g_i[:, None], w_i[:, None], slope_i[:, None], steep_i[:, None],
-                gap_log, gap_inverse, SOFT,
+                dist, base_i[:, None], g_i[:, None], w_i[:, None], factor_i[:, None], gap_log, gap_inverse,
+                SOFT, SAME,
             )  # fmt: skip
-            mine += pull_i[:, None]
         if FROM_COLS:
-            base_j, g_j, w_j, slope_j, steep_j, pull_j = numbers(g, w, level, pull, out, cols, count, SOFT)
+            base_j, g_j, w_j, factor_j = numbers(g, w, base, out, cols, count, SOFT, SAME)
             pulled += pulls(
-                dist, base_j[None, :], g_j[None, :], w_j[None, :], slope_j[None, :], steep_j[None, :],
-                gap_log, gap_inverse, SOFT,
+                dist, base_j[None, :], g_j[None, :], w_j[None, :], factor_j[None, :], gap_log, gap_inverse,
+                SOFT, SAME,
             )  # fmt: skip
-            mine += pull_j[None, :]
         if HAS_IDS:
             kin = row_id[:, None] == tl.load(id_y + cols, mask=cols < count, other=0)[None, :]
             pulled = tl.where(kin, 0.0, pulled)
@@ -258,12 +275,16 @@ def gradient_kernel(
             if touches(start, own_first, own_last, same_first, same_last, start + BN, BN):
                 if HAS_SELF:
                     pulled = tl.where(cols[None, :] == same[:, None], 0.0, pulled)
+                mine = tl.zeros((BM, BN), tl.float32) + pull_of(pull, out, rows, rows_count, SAME)[:, None]
+                if FROM_COLS:
+                    mine += pull_of(pull, out, cols, count, SAME)[None, :]
                 pulled = tl.where(cols[None, :] == own[:, None], mine, pulled)
         else:
             theirs = tl.load(positive + cols, mask=cols < count, other=-1).to(tl.int32)
             if HAS_SELF:
                 selves = tl.load(itself + cols, mask=cols < count, other=-1).to(tl.int32)
                 pulled = tl.where(rows[:, None] == selves[None, :], 0.0, pulled)
+            mine = tl.zeros((BM, BN), tl.float32) + pull_of(pull, out, cols, count, SAME)[None, :]
             pulled = tl.where(rows[:, None] == theirs[None, :], mine, pulled)
         if PARTS == 1:
             pulled = pulled * tl.load(inv_y + cols)[None, :]
@@ -273,7 +294,11 @@ def gradient_kernel(
             low = (pulled - high.to(tl.float32)).to(x.dtype.element_ty)
             acc = tl.dot(high, b_low, acc)
             acc = tl.dot(low, b, acc)
+    if SAME:
+        acc *= tl.load(out)
     k = first + tl.arange(0, DB)
-    tl.store(
-        gradient + rows.to(tl.int64)[:, None] * d + k[None, :], acc, mask=inside[:, None] & (k < d)[None, :]
-    )
+    target = gradient + rows.to(tl.int64)[:, None] * d + k[None, :]
+    fits = inside[:, None] & (k < d)[None, :]
+    if ADD:
+        acc += tl.load(target, mask=fits, other=0.0)
+    tl.store(target, acc, mask=fits)

@@ -115,7 +115,7 @@ def fused(
         symmetric: Whether candidates and anchors are the same rows.
 
     Returns:
-        ``loss`` ``(a,)``; ``stats`` ``(4, a)``: rho, beta, daic, lam; ``state`` ``(6, a)``: level, pull, derivatives
+        ``loss`` ``(a,)``; ``stats`` ``(4, a)``: rho, beta, daic, lam; ``state`` ``(6, a)``: base, pull, derivatives
         by g and by w, g, w; operands and inverse lengths of anchors, of candidates; nearest columns, their
         shortfalls, flags.
     """
@@ -219,8 +219,8 @@ def fused_gradient(
     ours = Operand(x, x_inverse, shape)
     theirs = ours if symmetric else Operand(y, y_inverse, shape)
     near = (near_cols, near_d, close) if len(near_d) else None
-    level, pull = state[0], state[1]
-    link = (state[4] if g is None else g, state[5] if w is None else w, level, pull, out.contiguous())
+    out = out if out.stride(0) == 0 else out.contiguous()
+    link = (state[4] if g is None else g, state[5] if w is None else w, state[0], state[1], out)
     cap = Cap(offset, lowest, soft)
     grad_anchors = launch.gradient(
         ours, theirs, roles, link, near, cap, (anchors, count, d), from_rows=True, from_cols=symmetric

@@ -7,9 +7,12 @@ parts, leading and trailing 8 bits, and a product of them is four products of pa
 that of the trailing parts, scores of similar rows would be too small by up to 1e-6.)
 """
 
+import os
+
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -19,6 +22,69 @@ def on_grid(x):
     """Rounded to bfloat16, kept in float32: for the interpreter, which cannot multiply bfloat16."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fast_log2(x):
+    """Of a positive number, in one instruction: good to 22 bits. (``tl.log2`` is some thirty.)"""
+    if INTERPRETED:
+        y = tl.log2(x)
+    else:
+        y = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return y
+
+
+@triton.jit
+def fast_exp2(x):
+    """In one instruction; below 2^-126 it is 0."""
+    if INTERPRETED:
+        y = tl.exp2(x)
+    else:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return y
+
+
+@triton.jit
+def fast_inverse(x):
+    """Of a positive number, in one instruction: good to 23 bits."""
+    if INTERPRETED:
+        y = 1 / x
+    else:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return y
+
+
+@triton.jit
+def ones_in(x):
+    """Number of ones among the bits."""
+    if INTERPRETED:
+        x = x - ((x >> 1) & 0x55555555)
+        x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+        x = (x + (x >> 4)) & 0x0F0F0F0F
+        y = (x + (x >> 8) + (x >> 16) + (x >> 24)) & 63
+    else:
+        y = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], tl.int32, True, 1)
+    return y
+
+
+@triton.jit
+def places(marked, BN: tl.constexpr):
+    """Place of every marked column among those of its row, from 1, and how many there are; ``BN`` is 32 or 64.
+
+    A row's marks are the bits of one word or two, which takes a fraction of the work of a running sum.
+    """
+    col = tl.arange(0, BN)
+    bit = (tl.full((BN,), 1, tl.int32) << (col & 31))[None, :]
+    first = tl.sum(tl.where(marked & (col < 32)[None, :], bit, 0), axis=1)
+    number = ones_in(first)
+    # Shifted in two steps, the second by a constant of the register, since the first serves several columns.
+    place = ones_in((first[:, None] << (7 - (col & 7))[None, :]) << (24 - (col & 24))[None, :])
+    if BN == 64:
+        second = tl.sum(tl.where(marked & (col >= 32)[None, :], bit, 0), axis=1)
+        beyond = ones_in((second[:, None] << (7 - (col & 7))[None, :]) << (24 - (col & 24))[None, :])
+        place = tl.where((col < 32)[None, :], place, number[:, None] + beyond)
+        number += ones_in(second)
+    return place, number
 
 
 @triton.jit
