@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -224,6 +225,23 @@ def test_pickled_weights_are_not_read(toy_model, tmp_path):
     tokenizer.save_pretrained(folder)
     torch.save(backbone.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(OSError, match="safetensors"):
+        load_backbone(str(folder))
+
+
+def test_a_model_with_weights_missing_is_refused(toy_model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(toy_model, folder)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "pooler" not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    load_backbone(str(folder))  # a pooler is not used
+    del kept["encoder.layer.1.output.dense.weight"]
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        OSError, match=r"1 weights are missing, the first encoder\.layer\.1\.output\.dense\.weight"
+    ):
         load_backbone(str(folder))
 
 

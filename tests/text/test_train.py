@@ -20,9 +20,9 @@ from weince import checkpoint, settings
 from weince.configure import LossConfig
 from weince.text import train as module
 from weince.text.data import Drawn, batches
-from weince.text.encoder import Tokens, tokenise
+from weince.text.encoder import SentenceEncoder, Tokens, load_backbone, tokenise
 from weince.text.log import read_log
-from weince.text.sts import evaluate_sts, read_sts
+from weince.text.sts import StsTask, evaluate_sts, read_sts
 from weince.text.train import TextRun, train
 
 
@@ -241,9 +241,6 @@ def test_seeds_differ_and_repeat(run, tmp_path):
 
 def test_training_helps_on_the_toy(run):
     """Told apart by dropout alone, sentences of like words come closer than others."""
-    from weince.text.encoder import SentenceEncoder, load_backbone
-    from weince.text.sts import StsTask
-
     backbone, tokenizer = load_backbone(run.model)
     before = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
     train(replace(run, epochs=4))
@@ -319,3 +316,17 @@ def test_settings_survive_the_command_line(run, tmp_path):
     line = ["--config", str(config), "--loss.temperature", "0.1", "--seed", "3"]
     read = settings.read(TextRun, line, command="weince train", examples="")
     assert read == replace(run, loss=replace(run.loss, temperature=0.1), seed=3)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (1, [6, 7]), (2, [6])])
+def test_checkpoints_are_taken_as_often_as_asked(run, every, steps):
+    """The best encoder is on disk all the same, and the same."""
+    best = train(replace(run, checkpoint_every=every))
+    kept = sorted(int(path.stem.removeprefix("step_")) for path in (run.out / "checkpoints").glob("*.pt"))
+    assert kept == steps
+    stsb = json.loads((run.out / "result.json").read_text())["tasks"]["STSB"]
+    assert evaluate_sts(str(best), run.sts).tasks["STSB"] == pytest.approx(stsb, abs=1e-4)
+    rows = [float(row["dev"]) for row in read_log(run.out) if row["dev"]]
+    backbone, tokenizer = load_backbone(str(best))
+    dev = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
+    assert dev == pytest.approx(max(rows), abs=1e-6)

@@ -1,10 +1,12 @@
 """A transformer that makes one vector of a sentence, by hub name or from a local folder."""
 
+import importlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,13 +67,38 @@ def load_backbone(model: str) -> tuple[nn.Module, Any]:
     check_model(model)
     local = Path(model).is_dir()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
-        backbone = AutoModel.from_pretrained(model, local_files_only=local, use_safetensors=True)
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
+            backbone, found = AutoModel.from_pretrained(
+                model, local_files_only=local, use_safetensors=True, output_loading_info=True
+            )
     except Exception as error:  # what a broken folder or a missing network raises varies with the version
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         where = "the folder" if local else "the hub (is there a network?) or its cache"
         raise OSError(f"cannot load model {model!r} from {where}: {reason}") from error
+    missing = sorted(
+        name for name in found["missing_keys"] if not name.startswith("pooler.")
+    )  # we use no pooler
+    if missing:
+        raise OSError(
+            f"cannot load model {model!r}: {len(missing)} weights are missing, the first {missing[0]}"
+        )
     return backbone, tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars of its own over ours, and from listing weights that are not used."""
+    logging = importlib.import_module("transformers.utils.logging")
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
 
 
 def check_model(model: str) -> None:
@@ -94,12 +121,23 @@ def tokenise(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Token
     return Tokens(made["input_ids"], made["attention_mask"])
 
 
-def save_encoder(encoder: SentenceEncoder, tokenizer: Any, folder: Path, *, max_length: int) -> None:
-    """Write an encoder without its head as a folder that transformers and sentence-transformers load."""
+def save_encoder(
+    encoder: SentenceEncoder, tokenizer: Any, folder: Path, *, max_length: int, weights: dict[str, Tensor]
+) -> None:
+    """Write an encoder without its head as a folder that transformers and sentence-transformers load.
+
+    Args:
+        encoder: What to write.
+        tokenizer: Of the encoder.
+        folder: What was there is replaced.
+        max_length: Word pieces that sentence-transformers is to keep of a sentence.
+        weights: Of the encoder's backbone, by name.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        encoder.backbone.save_pretrained(part)  # type: ignore[operator]
+        with quiet():
+            encoder.backbone.save_pretrained(part, state_dict=weights)  # type: ignore[operator]
         tokenizer.save_pretrained(part)
         modules = [
             {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},

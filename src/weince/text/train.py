@@ -26,7 +26,7 @@ from weince.text.log import Row, append_log, progress_bar, read_log, start_log
 from weince.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
 
 Precision = Literal["fp32", "tf32", "bf16"]
-FREE_TO_CHANGE = {"out", "device", "text", "sts", "model"}
+FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every"}
 """Settings that a resumed run may change: files may have moved, and a GPU may have become free."""
 
 
@@ -48,7 +48,8 @@ class TextRun:
         seed: Of the order of sentences, the dropout and the head.
         head: Put a layer (linear, tanh) on top of the encoder in training only.
         clip: Largest norm of the gradient.
-        eval_every: Steps between evaluations on STS-B's dev split, after each of which a checkpoint is kept.
+        eval_every: Steps between evaluations on STS-B's dev split.
+        checkpoint_every: Evaluations between checkpoints; 0 takes none, and a run that is stopped starts anew.
         log_every: Steps between lines of the log.
         precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
         sentences: Use only so many sentences, from the beginning of the file.
@@ -69,13 +70,15 @@ class TextRun:
     head: bool = True
     clip: float = 1.0
     eval_every: int = 125
+    checkpoint_every: int = 1
     log_every: int = 25
     precision: Precision = "fp32"
     sentences: int | None = None
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        least = {"batch": 2, "epochs": 1, "max_length": 3, "eval_every": 1, "log_every": 1, "seed": 0}
+        least = {"batch": 2, "epochs": 1, "max_length": 3, "eval_every": 1, "log_every": 1}
+        least |= {"seed": 0, "checkpoint_every": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be at least {value}; got {getattr(self, name)}")
@@ -144,6 +147,7 @@ class _Job:
             self.encoder.parameters(), lr=run.lr, weight_decay=0.0, fused=self.device.type == "cuda"
         )
         self.step, self.best, self.best_step = 0, -math.inf, 0
+        self.best_weights: dict[str, Tensor] = {}  # while they are not on disk
 
     def resume(self) -> None:
         """Take up the newest checkpoint, if there is one."""
@@ -163,7 +167,21 @@ class _Job:
         if self.device.type == "cuda" and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
 
+    def save_best(self) -> None:
+        """Write the best encoder, unless it is on disk already."""
+        if self.best_weights:
+            save_encoder(
+                self.encoder,
+                self.tokenizer,
+                self.run.out / "best",
+                max_length=LONGEST,
+                weights=self.best_weights,
+            )
+            self.best_weights = {}
+
     def save(self) -> None:
+        """Write a checkpoint; the best encoder first, since going on from here will not find it again."""
+        self.save_best()
         state = {
             "encoder": self.encoder.state_dict(),
             "loss": self.loss.state_dict(),
@@ -201,9 +219,15 @@ class _Job:
                     row = row._replace(dev=self.evaluate())
                 append_log(run.out, row)
                 show(row)
-                if evaluate:
+                if evaluate and self.checkpoint_is_due():
                     self.save()
                 sums = _Sums(self.device)
+        self.save_best()
+
+    def checkpoint_is_due(self) -> bool:
+        """Whether it is this evaluation's turn."""
+        evaluations = -(-self.step // self.run.eval_every)
+        return self.run.checkpoint_every > 0 and evaluations % self.run.checkpoint_every == 0
 
     def take_step(self, drawn: Drawn, tokens: Tokens, *, with_stats: bool) -> tuple[Tensor, TailStats | None]:
         """One step of training: the loss, and the tail statistics if asked for."""
@@ -228,7 +252,7 @@ class _Job:
         dev = self.dev.spearman(self.encoder)
         if dev > self.best or self.best_step == 0:
             self.best, self.best_step = dev, self.step
-            save_encoder(self.encoder, self.tokenizer, self.run.out / "best", max_length=LONGEST)
+            self.best_weights = {name: x.clone() for name, x in self.encoder.backbone.state_dict().items()}
         return dev
 
 
