@@ -71,7 +71,7 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     ``exp(-2 distance^2)`` over other pairs (Wang and Isola 2020); the effective rank is the exponential of the
     entropy of the singular values (Roy and Vetterli 2007).
     """
-    output = weince_loss(z_i, z_j, tail=tail, return_stats=True)
+    output = weince_loss(z_i, z_j, tail=tail, gather=False, return_stats=True)
     assert isinstance(output, LossOutput)
     u, v = (F.normalize(z.double()) for z in (z_i, z_j))
     rows = torch.cat([u, v])

@@ -8,6 +8,7 @@ would, and contrast each anchor with the candidates of all of them.
 """
 
 import os
+import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -124,6 +125,8 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
 
     start = _resume(run, model, loss, optimizer)
     first = fabric.global_rank == 0
+    if first and start:
+        print(f"{run.out}: going on after epoch {start} of {run.epochs}", file=sys.stderr)
     log = Log(run.out, start, tensorboard=run.tensorboard) if first else None
     steps = len(data.pretrain_images) // run.batch  # the last, smaller batch is left out
     with progress_bar(f"{data.name} {run.loss.preset}", start, run.epochs, shown=first and bar) as shown:
@@ -187,8 +190,10 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: LinkLoss) -> 
 
 def _part(batch: int, rank: int, ranks: int) -> slice:
     """Which rows of a global batch are a rank's."""
-    edges = [batch * r // ranks for r in range(ranks + 1)]
-    return slice(edges[rank], edges[rank + 1])
+    if batch % ranks:
+        raise ValueError(f"a batch of {batch} pairs cannot be shared equally by {ranks} processes")
+    size = batch // ranks
+    return slice(rank * size, (rank + 1) * size)
 
 
 def _asked(setting: bool | None, usual: bool) -> bool:
@@ -206,7 +211,7 @@ def _begin(seed: int, epoch: int, images: int, generator: torch.Generator) -> Te
 def _row(
     run: VisionRun, fabric: "Fabric", step: Step, epoch: int, steps: int, seconds: float
 ) -> dict[str, float]:
-    """What is logged of an epoch. All ranks take part: the statistics are of the global batch."""
+    """What is logged of an epoch. All ranks take part."""
     assert step.last is not None
     mean = float(fabric.all_reduce(step.total / steps, reduce_op="mean"))  # type: ignore[arg-type]
     check_finite(mean, epoch)
@@ -215,11 +220,16 @@ def _row(
     return {
         "epoch": epoch + 1,
         "loss": mean,
-        **measure(step.last.z_i, step.last.z_j, tail),
+        **measure(_all_rows(fabric, step.last.z_i), _all_rows(fabric, step.last.z_j), tail),
         "lr": rate(run.optimizer, epoch, run.epochs),
         "views_per_second": 2 * run.batch * steps / seconds,
         "seconds": seconds,
     }
+
+
+def _all_rows(fabric: "Fabric", z: Tensor) -> Tensor:
+    """The embeddings of the global batch."""
+    return z if fabric.world_size == 1 else fabric.all_gather(z).flatten(0, 1)  # type: ignore[union-attr]
 
 
 def _save(run: VisionRun, epoch: int, model: nn.Module, loss: nn.Module, optimizer: Any) -> None:
