@@ -31,6 +31,7 @@ from weince.integrations.sentence_transformers import (
     CachedWeinceLoss,
     LossAdapter,
     WeinceLoss,
+    load_model,
 )
 
 CLOSED = TailConfig(margin=1e9)  # the AIC gate never opens: lam = 0
@@ -372,6 +373,29 @@ def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
     assert alone[0] != pytest.approx(alone[1])
     labelled = torch.stack([rank["labelled"] for rank in found]).mean(0)  # as DDP averages
     torch.testing.assert_close(labelled, ranks_text.labelled_step(slice(12)), rtol=1e-9, atol=1e-11)
+
+
+def test_models_are_loaded_from_folders(tiny_folder):
+    sentences = column(3, 0)
+    wanted = SentenceTransformer(str(tiny_folder), device="cpu").encode(sentences)
+    for name in (tiny_folder, str(tiny_folder)):
+        assert (load_model(name, device="cpu").encode(sentences) == wanted).all()
+
+
+def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for model, message in {
+        tmp_path / "missing": "^no model folder .*missing$",
+        "./missing": "^no model folder ./missing$",
+        tmp_path / "empty": "^cannot load model .*empty from that folder: ",
+        tmp_path / "broken": "^cannot load model .*broken from that folder: ",
+        "nobody/nothing": r"^cannot load model nobody/nothing from the hub or its cache \(is there a network\?\): ",
+    }.items():
+        with pytest.raises(OSError, match=message) as raised:
+            load_model(model, device="cpu")
+        assert len(str(raised.value).splitlines()) == 1
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch):

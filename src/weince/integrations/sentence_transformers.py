@@ -16,6 +16,7 @@ candidates="cross"))`` is ``MultipleNegativesRankingLoss``.
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -30,6 +31,7 @@ from weince.tail import TailConfig
 from weince.terms import Term
 
 try:
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.losses import CachedLossMixin, has_static_embedding_input
     from sentence_transformers.base.losses.merged_forward import embed_columns
 except ImportError as error:
@@ -275,6 +277,23 @@ class CachedWeinceLoss(CachedLossAdapter):
             mini_batch_num_tokens=mini_batch_num_tokens,
             show_progress_bar=show_progress_bar,
         )
+
+
+def load_model(model: str | Path, *, device: str | None = None) -> SentenceTransformer:
+    """A ``SentenceTransformer`` from a folder, which asks no network, or by its name on the hub.
+
+    Raises:
+        OSError: No such folder, no model in it, no such name, or no network; one line that says which.
+    """
+    name, folder = str(model), Path(model).is_dir()
+    if not folder and (isinstance(model, Path) or Path(name).is_absolute() or name.startswith((".", "~"))):
+        raise FileNotFoundError(f"no model folder {name}")
+    try:
+        return SentenceTransformer(name, device=device, local_files_only=folder)
+    except Exception as error:  # of many kinds, which change with the versions
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        where = "that folder" if folder else "the hub or its cache (is there a network?)"
+        raise OSError(f"cannot load model {name} from {where}: {reason}") from error
 
 
 def _weince(temperature: Scalar, gather: bool, options: WeinceOptions) -> weince.WeinceLoss:
