@@ -23,11 +23,23 @@ from weince.vision.optim import OptimizerConfig, build_optimizer
 from weince.vision.step import Pixels, Step, TwoViews
 
 KINDS = (  # the first whose word is in a kernel's name
-    ("loss", ("contrast", "survivor", "fit_rows", "row_stats", "_tail", "sum_pass", "threshold")),
+    ("norms and activations", ("batch_norm",)),
+    ("convolutions", ("conv", "fprop", "wgrad", "dgrad", "nchwtonhwc", "nhwctonchw")),
     ("optimiser", ("adam", "multi_tensor")),
-    ("views", ("bmm", "gather", "index", "distribution", "argsort", "sort")),
-    ("convolutions", ("conv", "cudnn", "xmma", "sm90", "sm80", "gemm", "implicit", "cutlass", "nchwToNhwc")),
-    ("norms, activations and views", ("triton",)),
+    (
+        "loss",
+        (
+            "sum_kernel",
+            "finish_kernel",
+            "gradient_kernel",
+            "fit_kernel",
+            "gate_kernel",
+            "survivor",
+            "operand",
+        ),
+    ),
+    ("products of the views and the projector", ("gemm", "bmm", "cutlass")),
+    ("views", ("triton", "distribution", "index", "sort")),
 )
 
 

@@ -116,3 +116,35 @@ def test_images_on_disk_are_read_batch_by_batch(tmp_path, images):
         pixels = Pixels(source, torch.device("cpu"))
         assert pixels.resident is resident
         assert torch.equal(pixels.rows(rows), torch.from_numpy(images[[5, 0, 5]]).permute(0, 3, 1, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
+def test_a_captured_step_is_the_eager_one(images, preset):
+    """Also when the generator is seeded anew between steps, and when the rate changes."""
+    from weince.vision.optim import set_rate
+
+    finals = []
+    for graph in (False, True):
+        model = small_model("resnet18").cuda()
+        step = Step(
+            TwoViews(model, "fp32"),
+            build_loss(LossConfig(preset)).cuda(),
+            build_optimizer(model.parameters(), OptimizerConfig(lr=1e-3)),
+            Pixels(images, torch.device("cuda")),
+            Augment(SIZE),
+            torch.Generator("cuda"),
+            batch=BATCH,
+            part=slice(None),
+            compiled=False,
+            graph=graph,
+        )
+        for number in range(12):
+            if number % 5 == 0:
+                step.generator.manual_seed(number)
+            set_rate(step.optimizer, 1e-3 / (1 + number))
+            step(torch.arange(number, number + BATCH, device="cuda"))
+        assert (step.graph is not None) is graph
+        finals.append((step.total.item(), step.last.z_i.clone()))
+    assert finals[0][0] == pytest.approx(finals[1][0], rel=1e-4)
+    torch.testing.assert_close(finals[0][1], finals[1][1], rtol=2e-2, atol=2e-2)
