@@ -26,21 +26,11 @@ KINDS = (  # the first whose word is in a kernel's name
     ("norms and activations", ("batch_norm",)),
     ("convolutions", ("conv", "fprop", "wgrad", "dgrad", "nchwtonhwc", "nhwctonchw")),
     ("optimiser", ("adam", "multi_tensor")),
-    (
-        "loss",
-        (
-            "sum_kernel",
-            "finish_kernel",
-            "gradient_kernel",
-            "fit_kernel",
-            "gate_kernel",
-            "survivor",
-            "operand",
-        ),
-    ),
+    ("loss", ("sample_kernel", "survivors_kernel", "refine_kernel", "exact_kernel", "operands_kernel",
+              "fit_kernel", "gate_kernel", "sum_kernel", "finish_kernel", "gradient_kernel")),
     ("products of the views and the projector", ("gemm", "bmm", "cutlass")),
     ("views", ("triton", "distribution", "index", "sort")),
-)
+)  # fmt: skip
 
 
 def build_step(options: argparse.Namespace, preset: str, *, compiled: bool, graph: bool) -> Step:
