@@ -86,6 +86,7 @@ def runs(options: argparse.Namespace) -> Iterator[TextRun]:
                     eval_every=options.eval_every,
                     checkpoint_every=0,
                     device=options.device,
+                    graph=options.graph,
                 )
 
 
@@ -375,6 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=3e-5, help="(default: %(default)s)")
     parser.add_argument("--eval-every", type=int, default=125, help="(default: %(default)s)")
     parser.add_argument("--precision", default="fp32", help="fp32, tf32 or bf16 (default: %(default)s)")
+    parser.add_argument("--graph", action="store_true", help="run steps as CUDA graphs")
     parser.add_argument("--device", default="auto", help="(default: %(default)s)")
     options = parser.parse_args(arguments)
     if not options.aggregate_only:

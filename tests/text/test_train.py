@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +18,12 @@ import torch.nn.functional as F
 from transformers import AutoModel, AutoTokenizer
 
 from weince import checkpoint, settings
-from weince.configure import LossConfig
+from weince.configure import LossConfig, build_loss
 from weince.text import train as module
 from weince.text.data import Drawn, batches
 from weince.text.encoder import SentenceEncoder, Tokens, load_backbone, tokenise
 from weince.text.log import read_log
+from weince.text.step import Embedded, tail_stats
 from weince.text.sts import StsTask, evaluate_sts, read_sts
 from weince.text.train import TextRun, train
 
@@ -86,7 +88,7 @@ def test_one_step_is_simcse(run, toy_model):
     expected = F.cross_entropy(cosines / 0.05, torch.arange(4))
     grads = torch.autograd.grad(expected, list(job.encoder.backbone.parameters()), allow_unused=True)
 
-    loss, _ = job.take_step(Drawn(words, None), tokens, with_stats=False)
+    (_, _, loss), _ = job.take_step(Drawn(words, None), tokens)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
     norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
     assert norm > 0
@@ -122,16 +124,50 @@ def test_equal_sentences_are_not_negatives(run):
     cosines = F.normalize(z) @ F.normalize(z).T / 0.05
     cosines[0, 2] = cosines[2, 0] = -torch.inf
     expected = F.cross_entropy(cosines, torch.arange(4))
-    loss, _ = job.take_step(Drawn(words, np.array([7, 8, 7, 9])), tokens, with_stats=False)
+    (_, _, loss), _ = job.take_step(Drawn(words, np.array([7, 8, 7, 9])), tokens)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
+@pytest.mark.parametrize("ids", [None, [0, 1, 2, 3, 4, 0, 6, 7]])
+def test_logged_statistics_are_those_of_the_loss(preset, ids):
+    loss = build_loss(LossConfig(preset=preset, temperature=0.05), candidates="cross").eval()
+    z_i, z_j = torch.randn(8, 5), torch.randn(8, 5)
+    ids = None if ids is None else torch.tensor(ids)
+    expected = loss(z_i, z_j, ids=ids, return_stats=True)
+    found = tail_stats(loss, Embedded(z_i, z_j, expected.loss), ids)
+    for ours, theirs in zip(found, expected.stats, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
+def test_a_cuda_graph_computes_the_same(run, preset, tmp_path):
+    """Without dropout, whose random numbers differ: the same losses, and a smaller last batch goes beside."""
+    run = replace(
+        run, loss=LossConfig(preset=preset, temperature=0.05), device="cuda", epochs=3, max_length=16
+    )
+    model = tmp_path / "model"
+    shutil.copytree(run.model, model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config))
+    losses = []
+    for graph in (False, True):
+        out = tmp_path / str(graph)
+        train(replace(run, model=str(model), out=out, graph=graph))
+        losses.append([float(row["loss"]) for row in read_log(out)])
+    assert len(losses[0]) > 5
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
 
 
 def test_learning_rate_falls_linearly(run):
     job = module._Job(run, read_sts(run.sts))
     rates = []
     for numbers in batches(100, batch=16, epochs=1, seed=0):
-        job.take_step(*job.prepare(numbers), with_stats=False)
-        rates.append(job.optimiser.param_groups[0]["lr"])
+        job.take_step(*job.prepare(numbers))
+        rates.append(job.take.optimiser.param_groups[0]["lr"])
     np.testing.assert_allclose(rates, run.lr * (1 - np.arange(7) / 7))
 
 
@@ -141,10 +177,9 @@ def test_precisions_train_and_vectors_stay_float32(run, precision):
     job = module._Job(replace(run, precision=precision), read_sts(run.sts))
     seen = []
     job.loss.register_forward_pre_hook(lambda _, args: seen.extend(z.dtype for z in args))
-    loss, stats = job.take_step(*job.prepare(np.arange(16)), with_stats=True)
-    assert seen == [torch.float32, torch.float32]
+    (z_i, z_j, loss), _ = job.take_step(*job.prepare(np.arange(16)))
+    assert seen == [z_i.dtype, z_j.dtype] == [torch.float32, torch.float32]
     assert loss.isfinite()
-    assert stats.lam.shape == (16,)
     train(replace(run, precision=precision))
     assert torch.get_float32_matmul_precision() == before
 
@@ -293,6 +328,8 @@ def test_a_device_that_is_not_there(run):
         pytest.skip("there is one")
     with pytest.raises(ValueError, match="no CUDA device"):
         train(replace(run, device="cuda"))
+    with pytest.raises(ValueError, match="a CUDA graph needs a CUDA device; got cpu"):
+        train(replace(run, graph=True))
 
 
 def test_ugly_text_trains(run, tmp_path):

@@ -113,10 +113,14 @@ def check_model(model: str) -> None:
         )
 
 
-def tokenise(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Tokens:
-    """Word pieces of sentences, cut to ``max_length`` and padded to the longest of them."""
+def tokenise(tokenizer: Any, sentences: Sequence[str], max_length: int, *, whole: bool = False) -> Tokens:
+    """Word pieces of sentences, cut to ``max_length`` and padded to the longest of them, or all to ``max_length``."""
     made = tokenizer(
-        list(sentences), padding=True, truncation=True, max_length=max_length, return_tensors="pt"
+        list(sentences),
+        padding="max_length" if whole else True,
+        truncation=True,
+        max_length=max_length,
+        return_tensors="pt",
     )
     return Tokens(made["input_ids"], made["attention_mask"])
 

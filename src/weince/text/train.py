@@ -8,14 +8,12 @@ done, ``result.json`` with the test scores of that encoder. A run that was stopp
 import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
@@ -23,10 +21,10 @@ from weince.tail import TailStats
 from weince.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, save_encoder, tokenise
 from weince.text.log import Row, append_log, progress_bar, read_log, start_log
+from weince.text.step import Embedded, Precision, Step, matmul_precision, tail_stats
 from weince.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
 
-Precision = Literal["fp32", "tf32", "bf16"]
-FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every"}
+FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every", "graph"}
 """Settings that a resumed run may change: files may have moved, and a GPU may have become free."""
 
 
@@ -54,6 +52,7 @@ class TextRun:
         precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
         sentences: Use only so many sentences, from the beginning of the file.
         device: ``auto``, ``cpu`` or ``cuda``.
+        graph: Run the step as a CUDA graph: faster for a small encoder. All sentences are padded to ``max_length``.
     """
 
     text: Path
@@ -75,6 +74,7 @@ class TextRun:
     precision: Precision = "fp32"
     sentences: int | None = None
     device: str = "auto"
+    graph: bool = False
 
     def __post_init__(self) -> None:
         least = {"batch": 2, "epochs": 1, "max_length": 3, "eval_every": 1, "log_every": 1}
@@ -114,22 +114,6 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     return run.out / "best"
 
 
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Autocast to bfloat16 if that is the precision."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
-@contextmanager
-def matmul_precision(precision: Precision) -> Iterator[None]:
-    """TF32 in float32 products if that is the precision, else not; put back afterwards."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class _Job:
     """A run at work: what is built from its settings, and what changes from step to step."""
 
@@ -143,8 +127,13 @@ class _Job:
         torch.manual_seed(run.seed)
         self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
-        self.optimiser = torch.optim.AdamW(
-            self.encoder.parameters(), lr=run.lr, weight_decay=0.0, fused=self.device.type == "cuda"
+        self.take = Step(
+            self.encoder,
+            self.loss,
+            lr=run.lr,
+            clip=run.clip,
+            precision=run.precision,
+            graph=(run.batch, run.max_length) if run.graph else None,
         )
         self.step, self.best, self.best_step = 0, -math.inf, 0
         self.best_weights: dict[str, Tensor] = {}  # while they are not on disk
@@ -162,7 +151,7 @@ class _Job:
         self.step, self.best, self.best_step = found.step, state["best"], state["best_step"]
         self.encoder.load_state_dict(state["encoder"])
         self.loss.load_state_dict(state["loss"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.take.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["rng"])
         if self.device.type == "cuda" and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
@@ -185,7 +174,7 @@ class _Job:
         state = {
             "encoder": self.encoder.state_dict(),
             "loss": self.loss.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimiser": self.take.optimiser.state_dict(),
             "best": self.best,
             "best_step": self.best_step,
             "rng": torch.get_rng_state(),
@@ -196,7 +185,7 @@ class _Job:
     def prepare(self, numbers: Any) -> tuple[Drawn, Tokens]:
         """The sentences of a step as tokens; runs in a thread."""
         drawn = self.sentences.draw(numbers)
-        return drawn, tokenise(self.tokenizer, drawn.sentences, self.run.max_length)
+        return drawn, tokenise(self.tokenizer, drawn.sentences, self.run.max_length, whole=self.run.graph)
 
     def go(self, *, bar: bool) -> None:
         """Take the steps that are left."""
@@ -210,11 +199,11 @@ class _Job:
                 last = self.step + 1 == self.steps
                 evaluate = (self.step + 1) % run.eval_every == 0 or last
                 log = evaluate or (self.step + 1) % run.log_every == 0
-                loss, stats = self.take_step(drawn, tokens, with_stats=log)
-                sums.add(loss, len(drawn.sentences))
-                if stats is None:
+                embedded, ids = self.take_step(drawn, tokens)
+                sums.add(embedded.loss, len(drawn.sentences))
+                if not log:
                     continue
-                row = sums.row(self.step, stats)
+                row = sums.row(self.step, tail_stats(self.loss, embedded, ids))
                 if evaluate:
                     row = row._replace(dev=self.evaluate())
                 append_log(run.out, row)
@@ -229,22 +218,13 @@ class _Job:
         evaluations = -(-self.step // self.run.eval_every)
         return self.run.checkpoint_every > 0 and evaluations % self.run.checkpoint_every == 0
 
-    def take_step(self, drawn: Drawn, tokens: Tokens, *, with_stats: bool) -> tuple[Tensor, TailStats | None]:
-        """One step of training: the loss, and the tail statistics if asked for."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.run.lr * (1 - self.step / self.steps)
-        twice = Tokens(*(part.to(self.device, non_blocking=True).repeat(2, 1) for part in tokens))
+    def take_step(self, drawn: Drawn, tokens: Tokens) -> tuple[Embedded, Tensor | None]:
+        """One step of training: the vectors and the loss, and the ids that were passed on."""
+        self.take.set_rate(self.run.lr * (1 - self.step / self.steps))
         ids = None if drawn.ids is None else torch.from_numpy(drawn.ids).to(self.device)
-        with autocast(self.device, self.run.precision):
-            z_i, z_j = self.encoder(twice).chunk(2)
-        output = self.loss(z_i, z_j, ids=ids, return_stats=with_stats)
-        loss, stats = output if with_stats else (output, None)
-        self.optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.encoder.parameters(), self.run.clip)
-        self.optimiser.step()
+        embedded = self.take(tokens, ids)
         self.step += 1
-        return loss.detach(), stats
+        return embedded, ids
 
     @matmul_precision("fp32")
     def evaluate(self) -> float:

@@ -1,0 +1,154 @@
+"""One training step of SimCSE: embed each sentence twice, the loss, its gradient, the update.
+
+A small encoder takes less time than the host needs to launch it; captured as a CUDA graph, the host only copies the
+next word pieces.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weince.functional import LossOutput, weince_loss
+from weince.losses import LinkLoss
+from weince.tail import TailConfig, TailStats
+from weince.terms import WeinceLink
+from weince.text.encoder import SentenceEncoder, Tokens
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+EAGER_STEPS = 3
+"""Steps before a graph is captured, in which libraries choose their algorithms and the optimiser its state."""
+
+
+class Embedded(NamedTuple):
+    """Vectors of the two views ``(n, d)`` and their loss, none with a gradient."""
+
+    z_i: Tensor
+    z_j: Tensor
+    loss: Tensor
+
+
+class Step:
+    """A callable that trains on one batch.
+
+    Args:
+        encoder: What is trained.
+        loss: Of the two views of a batch.
+        lr: Learning rate of AdamW, which :meth:`set_rate` changes.
+        clip: Largest norm of the gradient.
+        precision: Of the encoder.
+        graph: ``(sentences, length)`` of the batches to run as a CUDA graph; others run one operation at a time.
+    """
+
+    def __init__(
+        self,
+        encoder: SentenceEncoder,
+        loss: LinkLoss,
+        *,
+        lr: float,
+        clip: float,
+        precision: Precision,
+        graph: tuple[int, int] | None = None,
+    ) -> None:
+        self.encoder, self.loss, self.clip, self.precision = encoder, loss, clip, precision
+        self.device = next(encoder.parameters()).device
+        if graph is not None and self.device.type != "cuda":
+            raise ValueError(f"a CUDA graph needs a CUDA device; got {self.device}")
+        self.shape = graph
+        self.optimiser = torch.optim.AdamW(
+            encoder.parameters(),
+            lr=lr if graph is None else torch.tensor(lr, device=self.device),
+            weight_decay=0.0,
+            fused=self.device.type == "cuda",
+            capturable=graph is not None,
+        )
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.place: Tokens | None = None  # where a graph finds its batch
+        self.eager = 0
+        self.last: Embedded | None = None
+
+    def __call__(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
+        """Train on a batch: word pieces ``(n, length)``, and ids ``(n,)`` if some sentences are equal.
+
+        What is returned may be overwritten by the next step.
+        """
+        if ids is not None or tokens.input_ids.shape != self.shape:
+            return self._run(Tokens(*(part.to(self.device, non_blocking=True) for part in tokens)), ids)
+        if self.place is None:
+            self.place = Tokens(*(part.to(self.device) for part in tokens))
+        for place, part in zip(self.place, tokens, strict=True):
+            place.copy_(part, non_blocking=True)
+        if self.graph is None and self.eager == EAGER_STEPS:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.last = self._run(self.place, None)
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._run_aside(self.place)
+        assert self.last is not None
+        return self.last
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate."""
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the optimiser's state; the learning rate is to be set again."""
+        self.optimiser.load_state_dict(state)
+        for group in self.optimiser.param_groups:
+            if self.shape is not None:
+                group["lr"] = torch.zeros((), device=self.device)
+
+    def _run(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
+        with autocast(self.device, self.precision):
+            z_i, z_j = self.encoder(Tokens(*(part.repeat(2, 1) for part in tokens))).chunk(2)
+        loss = self.loss(z_i, z_j, ids=ids)
+        assert isinstance(loss, Tensor)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.encoder.parameters(), self.clip)
+        self.optimiser.step()
+        return Embedded(z_i.detach(), z_j.detach(), loss.detach())
+
+    def _run_aside(self, tokens: Tokens) -> None:
+        """A step on a side stream, as a capture wants the steps before it to be."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.last = self._run(tokens, None)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.eager += 1
+
+
+@torch.no_grad()
+def tail_stats(loss: LinkLoss, embedded: Embedded, ids: Tensor | None) -> TailStats:
+    """Tail statistics of a batch's anchors ``(n,)``, with the tail of the loss if it has one, else the paper's."""
+    tail = loss.link.tail if isinstance(loss.link, WeinceLink) else TailConfig()
+    z_i, z_j, _ = embedded
+    output = weince_loss(z_i, z_j, tail=tail, candidates="cross", ids=ids, engine="dense", return_stats=True)
+    assert isinstance(output, LossOutput)
+    return output.stats
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """Autocast to bfloat16 if that is the precision."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """TF32 in float32 products if that is the precision, else not; put back afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
