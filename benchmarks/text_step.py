@@ -1,7 +1,7 @@
 """A training step of sentence-transformers with WEINCE against MultipleNegativesRankingLoss, in one trainer.
 
     python benchmarks/text_step.py                                   MiniLM on the CPU; some minutes
-    python benchmarks/text_step.py --device cuda --bf16 --model FOLDER --write benchmarks/text_step_gpu.md
+    python benchmarks/text_step.py --device cuda --bf16 --compile --model FOLDER --write benchmarks/text_step_gpu.md
 
 One ``SentenceTransformerTrainer`` trains one encoder. The losses take turns in blocks of steps, in another order in
 every round, so that a busy moment of the machine hits each alike. A ratio compares blocks of one round; the median
@@ -95,14 +95,17 @@ def measure(options: argparse.Namespace) -> Measured:
 
     model = load_model(options.model, device=options.device)
     cross = {"candidates": "cross", "gather": False}
-    turns = Turns(
-        {
-            YARDSTICK: MultipleNegativesRankingLoss(model, scale=20.0),
-            "WEINCE, paper": WeinceLoss(model, temperature=0.05),
-            "WEINCE, released": LossAdapter(model, CoreWeinceLoss.released(0.05, **cross)),
-            "InfoNCE of weince": LossAdapter(model, InfoNCELoss(0.05, **cross)),
-        }
-    )
+    losses: dict[str, nn.Module] = {
+        YARDSTICK: MultipleNegativesRankingLoss(model, scale=20.0),
+        "WEINCE, paper": WeinceLoss(model, temperature=0.05),
+        "WEINCE, released": LossAdapter(model, CoreWeinceLoss.released(0.05, **cross)),
+        "InfoNCE of weince": LossAdapter(model, InfoNCELoss(0.05, **cross)),
+    }
+    if options.compile:
+        compiled = WeinceLoss(model, temperature=0.05)
+        compiled.loss.compile()
+        losses["WEINCE, paper, compiled"] = compiled
+    turns = Turns(losses)
     clock = Clock(turns, options.block, options.device)
     steps = (options.rounds + WARM_UP) * len(turns.losses) * options.block
     pairs = {
@@ -183,6 +186,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="folder, or name on the hub")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--bf16", action="store_true", help="train under autocast to bfloat16")
+    parser.add_argument("--compile", action="store_true", help="also time WEINCE under torch.compile")
     parser.add_argument("--batch", type=int, default=64, help="pairs in a batch (default: 64)")
     parser.add_argument("--words", type=int, default=20, help="in a sentence (default: 20)")
     parser.add_argument("--rounds", type=int, default=30, help="in which each loss has a turn (default: 30)")

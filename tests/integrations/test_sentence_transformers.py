@@ -197,6 +197,17 @@ def _cut(model, tokens, width):
     return [nn.functional.normalize(model(dict(part))["sentence_embedding"][:, :width]) for part in tokens]
 
 
+def test_a_compiled_loss(tiny, fresh_compiler):
+    """The core under Dynamo, in batches of two sizes; what else a compiler does is tested with the core."""
+    ours = WeinceLoss(tiny, tail=OPEN)
+    ours.loss.compile(backend="eager", fullgraph=True)
+    for rows in (12, 7):
+        tokens = features(tiny, 3, rows)
+        assert_same_step(
+            step(tiny, ours, tokens), step(tiny, WeinceLoss(tiny, tail=OPEN), tokens), rtol=1e-9, atol=1e-11
+        )
+
+
 def test_labelled_sentences(tiny):
     tiny.eval()
     labels = torch.arange(12) % 4
