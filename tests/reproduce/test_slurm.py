@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-import slurm as local
-from tables import small_table
+from reproduce import slurm as local
+from reproduce.tables import small_table
 
 from weince.reproduce import plan, read_table, reproduce
 from weince.reproduce import slurm as ours

@@ -2,7 +2,7 @@
 
     from weince.reproduce import reproduce
 
-    reproduce("linear", out=Path("results"), only=["cifar100_resnet18"], jobs=4)
+    reproduce("linear", out=Path("reproduced"), only=["cifar100_resnet18"], jobs=4)
 
 A second call goes on where the first was interrupted; when nothing is left to run it writes the table again.
 """
@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weince.reproduce.plan import Run, Table, named_tables, plan, read_table
+from weince.reproduce.plan import Run, plan
+from weince.reproduce.tables import Table, named_tables, read_table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -23,7 +24,7 @@ __all__ = ["named_tables", "reproduce"]
 def reproduce(
     table: str,
     *,
-    out: Path = Path("results"),
+    out: Path = Path("reproduced"),
     jobs: int = 1,
     slurm: bool = False,
     slurm_options: Mapping[str, Any] | None = None,
@@ -105,9 +106,14 @@ def _carry_out(
             if not bar.console.is_terminal:
                 bar.console.print(f"{what} {run.name}", markup=False, highlight=False)
 
-        if slurm:
-            return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell)
-        return run_here(left, jobs=jobs, tell=tell)
+        try:
+            if slurm:
+                return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell)
+            return run_here(left, jobs=jobs, tell=tell)
+        except KeyboardInterrupt:
+            rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
+            bar.console.print(f"interrupted: {rest}; the same command goes on from here", highlight=False)
+            raise
 
 
 def _bar() -> "Progress":
@@ -133,6 +139,9 @@ def _facts(
         "runs": f"{len(records)} of {len(runs)} done",
         "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in runs)),
         "tuning budget": budget(table.trials()),
+        "chosen by": f"mean validation figure of {table.choose_by}"
+        if table.choose_by
+        else "nothing to choose",
         "data": "; ".join(versions) or "nothing yet",
         "hardware": of("hardware"),
         "commit": of("commit"),
@@ -178,4 +187,5 @@ def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Pat
         return out / "overhead"
     facts = {"hardware": hardware(device or "auto"), "commit": commit(), "command": command}
     title = "Cost of the loss stage (reported on an NVIDIA L40S)"
-    return write_page(Page(title, "InfoNCE", overhead(device), facts, []), out / "overhead")
+    notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
+    return write_page(Page(title, "InfoNCE", overhead(device), facts, notes=notes), out / "overhead")

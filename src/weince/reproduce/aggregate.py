@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from weince.evaluate.protocol import Interval, PairedTest, paired_test, select, t_interval
-from weince.reproduce.plan import MEASURES, Run, Table, shown
+from weince.reproduce.plan import Run, shown
+from weince.reproduce.tables import MEASURES, Table
 
 Record = Mapping[str, Any]
 

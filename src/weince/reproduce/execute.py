@@ -47,7 +47,8 @@ def is_done(run: Run) -> bool:
     """Whether a run's result is there and belongs to its settings."""
     try:
         made = json.loads((run.folder / "made.json").read_text(encoding="utf-8"))
-        return made["key"] == run.key and run.measure in made["measures"] and run.result.is_file()
+        json.loads(run.result.read_text(encoding="utf-8"))
+        return made["key"] == run.key and run.measure in made["measures"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

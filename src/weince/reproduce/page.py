@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -40,6 +40,12 @@ HEADER = (
     "against the baseline",
     "p",
 )
+NOTES = (
+    "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of encoders.",
+    "The configuration of each loss is the one with the best mean validation figure; test figures decide nothing.",
+    "Against the baseline: paired over seeds, two-sided t-test; p is not corrected for the number of comparisons.",
+)
+NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
 PERCENT = ("linear", "knn", "r1", "r2", "r5", "r10", "r20", "r50")
 
 
@@ -53,13 +59,15 @@ class Page:
         summary: The lines.
         facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
         failed: Why runs failed.
+        notes: How to read the lines.
     """
 
     title: str
     baseline: str
     summary: Summary
     facts: Mapping[str, str]
-    failed: Sequence[str]
+    failed: Sequence[str] = ()
+    notes: Sequence[str] = NOTES
 
 
 def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]] = ()) -> Path:
@@ -117,35 +125,42 @@ def p_value(found: PairedTest | None) -> str:
     return "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
 
 
-def by_figure(lines: Iterable[Line]) -> dict[str, list[tuple[str, ...]]]:
-    """The lines of each figure, under its full name."""
+class Drawn(NamedTuple):
+    """The lines of one figure as they are read."""
+
+    name: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def by_figure(lines: Iterable[Line]) -> list[Drawn]:
+    """A table for each figure; columns in which nothing stands are left out."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for line in lines:
         found.setdefault(NAMES.get(line.figure, line.figure), []).append(cells(line))
-    return found
+    drawn = []
+    for name, rows in found.items():
+        kept = [i for i in range(len(HEADER)) if any(row[i] != "—" for row in rows)]
+        drawn.append(
+            Drawn(name, tuple(HEADER[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+        )
+    return drawn
 
 
 def markdown(page: Page) -> str:
     """The table in Markdown."""
     parts = [f"# {_plain(page.title)}", ""]
-    for name, lines in by_figure(page.summary.chosen).items():
-        parts += [f"## {_plain(name)}", "", *_rows(HEADER, lines), ""]
-    parts += [*NOTES, "", "## How it was made", ""]
+    for table in by_figure(page.summary.chosen):
+        parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
+    parts += [*page.notes, "", "## How it was made", ""]
     parts += [f"- {name}: {_plain(value)}" for name, value in page.facts.items()]
     if page.failed:
         parts += ["", "## Runs that failed", "", *(f"- {_plain(line)}" for line in page.failed)]
     if page.summary.tries != page.summary.chosen:
         parts += ["", "## Every configuration that was tried"]
-        for name, lines in by_figure(page.summary.tries).items():
-            parts += ["", f"### {_plain(name)}", "", *_rows(HEADER, lines)]
+        for table in by_figure(page.summary.tries):
+            parts += ["", f"### {_plain(table.name)}", "", *_rows(table)]
     return "\n".join(parts) + "\n"
-
-
-NOTES = (
-    "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of encoders.",
-    "The configuration of each loss is the one with the best mean validation figure; test figures decide nothing.",
-    "Against the baseline: paired over seeds, two-sided t-test; p is not corrected for the number of comparisons.",
-)
 
 
 def _plain(text: str) -> str:
@@ -153,9 +168,13 @@ def _plain(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(text.split()))
 
 
-def _rows(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    drawn = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    return drawn + ["| " + " | ".join(_plain(cell) for cell in line) + " |" for line in lines]
+def _rows(table: Drawn) -> list[str]:
+    rule = "|" + "".join(" ---: |" if name in NUMERIC else " --- |" for name in table.header)
+    return [_row(table.header), rule, *(_row(row) for row in table.rows)]
+
+
+def _row(row: Iterable[str]) -> str:
+    return "| " + " | ".join(_plain(cell) for cell in row) + " |"
 
 
 def html(page: Page) -> str:
@@ -171,10 +190,9 @@ def html(page: Page) -> str:
     style = (Path(__file__).parents[1] / "report" / "templates" / "style.css").read_text(encoding="utf-8")
     return environment.get_template("table.html").render(
         page=page,
-        header=HEADER,
-        notes=NOTES,
+        numeric=NUMERIC,
         chosen=by_figure(page.summary.chosen),
-        tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else {},
+        tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
         style=Markup(style),
     )
 

@@ -1,0 +1,263 @@
+"""Runs as processes: done, failed, killed, interrupted, locked; and a whole small table, cut in the middle."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from reproduce.tables import small_table
+
+from weince.reproduce import execute, reproduce
+from weince.reproduce.execute import Failed, Interrupted, carry_out, is_done, run_here
+from weince.reproduce.plan import plan
+from weince.reproduce.tables import read_table
+
+
+def runs_of(tmp_path):
+    return plan(read_table(str(small_table(tmp_path))), tmp_path, device="cpu")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Let a few lines of Python stand for training and measuring; they find the run's folder in ``folder``."""
+
+    def use(text):
+        def commands(run):
+            head = f"import os, pathlib, signal, sys, time; folder = pathlib.Path({str(run.folder)!r})\n"
+            return [[sys.executable, "-c", head + text]]
+
+        monkeypatch.setattr(execute, "commands", commands)
+
+    return use
+
+
+WRITE = "(folder / 'evaluation.json').write_text('{}')\n"
+COUNT = """
+tries = folder / 'tries'
+n = len(tries.read_text()) if tries.exists() else 0
+tries.write_text('x' * (n + 1))
+"""
+
+
+def test_the_commands_of_a_run(tmp_path):
+    run = runs_of(tmp_path)[0]
+    train, evaluate = execute.commands(run)
+    assert train[1:4] == ["-m", "weince", "train"]
+    assert train[4:] == run.arguments()
+    assert evaluate[1:] == ["-m", "weince", "evaluate", str(run.folder), "--device", "cpu"]
+    _, link = execute.commands(replace(run, measure="link"))
+    assert link[1:] == ["-m", "weince.reproduce.tails", "link", str(run.folder)]
+
+
+def test_a_run_is_done_once_and_signed(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + WRITE)
+    assert not is_done(run)
+    carry_out(run)
+    assert is_done(run)
+    carry_out(run)
+    assert (run.folder / "tries").read_text() == "x"
+    made = execute.record(run)["made"]
+    assert "CPU, torch" in made["hardware"]
+    assert made["commit"].startswith("0.")
+    assert made["command"].startswith("weince train --config ")
+
+
+def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(WRITE)
+    carry_out(run)
+    assert not is_done(replace(run, key="another"))
+    assert not is_done(replace(run, measure="link"))
+    run.result.write_text("{")
+    assert not is_done(run)
+    carry_out(run)
+    assert is_done(run)
+
+
+def test_a_second_measure_joins_the_first(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    link = replace(run, measure="link")
+    script(WRITE + "(folder / 'link.json').write_text('{}')")
+    carry_out(run)
+    carry_out(link)
+    assert is_done(run)
+    assert is_done(link)
+
+
+def test_an_error_is_told_and_not_tried_again(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + "print('no such data'); sys.exit(2)")
+    with pytest.raises(Failed, match=rf"{run.name} ended with status 2: no such data"):
+        carry_out(run)
+    assert (run.folder / "tries").read_text() == "x"
+    assert "no such data" in (run.folder / "error.txt").read_text()
+    script(WRITE)
+    carry_out(run)
+    assert is_done(run)
+    assert not (run.folder / "error.txt").exists()
+
+
+@pytest.mark.parametrize("death", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(130)"])
+def test_a_killed_run_is_started_again(tmp_path, script, death):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + f"if n < 2: {death}\n" + WRITE)
+    carry_out(run)
+    assert (run.folder / "tries").read_text() == "xxx"
+
+
+def test_a_run_that_is_always_killed_is_given_up(tmp_path, script):
+    script(COUNT + "os.kill(os.getpid(), signal.SIGKILL)")
+    run = runs_of(tmp_path)[0]
+    with pytest.raises(Failed, match="was killed 3 times"):
+        carry_out(run)
+    assert (run.folder / "tries").read_text() == "xxx"
+
+
+def alive(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(happened, seconds=30.0):
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+# A process with a child, neither of which ends when asked kindly.
+STUBBORN = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+(folder / f"pid_{os.getpid()}").touch()
+time.sleep(600)
+"""
+
+
+def test_stopping_ends_the_processes_even_stubborn_ones(tmp_path, script, monkeypatch):
+    monkeypatch.setattr(execute, "PATIENCE", 0.5)
+    run, stop = runs_of(tmp_path)[0], threading.Event()
+    script(STUBBORN)
+
+    def stop_it():
+        wait_until(lambda: len(list(run.folder.glob("pid_*"))) == 2)
+        stop.set()
+
+    threading.Thread(target=stop_it).start()
+    with pytest.raises(Interrupted):
+        carry_out(run, stop)
+    pids = [int(path.name.removeprefix("pid_")) for path in run.folder.glob("pid_*")]
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_two_sweeps_never_work_on_one_run_at_once(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + "time.sleep(0.5)\n" + WRITE)
+    threads = [threading.Thread(target=carry_out, args=(run,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (run.folder / "tries").read_text() == "x"
+
+
+def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
+    run, stop = runs_of(tmp_path)[0], threading.Event()
+    script(
+        "if os.fork():\n    sys.exit(3)\n(folder / 'orphan').write_text(str(os.getpid())); time.sleep(600)"
+    )
+    with pytest.raises(Failed):
+        carry_out(run)
+    wait_until((run.folder / "orphan").exists)
+    script(WRITE)
+    waiting = threading.Thread(target=carry_out, args=(run, stop))
+    waiting.start()
+    waiting.join(1.5)
+    assert waiting.is_alive()  # it waits for whoever holds the lock
+    os.kill(int((run.folder / "orphan").read_text() or 0), signal.SIGKILL)
+    waiting.join(30)
+    assert is_done(run)
+
+
+def test_failures_do_not_stop_the_others(tmp_path, script):
+    runs = runs_of(tmp_path)
+    script("if 'seed_21' in str(folder) and 'paper' in str(folder): sys.exit('broken')\n" + WRITE)
+    told = []
+    failed = run_here(runs, jobs=2, tell=lambda run, what: told.append((run.name, what)))
+    bad = next(run for run in runs if run.loss == "paper" and run.seed == 21)
+    assert list(failed) == [bad.name]
+    assert "broken" in failed[bad.name]
+    assert [is_done(run) for run in runs] == [run is not bad for run in runs]
+    assert sorted(what for _, what in told) == ["done"] * 3 + ["failed"] + ["started"] * 4
+
+
+def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
+    table = small_table(tmp_path)
+    figures = {f"{name}_{kind}_mean": 50.0 for name in ("linear", "r1") for kind in ("validation", "test")}
+    text = json.dumps({**figures, "data": "digits", "fingerprint": "01"})
+    script(
+        f"if 'paper' in str(folder): sys.exit('broken')\n(folder / 'evaluation.json').write_text({text!r})"
+    )
+    with pytest.raises(
+        ValueError, match=r"2 of 4 runs failed, the table without them is .*index.html; .*broken"
+    ):
+        reproduce(str(table), out=tmp_path, device="cpu")
+    markdown = (tmp_path / "small" / "table.md").read_text()
+    assert "| digits\\_small | InfoNCE | 50.00 ± 0.00 | 2 |" in markdown
+    assert "| digits\\_small | paper | — | 0 of 2 |" in markdown
+    assert markdown.count("broken") == 2
+
+
+def test_a_dry_run_starts_nothing(tmp_path, capsys):
+    table = small_table(tmp_path)
+    reproduce(str(table), out=tmp_path, dry_run=True)
+    said = capsys.readouterr().out
+    assert said.count("to do") == 4
+    assert "4 runs, 0 done; 1 configuration tried for each loss." in said
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        reproduce(str(table), out=tmp_path, jobs=0)
+
+
+SWEEP = "import sys; from pathlib import Path; from weince.reproduce import reproduce; \
+reproduce(sys.argv[1], out=Path(sys.argv[2]), jobs=2, device='cpu')"
+
+
+def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
+    table = small_table(tmp_path)
+    runs = plan(read_table(str(table)), tmp_path, device="cpu")
+    sweep = subprocess.Popen([sys.executable, "-c", SWEEP, str(table), str(tmp_path)], stderr=subprocess.PIPE)
+    wait_until(lambda: any(is_done(run) for run in runs), 120)
+    sweep.send_signal(signal.SIGINT)
+    _, said = sweep.communicate(timeout=60)
+    assert sweep.returncode != 0
+    assert b"finished runs are kept" in said
+    done = {run.folder: (run.folder / "made.json").stat().st_mtime_ns for run in runs if is_done(run)}
+    assert 1 <= len(done) < 4
+
+    page = reproduce(str(table), out=tmp_path, jobs=2, device="cpu")
+    assert page == tmp_path / "small" / "index.html"
+    assert all(is_done(run) for run in runs)
+    for folder, when in done.items():
+        assert (folder / "made.json").stat().st_mtime_ns == when  # what was done was left alone
+    lines = list(csv.DictReader((page.parent / "table.csv").open(newline="")))
+    assert [(line["figure"], line["loss"], line["n"]) for line in lines] == [
+        ("linear", "InfoNCE", "2"), ("linear", "paper", "2"), ("r1", "InfoNCE", "2"), ("r1", "paper", "2"),
+    ]  # fmt: skip
+    for line in lines:
+        values = [
+            json.loads(run.result.read_text())[f"{line['figure']}_test_mean"]
+            for run in runs
+            if run.loss == line["loss"]
+        ]
+        assert float(line["measured"]) == pytest.approx(sum(values) / 2)
+        assert min(values) > 20  # better than chance

@@ -1,0 +1,66 @@
+"""What is measured beside the evaluation: the link test and the Frechet ablation of a run, and the overhead."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from reproduce.tables import small_table
+
+from weince import settings
+from weince.evaluate import fingerprint
+from weince.evt import frechet_ablation, link_bank, link_test
+from weince.reproduce import overhead, reproduce
+from weince.reproduce.tables import MEASURES
+from weince.reproduce.tails import measure
+from weince.vision.data import load
+from weince.vision.runs import embed_pairs
+from weince.vision.train import VisionRun, train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    small_table(folder)
+    options = ["--config", str(folder / "digits_small.yaml"), "--out", str(folder / "run"), "--device", "cpu"]
+    return train(settings.read(VisionRun, options, command="", examples=""), bar=False)
+
+
+def bank_of(folder):
+    z_i, z_j = embed_pairs(folder, pairs=8192, seed=0)
+    return link_bank(z_i, z_j, batch_size=len(z_i) // 4, batches=32, rng=0)
+
+
+def test_the_link_test_of_a_run(trained):
+    found = measure("link", trained)
+    test = link_test(*bank_of(trained), rng=0)
+    assert (found["link_lam"], found["link_gain"]) == (test.lam, test.gain)
+    assert found["link_ratio"] == pytest.approx(math.exp(test.gain))
+    assert found["pairs"] == 355
+    assert found["fingerprint"] == fingerprint(load("digits", size=8))
+    assert set(MEASURES["link"].figures) <= set(found)
+
+
+def test_the_frechet_ablation_of_a_run_from_the_command_line(trained):
+    subprocess.run([sys.executable, "-m", "weince.reproduce.tails", "frechet", str(trained)], check=True)
+    found = json.loads((trained / "frechet.json").read_text())
+    ablation = frechet_ablation(*bank_of(trained), rng=0)
+    assert found["frechet_gain_w"] == pytest.approx(ablation.w_over_0.gain)
+    assert found["frechet_gain_wf"] == pytest.approx(ablation.wf_over_w.gain)
+    assert found["frechet_lam_f"] == pytest.approx(ablation.lam_f_full)
+    assert set(MEASURES["frechet"].figures) <= set(found)
+
+
+def test_the_overhead_is_timed_beside_the_papers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(overhead, "REPEATS", 2)
+    monkeypatch.setattr(overhead, "PAIRS", 32)
+    page = reproduce("overhead", out=tmp_path, device="cpu")
+    rows = (page.parent / "table.md").read_text().splitlines()
+    cells = {line.split("|")[2].strip(): line.split("|")[3:6] for line in rows if line.startswith("| batch")}
+    assert {loss: reported.strip() for loss, (reported, _, _) in cells.items()} == {
+        "InfoNCE": "0.650", "WEINCE paper": "2.110", "WEINCE released": "2.110", "InfoNCE, plain torch": "0.650",
+    }  # fmt: skip
+    assert all(0 < float(measured) < 1000 for _, measured, _ in cells.values())
+    reproduce("overhead", out=tmp_path / "none", dry_run=True)
+    assert not (tmp_path / "none").exists()

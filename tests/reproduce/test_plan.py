@@ -1,0 +1,204 @@
+"""Tables read from files, and the runs they ask for: what is shared, what is refused, where results lie."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from reproduce.tables import small_table
+
+from weince import settings
+from weince.reproduce.aggregate import reported
+from weince.reproduce.plan import plan
+from weince.reproduce.tables import MEASURES, named_tables, read_table
+from weince.vision.train import VisionRun
+
+
+def edited(tmp_path, **changes):
+    """The small table with some keys changed; None removes one."""
+    path = small_table(tmp_path)
+    content = yaml.safe_load(path.read_text()) | changes
+    path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", named_tables())
+def test_every_table_that_comes_along_can_be_planned(name, tmp_path):
+    table = read_table(name)
+    runs = plan(table, tmp_path)
+    cells = len(table.rows) * sum(table.trials().values())
+    assert len(runs) == cells * len(table.seeds)
+    assert len({run.folder for run in runs}) == len(runs)
+    assert len(set(table.trials().values())) == 1  # the same number of tries for every loss
+    if name in ("linear", "knn", "link", "frechet"):
+        assert tuple(table.seeds) == (7, 21, 63, 84)
+
+
+@pytest.mark.parametrize("name", ["linear", "knn", "link", "frechet"])
+def test_every_cell_of_the_papers_tables_has_a_reported_figure(name):
+    table = read_table(name)
+    for figure in table.figures:
+        for row in table.rows:
+            for loss in table.losses.values():
+                lacking = figure == "r50" and row == "tiny_imagenet_vit_small"  # the paper leaves it out
+                assert (loss.reported in reported()[figure].get(row, {})) is not lacking
+
+
+@pytest.mark.parametrize("name", settings.named_configs())
+def test_every_configuration_makes_a_run(name):
+    if settings.load(name).get("task") == "vision":
+        run = settings.read(VisionRun, ["--config", name], command="weince train", examples="")
+        assert run.data in name.replace("_", "-") or run.data in name
+        assert run.encoder in name
+
+
+def test_reported_figures_are_plausible():
+    for figure, rows in reported().items():
+        assert figure == "loss_ms" or any(figure in measure.figures for measure in MEASURES.values())
+        for losses in rows.values():
+            for found in losses.values():
+                assert 0 <= found.mean <= 100
+                assert not found.half > 5
+    assert reported()["linear"]["cifar100_resnet18"]["WEINCE"] == (53.28, 0.28, 4)
+
+
+def test_tables_share_their_runs(tmp_path):
+    linear, knn, link = (
+        {run.folder for run in plan(read_table(name), tmp_path, only=["cifar100_resnet18"])}
+        for name in ("linear", "knn", "link")
+    )
+    assert link < knn == linear
+
+
+def test_settings_make_the_place_however_they_are_written(tmp_path):
+    plain = plan(read_table(edited(tmp_path)), tmp_path)
+    # What the configuration says already, what leaves the weights as they are, and the device change nothing.
+    same = plan(read_table(edited(tmp_path, set={"epochs": 1, "tensorboard": True})), tmp_path, device="cpu")
+    assert [run.folder for run in same] == [run.folder for run in plain]
+    assert "--tensorboard" in same[0].arguments()
+    other = plan(read_table(edited(tmp_path, set={"batch": 128})), tmp_path)
+    assert {run.folder for run in other}.isdisjoint({run.folder for run in plain})
+    assert len({run.key for run in plain}) == 2  # seeds share a key, losses do not
+
+
+def test_a_changed_configuration_is_another_run(tmp_path):
+    before = plan(read_table(edited(tmp_path)), tmp_path)
+    config = tmp_path / "digits_small.yaml"
+    config.write_text(config.read_text().replace("lr: 0.002", "lr: 0.001"))
+    after = plan(read_table(str(tmp_path / "small.yaml")), tmp_path)
+    assert {run.key for run in after}.isdisjoint({run.key for run in before})
+
+
+def test_the_command_of_a_run_reads_back_as_its_settings(tmp_path):
+    losses = {"InfoNCE": {"set": {"loss.preset": "paper", "loss.tail": {"gate": "rho", "rho0": 0.05}}}}
+    run = plan(read_table(edited(tmp_path, losses=losses)), tmp_path, epochs=3, device="cpu")[0]
+    read = settings.read(VisionRun, run.arguments(), command="", examples="")
+    assert read.loss.tail == {"gate": "rho", "rho0": 0.05}
+    assert (read.epochs, read.seed, read.device, read.out) == (3, 7, "cpu", run.folder)
+    assert run.folder.is_absolute()
+
+
+def test_all_of_the_first_seed_comes_first(tmp_path):
+    runs = plan(read_table(edited(tmp_path)), tmp_path, seeds=[3, 1])
+    assert [run.seed for run in runs] == [3, 3, 1, 1]
+
+
+def test_only_keeps_rows_and_cells(tmp_path):
+    table = read_table("linear")
+    runs = plan(table, tmp_path, only=["cifar10_*", "cifar100_resnet18/WEINCE*"], seeds=[7])
+    assert {(run.row, run.loss) for run in runs} == {
+        *((f"cifar10_resnet{depth}", loss) for depth in (18, 50) for loss in table.losses),
+        ("cifar100_resnet18", "WEINCE paper"),
+        ("cifar100_resnet18", "WEINCE released"),
+    }
+    with pytest.raises(
+        ValueError, match=r"nothing in table linear matches cifar; it has stl10_resnet18/InfoNCE, "
+    ):
+        plan(table, tmp_path, only=["cifar"])
+
+
+def test_images_can_lie_elsewhere(tmp_path):
+    here = tmp_path / "c.npz"
+    here.touch()
+    table = read_table("linear")
+    plain = plan(table, tmp_path, only=["cifar100_*"])
+    for data in (str(here), f"cifar100={here}"):
+        runs = plan(table, tmp_path, only=["cifar100_*"], data=data)
+        assert all(run.extra["data"] == str(here) for run in runs)
+        assert [run.folder for run in runs] == [run.folder for run in plain]
+    runs = plan(table, tmp_path, only=["cifar*"], data=f"cifar10={here}")
+    assert {run.row.partition("_")[0] for run in runs if "data" in run.extra} == {"cifar10"}
+    with pytest.raises(ValueError, match="one path for cifar10, cifar100"):
+        plan(table, tmp_path, only=["cifar*"], data=str(here))
+    with pytest.raises(ValueError, match=r"unknown data set 'cifar_10' \(did you mean cifar10\?\)"):
+        plan(table, tmp_path, only=["cifar*"], data=f"cifar_10={here}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tille": "x"}, r"unknown key of a table 'tille' \(did you mean title\?\)"),
+        ({"title": None}, "title is missing"),
+        ({"title": 3}, "title must be a str, got 3"),
+        ({"rows": "digits_tiny"}, "rows must be a list"),
+        ({"rows": []}, "a table needs rows"),
+        ({"figures": ["linaer"]}, r"unknown figure of measure evaluation 'linaer' \(did you mean linear\?\)"),
+        ({"measure": "evaluate"}, r"unknown measure 'evaluate' \(did you mean evaluation\?\)"),
+        ({"baseline": "infonce"}, "unknown baseline 'infonce'; known: InfoNCE, paper"),
+        ({"seeds": [7, 7]}, "every seed counts once, got 7, 7"),
+        ({"losses": {"InfoNCE": {"sets": {}}}}, r"unknown key of loss InfoNCE 'sets' \(did you mean set\?\)"),
+        ({"losses": {"InfoNCE": 3}}, "wanted keys and values for a loss, got 3"),
+        ({"losses": {}}, "losses must map each loss"),
+        ({"tries": [{}, {"loss.temperature": 0.2}]}, "several tries needs choose_by"),
+        (
+            {"tries": [{}, {"batch": 8}], "choose_by": "link_lam"},
+            "unknown figure of measure evaluation 'link_lam'",
+        ),
+    ],
+)
+def test_what_a_table_cannot_say_is_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_table(edited(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"set": {"epoch": 3}}, r"digits_small, InfoNCE: unknown option 'epoch' \(did you mean epochs\?\)"),
+        ({"set": {"epochs": "many"}}, "digits_small, InfoNCE: .*epochs"),
+        ({"losses": {"InfoNCE": {"set": {"loss.preset": "infonse"}}}}, "infonce"),
+        (
+            {"rows": ["cifar100_resnet19"]},
+            r"unknown configuration 'cifar100_resnet19' \(did you mean cifar100_resnet18",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path, changes, message):
+    table = read_table(edited(tmp_path, **changes))
+    with pytest.raises(ValueError, match=message):
+        plan(table, tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_table_lists_the_tables(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"unknown table 'linera' \(did you mean linear\?\); known: digits, .*overhead"
+    ):
+        read_table("linera")
+    with pytest.raises(ValueError, match="no such table file"):
+        read_table(str(tmp_path / "none.yaml"))
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match="is not YAML"):
+        read_table(str(tmp_path / "bad.yaml"))
+
+
+def test_configurations_beside_a_table_are_found_from_anywhere(tmp_path, monkeypatch):
+    path = Path(edited(tmp_path, rows=["digits_small.yaml"]))
+    monkeypatch.chdir("/")
+    assert plan(read_table(str(path)), tmp_path)[0].row == "digits_small"
+
+
+def test_a_plan_fits_on_a_command_line(tmp_path):
+    for run in plan(read_table("factorial"), tmp_path, seeds=[7]):
+        assert len(run.folder.parent.name) < 100
+        assert json.dumps(run.arguments())
