@@ -151,6 +151,9 @@ def test_bad_input():
         ValueError, match=r"takes no indices_tuple: the tail of an anchor needs all.*got 4 tensors"
     ):
         WeinceLoss()(z, y, mined)
+    for wrapper in (losses.SelfSupervisedLoss, lambda loss: losses.CrossBatchMemory(loss, 6)):
+        with pytest.raises(Exception, match="not supported for WeinceLoss"):  # they go by a list of names
+            wrapper(WeinceLoss())
     with pytest.raises(ValueError, match="wants a label for every row; got no labels"):
         WeinceLoss()(z)
     with pytest.raises(ValueError, match="wants a label for every row; got no ref_labels"):

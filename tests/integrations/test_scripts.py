@@ -3,6 +3,7 @@
 import argparse
 import csv
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +96,13 @@ def test_the_benchmark_refuses_what_it_cannot_do(capsys):
         with pytest.raises(SystemExit):
             main(arguments)
         assert said in capsys.readouterr().err
+
+
+def test_the_examples_of_the_documentation_run_as_written(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "integrations.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    assert name in blocks[0]
+    for block in blocks:
+        exec(block.replace(name, str(tiny_folder)), {"__name__": "__main__"})
