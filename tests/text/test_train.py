@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,6 +346,32 @@ def test_ugly_text_trains(run, tmp_path):
     assert "left out 10 empty lines" in said
     assert "8 of 12 sentences repeat" in said
     assert all(math.isfinite(float(row["loss"])) for row in read_log(run.out))
+
+
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
+def test_configurations_that_come_with_the_package(preset):
+    line = [
+        "--config",
+        f"simcse_{preset}",
+        "--text",
+        "a.txt",
+        "--model",
+        "m",
+        "--sts",
+        "b.tsv",
+        "--seed",
+        "3",
+    ]
+    read = settings.read(TextRun, [*line, "--loss.temperature", "0.1"], command="weince train", examples="")
+    assert read == TextRun(
+        text=Path("a.txt"),
+        model="m",
+        sts=Path("b.tsv"),
+        out=Path(f"runs/simcse_{preset}"),
+        loss=LossConfig(preset=preset, temperature=0.1),
+        seed=3,
+    )
+    assert settings.load(f"simcse_{preset}")["loss"]["temperature"] == 0.05
 
 
 def test_settings_survive_the_command_line(run, tmp_path):

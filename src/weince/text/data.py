@@ -50,7 +50,7 @@ class SentenceFile:
     def __init__(self, path: Path, *, first: int | None = None) -> None:
         self.path = path
         if not path.is_file():
-            raise FileNotFoundError(f"no such text file: {path}; want one sentence a line")
+            raise FileNotFoundError(f"no such text file: {path}; want a file with one sentence a line")
         starts, lengths, hashes, empty = _index(path, first)
         if len(starts) < 2:
             raise ValueError(f"{path}: at least 2 sentences are needed, one a line; found {len(starts)}")

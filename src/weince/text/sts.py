@@ -65,7 +65,9 @@ def read_sts(path: Path) -> Sts:
         ValueError: A column is missing, or a line is not what it should be (the message gives its number).
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no such STS file: {path}")
+        raise FileNotFoundError(
+            f"no such STS file: {path}; want tab-separated task, subset, split, score and two sentences"
+        )
     found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:

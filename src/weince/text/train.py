@@ -55,9 +55,9 @@ class TextRun:
         graph: Run the step as a CUDA graph: faster for a small encoder. All sentences are padded to ``max_length``.
     """
 
-    text: Path
-    model: str
-    sts: Path
+    text: Path = Path("sentences.txt")
+    model: str = "bert-base-uncased"
+    sts: Path = Path("sts.tsv")
     out: Path = Path("runs/simcse")
     task: Literal["text"] = "text"
     loss: LossConfig = LossConfig(preset="infonce", temperature=0.05)
