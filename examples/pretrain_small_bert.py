@@ -229,7 +229,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--max-length", type=int, default=64, help="word pieces of a sentence (default: %(default)s)"
     )
-    parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=7e-4, help="peak learning rate (default: %(default)s)")
     parser.add_argument("--log-every", type=int, default=50, help="steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument(

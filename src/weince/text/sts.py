@@ -172,19 +172,22 @@ class StsTask:
         return spearman(first, second, self.pairs.scores)
 
 
-def score(embed: Embed, sts: Sts) -> StsScores:
+def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
     """Evaluate on the test split of every task that ``sts`` holds.
 
     Args:
         embed: Sentences to vectors ``(sentences, d)``.
         sts: Of :func:`read_sts`.
+        bar: Show progress.
     """
+    from rich.console import Console
+    from rich.progress import track
+
     tasks: dict[str, float] = {}
     spread = (float("nan"), float("nan"))
-    for task in TASKS:
-        pairs = sts.get((task, "test"))
-        if pairs is None:
-            continue
+    present = [task for task in TASKS if (task, "test") in sts]
+    for task in track(present, description="STS", console=Console(stderr=True), disable=not bar):
+        pairs = sts[task, "test"]
         rows = embed([*pairs.first, *pairs.second])
         first, second = rows.chunk(2)
         tasks[task] = spearman(first, second, pairs.scores)
@@ -232,9 +235,9 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
     return embed
 
 
-def evaluate_sts(model: str, sts: Path, *, device: str = "cpu") -> StsScores:
+def evaluate_sts(model: str, sts: Path, *, device: str = "cpu", bar: bool = False) -> StsScores:
     """STS12 to STS16, STS-B and SICK-R of a model, by folder or hub name, with alignment and uniformity."""
-    return score(load_embed(model, device=device), read_sts(sts))
+    return score(load_embed(model, device=device), read_sts(sts), bar=bar)
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         print(
             table(
-                evaluate_sts(options.model, options.sts, device=options.device), published=options.published
+                evaluate_sts(options.model, options.sts, device=options.device, bar=True),
+                published=options.published,
             )
         )
     except (OSError, ValueError, ImportError) as error:
