@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weince.candidates import Candidates, check_choice, contests
 from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
-from weince.engines.choose import Engine
+from weince.engines.choose import Engine, why_no_kernels
 from weince.engines.choose import run as run_engine
 from weince.engines.ring import ring
 from weince.engines.rows import EngineOutput
@@ -93,6 +93,12 @@ def link_loss(
     tail = tails[0] if tails else TailConfig() if return_stats else None
     check_gather(gather, engine)
     spread = bool(gather) and is_spread()
+    plain = labels is None and negatives is None and ids is None and ignore is None and not check_finite
+    if plain and candidates == "views" and engine in ("auto", "fused") and reduction != "none" and not spread:
+        short = None if extra else _small(z_i, z_j, link, reduction, return_stats)
+        if short is not None:
+            loss, stats = short
+            return loss if stats is None else LossOutput(loss, stats)
     found = contests(
         candidates,
         z_i,
@@ -115,8 +121,23 @@ def link_loss(
     loss = _reduce(outputs, reduction, found[0].ranks)
     if not return_stats:
         return loss
-    stats = [output.stats for output in outputs if output.stats is not None]
-    return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*stats, strict=True))))
+    parts = [output.stats for output in outputs if output.stats is not None]
+    return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*parts, strict=True))))
+
+
+def _small(
+    z_i: Tensor, z_j: Tensor | None, link: Link, reduction: Reduction, return_stats: bool
+) -> tuple[Tensor, TailStats | None] | None:
+    """WEINCE by the kernels for small batches of two views; None where they are not for it."""
+    if not isinstance(link, WeinceLink) or not isinstance(z_i, Tensor) or not z_i.is_cuda or z_j is None:
+        return None
+    if why_no_kernels(z_i.device) is not None:
+        return None
+    from weince.engines.small import serves, small_loss  # here, since Triton is an extra
+
+    if not serves(z_i, z_j, link):
+        return None
+    return small_loss(z_i, z_j, link, mean=reduction == "mean", return_stats=return_stats)
 
 
 def info_nce_loss(

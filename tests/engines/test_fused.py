@@ -72,9 +72,9 @@ def both(link, tail, layout, leaves, **options):
     fused engine's own shortfalls.
     """
     found = []
-    spy = Spy(launch.tail.fit_kernel)
+    spy = Spy(launch.fit.fit_kernel)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch.tail, "fit_kernel", spy)
+        patch.setattr(launch.fit, "fit_kernel", spy)
         found = _both(link, tail, layout, leaves, options)
     stats = found[1][2]
     if stats is not None:

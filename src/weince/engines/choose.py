@@ -117,6 +117,15 @@ def why_not_fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | No
     return why_not(contest, terms, tail)
 
 
+def why_no_kernels(device: torch.device) -> str | None:
+    """Why no kernel runs on a device, in one line; None where they do."""
+    try:
+        from weince.engines.fused import hindrance
+    except ImportError as error:
+        return f"the fused engine cannot be imported: {error}"
+    return hindrance(device)
+
+
 def _by_size(contest: Contest, why_not_fused: str) -> Choice:
     anchors, candidates = contest.anchors, contest.candidates
     size = len(anchors) * len(candidates) * anchors.element_size()

@@ -6,6 +6,7 @@ the gradient. It serves one term under the softmax, shortfall, blend or WEINCE l
 """
 
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 from typing import Literal
 
@@ -38,17 +39,27 @@ except ImportError:
 
 def why_not(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:
     """One line why the fused engine cannot serve this; None if it can."""
-    if not contest.anchors.is_cuda:
-        return f"the fused engine wants tensors on a CUDA device; got {contest.anchors.device.type}"
-    if _too_old(contest.anchors.device):
+    return hindrance(contest.anchors.device) or _refusal(contest, terms, tail)
+
+
+def hindrance(device: torch.device) -> str | None:
+    """One line why the kernels cannot run on a device; None if they can."""
+    if device.type != "cuda":
+        return f"the fused engine wants tensors on a CUDA device; got {device.type}"
+    if _too_old(device):
         return "the fused engine wants a GPU of compute capability 8.0 or higher"
-    return _refusal(contest, terms, tail)
+    return _missing
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _too_old(device: torch.device) -> bool:
     """Whether a GPU has no bfloat16; a compiled graph takes the answer as it finds it."""
-    return torch.cuda.get_device_capability(device) < (8, 0)
+    return _capability(device) < (8, 0)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _refusal(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:

@@ -25,32 +25,19 @@ from weince.engines.kernels.tiles import (
 
 
 @triton.jit
-def sum_kernel(
-    x, inv_x, y, inv_y, g, w, positive, itself, id_a, id_c, near_cols, near_d,
-    largest, total, scores, logs, anchors, count, span, offset, lowest,
+def sum_rows(
+    x, y, inv_y, id_c, near_cols, near_d, rows, inv_rows, own, same, own_id, gi, wi, anchors, count, begin, end,
+    offset, lowest,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
     HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr, SOFT: tl.constexpr, KNOWN: tl.constexpr,
     LEARN: tl.constexpr, EXACT: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """Log-sum-exp of the negatives over ``span`` columns: largest exponent, and sum relative to it.
+    """Log-sum-exp of the negatives of some rows over some columns: largest exponent, and sum relative to it.
 
     ``KNOWN``: the nearest negatives are known, so the largest logit is. ``LEARN``: also the weighted sums of
     scores and of logarithms, for the gradient of the link's coefficients.
     """
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < anchors
-    own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
-    same = own
-    if HAS_SELF:
-        same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
-    own_id = own.to(tl.int64)
-    if HAS_IDS:
-        own_id = tl.load(id_a + rows, mask=inside, other=0)
-    gi = tl.load(g + rows, mask=inside, other=0.0) * LOG2E
-    wi = gi
-    if not SOFT:
-        wi = tl.load(w + rows, mask=inside, other=0.0)
-    inv_rows = tl.load(inv_x + rows)
     a = part(x, rows, 0, PARTS * DP, DB)
     a_low = a
     if PARTS == 2:
@@ -68,8 +55,7 @@ def sum_kernel(
     sum_s = tl.zeros((BM,), tl.float32)
     sum_l = tl.zeros((BM,), tl.float32)
     own_first, own_last, same_first, same_last = tl.min(own), tl.max(own), tl.min(same), tl.max(same)
-    begin = tl.program_id(1) * span
-    for start in range(begin, tl.minimum(begin + span, count), BN):
+    for start in range(begin, end, BN):
         cols = start + tl.arange(0, BN)
         d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
         if KNOWN:  # noqa: SIM102 - known when compiled, and when run
@@ -94,6 +80,37 @@ def sum_kernel(
             sum_s += tl.sum(e * (1 - d), axis=1)
             if not SOFT:
                 sum_l += tl.sum(e * logarithm, axis=1)
+    return top, sum_e, sum_s, sum_l
+
+
+@triton.jit
+def sum_kernel(
+    x, inv_x, y, inv_y, g, w, positive, itself, id_a, id_c, near_cols, near_d,
+    largest, total, scores, logs, anchors, count, span, offset, lowest,
+    BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
+    HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr, SOFT: tl.constexpr, KNOWN: tl.constexpr,
+    LEARN: tl.constexpr, EXACT: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """:func:`sum_rows` over ``span`` columns for each program of the second dimension."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = rows < anchors
+    own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
+    same = own
+    if HAS_SELF:
+        same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
+    own_id = own.to(tl.int64)
+    if HAS_IDS:
+        own_id = tl.load(id_a + rows, mask=inside, other=0)
+    gi = tl.load(g + rows, mask=inside, other=0.0) * LOG2E
+    wi = gi
+    if not SOFT:
+        wi = tl.load(w + rows, mask=inside, other=0.0)
+    begin = tl.program_id(1) * span
+    top, sum_e, sum_s, sum_l = sum_rows(
+        x, y, inv_y, id_c, near_cols, near_d, rows, tl.load(inv_x + rows), own, same, own_id, gi, wi,
+        anchors, count, begin, tl.minimum(begin + span, count), offset, lowest,
+        BM, BN, DP, DB, PARTS, HAS_SELF, HAS_IDS, SOFT, KNOWN, LEARN, EXACT, NEAR,
+    )  # fmt: skip
     at = tl.program_id(1) * anchors + rows
     tl.store(largest + at, top, mask=inside)
     tl.store(total + at, sum_e, mask=inside)
@@ -110,14 +127,28 @@ def log1p(u):
 
 
 @triton.jit
+def settle(top, sum_e, near, gi, wi, offset, lowest, SOFT: tl.constexpr):
+    """Log-sum-exp of the negatives and shortfall of the positive to the loss, to ``base`` (logit of a shortfall of 0
+    under a softmax, less the log-sum-exp with the positive, in bits), to ``pull`` (derivative of the loss by the
+    positive's score) and to the share of the negatives."""
+    ours = logit(near, gi, wi, offset, lowest, SOFT)
+    behind = (top + tl.log2(sum_e) - ours) * LN2
+    odds = tl.exp(-tl.abs(behind))
+    value = tl.maximum(behind, 0.0) + log1p(odds)
+    risk = tl.where(behind < 0, odds, 1.0) / (1 + odds)
+    slope = gi * LN2
+    if not SOFT:
+        slope += wi * tl.where(near >= lowest, 1 / gap(near, offset, lowest), 0.0)
+    return value, gi - (ours + value * LOG2E), -risk * slope, risk
+
+
+@triton.jit
 def finish_kernel(
     a, c, positive, g, w, largest, total, scores, logs, loss, base, pull, effect_g, effect_w,
     anchors, splits, d, stride_a, stride_c, offset, lowest,
     BR: tl.constexpr, DE: tl.constexpr, SOFT: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
-    """Parts of the log-sum-exp to the loss, to ``base`` (logit of a shortfall of 0 under a softmax, less the
-    log-sum-exp with the positive, in bits), to ``pull`` (derivative of the loss by the positive's score) and to the
-    derivatives by the link's coefficients."""
+    """Parts of the log-sum-exp to what :func:`settle` makes of them, and to the derivatives by the coefficients."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = rows < anchors
     top = tl.full((BR,), -1e30, tl.float32)
@@ -140,17 +171,10 @@ def finish_kernel(
         wi = tl.load(w + rows, mask=inside, other=0.0)
     column = tl.load(positive + rows, mask=inside, other=0).to(tl.int32)
     near = exact_pairs(a, c, rows, column, inside, d, stride_a, stride_c, BR, DE)
-    ours = logit(near, gi, wi, offset, lowest, SOFT)
-    behind = (top + tl.log2(sum_e) - ours) * LN2
-    odds = tl.exp(-tl.abs(behind))
-    value = tl.maximum(behind, 0.0) + log1p(odds)
-    risk = tl.where(behind < 0, odds, 1.0) / (1 + odds)
-    slope = gi * LN2
-    if not SOFT:
-        slope += wi * tl.where(near >= lowest, 1 / gap(near, offset, lowest), 0.0)
+    value, base_now, pull_now, risk = settle(top, sum_e, near, gi, wi, offset, lowest, SOFT)
     tl.store(loss + rows, value, mask=inside)
-    tl.store(base + rows, gi - (ours + value * LOG2E), mask=inside)
-    tl.store(pull + rows, -risk * slope, mask=inside)
+    tl.store(base + rows, base_now, mask=inside)
+    tl.store(pull + rows, pull_now, mask=inside)
     if LEARN:
         share = risk / tl.maximum(sum_e, 1e-37)
         tl.store(effect_g + rows, sum_s * share - risk * (1 - near), mask=inside)
@@ -195,41 +219,27 @@ def pull_of(pull, out, at, count, SAME: tl.constexpr):
 
 
 @triton.jit
-def gradient_kernel(
-    x, inv_x, y, inv_y, g, w, base, pull, out, positive, itself, id_x, id_y, near_cols, near_d, close, gradient,
-    rows_count, count, begin, end, d, offset, lowest,
+def gradient_rows(
+    x, y, inv_y, g, w, base, pull, out, positive, itself, id_y, near_cols, near_d, close,
+    rows, inv_rows, own, same, row_id, close_rows, first, rows_count, count, begin, end, offset, lowest,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
     HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr, SOFT: tl.constexpr, KNOWN: tl.constexpr,
     FROM_ROWS: tl.constexpr, FROM_COLS: tl.constexpr, EXACT: tl.constexpr, FLAGS: tl.constexpr,
-    ADD: tl.constexpr, SAME: tl.constexpr,
+    SAME: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the rows ``x``: tiles of the derivative by scores, times ``y``; ``ADD``: to what is there.
+    """Gradient of some rows of ``x``: tiles of the derivative by scores, times ``y``.
 
     ``FROM_ROWS``: the rows are anchors. ``FROM_COLS``: the columns are. Both where all rows meet all rows: a tile
     then serves the pair in both roles, and a row's positive has it as its own. Rows and columns beyond the last need
-    no mask: their operands or their numbers are 0. ``SAME``: all losses have one gradient, the first of ``out``.
+    no mask: their operands or their numbers are 0. ``SAME``: all losses have one gradient, by which the caller
+    multiplies.
     """
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    inside = rows < rows_count
-    inv_rows = tl.load(inv_x + rows)
-    first = tl.program_id(1) * DB
     a = part(x, rows, 0, PARTS * DP, DB)
     a_low = a
     if PARTS == 2:
         a_low = part(x, rows, DP, PARTS * DP, DB)
-    row_id = rows.to(tl.int64)
-    if HAS_IDS:
-        row_id = tl.load(id_x + rows, mask=inside, other=0)
-    own = rows
-    same = rows
-    close_rows = 0
     if FROM_ROWS:
         base_i, g_i, w_i, factor_i = numbers(g, w, base, out, rows, rows_count, SOFT, SAME)
-        own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
-        if HAS_SELF:
-            same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
-        if KNOWN:
-            close_rows = tl.load(close + tl.program_id(0) * BM // FLAGS)
     own_first, own_last, same_first, same_last = tl.min(own), tl.max(own), tl.min(same), tl.max(same)
     acc = tl.zeros((BM, DB), tl.float32)
     for start in range(begin, end, BN):
@@ -294,6 +304,42 @@ def gradient_kernel(
             low = (pulled - high.to(tl.float32)).to(x.dtype.element_ty)
             acc = tl.dot(high, b_low, acc)
             acc = tl.dot(low, b, acc)
+    return acc
+
+
+@triton.jit
+def gradient_kernel(
+    x, inv_x, y, inv_y, g, w, base, pull, out, positive, itself, id_x, id_y, near_cols, near_d, close, gradient,
+    rows_count, count, begin, end, d, offset, lowest,
+    BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
+    HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr, SOFT: tl.constexpr, KNOWN: tl.constexpr,
+    FROM_ROWS: tl.constexpr, FROM_COLS: tl.constexpr, EXACT: tl.constexpr, FLAGS: tl.constexpr,
+    ADD: tl.constexpr, SAME: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradient_rows` over some columns; ``ADD``: to what is there. ``SAME``: ``out`` is one number."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = rows < rows_count
+    first = tl.program_id(1) * DB
+    row_id = rows.to(tl.int64)
+    if HAS_IDS:
+        row_id = tl.load(id_x + rows, mask=inside, other=0)
+    own = rows
+    same = rows
+    close_rows = 0
+    if FROM_ROWS:
+        own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
+        if HAS_SELF:
+            same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
+        if KNOWN:
+            close_rows = tl.load(close + tl.program_id(0) * BM // FLAGS)
+            if BM > FLAGS:
+                close_rows += tl.load(close + tl.program_id(0) * BM // FLAGS + 1)
+    acc = gradient_rows(
+        x, y, inv_y, g, w, base, pull, out, positive, itself, id_y, near_cols, near_d, close,
+        rows, tl.load(inv_x + rows), own, same, row_id, close_rows, first, rows_count, count, begin, end,
+        offset, lowest, BM, BN, DP, DB, PARTS, HAS_SELF, HAS_IDS, SOFT, KNOWN, FROM_ROWS, FROM_COLS, EXACT, FLAGS,
+        SAME,
+    )  # fmt: skip
     if SAME:
         acc *= tl.load(out)
     k = first + tl.arange(0, DB)

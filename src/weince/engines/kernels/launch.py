@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from weince.engines.kernels import contrast, tail, tiles
+from weince.engines.kernels import contrast, fit, tail, tiles
 from weince.tail import TailConfig, nearest_rank
 
 EXACT = 4
@@ -238,11 +238,11 @@ def hardest(
                 *pairs, kept, loose, sizes, keys, start, anchors, count, k, todo.width,
                 BM=16, BN=64, **x.shape, **roles.flags,
             )  # fmt: skip
-        tail.fit_kernel[(triton.cdiv(rows, group["R"]),)](
-            keys, keys.view(torch.int32), kept, sizes, drops, table, a, c, stats[0], stats[1], stats[2], made, near_cols, near_d,
-            close, start, anchors, todo.width, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0), config.eps,
-            CP=room, KP=tail_room, DE=min(128, triton.next_power_of_2(a.shape[1])), HAS_IDS=has_ids, ALL=every,
-            EXACT=EXACT, NEAR=NEAR, FLAGS=FLAGS, **group,
+        fit.fit_kernel[(triton.cdiv(rows, group["R"]),)](
+            keys, keys.view(torch.int32), kept, sizes, drops, table, a, c, stats[0], stats[1], stats[2], made,
+            near_cols, near_d, close, start, anchors, todo.width, k, drop, todo.width, a.shape[1],
+            a.stride(0), c.stride(0), config.eps, CP=room, KP=tail_room, HAS_IDS=has_ids, ALL=every,
+            DE=min(128, triton.next_power_of_2(a.shape[1])), EXACT=EXACT, NEAR=NEAR, FLAGS=FLAGS, **group,
         )  # fmt: skip
     return made, negatives
 
@@ -271,7 +271,7 @@ def gated(
         pivot = torch.full((1,), config.rho0, dtype=torch.float32, device=rho.device)
     elif negatives is not None or anchors > ONE_PROGRAM:
         pivot = nearest_rank(rho, rho.isfinite(), config.rho0_quantile)
-    tail.gate_kernel[(1,)](
+    fit.gate_kernel[(1,)](
         rho, beta, daic, made, rho if pivot is None else pivot, rho if learned is None else learned,
         lam, state[4], state[5],
         anchors, round(config.rho0_quantile * (anchors - 1)), config.kappa_rho, config.kappa_aic, config.margin,

@@ -128,7 +128,7 @@ def fused(
     state = torch.empty((6, count), dtype=torch.float32, device=device)
     near_cols = torch.empty((count if config else 0, launch.EXACT), dtype=torch.int32, device=device)
     near_d = torch.empty((count if config else 0, launch.EXACT), dtype=torch.float32, device=device)
-    close = torch.zeros(count // launch.FLAGS + 1 if config else 0, dtype=torch.int32, device=device)
+    close = torch.zeros(count // launch.FLAGS + 2 if config else 0, dtype=torch.int32, device=device)
     if config:
         settings = unpack(config)
         most = len(candidates) - 1 - (itself is not None)
@@ -184,7 +184,7 @@ def _fused_fake(
         other,
         anchors.new_empty((kept, launch.EXACT), dtype=torch.int32),
         anchors.new_empty((kept, launch.EXACT)),
-        anchors.new_empty((count // launch.FLAGS + 1 if config else 0,), dtype=torch.int32),
+        anchors.new_empty((count // launch.FLAGS + 2 if config else 0,), dtype=torch.int32),
     )
 
 
@@ -295,14 +295,14 @@ def _backward(ctx: Any, out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...
     return ours, None if ctx.symmetric else theirs, *nothing
 
 
-def _register(function: Callable[..., Any], fake: Callable[..., Any]) -> str:
+def register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> str:
     """Make a function an operator. (``custom_op`` would do it too, and add a millisecond of checks to every call.)"""
-    name = f"weince::{function.__name__}"
+    name = f"weince::{name}"
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, ("cuda", "cpu"), function)
     torch.library.register_fake(name, fake)
     return name
 
 
-_register(fused_gradient, _gradient_fake)
-torch.library.register_autograd(_register(fused, _fused_fake), _backward, setup_context=_save)
+register("fused_gradient", fused_gradient, _gradient_fake)
+torch.library.register_autograd(register("fused", fused, _fused_fake), _backward, setup_context=_save)
