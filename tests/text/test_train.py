@@ -266,6 +266,17 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(run, monkeypatch):
         train(replace(run, seed=1))
 
 
+def test_another_text_is_not_gone_on_with(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_write_result", lambda *_, **__: None)  # not finished
+        train(run)
+    with run.text.open() as file:
+        (run.out / "more.txt").write_text(file.read() + "one more\n")
+    with pytest.raises(ValueError, match="was begun with 100 sentences, .* holds 101"):
+        train(replace(run, text=run.out / "more.txt"))
+    train(run)
+
+
 def test_seeds_differ_and_repeat(run, tmp_path):
     logs = []
     for out, seed in (("a", 0), ("b", 0), ("c", 1)):

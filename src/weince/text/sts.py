@@ -200,9 +200,9 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
     return StsScores(tasks, float(np.mean(list(tasks.values()))), *spread)
 
 
-def score_encoder(encoder: SentenceEncoder, tokenizer: Any, sts: Sts) -> StsScores:
+def score_encoder(encoder: SentenceEncoder, tokenizer: Any, sts: Sts, *, bar: bool = False) -> StsScores:
     """:func:`score` of an encoder at hand."""
-    return score(lambda sentences: Prepared(tokenizer, sentences).embed(encoder), sts)
+    return score(lambda sentences: Prepared(tokenizer, sentences).embed(encoder), sts, bar=bar)
 
 
 def load_embed(model: str, *, device: str = "cpu") -> Embed:

@@ -110,7 +110,7 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
         keep_settings(run)
         job.resume()
         job.go(bar=bar)
-    _write_result(job, sts)
+    _write_result(job, sts, bar=bar)
     return run.out / "best"
 
 
@@ -148,6 +148,11 @@ class _Job:
         if found is None:
             return
         state = found.state
+        if state["sentences"] != len(self.sentences):
+            raise ValueError(
+                f"{self.run.out} was begun with {state['sentences']:,} sentences, {self.run.text} holds "
+                f"{len(self.sentences):,}: choose another --out"
+            )
         self.step, self.best, self.best_step = found.step, state["best"], state["best_step"]
         self.encoder.load_state_dict(state["encoder"])
         self.loss.load_state_dict(state["loss"])
@@ -175,6 +180,7 @@ class _Job:
             "encoder": self.encoder.state_dict(),
             "loss": self.loss.state_dict(),
             "optimiser": self.take.optimiser.state_dict(),
+            "sentences": len(self.sentences),
             "best": self.best,
             "best_step": self.best_step,
             "rng": torch.get_rng_state(),
@@ -256,10 +262,10 @@ class _Sums:
         return Row(step, loss, lam, beta, None, speed)
 
 
-def _write_result(job: _Job, sts: Sts) -> None:
+def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
     """Test scores of the best encoder, which was chosen on the dev split alone."""
     backbone, tokenizer = load_backbone(str(job.run.out / "best"))
-    scores = score_encoder(SentenceEncoder(backbone).to(job.device), tokenizer, sts)
+    scores = score_encoder(SentenceEncoder(backbone).to(job.device), tokenizer, sts, bar=bar)
     result = {
         "dev": job.best,
         "best_step": job.best_step,
