@@ -1,5 +1,7 @@
 """Neighbours against scikit-learn, hand-computed cases, and the definition read literally."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from weince.evaluate.features import LabelledFeatures
 from weince.evaluate.knn import knn, nearest
 from weince.evaluate.protocol import split
+
+module = importlib.import_module("weince.evaluate.knn")  # the package has a function of that name
 
 
 def clouds(n, classes, width, seed):
@@ -40,6 +44,18 @@ def test_figures_are_scikit_learns(chunk):
             same = y[bank][near.kneighbors(queries, return_distance=False)] == truth[:, None]
             for k in (1, 2, 5, 10, 20, 50):
                 assert figures.recall[k][place] == pytest.approx(100 * same[:, :k].any(1).mean())
+
+
+def test_a_large_bank_is_asked_in_smaller_chunks(monkeypatch):
+    train, test = clouds(400, 6, 8, 0), clouds(150, 6, 8, 1)
+    whole = knn(train, test, seeds=(1,), progress=False)
+    rows = []
+    bank = len(split(train.labels.numpy(), seed=1).train)
+    monkeypatch.setattr(module, "MOST_SCORES", 7 * bank + 5)
+    monkeypatch.setattr(module, "nearest", lambda s, k, real=nearest: rows.append(s.shape) or real(s, k))
+    assert knn(train, test, seeds=(1,), progress=False) == whole
+    assert max(n for n, _ in rows) == 7
+    assert {columns for _, columns in rows} == {bank}
 
 
 def test_a_case_by_hand():

@@ -119,7 +119,7 @@ def test_nothing_done_yet(tmp_path):
     table, runs, _ = planted(tmp_path)
     summary = aggregate(table, runs, {})
     assert all(line.measured is None and line.against is None for line in summary.chosen)
-    assert {pages.cells(line)[4] for line in summary.chosen} == {"0 of 3"}
+    assert {pages.cells(line)[5] for line in summary.chosen} == {"0 of 3"}
 
 
 def test_a_link_that_could_not_be_fitted_counts_out(tmp_path):
@@ -132,7 +132,7 @@ def test_a_link_that_could_not_be_fitted_counts_out(tmp_path):
     }
     (line,) = [line for line in aggregate(table, runs, records).chosen if line.figure == "link_lam"]
     assert line.measured == t_interval([0.5, 0.4, 0.6])
-    assert pages.cells(line)[2:5] == ("0.495 ± 0.011", "0.500 ± 0.248", "3 of 4")
+    assert pages.cells(line)[3:6] == ("0.495 ± 0.011", "0.500 ± 0.248", "3 of 4")
 
 
 class Text(HTMLParser):
@@ -201,9 +201,27 @@ def test_markdown_keeps_its_columns(tmp_path):
     assert {line.replace("\\|", "").count("|") for line in rows} == {len(pages.HEADER)}  # nothing is reported
     assert "\\<script\\>" in text
     assert (
-        "| digits\\_small | paper | 54.00 ± 2.48 | 3 | temperature 0.5 | 55.00 | +1.00 ± 4.97 | 0.478 |"
+        "| digits\\_small | paper | temperature 0.5 | 54.00 ± 2.48 | 3 | 55.00 | +1.00 ± 4.97 | 0.478 |"
         in text
     )
+
+
+def test_every_cell_is_under_its_heading(tmp_path):
+    table = read_table("linear")
+    runs = plan(table, tmp_path, only=["cifar100_resnet18"])
+    summary = aggregate(table, runs, {run.folder: record(50, 51 + run.seed / 100) for run in runs})
+    (drawn,) = pages.by_figure(summary.chosen)
+    assert dict(zip(drawn.header, drawn.rows[1], strict=True)) == {
+        "row": "cifar100_resnet18",
+        "loss": "WEINCE paper",
+        "configuration": "temperature 0.5",
+        "reported": "53.28 ± 0.28",
+        "measured": "51.44 ± 0.57",
+        "n": "4",
+        "validation": "50.00",
+        "against the baseline": "+0.00 ± 0.00",
+        "p": "1.000",
+    }
 
 
 def test_figures_as_they_are_read():

@@ -188,6 +188,30 @@ def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
     assert is_done(run)
 
 
+@pytest.mark.parametrize(
+    ("machine", "threads", "gpus"),
+    [
+        ((2, 16, 0), "8", [None, None]),
+        ((3, 2, 1), "1", [None, None, None]),
+        ((5, 16, 2), "3", ["0", "1", "0", "1", "0"]),
+        ((3, 16, 2, "4, 6"), "5", ["4", "6", "4"]),
+    ],
+)
+def test_runs_at_once_share_a_machine(machine, threads, gpus):
+    found = execute.environments(*machine)
+    assert [place.get("CUDA_VISIBLE_DEVICES") for place in found] == gpus
+    assert {place["OMP_NUM_THREADS"] for place in found} == {threads}
+
+
+def test_a_run_sees_its_share(tmp_path, script, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    script("(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + WRITE)
+    runs = runs_of(tmp_path)
+    assert run_here(runs, jobs=2, tell=lambda run, what: None) == {}
+    share = str(max(1, (os.cpu_count() or 1) // 2))
+    assert {(run.folder / "threads").read_text() for run in runs} == {share}
+
+
 def test_failures_do_not_stop_the_others(tmp_path, script):
     runs = runs_of(tmp_path)
     script("if 'seed_21' in str(folder) and 'paper' in str(folder): sys.exit('broken')\n" + WRITE)
@@ -212,8 +236,8 @@ def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
     ):
         reproduce(str(table), out=tmp_path, device="cpu")
     markdown = (tmp_path / "small" / "table.md").read_text()
-    assert "| digits\\_small | InfoNCE | 50.00 ± 0.00 | 2 |" in markdown
-    assert "| digits\\_small | paper | — | 0 of 2 |" in markdown
+    assert "| digits\\_small | InfoNCE | as configured | 50.00 ± 0.00 | 2 |" in markdown
+    assert "| digits\\_small | paper | as configured | — | 0 of 2 |" in markdown
     assert markdown.count("broken") == 2
 
 

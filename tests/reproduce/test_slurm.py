@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from reproduce import slurm as local
@@ -14,10 +15,7 @@ from weince.reproduce import plan, read_table, reproduce
 from weince.reproduce import slurm as ours
 from weince.reproduce.execute import is_done
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(bool(local.why_not()), reason=local.why_not() or "Slurm can be started"),
-]
+needs_slurm = pytest.mark.skipif(bool(local.why_not()), reason=local.why_not() or "Slurm can be started")
 
 
 @pytest.fixture
@@ -43,7 +41,33 @@ def trains(folder):
     return (folder / "log.csv").exists() and not (folder / "model.safetensors").exists()
 
 
-def test_an_array_completes_though_a_job_is_killed_and_one_preempted(tmp_path, cluster):
+def test_options_of_sbatch_are_read():
+    assert ours.read_options(["partition=gpu", "time=240", "mem-per-cpu=4G"]) == {
+        "partition": "gpu",
+        "time": 240,
+        "mem_per_cpu": "4G",
+    }
+    with pytest.raises(ValueError, match="is NAME=VALUE, got 'gpu'"):
+        ours.read_options(["gpu"])
+
+
+def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch):
+    table = small_table(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="--slurm needs Slurm's commands here; srun is not found"):
+        reproduce(str(table), out=tmp_path, slurm=True)
+
+
+@needs_slurm
+@pytest.mark.slurm
+def test_an_unknown_option_of_sbatch_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown option of Slurm 'partion' \(did you mean partition\?\)"):
+        reproduce(str(small_table(tmp_path)), out=tmp_path, slurm=True, slurm_options={"partion": "gpu"})
+
+
+@needs_slurm
+@pytest.mark.slurm
+def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path, cluster, monkeypatch):
     table = small_table(tmp_path, epochs=8)
     runs = plan(read_table(str(table)), tmp_path, device="cpu")
     assert len(runs) == 4
@@ -63,17 +87,24 @@ def test_an_array_completes_though_a_job_is_killed_and_one_preempted(tmp_path, c
         )
         local.said(["scontrol", "update", f"JobId={job}", "StartTime=now"])
 
+    def sweep():
+        few = {"cpus_per_task": 1, "time": 30}
+        return reproduce(str(table), out=tmp_path, jobs=4, slurm=True, device="cpu", slurm_options=few)
+
+    def leave(seconds):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "time", SimpleNamespace(sleep=leave))  # Ctrl-C at the first pause
+        with pytest.raises(KeyboardInterrupt):
+            sweep()
+    submitted = jobs(tmp_path)
+    assert len(submitted) == 4
     disturber = threading.Thread(target=disturb)
     disturber.start()
-    page = reproduce(
-        str(table),
-        out=tmp_path,
-        jobs=4,
-        slurm=True,
-        device="cpu",
-        slurm_options={"cpus_per_task": 1, "time": 30},
-    )
+    page = sweep()
     disturber.join()
+    assert first == submitted  # the second call found the jobs of the first
     assert page.exists()
     assert all(is_done(run) for run in runs)
     after = jobs(tmp_path)

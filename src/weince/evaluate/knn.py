@@ -12,6 +12,8 @@ from weince.evaluate.protocol import split
 from weince.scores import product, unit_rows
 
 RECALLS = (1, 2, 5, 10, 20, 50)
+MOST_SCORES = 2**27
+"""Scores that are held at once, half a gigabyte."""
 
 
 class Neighbours(NamedTuple):
@@ -60,7 +62,7 @@ def knn(
         recalls: The k of the recalls.
         k: Neighbours that vote.
         temperature: Of the vote.
-        chunk: Queries at a time.
+        chunk: The most queries at a time.
         device: Where to compute.
         progress: Show a bar.
     """
@@ -106,6 +108,7 @@ def _score(
     """Percent right of the vote, then each recall: ``(1 + recalls,)``."""
     classes = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1
     right = torch.zeros(1 + len(recalls), dtype=torch.int64, device=bank.labels.device)
+    chunk = max(1, min(chunk, MOST_SCORES // len(bank.labels)))
     for start in range(0, len(queries.labels), chunk):
         rows, truth = (part[start : start + chunk] for part in queries)
         near, cosines = nearest(product(rows, bank.features.mT), max(*recalls, k))

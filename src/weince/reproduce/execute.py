@@ -10,13 +10,14 @@ import fcntl
 import json
 import os
 import platform
+import queue
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from importlib.metadata import version
 from pathlib import Path
@@ -65,12 +66,15 @@ def commands(run: Run) -> list[list[str]]:
     return [[*weince, "train", *run.arguments()], measure]
 
 
-def carry_out(run: Run, stop: threading.Event | None = None) -> None:
+def carry_out(
+    run: Run, stop: threading.Event | None = None, environment: Mapping[str, str] | None = None
+) -> None:
     """Train and measure a run, unless that is done.
 
     Args:
         run: What to do.
         stop: Set by another thread to end the run early.
+        environment: Variables that its processes get in addition.
 
     Raises:
         Failed: A process ended with an error, or was killed too often; also kept in ``error.txt``.
@@ -85,7 +89,7 @@ def carry_out(run: Run, stop: threading.Event | None = None) -> None:
         began = time.time()
         try:
             for command in commands(run):
-                _process(run, command, lock, stop)
+                _process(run, command, lock, stop, {**os.environ, **(environment or {})})
         except Failed as error:
             (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
             raise
@@ -109,7 +113,9 @@ def _locked(folder: Path, stop: threading.Event) -> Iterator[int]:
         os.close(handle)
 
 
-def _process(run: Run, command: Sequence[str], lock: int, stop: threading.Event) -> None:
+def _process(
+    run: Run, command: Sequence[str], lock: int, stop: threading.Event, environment: Mapping[str, str]
+) -> None:
     """Run a process to its end, again if it is killed; what it prints goes to ``output.txt``."""
     for _ in range(ATTEMPTS):
         with (run.folder / "output.txt").open("ab") as output:
@@ -118,6 +124,7 @@ def _process(run: Run, command: Sequence[str], lock: int, stop: threading.Event)
             # In a session of its own: Ctrl-C in a terminal reaches us alone, and we end what we started.
             process = subprocess.Popen(
                 command,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -203,20 +210,43 @@ def _said(command: list[str]) -> str:
         return ""
 
 
+def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dict[str, str]]:
+    """What each of several runs at once is given of a machine: a share of the CPUs, and GPUs in turn.
+
+    Args:
+        jobs: Runs at once.
+        cpus: Of the machine.
+        gpus: That can be used.
+        visible: What ``CUDA_VISIBLE_DEVICES`` says of them, if anything.
+    """
+    names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(gpus)]
+    threads = {"OMP_NUM_THREADS": str(max(1, cpus // jobs))}
+    return [threads | ({"CUDA_VISIBLE_DEVICES": names[i % gpus]} if gpus > 1 else {}) for i in range(jobs)]
+
+
 def run_here(runs: Sequence[Run], *, jobs: int, tell: Tell) -> dict[str, str]:
-    """Carry runs out on this machine, `jobs` at once.
+    """Carry runs out on this machine, `jobs` at once, shared out among its GPUs.
 
     Returns:
         Why runs failed, by their names; the others are done.
     """
-    stop = threading.Event()
-    share = max(1, (os.cpu_count() or 1) // jobs)
-    os.environ.setdefault("OMP_NUM_THREADS", str(share))  # of each process, so that they do not crowd the CPU
+    import torch
+
+    stop, places = threading.Event(), queue.SimpleQueue[dict[str, str]]()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible):
+        if "OMP_NUM_THREADS" in os.environ:
+            del place["OMP_NUM_THREADS"]  # the user's word
+        places.put(place)
     failed: dict[str, str] = {}
 
     def work(run: Run) -> None:
         tell(run, "started")
-        carry_out(run, stop)
+        place = places.get()
+        try:
+            carry_out(run, stop, place)
+        finally:
+            places.put(place)
 
     with ThreadPoolExecutor(jobs) as pool:
         waiting: dict[Future[None], Run] = {pool.submit(work, run): run for run in runs}

@@ -32,10 +32,10 @@ NAMES = {
 HEADER = (
     "row",
     "loss",
+    "configuration",
     "reported",
     "measured",
     "n",
-    "configuration",
     "validation",
     "against the baseline",
     "p",
@@ -92,10 +92,10 @@ def cells(line: Line) -> tuple[str, ...]:
     return (
         line.row,
         line.loss,
+        line.tried or "as configured",
         interval(line.reported, digits),
         interval(line.measured, digits),
         n if n == str(line.planned) else f"{n} of {line.planned}",
-        line.tried or "as configured",
         "—" if math.isnan(line.validation) else f"{line.validation:.2f}",
         difference(line.against, digits),
         p_value(line.against),

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from weince.checkpoint import write_aside
+from weince.configure import unknown
 from weince.reproduce.execute import ATTEMPTS, Tell, carry_out, is_done
 from weince.reproduce.plan import Run
 
@@ -60,15 +63,24 @@ def run_on_slurm(
     Returns:
         Why runs failed, by their names; the others are done.
     """
-    import submitit
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise ValueError("--slurm needs submitit: pip install 'weince[slurm]'") from None
 
     folder = out.absolute() / "slurm"
     folder.mkdir(parents=True, exist_ok=True)
+    if submitit.SlurmExecutor.affinity() < 0:
+        raise ValueError("--slurm needs Slurm's commands here; srun is not found")
     executor = submitit.SlurmExecutor(folder, max_num_timeout=100)
     usual = {"job_name": "weince", "time": 720, "cpus_per_task": 4, "array_parallelism": jobs}
     if all(run.extra.get("device") != "cpu" for run in runs):
         usual["gpus_per_node"] = 1
-    executor.update_parameters(**{**usual, **(options or {})})
+    asked = {**usual, **(options or {})}
+    for name in asked:
+        if name not in executor._valid_parameters():
+            raise ValueError(unknown("option of Slurm", name, sorted(executor._valid_parameters())))
+    executor.update_parameters(**asked)
 
     queue = _read(folder / "jobs.json")
     queued = _queued()
@@ -103,6 +115,21 @@ def run_on_slurm(
     return failed
 
 
+def read_options(given: Sequence[str]) -> dict[str, Any]:
+    """Options of sbatch from ``NAME=VALUE``, numbers as numbers.
+
+    >>> read_options(["partition=gpu", "time=240"])
+    {'partition': 'gpu', 'time': 240}
+    """
+    found = {}
+    for part in given:
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise ValueError(f"an option of Slurm is NAME=VALUE, got {part!r}")
+        found[name.replace("-", "_")] = yaml.safe_load(value)
+    return found
+
+
 def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: Path, tell: Tell) -> None:
     """Hand runs to the cluster as one array, and write down which job has which."""
     if not runs:
@@ -128,8 +155,6 @@ def _queued() -> set[str]:
     for _ in range(SILENCE):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        except FileNotFoundError:
-            raise ValueError("--slurm needs Slurm's commands here; squeue is not found") from None
         except subprocess.TimeoutExpired:
             said = "it takes more than a minute"
         else:
