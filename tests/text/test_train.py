@@ -272,7 +272,7 @@ def test_another_text_is_not_gone_on_with(run, monkeypatch):
         train(run)
     with run.text.open() as file:
         (run.out / "more.txt").write_text(file.read() + "one more\n")
-    with pytest.raises(ValueError, match="was begun with 100 sentences, .* holds 101"):
+    with pytest.raises(ValueError, match=r"was begun with 100 sentences, .* holds 101"):
         train(replace(run, text=run.out / "more.txt"))
     train(run)
 
