@@ -1,19 +1,14 @@
 """Against sentence-transformers' own losses, on real encoders: same value, same gradient, same contract."""
 
 import copy
-import importlib.util
 import json
-import sys
 import warnings
 
 import pytest
-import ranks_text
 import torch
-from datasets import Dataset
+from ranks_text import OPEN, REPLAYED
 from sentence_transformers import (
     SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -21,23 +16,18 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from torch import nn
-from toy_text import column, features
+from toy_text import features
 
 import weince
 from weince import InfoNCELoss, TailConfig
-from weince.integrations import sentence_transformers as integration
 from weince.integrations.sentence_transformers import (
     CachedLossAdapter,
     CachedWeinceLoss,
     LossAdapter,
     WeinceLoss,
-    load_model,
 )
 
 CLOSED = TailConfig(margin=1e9)  # the AIC gate never opens: lam = 0
-# Before 6.2 the second pass of cached losses multiplies embeddings and gradients in float32.
-REPLAYED = {"rtol": 1e-9, "atol": 1e-11} if ranks_text.EXACT_REPLAY else {"rtol": 1e-6, "atol": 1e-6}
-OPEN = TailConfig(k=6, kappa_rho=3.0, margin=-1e9)  # lam well above 0, on few negatives
 
 
 def step(model, loss, columns, labels=None, seed=3):
@@ -302,117 +292,3 @@ def test_copies_and_states(tiny):
     )
     fresh.load_state_dict(loss.state_dict())
     assert_same_step(step(fresh.model, fresh, tokens), step(tiny, loss, tokens), rtol=0, atol=0)
-
-
-def train(model, loss, folder, **options):
-    pairs = Dataset.from_dict({"anchor": column(33, 0), "positive": column(33, 1), "negative": column(33, 2)})
-    arguments = SentenceTransformerTrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=8,
-        learning_rate=1e-3,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        seed=1,
-        **{"max_steps": 4, **options},
-    )
-    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=pairs, loss=loss)
-    trainer.train()
-    return trainer
-
-
-def test_the_trainer_trains_saves_and_loads_again(minilm_folder, tmp_path):
-    model = SentenceTransformer(str(minilm_folder), device="cpu")
-    sentences = column(5, 7)
-    before = model.encode(sentences)
-    train(model, WeinceLoss(model), tmp_path / "run")
-    after = model.encode(sentences)
-    assert abs(after - before).max() > 1e-3
-    model.save(str(tmp_path / "saved"))
-    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(sentences)
-    torch.testing.assert_close(torch.tensor(again), torch.tensor(after), rtol=0, atol=1e-6)
-    card = (tmp_path / "saved" / "README.md").read_text()
-    assert "loss:WeinceLoss" in card
-    assert '"temperature": 0.05' in card
-    assert "Extreme-Value Corrections" in card
-
-
-def test_the_trainer_with_an_odd_last_batch_accumulation_and_evaluation(tiny_folder, tmp_path):
-    """33 pairs in batches of 8: the last has one row. A learned temperature is trained with the model."""
-    model = SentenceTransformer(str(tiny_folder), device="cpu")
-    temperature = nn.Parameter(torch.tensor(0.1))
-    loss = WeinceLoss(model, temperature=temperature)
-    trainer = train(model, loss, tmp_path, max_steps=-1, num_train_epochs=1, gradient_accumulation_steps=2)
-    assert trainer.state.global_step == 3
-    assert float(temperature.detach()) != pytest.approx(0.1, abs=1e-6)
-    metrics = trainer.evaluate(Dataset.from_dict({"anchor": column(9, 3), "positive": column(9, 4)}))
-    assert 0 < metrics["eval_loss"] < 20
-
-
-def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path):
-    """Over four optimizer steps of accumulated batches, without dropout."""
-    weights = []
-    for cached in (False, True):
-        model = SentenceTransformer(str(tiny_folder), device="cpu").double()
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        loss = (
-            CachedWeinceLoss(model, tail=OPEN, mini_batch_size=3) if cached else WeinceLoss(model, tail=OPEN)
-        )
-        train(model, loss, tmp_path / str(cached), gradient_accumulation_steps=2)
-        weights.append(model.state_dict())
-    torch.testing.assert_close(weights[1], weights[0], **REPLAYED)
-
-
-def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
-    """Gathered over gloo, plain and cached, with hard negatives; each rank has its own rows.
-
-    And the loss for pytorch-metric-learning in its wrapper, here since starting ranks is slow.
-    """
-    found = ranks_text.run(2, tiny_folder, tmp_path)
-    for name in ("plain", "cached"):
-        model = SentenceTransformer(str(tiny_folder), device="cpu").double().eval()
-        wanted = ranks_text.step(name, model, slice(0, 12))
-        mean = torch.stack([rank[name]["loss"] for rank in found]).mean()
-        torch.testing.assert_close(mean, wanted["loss"], rtol=1e-9, atol=1e-10)
-        for rank in found:
-            for got, gradient in zip(rank[name]["gradients"], wanted["gradients"], strict=True):
-                torch.testing.assert_close(got, gradient, **REPLAYED)
-    alone = [rank["alone"] for rank in found]
-    assert alone[0] != pytest.approx(alone[1])
-    labelled = torch.stack([rank["labelled"] for rank in found]).mean(0)  # as DDP averages
-    torch.testing.assert_close(labelled, ranks_text.labelled_step(slice(12)), rtol=1e-9, atol=1e-11)
-
-
-def test_models_are_loaded_from_folders(tiny_folder):
-    sentences = column(3, 0)
-    wanted = SentenceTransformer(str(tiny_folder), device="cpu").encode(sentences)
-    for name in (tiny_folder, str(tiny_folder)):
-        assert (load_model(name, device="cpu").encode(sentences) == wanted).all()
-
-
-def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text("{")
-    for model, message in {
-        tmp_path / "missing": "^no model folder .*missing$",
-        "./missing": "^no model folder ./missing$",
-        tmp_path / "empty": "^cannot load model .*empty from that folder: ",
-        tmp_path / "broken": "^cannot load model .*broken from that folder: ",
-        "nobody/nothing": r"^cannot load model nobody/nothing from the hub or its cache \(is there a network\?\): ",
-    }.items():
-        with pytest.raises(OSError, match=message) as raised:
-            load_model(model, device="cpu")
-        assert len(str(raised.value).splitlines()) == 1
-
-
-def test_without_the_package_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers.base.losses", None)
-    spec = importlib.util.spec_from_file_location("fresh", integration.__file__)
-    with pytest.raises(
-        ImportError, match=r"needs sentence-transformers 6.0 or newer: pip install 'weince\[text\]'"
-    ):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
