@@ -10,12 +10,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
-pytest.importorskip("triton", reason="the fused engine wants Triton")
+triton = pytest.importorskip("triton", reason="the fused engine wants Triton")
+
+import triton.language as tl  # noqa: E402
 
 from weince.candidates import contests  # noqa: E402
 from weince.engines.dense import dense  # noqa: E402
 from weince.engines.fused import fused, why_not  # noqa: E402
 from weince.engines.kernels import launch  # noqa: E402
+from weince.engines.kernels.fit import log64  # noqa: E402
 from weince.links import BlendLink, PowerLink, ShortfallLink, SoftmaxLink  # noqa: E402
 from weince.tail import TailConfig, fit_tail, gated  # noqa: E402
 from weince.terms import Term, WeinceLink  # noqa: E402
@@ -335,3 +338,16 @@ def test_no_wait_for_the_device():
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@triton.jit
+def logarithms(x, y, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(y + at, log64(tl.load(x + at)))
+
+
+def test_the_logarithm_of_the_fit_is_float64s():
+    x = torch.logspace(-9, 1, 4096, device=DEVICE)
+    y = torch.empty(4096, dtype=torch.float64, device=DEVICE)
+    logarithms[(1,)](x, y, SIZE=4096)
+    torch.testing.assert_close(y, x.double().log(), rtol=0, atol=1e-14)

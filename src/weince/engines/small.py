@@ -145,7 +145,7 @@ def _forward(
     small.rows_kernel[(P // plan.rows["BR"],)](
         z_i, z_j, unit, x, state, near, n, d, z_i.stride(0), z_j.stride(0), P, **plan.rows
     )
-    table = launch.fit_table(plan.tail_size, plan.table_size, z_i.device)
+    table = launch.fit_table(plan.tail_size, plan.drop, plan.table_size, z_i.device)
     small.tail_kernel[(blocks,)](
         unit, x, state, near, table, n, d, P, plan.tail_size, plan.drop, config.eps, **plan.tail
     )

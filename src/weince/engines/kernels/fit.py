@@ -5,13 +5,40 @@ import triton
 import triton.language as tl
 
 from weince.engines.kernels.tail import INFINITE, cut
-from weince.engines.kernels.tiles import exact_pairs
+from weince.engines.kernels.tiles import exact_pairs, fast_inverse
 
 
 @triton.jit
 def centred(values, used, points):
     mean = tl.sum(tl.where(used, values, 0.0), axis=1) / points
     return tl.where(used, values - mean[:, None], 0.0)
+
+
+@triton.jit
+def log64(x):
+    """Logarithm in float64 of a positive float32: ``2 atanh((m - 1) / (m + 1))`` of its mantissa as a series.
+
+    A third of the work of ``tl.log``; equal numbers have equal logarithms.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    power = (bits - 0x3F3504F3) >> 23  # so that the mantissa lies about 1, from sqrt(1/2) to sqrt(2)
+    part = (bits - (power << 23)).to(tl.float32, bitcast=True) - 1
+    down = part.to(tl.float64) + 2
+    inverse = fast_inverse(part + 2).to(tl.float64)
+    inverse = inverse * (2 - down * inverse)
+    inverse = inverse * (2 - down * inverse)
+    s = part.to(tl.float64) * inverse
+    z = s * s
+    series = z * (2 / 19) + 2 / 17
+    series = z * series + 2 / 15
+    series = z * series + 2 / 13
+    series = z * series + 2 / 11
+    series = z * series + 2 / 9
+    series = z * series + 2 / 7
+    series = z * series + 2 / 5
+    series = z * series + 2 / 3
+    series = z * series + 2
+    return power.to(tl.float64) * 0.6931471805599453 + s * series
 
 
 @triton.jit
@@ -23,18 +50,17 @@ def lines(ordered, rho, k, dropped, table, eps, KP: tl.constexpr, HAS_IDS: tl.co
     rank = tl.arange(0, KP)
     used = (rank[None, :] >= dropped[:, None]) & (rank[None, :] < k[:, None])
     points = tl.maximum(k - dropped, 1).to(tl.float64)
-    base = tl.log(tl.minimum(tl.maximum(rho, eps), 2.0).to(tl.float64))
-    log_d = tl.log(tl.minimum(tl.maximum(ordered, eps), 2.0).to(tl.float64)) - base[:, None]
+    base = log64(tl.minimum(tl.maximum(rho, eps), 2.0))
+    log_d = log64(tl.minimum(tl.maximum(ordered, eps), 2.0)) - base[:, None]
+    log_d = centred(log_d, used, points)
     if HAS_IDS:
         share = (rank[None, :] + 1).to(tl.float64) / (k[:, None] + 1).to(tl.float64)
         log_f = tl.log(tl.where(used, share, 0.5))
-        log_minus = tl.log(-log_f)
+        log_minus = centred(tl.log(-log_f), used, points)
+        log_f = centred(log_f, used, points)
     else:
         log_f = tl.load(table + rank[None, :], mask=used, other=0.0)
         log_minus = tl.load(table + KP + rank[None, :], mask=used, other=0.0)
-    log_d = centred(log_d, used, points)
-    log_f = centred(log_f, used, points)
-    log_minus = centred(log_minus, used, points)
     sxx = tl.sum(log_d * log_d, axis=1)
     safe = tl.maximum(sxx, 1e-12)
     slope = tl.sum(log_d * log_f, axis=1) / safe
@@ -49,13 +75,12 @@ def lines(ordered, rho, k, dropped, table, eps, KP: tl.constexpr, HAS_IDS: tl.co
 
 
 @triton.jit
-def nearest(small, ordered, key, near_cols, row, inside, KP: tl.constexpr, EXACT: tl.constexpr):
-    """Write the columns of the ``EXACT`` smallest, in no order; -1 where there are fewer.
+def nearest(small, ordered, key, near_cols, row, inside, k, KP: tl.constexpr, EXACT: tl.constexpr):
+    """Write the columns of the ``EXACT`` smallest of ``k``, in no order; -1 where there are fewer.
 
     ``ordered`` is ``small`` sorted; the columns are the lower half of ``key``.
     """
     rank = tl.arange(0, KP)
-    real = tl.sum((small < INFINITE).to(tl.int32), axis=1)
     last = tl.max(tl.where((rank < EXACT)[None, :], ordered, 0), axis=1)
     less = small < last[:, None]
     equal = (small == last[:, None]) & (small < INFINITE)
@@ -67,7 +92,7 @@ def nearest(small, ordered, key, near_cols, row, inside, KP: tl.constexpr, EXACT
     col = (key & 0x7FFFFFFF).to(tl.int32)
     tl.store(here + spot, col, mask=(less | equal) & (spot < EXACT) & inside[:, None])
     step = tl.arange(0, EXACT)[None, :]
-    tl.store(here + step, tl.full((1, EXACT), -1, tl.int32), mask=inside[:, None] & (step >= real[:, None]))
+    tl.store(here + step, tl.full((1, EXACT), -1, tl.int32), mask=inside[:, None] & (step >= k[:, None]))
 
 
 @triton.jit
@@ -111,7 +136,7 @@ def fit_kernel(
     mask = inside[:, None] & (at[None, :] < have[:, None]) & (at < width)[None, :]
     upper = halves + 2 * local.to(tl.int64)[:, None] * width + 1
     bits = tl.load(upper + 2 * at[None, :], mask=mask, other=INFINITE)
-    last = cut(bits, k)
+    last = cut(bits, k, 0)
     chosen = (bits <= last[:, None]) & mask
     spot = tl.cumsum(chosen.to(tl.int32), axis=1) - 1
     if tl.max(tl.sum(chosen.to(tl.int32), axis=1) - k) > 0:
@@ -130,7 +155,7 @@ def fit_kernel(
     small = tl.where(within, (key >> 32).to(tl.int32), INFINITE)
 
     ordered = tl.sort(small, dim=1)
-    nearest(small, ordered, key, near_cols, row, inside, KP, EXACT)
+    nearest(small, ordered, key, near_cols, row, inside, k, KP, EXACT)
     tl.debug_barrier()
     # Their exact shortfalls, all of them in one go, then in order.
     at = (first_row + tl.program_id(0) * R) * EXACT + tl.arange(0, R * EXACT)

@@ -20,7 +20,7 @@ ALL_KEPT = 1024
 """Up to this many candidates every shortfall is kept and nothing is sampled."""
 
 BUFFER = 60 << 20
-"""Bytes of survivors at a time, or four times the operands if that is more."""
+"""Bytes of survivors at a time, or four times those of the unit rows if that is more."""
 
 SAMPLE = 1024
 """Candidates in the sample that gives an anchor its threshold."""
@@ -167,12 +167,13 @@ def _even(number: float) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def fit_table(k: int, padded: int, device: torch.device) -> Tensor:
-    """``log F`` and ``log(-log F)`` of the ranks, float64."""
-    log_f = torch.full((padded,), 0.5, dtype=torch.float64)
-    log_f[:k] = torch.arange(1, k + 1, dtype=torch.float64) / (k + 1)
-    log_f = log_f.log()
-    return torch.stack([log_f, log_f.neg().log()]).to(device)
+def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
+    """``log F`` and ``log(-log F)`` of the ranks from ``drop`` to ``k``, each less its mean, float64."""
+    log_f = (torch.arange(1, k + 1, dtype=torch.float64) / (k + 1)).log()
+    both = torch.stack([log_f, log_f.neg().log()])
+    table = torch.zeros((2, padded), dtype=torch.float64)
+    table[:, drop:k] = both[:, drop:] - both[:, drop:].mean(1, keepdim=True)
+    return table.to(device)
 
 
 def hardest(
@@ -189,9 +190,7 @@ def hardest(
     every = count <= ALL_KEPT
     todo = TailPlan(0, 0, 0, _even(count)) if every else plan(count, k)
     shape = blocks(anchors, x.shape, "tail")
-    chunk = (
-        anchors if every else min(anchors, max(BUFFER, 4 * x.rows.nbytes) // (8 * todo.width) // PAD * PAD)
-    )
+    chunk = anchors if every else min(anchors, max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD)
     chunk = triton.cdiv(triton.cdiv(anchors, triton.cdiv(anchors, chunk)), PAD) * PAD
     keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
     threshold, kept, loose, seen = torch.empty((4, chunk), dtype=torch.int32, device=device)
@@ -200,7 +199,7 @@ def hardest(
     drop = max(1, int(k * config.drop)) if config.drop else 0
     sizes = drops = kept  # pointers to anything where all anchors have the same
     tail_room = triton.next_power_of_2(max(k, 32))
-    table = fit_table(k, tail_room, device)
+    table = fit_table(k, drop, tail_room, device)
     room = triton.next_power_of_2(max(todo.width, 16))
     group = fit_group(tail_room)
     for start in range(0, anchors, chunk):

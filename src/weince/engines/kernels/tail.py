@@ -26,9 +26,9 @@ LARGEST = tl.constexpr(0x40400000)  # bits of 3.0, above every shortfall
 
 
 @triton.jit
-def cut(bits, k):
-    """In each row a number with exactly ``k`` bits at or below it: the least with ``k`` or more where equals forbid
-    that, the largest where there are fewer.
+def cut(bits, k, slack):
+    """In each row a number with ``k`` to ``k + slack`` bits at or below it: the least with ``k`` or more where equals
+    forbid that, the largest where there are fewer.
 
     By interpolation, which needs a few rounds where bisection needs one per bit; every third round bisects, so that
     no distribution makes it slow.
@@ -38,13 +38,13 @@ def cut(bits, k):
     below = tl.zeros_like(low)
     upto = tl.sum((bits <= high[:, None]).to(tl.int32), axis=1)
     turn = 0
-    while tl.max(((upto > k) & (high - low > 1)).to(tl.int32)) > 0:
+    while tl.max(((upto > k + slack) & (high - low > 1)).to(tl.int32)) > 0:
         share = (k - below).to(tl.float32) / tl.maximum(upto - below, 1).to(tl.float32)
         share = tl.where(turn % 3 == 2, 0.5, tl.minimum(tl.maximum(share, 0.0), 1.0))
         step = ((high - low).to(tl.float32) * share).to(tl.int32)
         middle = low + tl.maximum(tl.minimum(step, high - low - 1), 1)
         number = tl.sum((bits <= middle[:, None]).to(tl.int32), axis=1)
-        open_ = (upto > k) & (high - low > 1)
+        open_ = (upto > k + slack) & (high - low > 1)
         enough = open_ & (number >= k)
         short = open_ & (number < k)
         high, upto = tl.where(enough, middle, high), tl.where(enough, number, upto)
@@ -79,7 +79,7 @@ def sample_kernel(
     d = shortfall(acc, tl.load(inv_x + rows), inv_y, cols, PARTS)
     keep = negatives(rows, cols, own, same, own_id, id_c, count, HAS_SELF, HAS_IDS)
     bits = tl.where(keep, d.to(tl.int32, bitcast=True), INFINITE)
-    tl.store(threshold + local, cut(bits, tl.full((BM,), 1, tl.int32) * wanted))
+    tl.store(threshold + local, cut(bits, tl.full((BM,), 1, tl.int32) * wanted, wanted // 64))
     tl.store(kept + local, tl.zeros((BM,), tl.int32))
     tl.store(loose + local, tl.zeros((BM,), tl.int32))
     if HAS_IDS:
@@ -195,7 +195,7 @@ def refine_kernel(threshold, kept, loose, keys, width, wanted, R: tl.constexpr, 
         keys + row.to(tl.int64)[:, None] * width + at[None, :], mask=mask & (at < width)[None, :], other=0
     )
     bits = tl.where(mask, (key >> 32).to(tl.int32), INFINITE)
-    lower = cut(bits, tl.full((R,), 1, tl.int32) * wanted)
+    lower = cut(bits, tl.full((R,), 1, tl.int32) * wanted, wanted // 64)
     works = (have >= wanted) & (have <= width)
     tl.store(threshold + row, lower, mask=works)
     tl.store(loose + row, tl.sum((mask & (bits > lower[:, None])).to(tl.int32), axis=1), mask=works)
