@@ -47,6 +47,14 @@ examples:
   weince evaluate runs/a runs/b --device cuda
   weince evaluate runs/a --quick
 """
+_REPRODUCE_EXAMPLES = """\
+examples:
+  weince reproduce linear --dry-run
+  weince reproduce digits                                        on a laptop, in minutes
+  weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2
+  weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
+The same command again goes on with what is missing.
+"""
 
 
 def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -176,6 +184,57 @@ def _run_evaluate(options: argparse.Namespace) -> None:
         print(folder / "evaluation.json")
 
 
+def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "reproduce",
+        help="fill a table of the paper, or your own: train, evaluate, compare",
+        description="Plan the runs of a table (configurations x losses x tries x seeds), carry out those that are "
+        "missing, choose on validation alone, and write CSV, Markdown and a page: reported beside measured.",
+        epilog=_REPRODUCE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "table", metavar="TABLE", help="linear, knn, link, frechet, overhead, temperatures, factorial, digits, or a "
+        "YAML file")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
+    parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the table's")
+    parser.add_argument("--only", nargs="+", metavar="CELL", help="rows, or cells as ROW/LOSS; * is anything")
+    parser.add_argument(
+        "--epochs", type=int, help="instead of the configurations': a trial, and said to be one"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="instead of what is there")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
+    parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
+    parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
+    parser.set_defaults(run=_run_reproduce, interrupted="the same command goes on with what is missing")
+
+
+def _run_reproduce(options: argparse.Namespace) -> None:
+    from weince.reproduce import reproduce
+
+    wrong = [option for option in options.slurm_options if "=" not in option]
+    if wrong:
+        raise ValueError(f"--slurm-options are NAME=VALUE, got {wrong[0]}")
+    path = reproduce(
+        options.table,
+        out=options.out,
+        jobs=options.jobs,
+        slurm=options.slurm,
+        slurm_options=dict(option.split("=", 1) for option in options.slurm_options),
+        data=options.data,
+        seeds=options.seeds,
+        only=options.only,
+        epochs=options.epochs,
+        device=options.device,
+        dry_run=options.dry_run,
+        command=options.command_line,
+    )
+    if not options.dry_run:
+        print(path)
+
+
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("bench", help="time the losses on this machine, beside others")
     kinds = parser.add_subparsers(title="what to time", required=True, metavar="WHAT")
@@ -220,7 +279,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_train, _add_evaluate, _add_diagnose, _add_bench):
+    for add in (_add_train, _add_evaluate, _add_reproduce, _add_diagnose, _add_bench):
         add(commands)
     return parser
 

@@ -135,6 +135,7 @@ def embed_pairs(
 
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
     """
+    from weince.evaluate.bar import progress_bar
     from weince.vision.data import load
 
     run, model = load_model(folder, weights)
@@ -144,10 +145,13 @@ def embed_pairs(
     generator = torch.Generator(device).manual_seed(seed)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
     found: list[list[torch.Tensor]] = [[], []]
-    for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
-        batch = torch.from_numpy(np.array(images[rows])).to(device).permute(0, 3, 1, 2)
-        for side in found:
-            side.append(model(run.augment(batch, generator))[1].cpu())
+    with progress_bar(True) as bar:
+        task = bar.add_task(f"pairs of {folder.name}", total=len(chosen))
+        for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
+            batch = torch.from_numpy(np.array(images[rows])).to(device).permute(0, 3, 1, 2)
+            for side in found:
+                side.append(model(run.augment(batch, generator))[1].cpu())
+            bar.advance(task, len(rows))
     z_i, z_j = (torch.cat(side).numpy() for side in found)
     return z_i, z_j
 
