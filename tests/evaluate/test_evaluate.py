@@ -109,6 +109,15 @@ def test_the_record_of_an_evaluation():
     assert record["r1_validation_mean"] == 100.0
 
 
+def test_validation_and_test_are_judged_on_their_own_images():
+    data = coloured()
+    swapped = data._replace(test_labels=(data.test_labels + 1) % 3)
+    record = evaluate(MeanColour(), swapped, progress=False).record()
+    assert record["r1_validation_mean"] == record["knn_validation_mean"] == 100.0
+    assert record["r1_test_mean"] == record["knn_test_mean"] == 0.0
+    assert record["linear_test_mean"] < record["linear_validation_mean"]
+
+
 def test_quick_says_so_and_uses_one_seed():
     quick = evaluate(MeanColour(), coloured(), quick=True, progress=False)
     record = quick.record()

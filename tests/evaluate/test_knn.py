@@ -24,10 +24,10 @@ def clouds(n, classes, width, seed):
     return LabelledFeatures(torch.tensor(features, dtype=torch.float32), torch.tensor(labels))
 
 
-@pytest.mark.parametrize("chunk", [7, 2048])
-def test_figures_are_scikit_learns(chunk):
+@pytest.mark.parametrize(("chunk", "k"), [(7, 50), (2048, 50), (2048, 5), (2048, 4), (2048, 60)])
+def test_figures_are_scikit_learns(chunk, k):
     train, test = clouds(400, 6, 8, 0), clouds(150, 6, 8, 1)
-    found = knn(train, test, seeds=(1, 4), chunk=chunk, progress=False)
+    found = knn(train, test, seeds=(1, 4), chunk=chunk, k=k, progress=False)
     assert found.seeds == (1, 4)
     x, y = train.features.double().numpy(), train.labels.numpy()
     for place, seed in enumerate((1, 4)):
@@ -37,13 +37,13 @@ def test_figures_are_scikit_learns(chunk):
             (test.features.double().numpy(), test.labels.numpy(), found.test),
         ):
             vote = KNeighborsClassifier(
-                n_neighbors=50, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.1)
+                n_neighbors=k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.1)
             ).fit(x[bank], y[bank])
             assert figures.vote[place] == pytest.approx(100 * vote.score(queries, truth))
             near = NearestNeighbors(n_neighbors=50, metric="cosine").fit(x[bank])
             same = y[bank][near.kneighbors(queries, return_distance=False)] == truth[:, None]
-            for k in (1, 2, 5, 10, 20, 50):
-                assert figures.recall[k][place] == pytest.approx(100 * same[:, :k].any(1).mean())
+            for r in (1, 2, 5, 10, 20, 50):
+                assert figures.recall[r][place] == pytest.approx(100 * same[:, :r].any(1).mean())
 
 
 def test_a_large_bank_is_asked_in_smaller_chunks(monkeypatch):

@@ -81,6 +81,14 @@ def test_settings_make_the_place_however_they_are_written(tmp_path):
     assert len({run.key for run in plain}) == 2  # seeds share a key, losses do not
 
 
+def test_a_seed_in_the_configuration_is_no_part_of_the_key(tmp_path):
+    before = plan(read_table(edited(tmp_path)), tmp_path)
+    config = tmp_path / "digits_small.yaml"
+    config.write_text(config.read_text() + "seed: 3\n")
+    after = plan(read_table(str(tmp_path / "small.yaml")), tmp_path)
+    assert [(run.key, run.seed) for run in after] == [(run.key, run.seed) for run in before]
+
+
 def test_a_changed_configuration_is_another_run(tmp_path):
     before = plan(read_table(edited(tmp_path)), tmp_path)
     config = tmp_path / "digits_small.yaml"
