@@ -253,7 +253,7 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
 
 
 SWEEP = "import sys; from pathlib import Path; from weince.reproduce import reproduce; \
-reproduce(sys.argv[1], out=Path(sys.argv[2]), jobs=2, device='cpu')"
+reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
 
 
 def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
@@ -268,7 +268,7 @@ def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
     done = {run.folder: (run.folder / "made.json").stat().st_mtime_ns for run in runs if is_done(run)}
     assert 1 <= len(done) < 4
 
-    page = reproduce(str(table), out=tmp_path, jobs=2, device="cpu")
+    page = reproduce(str(table), out=tmp_path, jobs=3, device="cpu")
     assert page == tmp_path / "small" / "index.html"
     assert all(is_done(run) for run in runs)
     for folder, when in done.items():
