@@ -42,13 +42,11 @@ def trains(folder):
 
 
 def test_options_of_sbatch_are_read():
-    assert ours.read_options(["partition=gpu", "time=240", "mem-per-cpu=4G"]) == {
-        "partition": "gpu",
-        "time": 240,
-        "mem_per_cpu": "4G",
-    }
-    with pytest.raises(ValueError, match="is NAME=VALUE, got 'gpu'"):
-        ours.read_options(["gpu"])
+    given = {"partition": "gpu", "time": "240", "mem": "4G", "nodes": 2}
+    found = ours.sbatch_options({"time": 720, "job_name": "weince"}, given, {*given, "job_name"})
+    assert found == {"partition": "gpu", "time": 240, "mem": "4G", "nodes": 2, "job_name": "weince"}
+    with pytest.raises(ValueError, match=r"unknown option of Slurm 'partion' \(did you mean partition\?\)"):
+        ours.sbatch_options({}, {"partion": "gpu"}, {"partition", "time"})
 
 
 def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch):
@@ -88,7 +86,7 @@ def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path
         local.said(["scontrol", "update", f"JobId={job}", "StartTime=now"])
 
     def sweep():
-        few = {"cpus_per_task": 1, "time": 30}
+        few = {"cpus_per_task": "1", "time": "30"}  # as from the command line
         return reproduce(str(table), out=tmp_path, jobs=4, slurm=True, device="cpu", slurm_options=few)
 
     def leave(seconds):

@@ -10,12 +10,10 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from weince.checkpoint import write_aside
 from weince.configure import unknown
@@ -76,11 +74,7 @@ def run_on_slurm(
     usual = {"job_name": "weince", "time": 720, "cpus_per_task": 4, "array_parallelism": jobs}
     if all(run.extra.get("device") != "cpu" for run in runs):
         usual["gpus_per_node"] = 1
-    asked = {**usual, **(options or {})}
-    for name in asked:
-        if name not in executor._valid_parameters():
-            raise ValueError(unknown("option of Slurm", name, sorted(executor._valid_parameters())))
-    executor.update_parameters(**asked)
+    executor.update_parameters(**sbatch_options(usual, options or {}, executor._valid_parameters()))
 
     queue = _read(folder / "jobs.json")
     queued = _queued()
@@ -115,18 +109,19 @@ def run_on_slurm(
     return failed
 
 
-def read_options(given: Sequence[str]) -> dict[str, Any]:
-    """Options of sbatch from ``NAME=VALUE``, numbers as numbers.
+def sbatch_options(
+    usual: Mapping[str, Any], given: Mapping[str, Any], known: Collection[str]
+) -> dict[str, Any]:
+    """What sbatch is told; numbers that came from a command line as numbers.
 
-    >>> read_options(["partition=gpu", "time=240"])
-    {'partition': 'gpu', 'time': 240}
+    >>> sbatch_options({"time": 720}, {"time": "240", "partition": "gpu"}, {"time", "partition"})
+    {'time': 240, 'partition': 'gpu'}
     """
-    found = {}
-    for part in given:
-        name, equals, value = part.partition("=")
-        if not (name and equals and value):
-            raise ValueError(f"an option of Slurm is NAME=VALUE, got {part!r}")
-        found[name.replace("-", "_")] = yaml.safe_load(value)
+    found = dict(usual)
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(unknown("option of Slurm", name, sorted(known)))
+        found[name] = int(value) if isinstance(value, str) and value.isdecimal() else value
     return found
 
 
