@@ -25,6 +25,16 @@ from weince.terms import Term, WeinceLink  # noqa: E402
 
 TAIL = TailConfig()
 gpu = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _poison():
+    """Memory that nobody wrote holds NaN and the largest integers."""
+    torch.use_deterministic_algorithms(DEVICE == "cpu")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 
 

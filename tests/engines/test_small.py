@@ -17,6 +17,16 @@ from weince.tail import TailConfig  # noqa: E402
 from weince.terms import WeinceLink  # noqa: E402
 
 gpu = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _poison():
+    """Memory that nobody wrote holds NaN and the largest integers."""
+    torch.use_deterministic_algorithms(DEVICE == "cpu")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 RELEASED = TailConfig(beta=1.0, drop=0.05, soft_cap=False, gate="rho", rho0=0.3)
 

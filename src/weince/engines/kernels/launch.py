@@ -206,7 +206,8 @@ def hardest(
         rows = min(chunk, anchors - start)
         if not every:
             thin = 64 // x.shape["PARTS"] // 2
-            tail.sample_kernel[(triton.cdiv(rows, 32),)](
+            # All rows that a tile may have: beyond the last anchor, too, counters must not be what memory holds.
+            tail.sample_kernel[(triton.cdiv(rows, PAD) * PAD // 32,)](
                 *pairs, threshold, kept, loose, seen, start, anchors, count, todo.wanted,
                 M=SAMPLE, BM=32, BK=min(thin, x.shape["DB"]), **x.shape, **roles.flags, **_warps(16),
             )  # fmt: skip
