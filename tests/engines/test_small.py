@@ -160,6 +160,13 @@ def test_no_second_derivative():
         gradient.sum().backward()
 
 
+def test_in_torch_func_grad():
+    z_i, z_j = views(8, 4)
+    loss = lambda z_i: small_loss(z_i, z_j, WeinceLink(), mean=True)[0]  # noqa: E731
+    leaf = z_i.clone().requires_grad_()
+    torch.testing.assert_close(torch.func.grad(loss)(z_i), torch.autograd.grad(loss(leaf), leaf)[0])
+
+
 def test_traced_whole():
     torch.compiler.reset()
     rows = [row.requires_grad_() for row in views(8, 16)]

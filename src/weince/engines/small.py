@@ -211,7 +211,10 @@ class _Small(torch.autograd.Function):
         if out is None:
             return (None,) * 7
         z_i, *saved = ctx.saved_tensors
-        both = _backward(out, saved, z_i.dtype, *ctx.rest)
+        if torch.is_grad_enabled():  # as in torch.func.grad, whose tensors only operators can open
+            both = torch.ops.weince.small_gradient(out, z_i, *saved, *ctx.rest)
+        else:
+            both = _backward(out, saved, z_i.dtype, *ctx.rest)
         return *(first_order(gradient, z_i) for gradient in both), None, None, None, None, None
 
 
