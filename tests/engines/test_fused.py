@@ -283,7 +283,7 @@ def test_traced_whole(fresh_compiler):
 @gpu
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "d"), [(300, 64), (2048, 128), (4096, 256), (16384, 128)])
+@pytest.mark.parametrize(("n", "d"), [(300, 64), (2048, 128), (4096, 256), (8500, 300), (16384, 128)])
 def test_large_batches(n, d, dtype):
     rows = views(n, d, clusters=40, dtype=dtype)
     agree(*both(WeinceLink(0.5), TAIL, "views", rows), gradient=1e-4 if dtype == torch.float32 else 4e-3)

@@ -97,6 +97,10 @@ def blocks(rows: int, shape: dict[str, int], use: str) -> dict[str, int]:
         return CHOSEN[use, room]
     if rows <= 2048:
         return {"BM": 16, "BN": 64, "num_warps": 4, "num_stages": 2 if room > 256 else 3}
+    if shape["DP"] > shape["DB"]:  # rows too wide to keep: both operands of a product come in pieces
+        if use == "gradient":
+            return _tile(64, 32, 4, 2) if shape["PARTS"] == 2 else _tile(64, 64, 8, 2)
+        return _tile(64, 64, 4, 2)
     many = rows > 16384
     if use == "gradient":
         if shape["DB"] > 128:
