@@ -45,6 +45,10 @@ def test_candidates_reach_the_loss():
         ({"tail": {"roh0": 1}}, r"unknown field of tail 'roh0' \(did you mean rho0\?\)"),
         ({"tail": {"rho0": -1.0}}, "rho0"),
         ({"preset": "infonce", "tail": {"k": 8}}, "no meaning for preset 'infonce'"),
+        ({"temperature": 0.0}, "temperature must be positive; got 0.0"),
+        ({"preset": "infonce", "temperature": float("nan")}, "temperature must be positive; got nan"),
+        ({"softmax_term": float("inf")}, "softmax_term must be a weight of at least 0; got inf"),
+        ({"tail": {"rho0": "near"}}, "tail: rho0 must be a number"),
         ({"softmax_term": -1.0}, "softmax_term must be a weight of at least 0; got -1"),
     ],
 )

@@ -60,6 +60,18 @@ def test_what_is_dumped_reads_the_same(file):
     assert read("--config", file(settings.dump(run))) == run
 
 
+def test_nothing_is_a_value_where_it_may_be(file):
+    assert read("--config", file("out: null\nloss: {softmax_term: null, preset: blend}")) == Run(
+        loss=LossConfig("blend")
+    )
+
+
+def test_a_folder_does_not_hide_the_configuration_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits_tiny").mkdir()
+    assert settings.load("digits_tiny")["data"] == "digits"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -70,6 +82,9 @@ def test_what_is_dumped_reads_the_same(file):
         (["--loss.preset", "papr"], r"\"loss.preset\": expected one of \['infonce', 'paper'.*Got papr"),
         (["--config", "nowhere.yaml"], "no such file, and unknown configuration 'nowhere.yaml'"),
         (["--config"], "--config needs a YAML file"),
+        (["--config", "a.yaml", "--config=b.yaml"], "--config is for one file; got a.yaml, b.yaml"),
+        (["--loss", "paper"], r'"loss": expected keys and values.* Got paper'),
+        (["--loss.tail.rho0", "near"], "tail: rho0 must be a number or a tensor; got str"),
         (["stray"], "unrecognized arguments: stray"),
     ],
 )
@@ -83,6 +98,10 @@ def test_a_wrong_command_line(arguments, message):
     [
         ("epoch: 3", r"run.yaml: unknown key 'epoch' \(did you mean epochs\?\)"),
         ("loss:\n  temprature: 3", r"unknown key 'loss.temprature' \(did you mean loss.temperature\?\)"),
+        ("loss:", r'run.yaml: "loss": expected keys and values. Got None'),
+        ("loss: paper", r'run.yaml: "loss": expected keys and values. Got paper'),
+        ("epochs:", r'run.yaml: "epochs": expected a value. Got none'),
+        ("loss: {tail: null}", r'run.yaml: "loss.tail": expected a value. Got none'),
         ("epochs: 3.5", r'run.yaml: "epochs": expected int. Got 3.5'),
         ("- 1\n- 2", "must hold keys and values; got list"),
         ("a: [", "is not YAML"),

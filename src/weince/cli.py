@@ -5,6 +5,7 @@ imports, so that help is quick and a missing package is named only when it is ne
 """
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -14,6 +15,14 @@ from types import FrameType
 from typing import NoReturn
 
 BAD_INPUT, INTERRUPTED = 2, 130
+
+_EXTRAS = {
+    "datasets": "text",
+    "sentence_transformers": "text",
+    "submitit": "slurm",
+    "tensorboard": "tensorboard",
+    "transformers": "text",
+}  # which extra brings a package; the others come with weince[runs]
 
 _DIAGNOSE = """\
 Tell whether softmax is the right link for paired embeddings, and write a page to look at.
@@ -38,7 +47,7 @@ examples:
   weince train                                          digits with a tiny encoder, on a laptop
   weince train --config cifar100_resnet18 --loss.preset infonce --loss.temperature 0.2 --seed 21 --out runs/a
   weince train --config my.yaml --devices 4             a setting here wins over the file's
-  weince train --config simcse --text wiki.txt          (needs weince[text])
+  weince train --config simcse_paper --text wiki.txt    (needs weince[text])
 The same command again goes on from the last checkpoint.
 """
 _EVALUATE_EXAMPLES = """\
@@ -115,7 +124,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
 
         pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=settings.seed)
         if options.temperature is None:
-            settings = replace(settings, temperature=temperature_of(options.inputs[0]))
+            settings = replace(settings, temperature=temperature_of(options.inputs))
     elif options.sentences is not None:
         pairs = encode_sentences(options.inputs, options.sentences, names=options.names)
     else:
@@ -153,7 +162,11 @@ def _run_train(options: argparse.Namespace) -> None:
         return
     from weince.vision.train import VisionRun, train
 
-    print(train(settings.read(VisionRun, options.rest, command="weince train", examples=_TRAIN_EXAMPLES)))
+    folder = train(settings.read(VisionRun, options.rest, command="weince train", examples=_TRAIN_EXAMPLES))
+    if (
+        os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    ):  # of the processes of a run, the first
+        print(folder)
 
 
 def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -316,11 +329,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"weince: interrupted, {getattr(options, 'interrupted', 'nothing was written')}", file=sys.stderr
         )
         return INTERRUPTED
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package == "weince":
+    except ImportError as error:
+        if error.name is None:  # our own, which says what to install
+            print(f"weince: {error}", file=sys.stderr)
+            return BAD_INPUT
+        package = error.name.partition(".")[0]
+        if package == "weince" or not isinstance(error, ModuleNotFoundError):
             raise
-        print(f"weince: {package} is missing: pip install 'weince[runs]'", file=sys.stderr)
+        extra = _EXTRAS.get(package, "runs")
+        print(f"weince: {package} is missing: pip install 'weince[{extra}]'", file=sys.stderr)
         return BAD_INPUT
     except (ValueError, OSError) as error:
         print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)

@@ -51,6 +51,8 @@ class LossConfig:
             raise ValueError(unknown("preset", self.preset, get_args(Preset)))
         if self.tail and self.preset not in _TAILS:
             raise ValueError(f"tail has no meaning for preset {self.preset!r}; got {self.tail}")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be positive; got {self.temperature}")
         for name in ("softmax_term", "shortfall_term"):
             weight = getattr(self, name)
             if weight is not None and not 0 <= weight < float("inf"):
@@ -73,7 +75,10 @@ def _tail(config: LossConfig) -> TailConfig:
     for name in config.tail:
         if name not in known:
             raise ValueError(unknown("field of tail", name, known))
-    return replace(_TAILS[config.preset], **config.tail)
+    try:
+        return replace(_TAILS[config.preset], **config.tail)
+    except TypeError as error:
+        raise ValueError(f"tail: {error}") from None
 
 
 def _extra(config: LossConfig) -> list[Term]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
@@ -27,9 +27,10 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     chosen, rest = take_config(arguments)
     given = {} if chosen is None else load(chosen)
     known = set(keys(kind))
-    for key in _given_keys(given, known):
-        if key not in known:
-            raise ValueError(f"{chosen}: {unknown('key', key, sorted(known))}")
+    try:
+        _check(given, dict(_kinds(kind)))
+    except ValueError as error:
+        raise ValueError(f"{chosen}: {error}") from None
     parser = ArgumentParser(
         prog=command,
         exit_on_error=False,
@@ -54,19 +55,20 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
 
 def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """What follows ``--config``, and the arguments without it."""
-    chosen, rest = None, list(arguments)
-    for place, argument in enumerate(arguments):
+    chosen, rest = [], []
+    left = iter(arguments)
+    for argument in left:
         if argument == "--config":
-            if place + 1 == len(arguments):
-                raise ValueError("--config needs a YAML file after it")
-            chosen = arguments[place + 1]
-            del rest[place : place + 2]
-            break
-        if argument.startswith("--config="):
-            chosen = argument.removeprefix("--config=")
-            del rest[place]
-            break
-    return chosen, rest
+            chosen.append(next(left, ""))
+        elif argument.startswith("--config="):
+            chosen.append(argument.removeprefix("--config="))
+        else:
+            rest.append(argument)
+    if "" in chosen:
+        raise ValueError("--config needs a YAML file after it")
+    if len(chosen) > 1:
+        raise ValueError(f"--config is for one file; got {', '.join(chosen)}")
+    return (chosen[0] if chosen else None), rest
 
 
 def named_configs() -> dict[str, Path]:
@@ -81,7 +83,7 @@ def named_configs() -> dict[str, Path]:
 def load(chosen: str) -> dict[str, Any]:
     """The content of a YAML file, or of a configuration that comes with the package."""
     path = Path(chosen)
-    if not path.exists():
+    if not path.is_file():  # a folder of that name is no configuration
         named = named_configs()
         if path.stem not in named or path.parent != Path():
             raise ValueError(f"no such file, and {unknown('configuration', chosen, named)}")
@@ -100,22 +102,37 @@ def dump(settings: Any) -> str:
     return str(yaml.safe_dump(_plain(asdict(settings)), sort_keys=False))
 
 
-def keys(kind: type[Any], prefix: str = "") -> Iterator[str]:
+def keys(kind: type[Any]) -> Iterator[str]:
     """The dotted names of all fields."""
+    return (name for name, _ in _kinds(kind))
+
+
+def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names of all fields, and their types."""
     hints = get_type_hints(kind)
     for item in fields(kind):
-        yield prefix + item.name
-        if is_dataclass(hints[item.name]):
-            yield from keys(hints[item.name], f"{prefix}{item.name}.")
+        found = hints[item.name]
+        yield prefix + item.name, found
+        if is_dataclass(found) and isinstance(found, type):
+            yield from _kinds(found, f"{prefix}{item.name}.")
 
 
-def _given_keys(given: Mapping[str, Any], known: set[str], prefix: str = "") -> Iterator[str]:
-    """The dotted names in a file, down to where settings are plain values."""
+def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> None:
+    """See that a file's keys are known, that groups are groups, and that nothing is left empty.
+
+    Raises:
+        ValueError: Otherwise. Values are for the parser to judge.
+    """
     for name, value in given.items():
         key = f"{prefix}{name}"
-        yield key
-        if isinstance(value, dict) and any(other.startswith(f"{key}.") for other in known):
-            yield from _given_keys(value, known, f"{key}.")
+        if key not in kinds:
+            raise ValueError(unknown("key", key, sorted(kinds)))
+        if is_dataclass(kinds[key]):
+            if not isinstance(value, dict):
+                raise ValueError(f'"{key}": expected keys and values. Got {value}')
+            _check(value, kinds, f"{key}.")
+        elif value is None and type(None) not in get_args(kinds[key]):
+            raise ValueError(f'"{key}": expected a value. Got none')
 
 
 def _explained(message: str, known: set[str]) -> str:
@@ -123,6 +140,9 @@ def _explained(message: str, known: set[str]) -> str:
     found = re.search(r"unrecognized arguments: --([\w.-]+)", message)
     if found:
         return unknown("option", found.group(1), sorted(known))
+    found = re.search(r'"([\w.]+)":\s+Unable to load config \'(.*?)\'', message)
+    if found:
+        return f'"{found.group(1)}": expected keys and values, such as those of --help. Got {found.group(2)}'
     message = message.replace("Parser key ", "").replace("typing.Literal", "one of ")
     message = re.sub(r"Expected an? (?:<class '(\w+)'>)?", r"expected \1", message)
     return " ".join(message.replace("Got value:", "Got").split())

@@ -7,15 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from training import run, same_weights, small_run, write_data
 
 from weince import checkpoint
-from weince.configure import LossConfig
+from weince.configure import LossConfig, build_loss
+from weince.vision import train as training_module
 from weince.vision.log import read_log
-from weince.vision.runs import embed_pairs, load_model, run_pairs, snapshots
+from weince.vision.runs import (
+    claim,
+    embed_pairs,
+    evaluate_run,
+    load_model,
+    run_pairs,
+    snapshots,
+    temperature_of,
+)
 from weince.vision.train import train
 
 EPOCHS = 40
@@ -112,6 +122,18 @@ def test_a_folder_with_another_run_is_left_alone(data, tmp_path):
         run(data, tmp_path, {"epochs": 2, "seed": 8})
 
 
+def test_settings_that_cannot_be_read_are_named(data, tmp_path):
+    (tmp_path / "run.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match=r"run\.yaml is not YAML"):
+        run(data, tmp_path, {"epochs": 1})
+
+
+def test_the_run_of_another_task_is_not_read(tmp_path):
+    (tmp_path / "run.yaml").write_text("task: text\ntext: a.txt\n")
+    with pytest.raises(ValueError, match="is the folder of a text run; this is for runs on images"):
+        load_model(tmp_path)
+
+
 def test_a_finished_run_is_not_trained_again(data, tmp_path):
     run(data, tmp_path, {"epochs": 1})
     before = (tmp_path / "model.safetensors").read_bytes()
@@ -137,7 +159,7 @@ def test_the_schedule_goes_on_where_it_was(data, tmp_path):
 def test_snapshots_load_and_embed(data, tmp_path):
     run(data, tmp_path / "run", {"epochs": 2, "snapshot_every": 1})
     found = snapshots(tmp_path / "run")
-    assert [path.stem for path in found] == ["epoch_0001", "epoch_0002", "model"]
+    assert [path.stem for path in found] == ["epoch_0001", "epoch_0002"]  # whose weights are the model's
     settings, model = load_model(tmp_path / "run", found[0])
     assert settings == small_run(data, tmp_path / "run", epochs=2, snapshot_every=1)
     assert not model.training
@@ -147,7 +169,12 @@ def test_snapshots_load_and_embed(data, tmp_path):
     assert (again == z_i).all()
     assert (z_i != z_j).any()
     names = [pairs.name for pairs in run_pairs([tmp_path / "run"], trend=True)]
-    assert names == ["run epoch_0001", "run epoch_0002", "run model"]
+    assert names == ["run epoch_0001", "run epoch_0002"]
+
+
+def test_a_run_that_ends_between_snapshots_has_its_last_weights_too(data, tmp_path):
+    run(data, tmp_path, {"epochs": 3, "snapshot_every": 2})
+    assert [path.stem for path in snapshots(tmp_path)] == ["epoch_0002", "model"]
 
 
 def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
@@ -164,6 +191,9 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
         ({"batch": 71}, "has 70 images, fewer than a batch of 71"),
         ({"batch": 1}, "batch must be at least 2 pairs"),
         ({"epochs": 0}, "epochs must be at least 1; got 0"),
+        ({"seed": -1}, "seed must be at least 0; got -1"),
+        ({"snapshot_every": -1}, "snapshot_every must be at least 0; got -1"),
+        ({"graph": True}, "graph needs one process on one GPU"),
         ({"device": "tpu"}, "device must be auto, cpu or cuda; got tpu"),
         ({"encoder": "resnet81"}, r"unknown encoder 'resnet81' \(did you mean resnet18\?\)"),
     ],
@@ -171,7 +201,7 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
 def test_wrong_settings(data, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train(small_run(data, tmp_path / "out", **changes), bar=False)
-    assert not (tmp_path / "out").exists() or "encoder" in changes
+    assert not (tmp_path / "out").exists()  # or the right settings would be refused there
 
 
 def test_no_gpu_is_said(data, tmp_path):
@@ -179,3 +209,87 @@ def test_no_gpu_is_said(data, tmp_path):
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="torch sees no GPU"):
         train(small_run(data, tmp_path, device="cuda"), bar=False)
+    run(data, tmp_path, {"epochs": 1})
+    with pytest.raises(ValueError, match="torch sees no GPU"):
+        evaluate_run(tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_a_run_is_judged_with_the_convolutions_it_was_trained_with(data, tmp_path, precision, monkeypatch):
+    run(data, tmp_path, {"epochs": 1, "precision": precision})
+    for use in (lambda: evaluate_run(tmp_path, quick=True), lambda: embed_pairs(tmp_path, pairs=4)):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "fp32")
+        use()
+        assert torch.backends.cudnn.allow_tf32 is (precision == "tf32")
+
+
+def test_the_time_of_an_epoch_ends_when_its_loss_is_known(data, tmp_path):
+    """A GPU is still at work when the host has asked for all steps."""
+
+    class Slow:
+        world_size = 1
+
+        def all_reduce(self, value, reduce_op):
+            time.sleep(0.2)
+            return value
+
+    step = SimpleNamespace(
+        last=SimpleNamespace(z_i=torch.randn(8, 4), z_j=torch.randn(8, 4)),
+        total=torch.tensor(6.0),
+        loss=build_loss(LossConfig("infonce")),
+    )
+    row = training_module._row(small_run(data, tmp_path), Slow(), step, 4, 3, time.perf_counter())
+    assert row["seconds"] >= 0.2
+    assert row["views_per_second"] == pytest.approx(2 * 32 * 3 / row["seconds"])
+    assert (row["epoch"], row["loss"]) == (5, 2.0)
+
+
+def test_what_fails_on_the_first_process_fails_on_all():
+    told = []
+    first = SimpleNamespace(global_rank=0, broadcast=lambda said: told.append(said) or said)
+    other = SimpleNamespace(global_rank=1, broadcast=lambda said: told[-1])
+
+    def full():
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match=r"^the disk is full$"):
+        training_module._first(first, full)
+    with pytest.raises(ValueError, match="the first process failed: the disk is full"):
+        training_module._first(other, full)
+    assert training_module._first(first, lambda: 3) == 3
+    assert training_module._first(other, full) is None
+
+
+def test_the_bar_is_not_in_the_way_of_the_result(data, tmp_path, capsys):
+    train(small_run(data, tmp_path, epochs=1), bar=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "epoch 1/1" in shown.err
+
+
+def test_the_temperature_of_runs_is_told_if_they_share_it(tmp_path):
+    losses = [
+        LossConfig("infonce", 0.2),
+        LossConfig("paper", 0.2),
+        LossConfig("paper", 0.5),
+        LossConfig("weibit"),
+    ]
+    folders = [tmp_path / str(place) for place in range(len(losses))]
+    for folder, loss in zip(folders, losses, strict=True):
+        claim(small_run("digits", folder, loss=loss))
+    assert temperature_of(folders[:2]) == 0.2
+    assert temperature_of(folders[:3]) is None
+    assert temperature_of(folders[3:]) is None
+
+
+def test_weights_on_a_full_disk(tmp_path):
+    program = (
+        "import resource, signal, sys, pathlib, torch; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from weince.vision.runs import save_weights;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "save_weights(pathlib.Path(sys.argv[1]) / 'model.safetensors', torch.nn.Linear(100, 100))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
+    assert "OSError: the weights" in done.stderr
+    assert "Is the disk full?" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -118,16 +118,17 @@ def progress_bar(name: str, epoch: int, epochs: int, *, shown: bool) -> Iterator
     if not shown:
         yield Bar(None, None)
         return
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[said]}"),
     )
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:  # stdout is for the result
         task = progress.add_task(name, total=epochs, completed=epoch, said="")
         yield Bar(progress, task)
 

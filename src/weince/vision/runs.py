@@ -21,6 +21,7 @@ from weince import settings
 from weince.checkpoint import write_aside
 from weince.embeddings import Pairs, make_pairs, rename
 from weince.vision import encoders
+from weince.vision.step import allow_tf32
 
 if TYPE_CHECKING:
     from weince.evaluate import Evaluation
@@ -47,7 +48,7 @@ def claim(run: "VisionRun") -> None:
     """
     path = run.out / "run.yaml"
     if path.exists():
-        before, now = yaml.safe_load(path.read_text(encoding="utf-8")), yaml.safe_load(settings.dump(run))
+        before, now = settings.load(str(path)), yaml.safe_load(settings.dump(run))
         changed = [
             f"{name} {before.get(name)!r} -> {value!r}"
             for name, value in now.items()
@@ -66,17 +67,27 @@ def read_run(folder: Path) -> "VisionRun":
     path = folder / "run.yaml"
     if not path.exists():
         raise ValueError(f"{folder} is not the folder of a run: it has no run.yaml")
+    task = settings.load(str(path)).get("task", "vision")
+    if task != "vision":
+        raise ValueError(f"{folder} is the folder of a {task} run; this is for runs on images")
     run: VisionRun = settings.read(VisionRun, ["--config", str(path)], command="weince", examples="")
     return run
 
 
 def save_weights(path: Path, model: torch.nn.Module) -> None:
     """Write a model's weights as safetensors."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
+
+    def write(part: Path) -> None:
+        try:
+            save_file(weights, part)
+        except SafetensorError as error:  # its word for a full disk, among others
+            raise OSError(str(error)) from error
 
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, lambda part: save_file(weights, part), "weights")
+    write_aside(path, write, "weights")
 
 
 def build_model(run: "VisionRun") -> encoders.SimCLR:
@@ -98,8 +109,10 @@ def load_model(folder: Path, weights: Path | None = None) -> tuple["VisionRun", 
 
 def snapshots(folder: Path) -> list[Path]:
     """The weights of a run along the way and at its end, in order."""
+    found = sorted((folder / "snapshots").glob("epoch_*.safetensors"))
     last = folder / "model.safetensors"
-    return sorted((folder / "snapshots").glob("epoch_*.safetensors")) + ([last] if last.exists() else [])
+    kept = found and found[-1].stem == f"epoch_{read_run(folder).epochs:04d}"  # the same weights twice
+    return found if kept or not last.exists() else [*found, last]
 
 
 def evaluate_run(
@@ -112,6 +125,9 @@ def evaluate_run(
     run, model = load_model(folder)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no GPU here")
+    allow_tf32(run.precision)
     half = device == "cuda" and run.precision.startswith("bf16")
     evaluation = evaluate(
         model.encoder,
@@ -141,6 +157,7 @@ def embed_pairs(
     run, model = load_model(folder, weights)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
+    allow_tf32(run.precision)
     images = load(data or run.data, size=run.augment.size).test_images
     generator = torch.Generator(device).manual_seed(seed)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
@@ -169,6 +186,8 @@ def run_pairs(
     return rename(found, names)
 
 
-def temperature_of(folder: Path) -> float:
-    """The temperature a run was trained with."""
-    return read_run(folder).loss.temperature
+def temperature_of(folders: Sequence[Path]) -> float | None:
+    """The temperature that runs were trained with, if they all have one and it is the same."""
+    losses = [read_run(folder).loss for folder in folders]
+    found = {None if loss.preset == "weibit" else loss.temperature for loss in losses}
+    return found.pop() if len(found) == 1 else None

@@ -23,6 +23,11 @@ GPU_SHARE = 0.5
 """Share of a GPU's memory that the images may have."""
 
 
+def allow_tf32(precision: Precision) -> None:
+    """Let convolutions on a GPU round to TF32, or not; products of matrices stay exact."""
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
 class Embedded(NamedTuple):
     """Embeddings of the two views ``(n, d)`` and their loss, none with a gradient."""
 

@@ -11,9 +11,11 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -30,11 +32,12 @@ from weince.vision.encoders import SimCLR
 from weince.vision.log import Log, check_finite, measure, progress_bar
 from weince.vision.optim import OptimizerConfig, build_optimizer, rate, restore, set_rate
 from weince.vision.runs import build_model, claim, save_weights
-from weince.vision.step import Pixels, Precision, Step, TwoViews
+from weince.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+T = TypeVar("T")
 GLANCE = 50
 """Steps between two looks at the loss for the progress bar; each look waits for the device."""
 
@@ -91,6 +94,9 @@ class VisionRun:
         for name in ("projection", "epochs", "devices", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("seed", "snapshot_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.batch < 2:
             raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
         if self.device not in ("auto", "cpu", "cuda"):
@@ -100,13 +106,13 @@ class VisionRun:
 def train(run: VisionRun, *, bar: bool = True) -> Path:
     """Train, or go on training; returns the run's folder."""
     fabric = _launch(run)
-    data = load(run.data, size=run.augment.size)
+    first = fabric.global_rank == 0
+    read = partial(load, run.data, size=run.augment.size)
+    data = _first(fabric, read) or read()  # what is downloaded or converted is there for the others
     if len(data.pretrain_images) < run.batch:
         raise ValueError(
             f"{data.name} has {len(data.pretrain_images)} images, fewer than a batch of {run.batch}"
         )
-    if fabric.global_rank == 0:
-        claim(run)
 
     torch.manual_seed(run.seed)
     model = build_model(run)
@@ -120,14 +126,14 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
         batch=run.batch,
         part=_part(run.batch, fabric.global_rank, fabric.world_size),
         compiled=_asked(run.compile, on_gpu),
-        graph=_asked(run.graph, on_gpu and fabric.world_size == 1 and pixels.resident),
+        graph=_graph(run, on_gpu and fabric.world_size == 1 and pixels.resident),
     )  # fmt: skip
 
+    _first(fabric, partial(claim, run))  # only now: a run that cannot start leaves no folder
     start = _resume(run, model, loss, optimizer)
-    first = fabric.global_rank == 0
     if first and start:
         print(f"{run.out}: going on after epoch {start} of {run.epochs}", file=sys.stderr)
-    log = Log(run.out, start, tensorboard=run.tensorboard) if first else None
+    log = _first(fabric, partial(Log, run.out, start, tensorboard=run.tensorboard))
     steps = len(data.pretrain_images) // run.batch  # the last, smaller batch is left out
     with progress_bar(f"{data.name} {run.loss.preset}", start, run.epochs, shown=first and bar) as shown:
         for epoch in range(start, run.epochs):
@@ -140,15 +146,10 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
                 shown.advance(1 / steps)
                 if number % GLANCE == GLANCE - 1:
                     check_finite(float(step.total), epoch)
-            row = _row(run, fabric, step, epoch, steps, time.perf_counter() - began)
-            if log is not None:
-                log.add(row)
-                shown.show(row)
-                _save(run, epoch + 1, model, loss, optimizer)
-            fabric.barrier()
-    if first:
-        save_weights(run.out / "model.safetensors", model)
-    fabric.barrier()
+            row = _row(run, fabric, step, epoch, steps, began)
+            shown.show(row)
+            _first(fabric, partial(_keep, run, log, row, model, loss, optimizer))
+    _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
     return run.out
 
 
@@ -159,20 +160,40 @@ def _launch(run: VisionRun) -> "Fabric":
     if run.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch sees no GPU here")
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
+    on_cpu = run.device == "cpu" or not torch.cuda.is_available()
+    if not on_cpu and devices > torch.cuda.device_count():
+        raise ValueError(
+            f"{devices} devices were asked for; torch sees {torch.cuda.device_count()} GPU(s) here"
+        )
     warnings.filterwarnings(
         "ignore", message="The `srun` command is available"
     )  # that is for the user to know
     fabric = Fabric(
-        accelerator="cpu" if run.device == "cpu" or not torch.cuda.is_available() else "cuda",
+        accelerator="cpu" if on_cpu else "cuda",
         devices=devices,
         num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
         strategy="ddp" if devices > 1 else "auto",
     )
     fabric.launch()
-    allowed = run.precision != "fp32"
-    torch.backends.cudnn.allow_tf32 = allowed  # convolutions; products of matrices stay exact
+    allow_tf32(run.precision)
     torch.backends.cudnn.benchmark = True
     return fabric
+
+
+def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
+    """What the first process makes of some work, None on the others; if it fails, all fail, and none waits."""
+    made, failed = None, None
+    if fabric.global_rank == 0:
+        try:
+            made = work()
+        except Exception as error:
+            failed = error
+    said = fabric.broadcast("" if failed is None else str(failed) or type(failed).__name__)
+    if failed is not None:
+        raise failed
+    if said:
+        raise ValueError(f"the first process failed: {said}")
+    return made
 
 
 def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: LinkLoss) -> tuple[nn.Module, Any]:
@@ -200,6 +221,12 @@ def _asked(setting: bool | None, usual: bool) -> bool:
     return usual if setting is None else setting
 
 
+def _graph(run: VisionRun, possible: bool) -> bool:
+    if run.graph and not possible:
+        raise ValueError("graph needs one process on one GPU, and images that fit on it; leave it out")
+    return _asked(run.graph, possible)
+
+
 def _begin(seed: int, epoch: int, images: int, generator: torch.Generator) -> Tensor:
     """Seed an epoch's randomness and return the order of its images."""
     order, views, other = np.random.SeedSequence([seed, epoch]).generate_state(3).tolist()
@@ -209,11 +236,13 @@ def _begin(seed: int, epoch: int, images: int, generator: torch.Generator) -> Te
 
 
 def _row(
-    run: VisionRun, fabric: "Fabric", step: Step, epoch: int, steps: int, seconds: float
+    run: VisionRun, fabric: "Fabric", step: Step, epoch: int, steps: int, began: float
 ) -> dict[str, float]:
-    """What is logged of an epoch. All ranks take part."""
+    """What is logged of an epoch that began then. All ranks take part."""
     assert step.last is not None
     mean = float(fabric.all_reduce(step.total / steps, reduce_op="mean"))  # type: ignore[arg-type]
+    # Only now: reading the loss has waited for what the device still had to do.
+    seconds = time.perf_counter() - began
     check_finite(mean, epoch)
     link = step.loss.link
     tail = link.tail if isinstance(link, WeinceLink) else TailConfig()
@@ -229,11 +258,20 @@ def _row(
 
 def _all_rows(fabric: "Fabric", z: Tensor) -> Tensor:
     """The embeddings of the global batch."""
-    return z if fabric.world_size == 1 else fabric.all_gather(z).flatten(0, 1)  # type: ignore[union-attr]
+    if fabric.world_size == 1:
+        return z
+    parts = [torch.empty_like(z) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(parts, z)
+    return torch.cat(parts)
 
 
-def _save(run: VisionRun, epoch: int, model: nn.Module, loss: nn.Module, optimizer: Any) -> None:
-    """Write what is due after so many epochs."""
+def _keep(
+    run: VisionRun, log: Log | None, row: dict[str, float], model: nn.Module, loss: nn.Module, optimizer: Any
+) -> None:
+    """Write what is due after an epoch: its row, and a checkpoint and a snapshot if it is their turn."""
+    assert log is not None
+    log.add(row)
+    epoch = int(row["epoch"])
     if epoch % run.checkpoint_every == 0 or epoch == run.epochs:
         state = {"model": model.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
         checkpoint.save(run.out / "checkpoints", epoch, state)

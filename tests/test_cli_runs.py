@@ -1,0 +1,125 @@
+"""The commands that train and judge: help, settings, interruptions, missing packages."""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from weince import cli, settings
+from weince.cli import main
+
+EXAMPLES = (cli._TRAIN_EXAMPLES, cli._EVALUATE_EXAMPLES, cli._REPRODUCE_EXAMPLES, cli._DIAGNOSE_EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "command", [["train"], ["evaluate"], ["reproduce"], ["diagnose"], ["bench", "loss"]], ids=" ".join
+)
+def test_help_has_an_example(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert re.search(rf"examples?:\n  weince {' '.join(command)}", text)
+
+
+def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
+    from weince.text.train import TextRun
+    from weince.vision.train import VisionRun
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("epochs: 3\n")
+    lines = [line for line in cli._TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
+    assert len(lines) == 4
+    for line in lines:
+        arguments = shlex.split(re.split(r" {2,}", line.strip())[0])[2:]
+        chosen, _ = settings.take_config(arguments)
+        kind = TextRun if chosen and settings.load(chosen).get("task") == "text" else VisionRun
+        settings.read(kind, arguments, command="weince train", examples="")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "--epoch", "3"], "weince: unknown option 'epoch' (did you mean epochs?)\n"),
+        (["train", "--config", "cifar100_resnet81"], "did you mean cifar100_resnet18?"),
+        (["train", "--data", "cifar11"], "weince: no data 'cifar11' (did you mean cifar10?)"),
+        (["evaluate", "nowhere"], "weince: nowhere is not the folder of a run: it has no run.yaml\n"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(arguments, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--config", "digits_tiny", "--epochs", "1", "--device", "cpu", "--out", "run"]
+    assert main(["train", *small]) == 0
+    assert capsys.readouterr().out == "run\n"
+    assert main(["evaluate", "run", "--quick", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("run/evaluation.json\n")
+    assert (tmp_path / "run" / "evaluation.json").is_file()
+    monkeypatch.setenv("RANK", "1")  # of the processes of torchrun, the first speaks
+    assert main(["train", *small, "--devices", "1"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_interrupted_training_says_that_it_goes_on(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "weince",
+        "train",
+        "--config",
+        "digits_tiny",
+        "--device",
+        "cpu",
+        "--out",
+        "run",
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    waited = time.monotonic() + 120
+    while not list(tmp_path.glob("run/checkpoints/step_*.pt")) and time.monotonic() < waited:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.endswith("weince: interrupted, the same command goes on from the last checkpoint\n")
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("x", name="tensorboard.a"), "tensorboard is missing: pip install 'weince[tensorboard]'"),
+        (ModuleNotFoundError("x", name="submitit"), "submitit is missing: pip install 'weince[slurm]'"),
+        (ModuleNotFoundError("x", name="pooch"), "pooch is missing: pip install 'weince[runs]'"),
+        (ImportError("encoders need pip install 'weince[text]'"), "encoders need pip install 'weince[text]'"),
+    ],
+)  # fmt: skip
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(error, said, monkeypatch, capsys):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(cli, "_run_evaluate", fail)
+    assert main(["evaluate", "run"]) == 2
+    assert capsys.readouterr().err == f"weince: {said}\n"
+
+
+def test_a_fault_of_the_package_itself_is_not_hidden(monkeypatch):
+    def fail(options):
+        raise ModuleNotFoundError("x", name="weince.gone")
+
+    monkeypatch.setattr(cli, "_run_evaluate", fail)
+    with pytest.raises(ModuleNotFoundError):
+        main(["evaluate", "run"])
