@@ -174,10 +174,35 @@ def _launch(run: VisionRun) -> "Fabric":
         num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
         strategy="ddp" if devices > 1 else "auto",
     )
+    _rejoin("gloo" if on_cpu else "nccl")
     fabric.launch()
     allow_tf32(run.precision)
     torch.backends.cudnn.benchmark = True
     return fabric
+
+
+def _rejoin(backend: str) -> None:
+    """Meet the other processes after torchrun has restarted them all.
+
+    Its store still holds the addresses of the processes before, and one that is quick takes them for those of now
+    and waits forever. So a restart on one machine uses keys of its own. (On several machines the count of restarts
+    differs between them; there ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives every restart a new store.)
+    """
+    known = os.environ
+    restart, ranks = known.get("TORCHELASTIC_RESTART_COUNT", "0"), known.get("WORLD_SIZE", "1")
+    shared = known.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if restart == "0" or not shared or ranks == "1" or ranks != known.get("LOCAL_WORLD_SIZE"):
+        return
+    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    store = TCPStore(known["MASTER_ADDR"], int(known["MASTER_PORT"]), is_master=False)
+    init_process_group(
+        backend,
+        store=PrefixStore(f"restart_{restart}", store),
+        rank=int(known["RANK"]),
+        world_size=int(ranks),
+    )
 
 
 def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
