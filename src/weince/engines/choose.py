@@ -141,10 +141,13 @@ def _matrix_limit(rows: Tensor) -> int:
     return int(GPU_SHARE * _memory_of(rows.device) / GPU_MATRICES)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _memory_of(device: torch.device) -> int:
     """Bytes that a GPU has; a compiled graph takes the number as it finds it."""
     return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+# What torch.compiler.assume_constant_result does, which would import the compiler with the losses.
+_memory_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _mib(size: int) -> str:

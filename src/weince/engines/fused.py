@@ -23,6 +23,9 @@ from weince.terms import Term, WeinceLink
 LARGEST_TAIL = 1024
 OLDEST_TRITON = (3, 5)
 
+SHARED_MEMORY = 200 << 10
+"""Bytes that the largest tiles ask for, rounded up; they were tuned on an H200, and no others are there."""
+
 _ops: ModuleType | None = None
 try:
     import triton
@@ -46,20 +49,20 @@ def hindrance(device: torch.device) -> str | None:
     """One line why the kernels cannot run on a device; None if they can."""
     if device.type != "cuda":
         return f"the fused engine wants tensors on a CUDA device; got {device.type}"
-    if _too_old(device):
-        return "the fused engine wants a GPU of compute capability 8.0 or higher"
+    if _too_small(device):
+        return "the fused engine's tiles want 200 KiB of shared memory per block, as GPUs since the H100 have"
     return _missing
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _too_old(device: torch.device) -> bool:
-    """Whether a GPU has no bfloat16; a compiled graph takes the answer as it finds it."""
-    return _capability(device) < (8, 0)
+def _too_small(device: torch.device) -> bool:
+    """Whether a GPU has no room for the tiles; a compiled graph takes the answer as it finds it."""
+    return _shared_memory(device) < SHARED_MEMORY
 
 
 @cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def _shared_memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def _refusal(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:
