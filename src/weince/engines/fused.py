@@ -62,7 +62,7 @@ def _too_small(device: torch.device) -> bool:
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def _refusal(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:
