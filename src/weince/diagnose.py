@@ -31,6 +31,7 @@ from weince.report.measure import STAGES, Measured, measure, measure_theory
 from weince.report.page import Page, write_page
 from weince.report.sections import Group, write_sections
 from weince.report.style import Gallery
+from weince.report.training import Opening
 from weince.report.verdict import THRESHOLDS, Verdict, decide, tail_kind
 
 FORMAT = "weince diagnosis 1"
@@ -71,6 +72,7 @@ def write_diagnosis(
     quick: bool = False,
     trend: bool = False,
     seeds: bool = False,
+    opening: Opening | None = None,
     command: str = "weince.diagnose.diagnose(...)",
     progress: bool = True,
 ) -> Path:
@@ -83,6 +85,7 @@ def write_diagnosis(
         quick: Whether the simulations that do not depend on the data are short.
         trend: Show quantities over the checkpoints, and figures of the last one only.
         seeds: The models are seeds of one recipe: show their mean, with a t-interval over them.
+        opening: What stands on the page before the diagnosis: where the models come from, for example.
         command: What the page says it was made with.
         progress: Show progress bars on stderr.
     """
@@ -100,10 +103,11 @@ def write_diagnosis(
         verdicts = [decide(m, settings) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, stage=f"figure {slug}"))
+        opened = opening.sections(gallery) if opening else ()
         compared = _compare(gallery, models, trend, seeds)
         shown = models[-1:] if trend else models
         sections = write_sections(gallery, models, theory, settings, shown=shown)
-        for section in sections:
+        for section in (*opened, *sections):
             for table in section.tables:
                 table.write_csv(folder / "tables")
         summary = summarise(models, verdicts, settings, command)
@@ -116,10 +120,11 @@ def write_diagnosis(
         (folder / "summary.json").write_text(
             json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
         )
-        title = f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
         # The page comes last: without it a folder does not look finished.
         page = Page(
-            title=f"Diagnosis of a run, {len(models)} checkpoints" if trend else title,
+            title=opening.title if opening else _title(models, trend),
+            opening=opening,
+            opened=opened,
             command=command,
             models=list(zip(models, verdicts, strict=True)),
             compared=compared,
@@ -133,6 +138,12 @@ def write_diagnosis(
         write_page(page, folder / "index.html")
         bar.update(drawing, total=1, completed=1, stage="done")
     return out / "index.html"
+
+
+def _title(models: Sequence[Measured], trend: bool) -> str:
+    if trend:
+        return f"Diagnosis of a run, {len(models)} checkpoints"
+    return f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
 
 
 def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Progress) -> list[Measured]:

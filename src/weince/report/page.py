@@ -11,6 +11,7 @@ from weince.report.bank import Settings
 from weince.report.measure import Measured
 from weince.report.sections import Group, Section
 from weince.report.style import Figure
+from weince.report.training import Opening
 from weince.report.verdict import Thresholds, Verdict
 
 
@@ -20,6 +21,8 @@ class Page:
 
     Attributes:
         title: Of the page.
+        opening: What the page says before the diagnosis, if anything.
+        opened: The sections of the opening.
         command: How to make it again, in one line.
         models: What was measured, with a verdict for each.
         compared: Figures of the models side by side, or of the run over time; may be empty.
@@ -32,6 +35,8 @@ class Page:
     """
 
     title: str
+    opening: Opening | None
+    opened: Sequence[Section]
     command: str
     models: Sequence[tuple[Measured, Verdict]]
     compared: Group | None
