@@ -78,3 +78,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     assert "Is the disk full?" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001.pt"]
     assert checkpoint.newest(tmp_path).step == 1
+
+
+def test_others_may_read_what_was_written(tmp_path):
+    assert checkpoint.save(tmp_path, 1, state(1)).stat().st_mode & 0o777 == 0o644

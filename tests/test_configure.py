@@ -55,3 +55,8 @@ def test_candidates_reach_the_loss():
 def test_a_wrong_configuration_is_refused_when_it_is_made(options, message):
     with pytest.raises(ValueError, match=message):
         LossConfig(**options)
+
+
+@pytest.mark.parametrize("preset", ["infonce", "weibit", "paper"])
+def test_the_engine_reaches_the_loss(preset):
+    assert build_loss(LossConfig(preset, engine="chunked")).engine == "chunked"

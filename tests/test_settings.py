@@ -120,3 +120,8 @@ def test_help_ends_with_the_example(capsys):
     shown = capsys.readouterr().out
     assert "How many passes." in shown
     assert shown.rstrip().endswith("weince toy")
+
+
+def test_a_path_is_not_taken_for_a_name(tmp_path):
+    with pytest.raises(ValueError, match="no such file, and unknown configuration"):
+        settings.load(str(tmp_path / "digits_tiny"))

@@ -9,7 +9,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from weince.evaluate import evaluate, extract, fingerprint, table
+from weince.evaluate import LabelledFeatures, evaluate, extract, fingerprint, knn, linear_probe, table
+from weince.evaluate.protocol import split
 
 Images = namedtuple(
     "Images", "name train_images train_labels test_images test_labels class_names pretrain_images"
@@ -154,3 +155,23 @@ def test_evaluation_on_a_gpu():
     cpu, gpu = (evaluate(encoder, coloured(), device=d, progress=False).record() for d in ("cpu", "cuda"))
     assert gpu["linear_test_mean"] == pytest.approx(cpu["linear_test_mean"], abs=100 / 31)
     assert gpu["r1_test_mean"] == pytest.approx(cpu["r1_test_mean"], abs=100 / 31)
+
+
+def test_the_protocol_is_the_written_one():
+    """80/20 by split seed 1 and five probes; five splits of neighbours; all figures as configured by hand."""
+    data = coloured(3)
+    rng = np.random.default_rng(0)  # half of the labels are noise, so that every choice shows
+    labels = np.where(rng.random(60) < 0.5, rng.integers(0, 3, 60), data.train_labels)
+    data = data._replace(train_labels=labels)
+    encoder = MeanColour()
+    features = [extract(encoder, images, progress=False) for images in (data.train_images, data.test_images)]
+    train = LabelledFeatures(features[0], torch.from_numpy(data.train_labels))
+    test = LabelledFeatures(features[1], torch.from_numpy(data.test_labels))
+    found = evaluate(encoder, data, progress=False)
+    rows = split(data.train_labels, seed=1)
+    seeds = (1, 2, 3, 4, 5)
+    by_hand = linear_probe(
+        train, test, split=rows, seeds=seeds, epochs=100, batch=256, lr=3e-4, progress=False
+    )
+    assert found.linear == by_hand
+    assert found.knn == knn(train, test, seeds=seeds, k=50, temperature=0.1, progress=False)

@@ -56,3 +56,8 @@ def test_a_loss_that_is_no_number_stops_the_run():
     check_finite(1.0, 0)
     with pytest.raises(ValueError, match=r"the loss is nan in epoch 3: try a lower --optimizer\.lr"):
         check_finite(math.nan, 2)
+
+
+def test_six_digits_are_kept(tmp_path):
+    Log(tmp_path, 0).add(row(1) | {"loss": 4.38251})
+    assert read_log(tmp_path / "log.csv")[0]["loss"] == 4.38251

@@ -73,3 +73,14 @@ def test_rates():
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         OptimizerConfig(**wrong)
+
+
+def test_settings_reach_the_optimizer():
+    layer = torch.nn.Linear(2, 2)
+    for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("lars", LARS)):
+        config = OptimizerConfig(name, lr=0.3, weight_decay=0.02, momentum=0.7)
+        built = build_optimizer(layer.parameters(), config)
+        assert type(built) is kind
+        assert built.param_groups[0]["lr"] == 0.3
+        assert built.param_groups[0]["weight_decay"] == 0.02
+        assert built.param_groups[0].get("momentum") == (0.7 if name == "lars" else None)

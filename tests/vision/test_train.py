@@ -293,3 +293,35 @@ def test_weights_on_a_full_disk(tmp_path):
     assert "OSError: the weights" in done.stderr
     assert "Is the disk full?" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_rate_follows_the_steps_and_the_loss_is_looked_at(data, tmp_path, monkeypatch):
+    from weince.vision.optim import OptimizerConfig
+
+    rates, looks = [], []
+    monkeypatch.setattr(training_module, "set_rate", lambda _, value: rates.append(value))
+    monkeypatch.setattr(training_module, "GLANCE", 2)
+    monkeypatch.setattr(training_module, "check_finite", lambda _, epoch: looks.append(epoch))
+    warm = OptimizerConfig(lr=1.0, warmup=2.0)
+    train(small_run(data, tmp_path, epochs=2, optimizer=warm), bar=False)
+    assert rates == [0.0, 0.25, 0.5, 0.75]  # two steps an epoch
+    assert looks == [0, 0, 1, 1]  # after the second step, and for the log
+
+
+def test_checkpoints_are_taken_when_they_are_due_and_at_the_end(data, tmp_path):
+    run(data, tmp_path, {"epochs": 5, "checkpoint_every": 3})
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step_000000003.pt", "step_000000005.pt"]
+
+
+def test_an_epoch_has_randomness_of_its_own_that_comes_back():
+    def drawn(seed, epoch):
+        generator = torch.Generator()
+        order = training_module._begin(seed, epoch, 50, generator)
+        return order, torch.rand(5, generator=generator), torch.rand(5)  # images, views, dropout
+
+    for a, b in zip(drawn(1, 2), drawn(1, 2), strict=True):
+        assert torch.equal(a, b)
+    for other in ((1, 3), (2, 2)):
+        assert not any(torch.equal(a, b) for a, b in zip(drawn(1, 2), drawn(*other), strict=True))
+    assert sorted(drawn(1, 2)[0].tolist()) == list(range(50))
