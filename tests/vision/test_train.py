@@ -166,6 +166,7 @@ def test_snapshots_load_and_embed(data, tmp_path):
     z_i, z_j = embed_pairs(tmp_path / "run", pairs=16)
     assert z_i.shape == z_j.shape == (16, 8)
     again, _ = embed_pairs(tmp_path / "run", pairs=16)
+    assert len(embed_pairs(tmp_path / "run")[0]) == 20  # no more than are held out
     assert (again == z_i).all()
     assert (z_i != z_j).any()
     names = [pairs.name for pairs in run_pairs([tmp_path / "run"], trend=True)]
