@@ -3,6 +3,7 @@
     python benchmarks/loss_gpu.py                              the standard sizes
     python benchmarks/loss_gpu.py --sizes 256x64 4096x128      some of them
     python benchmarks/loss_gpu.py --write benchmarks/loss_gpu.md --plot benchmarks/loss_gpu.png
+    python benchmarks/loss_gpu.py --read one.log two.log --write ...    what cut or several runs printed
 
 Random rows in two views. The median of many steps counts, warm, timed with device events (L2 flushed between
 steps); one warm step where it takes half a second; the first of 262,144 pairs or more where that takes two.
@@ -12,6 +13,7 @@ is torch.compile. A loss whose matrix would not fit is left out. The plot shows 
 
 import argparse
 import gc
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -146,12 +148,28 @@ def share(row: Row, peak: float) -> str:
     return f"{100 * rate / peak:.0f} %"
 
 
-def markdown(rows: list[Row], peak: float, command: str) -> str:
-    device = torch.cuda.get_device_name()
+def machine() -> str:
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
+
+
+def read_logs(paths: list[Path]) -> tuple[list[Row], float, str]:
+    """The rows that runs printed, and the rate and the machine of the first."""
+    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+    found = re.findall(
+        r"^(\d+) (\d+) (float32|bfloat16) (.+) ([\d.]+|nan) ([\d.]+|nan)\s*$", text, re.MULTILINE
+    )
+    rows = [Row(int(n), int(d), dtype, name, float(ms), float(mib)) for n, d, dtype, name, ms, mib in found]
+    rate = re.search(r"bf16 products ([\d.]+) TFLOP/s(?: on (.*))?", text)
+    if not rows or rate is None:
+        raise SystemExit(f"no rows of this benchmark in {', '.join(map(str, paths))}")
+    return rows, float(rate[1]), rate[2] or "an unnamed GPU"
+
+
+def markdown(rows: list[Row], peak: float, command: str, where: str) -> str:
     lines = [
         "# Forward and backward on a GPU",
         "",
-        f"`{command}` on one {device}, torch {torch.__version__}, Triton {triton.__version__};",
+        f"{command}, on one {where};",
         f"bf16 products measured at {peak:.0f} TFLOP/s. Median of many warm steps on random data, where they take",
         "less than half a second; peak beyond the inputs. `loss_gpu.png` shows the rows with d = 128.",
         "",
@@ -175,7 +193,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
     rows = [row for row in rows if row.d == 128 and row.name != "WEINCE fused, compiled"]
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for name, dtype in sorted({(row.name, row.dtype) for row in rows}):
+    for number, (name, dtype) in enumerate(sorted({(row.name, row.dtype) for row in rows})):
         own = sorted(
             (row for row in rows if (row.name, row.dtype) == (name, dtype)), key=lambda row: row.pairs
         )
@@ -189,6 +207,7 @@ def plot(rows: list[Row], path: Path) -> None:
                 values,
                 marker="o",
                 markersize=3,
+                color=f"C{number}",
                 label=f"{name}, {dtype}",
                 **style,
             )
@@ -210,22 +229,28 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--write", type=Path, help="write the table as markdown")
     parser.add_argument("--plot", type=Path, help="draw time and memory against the pairs")
+    parser.add_argument(
+        "--read", type=Path, nargs="+", metavar="LOG", help="measure nothing, take what was printed"
+    )
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.read:
+        rows, peak, where = read_logs(options.read)
+        command = f"`python benchmarks/loss_gpu.py --read` of {len(options.read)} runs"
+    elif not torch.cuda.is_available():
         parser.error("wanted a CUDA device; found none")
-    sizes = [(int(n), int(d)) for n, d in (size.split("x") for size in options.sizes)]
-    peak = statistics.median(ceiling() for _ in range(3))
-    print("bf16 products", peak, "TFLOP/s", flush=True)
-    rows = run(sizes, [getattr(torch, name) for name in options.dtypes])
+    else:
+        sizes = [(int(n), int(d)) for n, d in (size.split("x") for size in options.sizes)]
+        peak, where = statistics.median(ceiling() for _ in range(3)), machine()
+        print("bf16 products", peak, "TFLOP/s on", where, flush=True)
+        rows = run(sizes, [getattr(torch, name) for name in options.dtypes])
+        asked = "" if set(options.sizes) == set(SIZES) else " --sizes " + " ".join(options.sizes)
+        command = f"`python benchmarks/loss_gpu.py{asked}`"
     table = Table("pairs", "d", "inputs", "loss", "ms", "MiB", "share")
     for row in rows:
         table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row), share(row, peak))
     Console().print(table)
     if options.write:
-        command = "python benchmarks/loss_gpu.py"
-        if set(options.sizes) != set(SIZES):
-            command += " --sizes " + " ".join(options.sizes)
-        options.write.write_text(markdown(rows, peak, command))
+        options.write.write_text(markdown(rows, peak, command, where))
     if options.plot:
         plot(rows, options.plot)
 
