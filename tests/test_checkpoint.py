@@ -82,3 +82,9 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
 
 def test_others_may_read_what_was_written(tmp_path):
     assert checkpoint.save(tmp_path, 1, state(1)).stat().st_mode & 0o777 == 0o644
+
+
+def test_what_a_kill_left_in_the_middle_of_a_write_goes(tmp_path):
+    (tmp_path / ".step_000000001.pt.abc.part").write_bytes(b"half")
+    checkpoint.save(tmp_path, 2, state(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000002.pt"]

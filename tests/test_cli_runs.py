@@ -65,8 +65,8 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     assert main(["train", *small]) == 0
     assert capsys.readouterr().out == "run\n"
     assert main(["evaluate", "run", "--quick", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.endswith("run/evaluation.json\n")
-    assert (tmp_path / "run" / "evaluation.json").is_file()
+    assert capsys.readouterr().out.endswith("run/evaluation_quick.json\n")
+    assert (tmp_path / "run" / "evaluation_quick.json").is_file()
     monkeypatch.setenv("RANK", "1")  # of the processes of torchrun, the first speaks
     assert main(["train", *small, "--devices", "1"]) == 0
     assert capsys.readouterr().out == ""

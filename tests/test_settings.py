@@ -125,3 +125,14 @@ def test_help_ends_with_the_example(capsys):
 def test_a_path_is_not_taken_for_a_name(tmp_path):
     with pytest.raises(ValueError, match="no such file, and unknown configuration"):
         settings.load(str(tmp_path / "digits_tiny"))
+
+
+def test_a_folder_is_claimed_by_one_run(tmp_path):
+    settings.claim(Run(epochs=2), tmp_path / "run", free={"fast"})
+    assert read("--config", str(tmp_path / "run" / "run.yaml")) == Run(epochs=2)
+    settings.claim(Run(epochs=2, fast=False), tmp_path / "run", free={"fast"})
+    with pytest.raises(
+        ValueError, match=r"holds another run \(epochs 2 -> 3; lr 0.1 -> 0.2\): choose another --out"
+    ):
+        settings.claim(Run(epochs=3, lr=0.2), tmp_path / "run", free={"fast"})
+    assert read("--config", str(tmp_path / "run" / "run.yaml")) == Run(epochs=2, fast=False)

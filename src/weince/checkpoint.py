@@ -30,6 +30,8 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Pa
         OSError: It could not be written (a full disk, say); the earlier checkpoints are still there.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for cut in folder.glob(".step_*.part"):  # by a kill in the middle of a write
+        cut.unlink(missing_ok=True)
     path = folder / f"step_{step:09d}.pt"
     write_aside(path, lambda part: torch.save(state, part), "checkpoint")
     for old in _paths(folder)[:-keep]:

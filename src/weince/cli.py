@@ -189,12 +189,12 @@ def _run_evaluate(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from weince.evaluate import table
-    from weince.vision.runs import evaluate_run
+    from weince.vision.runs import evaluate_run, evaluation_path
 
     for folder in options.runs:
         evaluation = evaluate_run(folder, data=options.data, device=options.device, quick=options.quick)
         Console().print(table(evaluation))
-        print(folder / "evaluation.json")
+        print(evaluation_path(folder, data=options.data, quick=options.quick))
 
 
 def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

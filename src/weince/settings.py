@@ -6,13 +6,14 @@ field). The command line wins over the file, wherever on the line ``--config`` s
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from weince.checkpoint import write_aside
 from weince.configure import unknown
 
 
@@ -154,3 +155,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
+    """Write a run's settings into its folder, or see that those there are the same but for the ``free`` ones.
+
+    Raises:
+        ValueError: The folder holds another run.
+    """
+    path = folder / "run.yaml"
+    if path.exists():
+        before, now = load(str(path)), yaml.safe_load(dump(settings))
+        changed = [
+            f"{name} {before.get(name)!r} -> {value!r}"
+            for name, value in now.items()
+            if before.get(name) != value and name not in free
+        ]
+        if changed:
+            raise ValueError(f"{folder} holds another run ({'; '.join(changed)}): choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_aside(path, lambda part: part.write_text(dump(settings), encoding="utf-8"), "settings")

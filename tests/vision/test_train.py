@@ -13,14 +13,14 @@ import pytest
 import torch
 from training import run, same_weights, small_run, write_data
 
-from weince import checkpoint
+from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
 from weince.vision import train as training_module
 from weince.vision.log import read_log
 from weince.vision.runs import (
-    claim,
     embed_pairs,
     evaluate_run,
+    evaluation_path,
     load_model,
     run_pairs,
     snapshots,
@@ -277,7 +277,7 @@ def test_the_temperature_of_runs_is_told_if_they_share_it(tmp_path):
     ]
     folders = [tmp_path / str(place) for place in range(len(losses))]
     for folder, loss in zip(folders, losses, strict=True):
-        claim(small_run("digits", folder, loss=loss))
+        settings.claim(small_run("digits", folder, loss=loss), folder, free=())
     assert temperature_of(folders[:2]) == 0.2
     assert temperature_of(folders[:3]) is None
     assert temperature_of(folders[3:]) is None
@@ -326,3 +326,12 @@ def test_an_epoch_has_randomness_of_its_own_that_comes_back():
     for other in ((1, 3), (2, 2)):
         assert not any(torch.equal(a, b) for a, b in zip(drawn(1, 2), drawn(*other), strict=True))
     assert sorted(drawn(1, 2)[0].tolist()) == list(range(50))
+
+
+def test_a_quick_look_leaves_the_evaluation_alone(data, tmp_path):
+    run(data, tmp_path, {"epochs": 1})
+    (tmp_path / "evaluation.json").write_text("the whole one")
+    evaluate_run(tmp_path, device="cpu", quick=True)
+    assert (tmp_path / "evaluation.json").read_text() == "the whole one"
+    assert '"quick": true' in (tmp_path / "evaluation_quick.json").read_text()
+    assert evaluation_path(tmp_path, data="there/mine.npz").name == "evaluation_mine.json"

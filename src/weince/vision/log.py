@@ -21,6 +21,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
+GEOMETRY = 1024
+"""Pairs of a batch whose geometry is measured: all distances of all rows would not fit for a large one."""
+
+
 class Log:
     """``log.csv`` of a run, complete after every epoch.
 
@@ -73,7 +77,7 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     """
     output = weince_loss(z_i, z_j, tail=tail, gather=False, return_stats=True)
     assert isinstance(output, LossOutput)
-    u, v = (F.normalize(z.double()) for z in (z_i, z_j))
+    u, v = (F.normalize(z[:GEOMETRY].double()) for z in (z_i, z_j))
     rows = torch.cat([u, v])
     gaps = torch.pdist(rows).square()
     pairs = torch.linalg.vector_norm(u - v, dim=1).square()

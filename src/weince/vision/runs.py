@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-import yaml
 
 from weince import settings
 from weince.checkpoint import write_aside
@@ -38,26 +37,6 @@ FREE_TO_CHANGE = {
     "checkpoint_every",
 }
 """Settings that a resumed run may change: they leave its weights as they are."""
-
-
-def claim(run: "VisionRun") -> None:
-    """Write the settings into the run's folder, or see that those there are the same.
-
-    Raises:
-        ValueError: The folder holds another run.
-    """
-    path = run.out / "run.yaml"
-    if path.exists():
-        before, now = settings.load(str(path)), yaml.safe_load(settings.dump(run))
-        changed = [
-            f"{name} {before.get(name)!r} -> {value!r}"
-            for name, value in now.items()
-            if before.get(name) != value and name not in FREE_TO_CHANGE
-        ]
-        if changed:
-            raise ValueError(f"{run.out} holds another run ({'; '.join(changed)}): choose another --out")
-    run.out.mkdir(parents=True, exist_ok=True)
-    write_aside(path, lambda part: part.write_text(settings.dump(run), encoding="utf-8"), "settings")
 
 
 def read_run(folder: Path) -> "VisionRun":
@@ -115,10 +94,16 @@ def snapshots(folder: Path) -> list[Path]:
     return found if kept or not last.exists() else [*found, last]
 
 
+def evaluation_path(folder: Path, *, data: str | None = None, quick: bool = False) -> Path:
+    """Where an evaluation is written: a quick look, or one on other data, leaves the run's own alone."""
+    other = "" if data is None else f"_{Path(data).stem}"
+    return folder / f"evaluation{other}{'_quick' if quick else ''}.json"
+
+
 def evaluate_run(
     folder: Path, *, data: str | None = None, device: str = "auto", quick: bool = False
 ) -> "Evaluation":
-    """Judge the encoder of a run by the protocol and write ``evaluation.json`` into its folder."""
+    """Judge the encoder of a run by the protocol and write what :func:`evaluation_path` names into its folder."""
     from weince.evaluate import evaluate
     from weince.vision.data import load
 
@@ -138,7 +123,9 @@ def evaluate_run(
     )
     text = json.dumps(evaluation.record(), indent=1)
     write_aside(
-        folder / "evaluation.json", lambda part: part.write_text(text, encoding="utf-8"), "evaluation"
+        evaluation_path(folder, data=data, quick=quick),
+        lambda part: part.write_text(text, encoding="utf-8"),
+        "evaluation",
     )
     return evaluation
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weince import checkpoint
+from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
 from weince.losses import LinkLoss
 from weince.tail import TailConfig
@@ -31,7 +31,7 @@ from weince.vision.data import load
 from weince.vision.encoders import SimCLR
 from weince.vision.log import Log, check_finite, measure, progress_bar
 from weince.vision.optim import OptimizerConfig, build_optimizer, rate, restore, set_rate
-from weince.vision.runs import build_model, claim, save_weights
+from weince.vision.runs import FREE_TO_CHANGE, build_model, save_weights
 from weince.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
         graph=_graph(run, on_gpu and fabric.world_size == 1 and pixels.resident),
     )  # fmt: skip
 
-    _first(fabric, partial(claim, run))  # only now: a run that cannot start leaves no folder
+    # Only now: a run that cannot start leaves no folder.
+    _first(fabric, partial(settings.claim, run, run.out, free=FREE_TO_CHANGE))
     start = _resume(run, model, loss, optimizer)
     if first and start:
         print(f"{run.out}: going on after epoch {start} of {run.epochs}", file=sys.stderr)
@@ -227,6 +228,8 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: LinkLoss) -> 
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    elif fabric.world_size > 1 and any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
+        warnings.warn("on CPUs each process has batch norm statistics of its own", stacklevel=2)
     model.to(fabric.device)
     if _asked(run.compile, fabric.device.type == "cuda"):
         model.encoder.compile()
