@@ -1,4 +1,4 @@
-# make demo   pretrain, evaluate and compare on embedded digits, and write a page about the embeddings
+# make demo   pretrain, evaluate and compare on embedded digits, and write a page: table, training curves, diagnosis
 # make test   the whole test suite
 # make lint   style and types
 # Each creates the environment in .venv first, if it is missing or pyproject.toml changed.

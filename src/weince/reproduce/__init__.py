@@ -149,8 +149,6 @@ def _facts(
     }
     if epochs is not None:
         facts = {"trial": f"{epochs} epochs instead of the configured number: no figure to report", **facts}
-    if any(record.get("quick") for record in records):
-        facts = {"quick": "evaluated by less than the protocol: no figure to report", **facts}
     return facts
 
 
