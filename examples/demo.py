@@ -43,7 +43,7 @@ from weince.report.training import (
 )
 from weince.vision.data import ImageData, load
 from weince.vision.log import read_log
-from weince.vision.runs import build_model, claim, load_model, run_pairs
+from weince.vision.runs import FREE_TO_CHANGE, build_model, load_model, run_pairs
 from weince.vision.train import VisionRun, train
 
 LOSSES = {
@@ -100,7 +100,7 @@ def judge(encoder: nn.Module, data: ImageData) -> dict[str, float]:
 
 def trained(run: VisionRun) -> nn.Module:
     """The encoder of a run, trained now if it is not yet."""
-    claim(run)  # refuses a folder with other settings
+    settings.claim(run, run.out, free=FREE_TO_CHANGE)  # refuses a folder with other settings
     if not (run.out / "model.safetensors").exists():
         train(run, bar=False)
     return load_model(run.out)[1].encoder
