@@ -23,6 +23,8 @@ from weince.text.data import ahead
 WARM_UP = 0.06
 MASKED = 0.15
 HELD_OUT = 2048
+LEARNED = 0.5
+"""Nats below the loss of word frequencies from which on a model has learned something of context."""
 EXAMPLE = """\
 example: three minutes on one GPU, with the word pieces of a model at hand, then SimCSE from what it learned
   python examples/pretrain_small_bert.py sentences.txt --tokenizer all-MiniLM-L6-v2/ --out small-bert --minutes 3
@@ -128,6 +130,14 @@ def optimiser(model: nn.Module, *, fused: bool) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=fused)
 
 
+def frequency_loss(tokens: Tensor) -> float:
+    """The loss of a model that knows how often word pieces occur, and nothing of their context."""
+    counts = torch.bincount(tokens).double()
+    counts[tokens[0]] = counts[tokens[-1]] = 0  # [CLS] and [SEP] are never masked
+    share = counts / counts.sum()
+    return -float(torch.special.xlogy(share, share).sum())
+
+
 def rate(progress: float) -> float:
     """Share of the peak learning rate: up in the warm-up, then down to 0."""
     return min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
@@ -166,6 +176,8 @@ def pretrain(options: argparse.Namespace) -> float:
         f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters",
         flush=True,
     )
+    alone = frequency_loss(corpus.tokens)
+    print(f"loss without any context, from the word pieces' frequencies alone: {alone:.3f}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
 
     def forever() -> Iterator[Tensor]:
@@ -208,6 +220,8 @@ def pretrain(options: argparse.Namespace) -> float:
     reached = held_out_loss(model, corpus, held_out, tokenizer.mask_token_id)
     print(f"{step + 1} steps, {tokens / 1e6:.0f} M tokens in {time.perf_counter() - began:.0f} s")
     print(f"loss on {len(held_out)} held-out sentences: {reached:.3f}", flush=True)
+    if reached > alone - LEARNED:
+        print(f"WARNING: no better than frequencies alone ({alone:.3f}): try a lower --lr, or train longer")
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     return reached

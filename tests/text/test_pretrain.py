@@ -100,6 +100,22 @@ def test_it_learns_and_simcse_starts_from_it(example, toy_text, toy_model, toy_s
     assert (train(run, bar=False) / "modules.json").is_file()
 
 
+def test_it_learns_from_context(example, toy_model, tmp_path, capsys):
+    """Sentences of one word said again and again: what is masked can be told from the rest alone."""
+    text = tmp_path / "text.txt"
+    words = ["cat", "dog", "bird", "sun", "tree", "river", "house", "fish"]
+    text.write_text("".join(f"{' '.join([word] * count)}\n" for word in words for count in range(4, 12)) * 4)
+    line = [str(text), "--tokenizer", str(toy_model), "--out", str(tmp_path / "out"), "--steps", "200"]
+    options = example.parse([*line, "--hidden", "32", "--layers", "2", "--tokens", "400", "--lr", "5e-3"])
+    reached = example.pretrain(options)
+    said = capsys.readouterr().out
+    assert f"frequencies alone: {np.log(8):.3f}" in said  # eight words, equally often
+    assert reached < np.log(8) - 1.5
+    assert "WARNING" not in said
+    example.pretrain(example.parse([*line[:-1], "1", "--hidden", "32", "--layers", "1", "--lr", "1e-6"]))
+    assert "WARNING: no better than frequencies alone" in capsys.readouterr().out
+
+
 def test_minutes_bound_the_time(example, toy_text, toy_model, tmp_path):
     line = [str(toy_text), "--tokenizer", str(toy_model), "--out", str(tmp_path / "x"), "--minutes", "0.01"]
     example.pretrain(
