@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from weince.text.data import ahead
 
-WARM_UP = 0.06
+WARM_UP = 0.1
 MASKED = 0.15
 HELD_OUT = 2048
 LEARNED = 0.5
@@ -243,7 +243,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--max-length", type=int, default=64, help="word pieces of a sentence (default: %(default)s)"
     )
-    parser.add_argument("--lr", type=float, default=7e-4, help="peak learning rate (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=2e-4, help="peak learning rate (default: %(default)s)")
     parser.add_argument("--log-every", type=int, default=50, help="steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument(

@@ -65,9 +65,9 @@ def test_long_and_empty_lines(example, toy_model, tmp_path):
 
 def test_the_rate_rises_and_falls(example):
     assert example.rate(0.0) == 0
-    assert example.rate(0.03) == pytest.approx(0.5)
-    assert example.rate(0.06) == pytest.approx(1)
-    assert example.rate(0.53) == pytest.approx(0.5)
+    assert example.rate(0.05) == pytest.approx(0.5)
+    assert example.rate(0.1) == pytest.approx(1)
+    assert example.rate(0.55) == pytest.approx(0.5)
     assert example.rate(1.0) == 0
 
 
