@@ -55,6 +55,7 @@ examples:
   weince evaluate runs/a
   weince evaluate runs/a runs/b --device cuda
   weince evaluate runs/a --quick
+  weince evaluate runs/simcse/best --sts sts.tsv
 """
 _REPRODUCE_EXAMPLES = """\
 examples:
@@ -172,26 +173,50 @@ def _run_train(options: argparse.Namespace) -> None:
 def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "evaluate",
-        help="judge trained encoders: linear probe and neighbours",
-        description="Judge the frozen encoder of a run and write RUN/evaluation.json. Takes the features once, then "
-        "trains the linear probes and finds the neighbours, on whole validation and test sets.",
+        help="judge trained encoders: linear probe and neighbours, or STS",
+        description="Judge the frozen encoder of a run on images and write RUN/evaluation.json: linear probes and "
+        "neighbours, on whole validation and test sets. With --sts, print how well sentence encoders rank pairs.",
         epilog=_EVALUATE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder that weince train wrote")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN",
+        help="folder that weince train wrote; with --sts, a sentence encoder's folder or hub name",
+    )  # fmt: skip
     parser.add_argument("--data", help="evaluate on other data than the run was trained on")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: auto)")
     parser.add_argument("--quick", action="store_true", help="one seed and few epochs: a look, not a result")
+    parser.add_argument("--sts", type=Path, metavar="TSV", help="task, subset, split, score and two sentences a line "
+                        "(needs weince[text])")  # fmt: skip
+    parser.add_argument(
+        "--published", type=float, help="with --sts: a figure for STS-B test to print beside ours"
+    )
     parser.set_defaults(run=_run_evaluate)
 
 
+def _run_evaluate_sts(options: argparse.Namespace) -> None:
+    import torch
+
+    from weince.text.sts import evaluate_sts, table
+
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    for model in options.runs:
+        scores = evaluate_sts(
+            model, options.sts, device=usual if options.device == "auto" else options.device, bar=True
+        )
+        print(f"{model}\n\n{table(scores, published=options.published)}\n")
+
+
 def _run_evaluate(options: argparse.Namespace) -> None:
+    if options.sts is not None:
+        _run_evaluate_sts(options)
+        return
     from rich.console import Console
 
     from weince.evaluate import table
     from weince.vision.runs import evaluate_run, evaluation_path
 
-    for folder in options.runs:
+    for folder in map(Path, options.runs):
         evaluation = evaluate_run(folder, data=options.data, device=options.device, quick=options.quick)
         Console().print(table(evaluation))
         print(evaluation_path(folder, data=options.data, quick=options.quick))

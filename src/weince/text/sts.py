@@ -1,10 +1,9 @@
 """Semantic textual similarity: how well cosines of sentence vectors rank pairs as people do.
 
 Each task is one Spearman correlation (x 100) over all pairs of its test split, its subsets put together: SimCSE's
-"all" setting. From a terminal: ``python -m weince.text.sts MODEL STS.tsv``.
+"all" setting. From a terminal: ``weince evaluate MODEL --sts sts.tsv``.
 """
 
-import argparse
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -273,31 +272,3 @@ def table(scores: StsScores, *, published: float | None = None) -> str:
             "for others the difference above holds the effect of this."
         )
     return "\n".join(out)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table of one model."""
-    parser = argparse.ArgumentParser(
-        prog="python -m weince.text.sts",
-        description="Evaluate a sentence encoder on STS12-16, STS-B and SICK-R.",
-        epilog="example:\n  python -m weince.text.sts runs/simcse/best sts.tsv",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("model", help="folder, or hub name")
-    parser.add_argument("sts", type=Path, help="tab-separated: task, subset, split, score, two sentences")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--published", type=float, help="a figure for STS-B test to print beside ours")
-    options = parser.parse_args(arguments)
-    try:
-        print(
-            table(
-                evaluate_sts(options.model, options.sts, device=options.device, bar=True),
-                published=options.published,
-            )
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(f"weince: {error}") from None
-
-
-if __name__ == "__main__":
-    main()

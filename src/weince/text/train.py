@@ -103,11 +103,11 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     if ("STSB", "dev") not in sts:
         raise ValueError(f"{run.sts} holds no dev split of STSB, on which the best encoder is chosen")
     if (run.out / "result.json").is_file():
-        keep_settings(run)
+        settings.claim(run, run.out, free=FREE_TO_CHANGE)
         return run.out / "best"
     with matmul_precision(run.precision):
         job = _Job(run, sts)
-        keep_settings(run)
+        settings.claim(run, run.out, free=FREE_TO_CHANGE)
         job.resume()
         job.go(bar=bar)
     _write_result(job, sts, bar=bar)
@@ -276,29 +276,6 @@ def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
     checkpoint.write_aside(job.run.out / "result.json", lambda part: part.write_text(text, encoding="utf-8"))
-
-
-def keep_settings(run: TextRun) -> None:
-    """Write the settings into the folder of a run, or see that those there are the same.
-
-    Raises:
-        ValueError: The folder holds another run.
-    """
-    import yaml
-
-    path = run.out / "run.yaml"
-    if path.exists():
-        before, now = yaml.safe_load(path.read_text(encoding="utf-8")), yaml.safe_load(settings.dump(run))
-        changed = [
-            f"{name} {before.get(name)!r} -> {value!r}"
-            for name, value in now.items()
-            if before.get(name) != value and name not in FREE_TO_CHANGE
-        ]
-        if changed:
-            raise ValueError(f"{run.out} holds another run ({'; '.join(changed)}): choose another --out")
-    run.out.mkdir(parents=True, exist_ok=True)
-    text = settings.dump(run)
-    checkpoint.write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "settings")
 
 
 def _device(name: str) -> torch.device:
