@@ -1,6 +1,7 @@
 """Shared by all tests: one thread each, since they run in parallel, and random numbers that repeat."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before anything can import it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background; commands under test must hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 settings.register_profile("weince", deadline=None, print_blob=True)
 settings.load_profile("weince")
