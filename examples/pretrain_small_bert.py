@@ -23,6 +23,8 @@ from weince.text.data import ahead
 WARM_UP = 0.1
 MASKED = 0.15
 HELD_OUT = 2048
+DROPOUT = 0.1
+"""What the saved model is configured with: BERT's, and SimCSE's only augmentation. Pretraining uses none."""
 LEARNED = 0.5
 """Nats below the loss of word frequencies from which on a model has learned something of context."""
 EXAMPLE = """\
@@ -119,6 +121,8 @@ def build(options: argparse.Namespace, tokenizer: Any) -> nn.Module:
         intermediate_size=4 * options.hidden,
         max_position_embeddings=128,
         pad_token_id=tokenizer.pad_token_id,
+        hidden_dropout_prob=0.0,  # so little text and time leave nothing to overfit
+        attention_probs_dropout_prob=0.0,
     )
     return BertForMaskedLM(config)
 
@@ -222,6 +226,7 @@ def pretrain(options: argparse.Namespace) -> float:
     print(f"loss on {len(held_out)} held-out sentences: {reached:.3f}", flush=True)
     if reached > alone - LEARNED:
         print(f"WARNING: no better than frequencies alone ({alone:.3f}): try a lower --lr, or train longer")
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = DROPOUT
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     return reached
@@ -243,7 +248,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--max-length", type=int, default=64, help="word pieces of a sentence (default: %(default)s)"
     )
-    parser.add_argument("--lr", type=float, default=2e-4, help="peak learning rate (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=5e-4, help="peak learning rate (default: %(default)s)")
     parser.add_argument("--log-every", type=int, default=50, help="steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument(

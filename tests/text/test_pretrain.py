@@ -96,6 +96,7 @@ def test_it_learns_and_simcse_starts_from_it(example, toy_text, toy_model, toy_s
     corpus = example.Corpus(toy_text, AutoTokenizer.from_pretrained(out), 64, torch.device("cpu"))
     again = example.held_out_loss(model, corpus, np.arange(100), 4)
     assert abs(again - reached) < 0.5  # the head was saved too
+    assert model.config.hidden_dropout_prob == 0.1  # SimCSE's only augmentation
     run = TextRun(toy_text, str(out), toy_sts, tmp_path / "run", sentences=32, batch=16, device="cpu")
     assert (train(run, bar=False) / "modules.json").is_file()
 
