@@ -7,6 +7,7 @@ Several processes (``--devices N``, or torchrun) share one global batch: they dr
 would, and contrast each anchor with the candidates of all of them.
 """
 
+import atexit
 import os
 import sys
 import time
@@ -194,7 +195,7 @@ def _rejoin(backend: str) -> None:
     shared = known.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if restart == "0" or not shared or ranks == "1" or ranks != known.get("LOCAL_WORLD_SIZE"):
         return
-    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore, destroy_process_group, init_process_group  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore
 
     store = TCPStore(known["MASTER_ADDR"], int(known["MASTER_PORT"]), is_master=False)
@@ -204,6 +205,9 @@ def _rejoin(backend: str) -> None:
         rank=int(known["RANK"]),
         world_size=int(ranks),
     )
+    atexit.register(
+        destroy_process_group
+    )  # as Fabric does for one it makes; its threads must end before the program
 
 
 def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
