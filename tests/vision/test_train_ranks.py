@@ -29,7 +29,12 @@ def alone(tmp_path_factory):
 
 
 def start(program, data, out, epochs, devices):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONFAULTHANDLER": "1",
+    }
     arguments = [data, out, epochs, devices]
     return subprocess.Popen(
         [*program, training.__file__, *map(str, arguments)],

@@ -8,6 +8,7 @@ would, and contrast each anchor with the candidates of all of them.
 """
 
 import atexit
+import gc
 import os
 import sys
 import time
@@ -178,6 +179,8 @@ def _launch(run: VisionRun) -> "Fabric":
     )
     _rejoin("gloo" if on_cpu else "nccl")
     fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_leave)
     allow_tf32(run.precision)
     torch.backends.cudnn.benchmark = True
     return fabric
@@ -195,7 +198,7 @@ def _rejoin(backend: str) -> None:
     shared = known.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if restart == "0" or not shared or ranks == "1" or ranks != known.get("LOCAL_WORLD_SIZE"):
         return
-    from torch.distributed import TCPStore, destroy_process_group, init_process_group  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore
 
     store = TCPStore(known["MASTER_ADDR"], int(known["MASTER_PORT"]), is_master=False)
@@ -205,9 +208,13 @@ def _rejoin(backend: str) -> None:
         rank=int(known["RANK"]),
         world_size=int(ranks),
     )
-    atexit.register(
-        destroy_process_group
-    )  # as Fabric does for one it makes; its threads must end before the program
+
+
+def _leave() -> None:
+    """End the process group before the interpreter ends: a thread of it that lets go of a tensor later aborts."""
+    gc.collect()  # what holds the group is in cycles
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
