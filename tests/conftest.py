@@ -9,7 +9,8 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before anything can import it
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background; commands under test must hear it
+# Started in the background, the suite would hand this on to commands under test, which must hear it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 settings.register_profile("weince", deadline=None, print_blob=True)
