@@ -32,7 +32,7 @@ class LossConfig:
             two extra terms); ``blend`` (the same without its extra terms); ``weibit`` (the shortfall link alone).
         temperature: Of the softmax part.
         tail: What differs from the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
-            ``{gate: rho, rho0: 0.05}``.
+            ``{gate: rho, rho0: 0.05}``, ``{endpoint: 1.05}``, ``{positive: softmax}`` or ``{beta: slope}``.
         softmax_term: Weight of a further cross-entropy over the 50 hardest negatives with softmax logits; the
             preset's (0.5 for ``released``, else 0) if not given.
         shortfall_term: The same with a shortfall link whose slope follows the batch.

@@ -14,6 +14,7 @@ tensor([[ 4., 20.]])
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -37,6 +38,11 @@ class Link:
 
     near_cap: ClassVar[bool] = True
     """Whether the logit is steep near the cap, so that small shortfalls must be computed accurately."""
+
+    @property
+    def in_kernels(self) -> bool:
+        """Whether kernels that know this class of links know it as it is set; engines in plain torch know all."""
+        return True
 
     def bind(self, survey: Survey) -> Link:
         """The link with its parameters settled for a batch. Most have nothing to settle."""
@@ -107,8 +113,7 @@ class ShortfallLink(Link):
     def __post_init__(self) -> None:
         check_positive("beta", self.beta)
         check_positive("eps", self.eps)
-        if not self.endpoint >= 1:
-            raise ValueError(f"endpoint must be at least 1, the largest cosine; got {self.endpoint}")
+        check_endpoint(self.endpoint)
 
     def logit(self, shortfall: Tensor) -> Tensor:
         return -_column(self.beta) * self._gap(shortfall).clamp_min(self.eps).log()
@@ -144,7 +149,9 @@ class BlendLink(Link):
     """``(1 - lam) * s / temperature - lam * beta * log(eps + max(1 - s, eps))``: the link of WEINCE.
 
     ``lam`` and ``beta`` are numbers or one value per anchor. With ``soft_cap=False`` the ``eps`` that
-    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code.
+    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code. An ``endpoint`` above 1 is
+    added there too, less 1. ``softmax_at`` ``(anchors,)`` is the column of a candidate whose logit stays
+    ``s / temperature``: an anchor's positive, where only the negatives are to be blended.
     """
 
     lam: Scalar
@@ -152,10 +159,13 @@ class BlendLink(Link):
     temperature: Scalar = 0.5
     eps: float = 1e-6
     soft_cap: bool = True
+    endpoint: float = 1.0
+    softmax_at: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
         check_positive("eps", self.eps)
+        check_endpoint(self.endpoint)
         if not isinstance(self.lam, Tensor) and not 0 <= self.lam <= 1:
             raise ValueError(f"lam must lie in [0, 1]; got {self.lam}")
         if not isinstance(self.beta, Tensor) and not self.beta >= 0:
@@ -163,11 +173,26 @@ class BlendLink(Link):
 
     def logit(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        return (1 - shortfall) * gumbel - self._gap(shortfall).log() * weibull
+        logits = (1 - shortfall) * gumbel - self._gap(shortfall).log() * weibull
+        return self._with_softmax(logits, SoftmaxLink.logit, shortfall)
 
     def slope(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        return _inverse(shortfall, self.eps, self.eps if self.soft_cap else 0.0) * weibull + gumbel
+        slopes = _inverse(shortfall, self.eps, self._offset) * weibull + gumbel
+        return self._with_softmax(slopes, SoftmaxLink.slope, shortfall)
+
+    @property
+    def in_kernels(self) -> bool:
+        return self.endpoint == 1 and self.softmax_at is None
+
+    def _with_softmax(
+        self, values: Tensor, of: Callable[[SoftmaxLink, Tensor], Tensor], shortfall: Tensor
+    ) -> Tensor:
+        """Logits or slopes, with those of the softmax at ``softmax_at``."""
+        if self.softmax_at is None:
+            return values
+        at = self.softmax_at.unsqueeze(1)
+        return values.scatter(1, at, of(SoftmaxLink(self.temperature), shortfall.gather(1, at)))
 
     def _weights(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the score and of minus the logarithm, per anchor or for all."""
@@ -177,7 +202,12 @@ class BlendLink(Link):
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         gap = shortfall.clamp_min(self.eps)
-        return gap.add_(self.eps) if self.soft_cap else gap
+        return gap.add_(self._offset) if self._offset else gap
+
+    @property
+    def _offset(self) -> float:
+        """What is added to a shortfall inside the logarithm."""
+        return (self.eps if self.soft_cap else 0.0) + (self.endpoint - 1)
 
 
 def _inverse(values: Tensor, floor: float, offset: float = 0.0) -> Tensor:
@@ -196,6 +226,13 @@ def check_positive(name: str, value: Scalar) -> None:
         raise TypeError(f"{name} must be a number or a tensor; got {type(value).__name__}")
     elif not 0 < value < float("inf"):
         raise ValueError(f"{name} must be positive and finite; got {value}")
+
+
+def check_endpoint(endpoint: float) -> None:
+    """Raise if scores could pass the endpoint of a shortfall link."""
+    check_positive("endpoint", endpoint)
+    if endpoint < 1:
+        raise ValueError(f"endpoint must be at least 1, the largest cosine; got {endpoint}")
 
 
 def _column(parameter: Scalar) -> Scalar:

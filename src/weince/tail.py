@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.links import check_positive
+from weince.links import check_endpoint, check_positive
 from weince.scores import dot, wide
 
 FLOOR = 1e-12  # of Sxx and of the sums of squared errors
@@ -33,10 +33,14 @@ class TailConfig:
         kappa_rho: Steepness of the cap gate.
         kappa_aic: Steepness of the AIC gate.
         eps: Smallest shortfall.
-        beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead.
+        beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead; or ``"slope"``:
+            ``rho / temperature``, which makes the shortfall logit as steep as the softmax's at the hardest negative.
         gate: Which gates make ``lam``.
         drop: Share of the ``k`` smallest shortfalls that the fit leaves out (at least one if positive).
         soft_cap: Add ``eps`` inside the logarithm of the logit, as Algorithm 1 does.
+        endpoint: The logit's logarithm is of ``endpoint - s``; the fit and the gates are of ``1 - s`` all the same.
+        positive: ``"blend"``, or ``"softmax"``: the positive's logit is ``s / temperature``, only those of the
+            negatives are blended.
     """
 
     k: int | float = 0.1
@@ -48,10 +52,12 @@ class TailConfig:
     kappa_rho: float = 10.0
     kappa_aic: float = 1.0
     eps: float = 1e-6
-    beta: Literal["fit"] | float = "fit"
+    beta: Literal["fit", "slope"] | float = "fit"
     gate: Literal["both", "rho", "aic"] = "both"
     drop: float = 0.0
     soft_cap: bool = True
+    endpoint: float = 1.0
+    positive: Literal["blend", "softmax"] = "blend"
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int | float):
@@ -70,10 +76,14 @@ class TailConfig:
             raise ValueError(f"rho0_quantile must lie in [0, 1]; got {self.rho0_quantile}")
         if not 0 <= self.drop < 1:
             raise ValueError(f"drop must be a share in [0, 1); got {self.drop}")
-        if self.beta != "fit" and (isinstance(self.beta, str) or not 0 <= self.beta < float("inf")):
-            raise ValueError(f'beta must be "fit" or a number of at least 0; got {self.beta!r}')
+        numeric = not isinstance(self.beta, str) and 0 <= self.beta < float("inf")
+        if self.beta not in ("fit", "slope") and not numeric:
+            raise ValueError(f'beta must be "fit" or a number of at least 0, or "slope"; got {self.beta!r}')
         if self.gate not in ("both", "rho", "aic"):
             raise ValueError(f'gate must be "both", "rho" or "aic"; got {self.gate!r}')
+        if self.positive not in ("blend", "softmax"):
+            raise ValueError(f'positive must be "blend" or "softmax"; got {self.positive!r}')
+        check_endpoint(self.endpoint)
         for name in ("kappa_rho", "kappa_aic", "eps"):
             check_positive(name, getattr(self, name))
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from weince.candidates import Contest
 from weince.links import BlendLink, Link, Scalar, ShortfallLink, check_positive
 from weince.tail import TailConfig, TailStats, fit_tail
 
@@ -18,6 +19,7 @@ from weince.tail import TailConfig, TailStats, fit_tail
 class Survey(Protocol):
     """What an engine can tell of a batch's negatives before it computes the loss."""
 
+    contest: Contest
     stats: TailStats | None
 
     @property
@@ -70,8 +72,38 @@ class WeinceLink(Link):
 
     def bind(self, survey: Survey) -> BlendLink:
         assert survey.stats is not None
-        beta = survey.stats.beta if self.tail.beta == "fit" else self.tail.beta
-        return BlendLink(survey.stats.lam, beta, self.temperature, self.tail.eps, self.tail.soft_cap)
+        tail = self.tail
+        return BlendLink(
+            lam=survey.stats.lam,
+            beta=self._beta(survey.stats),
+            temperature=self.temperature,
+            eps=tail.eps,
+            soft_cap=tail.soft_cap,
+            endpoint=tail.endpoint,
+            softmax_at=_positives(survey.contest) if tail.positive == "softmax" else None,
+        )
+
+    @property
+    def in_kernels(self) -> bool:
+        return self.tail.endpoint == 1 and self.tail.positive == "blend" and self.tail.beta != "slope"
+
+    def _beta(self, stats: TailStats) -> Scalar:
+        if self.tail.beta == "fit":
+            return stats.beta
+        if self.tail.beta != "slope":
+            return self.tail.beta
+        tau = self.temperature.detach() if isinstance(self.temperature, Tensor) else self.temperature
+        nearest = stats.rho.where(stats.rho.isfinite(), 0.0)  # without negatives lam is 0
+        return (nearest + (self.tail.endpoint - 1)) / tau
+
+
+def _positives(contest: Contest) -> Tensor:
+    """``(anchors,)`` column of each anchor's positive among the candidates of all ranks."""
+    if contest.positive is None:
+        raise ValueError('TailConfig(positive="softmax") wants one positive per anchor; got labels')
+    if contest.ranks is not None and len(contest.candidates) < sum(contest.ranks.candidates):
+        raise ValueError('TailConfig(positive="softmax") wants all candidates at hand, not gather="ring"')
+    return contest.positive
 
 
 class BatchShortfallLink(nn.Module, Link):

@@ -61,3 +61,9 @@ def test_a_loss_that_is_no_number_stops_the_run():
 def test_six_digits_are_kept(tmp_path):
     Log(tmp_path, 0).add(row(1) | {"loss": 4.38251})
     assert read_log(tmp_path / "log.csv")[0]["loss"] == 4.38251
+
+
+def test_what_is_logged_does_not_depend_on_how_the_logit_is_made():
+    z_i, z_j = torch.randn(2, 24, 8)
+    plain = measure(z_i, z_j, TailConfig(k=12))
+    assert measure(z_i, z_j, TailConfig(k=12, beta="slope", endpoint=1.2, positive="softmax")) == plain

@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     ``exp(-2 distance^2)`` over other pairs (Wang and Isola 2020); the effective rank is the exponential of the
     entropy of the singular values (Roy and Vetterli 2007).
     """
+    # The statistics do not depend on how the logit is made of them; so every engine can take them.
+    tail = replace(tail, beta="fit", endpoint=1.0, positive="blend")
     output = weince_loss(z_i, z_j, tail=tail, gather=False, return_stats=True)
     assert isinstance(output, LossOutput)
     u, v = (F.normalize(z[:GEOMETRY].double()) for z in (z_i, z_j))
