@@ -70,6 +70,19 @@ def test_tables_share_their_runs(tmp_path):
     assert link < knn == linear
 
 
+def test_the_ablations_share_their_runs(tmp_path):
+    """A configuration is trained once, whichever table asks for it."""
+    names = ("precision", "factorial", "temperatures", "gates", "interventions")
+    runs = {name: plan(read_table(name), tmp_path, seeds=[7]) for name in names}
+    folders = {name: {run.loss: run.folder for run in runs[name] if run.trial == 0} for name in names}
+    for loss in ("InfoNCE", "blend, beta 1", "blend, fitted beta (paper)"):
+        places = {folders[name][loss] for name in ("factorial", "temperatures", "gates", "interventions")}
+        assert places == {folders["precision"][f"{loss}, bf16"]}
+    assert {run.changes["precision"] for name in names[1:] for run in runs[name]} == {"bf16"}
+    distinct = {run.folder for name in names for run in runs[name]}
+    assert len(distinct) == sum(map(len, runs.values())) - 4 * 3  # those three are in all five
+
+
 def test_settings_make_the_place_however_they_are_written(tmp_path):
     plain = plan(read_table(edited(tmp_path)), tmp_path)
     # What the configuration says already, what leaves the weights as they are, and the device change nothing.
@@ -190,7 +203,8 @@ def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path, changes, me
 
 def test_an_unknown_table_lists_the_tables(tmp_path):
     with pytest.raises(
-        ValueError, match=r"unknown table 'linera' \(did you mean linear\?\); known: digits, .*overhead"
+        ValueError,
+        match=r"unknown table 'linera' \(did you mean linear\?\); known: cifar10, digits, .*overhead",
     ):
         read_table("linera")
     with pytest.raises(ValueError, match="no such table file"):
