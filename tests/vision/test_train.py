@@ -11,17 +11,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training import run, same_weights, small_run, write_data
+from safetensors.torch import load_file
+from training import run, same_weights, small_run, weights, write_data
 
 from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
 from weince.vision import train as training_module
 from weince.vision.log import read_log
+from weince.vision.optim import OptimizerConfig
 from weince.vision.runs import (
     embed_pairs,
     evaluate_run,
     evaluation_path,
     load_model,
+    read_run,
     run_pairs,
     snapshots,
     temperature_of,
@@ -118,8 +121,60 @@ def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data, tmp_path):
 
 def test_a_folder_with_another_run_is_left_alone(data, tmp_path):
     run(data, tmp_path, {"epochs": 1})
-    with pytest.raises(ValueError, match=r"holds another run \(epochs 1 -> 2; seed 7 -> 8\)"):
-        run(data, tmp_path, {"epochs": 2, "seed": 8})
+    (tmp_path / "evaluation.json").write_text("{}")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"holds another run \(batch 32 -> 16; seed 7 -> 8\)"):
+        run(data, tmp_path, {"epochs": 2, "seed": 8, "batch": 16})
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_run_at_a_constant_rate_can_be_made_longer(data, tmp_path):
+    warm = {"optimizer": OptimizerConfig(warmup=1.5)}
+    run(data, tmp_path / "straight", {"epochs": 5, **warm})
+    for epochs in (2, 5):
+        run(data, tmp_path / "longer", {"epochs": epochs, **warm})
+        if epochs == 2:
+            short = weights(tmp_path / "longer")
+            for name in ("evaluation", "link", "made"):
+                (tmp_path / "longer" / f"{name}.json").write_text(name)
+    assert same_weights(tmp_path / "straight", tmp_path / "longer")
+    logs = [read_log(tmp_path / name / "log.csv") for name in ("straight", "longer")]
+    losses = [[row["loss"] for row in log] for log in logs]
+    assert losses[0] == losses[1]
+    assert read_run(tmp_path / "longer").epochs == 5
+    # What was found of the shorter run is kept, and nothing of it passes for the longer one.
+    assert [path.stem for path in snapshots(tmp_path / "longer")] == ["epoch_0002", "model"]
+    kept = load_file(tmp_path / "longer" / "snapshots" / "epoch_0002.safetensors")
+    assert all(torch.equal(kept[name], short[name]) for name in short)
+    found = {path.name: path.read_text() for path in (tmp_path / "longer").glob("*.json")}
+    assert found == {f"{name}_epoch_0002.json": name for name in ("evaluation", "link", "made")}
+    with pytest.raises(ValueError, match=r"holds another run \(epochs 5 -> 4\)"):
+        run(data, tmp_path / "longer", {"epochs": 4, **warm})
+
+
+def test_a_run_that_anneals_cannot_be_made_longer(data, tmp_path):
+    cosine = {"optimizer": OptimizerConfig(schedule="cosine")}
+    run(data, tmp_path, {"epochs": 1, **cosine})
+    with pytest.raises(ValueError, match=r"holds another run \(epochs 1 -> 2\)"):
+        run(data, tmp_path, {"epochs": 2, **cosine})
+
+
+def test_images_may_lie_elsewhere_when_a_run_goes_on(data, tmp_path):
+    there, here = tmp_path / "there" / "images.npz", tmp_path / "here" / "images.npz"
+    for path in (there, here):
+        path.parent.mkdir()
+        path.write_bytes(data.read_bytes())
+    run(there, tmp_path / "run", {"epochs": 1})
+    with pytest.raises(ValueError, match=r"holds another run \(data .*there.* -> .*here"):  # both are there
+        run(here, tmp_path / "run", {"epochs": 2})
+    there.unlink()
+    run(here, tmp_path / "run", {"epochs": 2})
+    assert read_run(tmp_path / "run").data == str(here)
+    run(data, tmp_path / "straight", {"epochs": 2})
+    assert same_weights(tmp_path / "run", tmp_path / "straight")
+    other = here.rename(here.with_name("others.npz"))
+    with pytest.raises(ValueError, match="holds another run"):
+        run(other, tmp_path / "run", {"epochs": 2})
 
 
 def test_settings_that_cannot_be_read_are_named(data, tmp_path):
@@ -142,8 +197,6 @@ def test_a_finished_run_is_not_trained_again(data, tmp_path):
 
 
 def test_the_schedule_goes_on_where_it_was(data, tmp_path):
-    from weince.vision.optim import OptimizerConfig
-
     cosine = {"epochs": 4, "optimizer": OptimizerConfig(schedule="cosine", warmup=1.0)}
     run(data, tmp_path / "whole", cosine)
     run(data, tmp_path / "cut", cosine)
@@ -179,8 +232,6 @@ def test_a_run_that_ends_between_snapshots_has_its_last_weights_too(data, tmp_pa
 
 
 def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
-    from weince.vision.optim import OptimizerConfig
-
     wild = small_run(data, tmp_path, epochs=3, loss=LossConfig("infonce"), optimizer=OptimizerConfig(lr=1e30))
     with pytest.raises(ValueError, match=r"NaN|nan|inf"):
         train(wild, bar=False)
@@ -297,8 +348,6 @@ def test_weights_on_a_full_disk(tmp_path):
 
 
 def test_the_rate_follows_the_steps_and_the_loss_is_looked_at(data, tmp_path, monkeypatch):
-    from weince.vision.optim import OptimizerConfig
-
     rates, looks = [], []
     monkeypatch.setattr(training_module, "set_rate", lambda _, value: rates.append(value))
     monkeypatch.setattr(training_module, "GLANCE", 2)

@@ -10,6 +10,7 @@ evaluation.json              what `weince evaluate` found
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -37,6 +38,42 @@ FREE_TO_CHANGE = {
     "checkpoint_every",
 }
 """Settings that a resumed run may change: they leave its weights as they are."""
+
+
+def claim(run: "VisionRun") -> None:
+    """Write a run's settings into its folder, or see that the run there is this one.
+
+    Its images may lie elsewhere than before. At a constant rate it may be made longer; what was found of it then
+    (its weights, and the JSON files) is set aside under the number of epochs it had.
+
+    Raises:
+        ValueError: The folder holds another run.
+    """
+    path, free = run.out / "run.yaml", set(FREE_TO_CHANGE)
+    before = settings.load(str(path)) if path.exists() else {}
+    if _moved(before.get("data"), run.data):
+        free.add("data")
+    had = before.get("epochs", run.epochs)
+    if had < run.epochs and run.optimizer.schedule == "constant":
+        settings.claim(replace(run, epochs=had), run.out, free=free)  # nothing is moved of another run
+        _set_aside(run.out, had)
+        free.add("epochs")
+    settings.claim(run, run.out, free=free)
+
+
+def _moved(before: str | None, now: str) -> bool:
+    """Whether images are those of before, by their name, in another place: those of before are not here."""
+    return before is not None and Path(before).stem == Path(now).stem and not Path(before).exists()
+
+
+def _set_aside(folder: Path, epochs: int) -> None:
+    last, kept = folder / "model.safetensors", folder / "snapshots" / f"epoch_{epochs:04d}.safetensors"
+    if last.exists():
+        kept.parent.mkdir(exist_ok=True)
+        last.replace(kept)
+    for found in folder.glob("*.json"):
+        if "_epoch_" not in found.stem:
+            found.replace(found.with_stem(f"{found.stem}_epoch_{epochs:04d}"))
 
 
 def read_run(folder: Path) -> "VisionRun":

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weince import checkpoint, settings
+from weince import checkpoint
 from weince.configure import LossConfig, build_loss
 from weince.losses import LinkLoss
 from weince.tail import TailConfig
@@ -33,7 +33,7 @@ from weince.vision.data import load
 from weince.vision.encoders import SimCLR
 from weince.vision.log import Log, check_finite, measure, progress_bar
 from weince.vision.optim import OptimizerConfig, build_optimizer, rate, restore, set_rate
-from weince.vision.runs import FREE_TO_CHANGE, build_model, save_weights
+from weince.vision.runs import build_model, claim, save_weights
 from weince.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class VisionRun:
         loss: The loss.
         augment: How views are made; ``size`` is their height and width.
         optimizer: How weights are updated.
-        epochs: Passes over the images.
+        epochs: Passes over the images. At a constant rate a run may be given more later.
         batch: Pairs of views in the global batch.
         seed: Of the weights, the order of the images and the views.
         precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
@@ -132,7 +132,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     )  # fmt: skip
 
     # Only now: a run that cannot start leaves no folder.
-    _first(fabric, partial(settings.claim, run, run.out, free=FREE_TO_CHANGE))
+    _first(fabric, partial(claim, run))
     start = _resume(run, model, loss, optimizer)
     if first and start:
         print(f"{run.out}: going on after epoch {start} of {run.epochs}", file=sys.stderr)
