@@ -232,8 +232,8 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "table", metavar="TABLE", help="linear, knn, link, frechet, overhead, temperatures, factorial, digits, or a "
-        "YAML file")  # fmt: skip
+        "table", metavar="TABLE", help="linear, knn, link, frechet, overhead, precision, factorial, temperatures, "
+        "gates, interventions, cifar10, resnet50, digits, or a YAML file")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
@@ -244,6 +244,11 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="instead of what is there")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
+    parser.add_argument(
+        "--table-only",
+        action="store_true",
+        help="start nothing, write the table from the runs that are there",
+    )
     parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
     parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
     parser.set_defaults(run=_run_reproduce, interrupted="the same command goes on with what is missing")
@@ -267,6 +272,7 @@ def _run_reproduce(options: argparse.Namespace) -> None:
         epochs=options.epochs,
         device=options.device,
         dry_run=options.dry_run,
+        table_only=options.table_only,
         command=options.command_line,
     )
     if not options.dry_run:

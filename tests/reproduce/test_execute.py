@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from dataclasses import replace
 import pytest
 from reproduce.tables import small_table
 
+from weince import settings
 from weince.reproduce import execute, reproduce
 from weince.reproduce.execute import Failed, Interrupted, carry_out, is_done, run_here
 from weince.reproduce.plan import plan
 from weince.reproduce.tables import read_table
+from weince.vision.train import VisionRun
 
 
 def runs_of(tmp_path):
@@ -239,6 +242,106 @@ def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
     assert "| digits\\_small | InfoNCE | as configured | 50.00 ± 0.00 | 2 |" in markdown
     assert "| digits\\_small | paper | as configured | — | 0 of 2 |" in markdown
     assert markdown.count("broken") == 2
+
+
+def finished(tmp_path, script, table):
+    """The folders of a small table whose runs all have figures, their settings and a log, and weights."""
+    runs = plan(read_table(str(table)), tmp_path / "full", device="cpu")
+    for run in runs:
+        value = 50.0 + run.seed / 10 + (run.loss == "paper")
+        figures = {
+            f"{name}_{kind}_mean": value for name in ("linear", "r1") for kind in ("validation", "test")
+        }
+        text = json.dumps({**figures, "data": "digits", "fingerprint": "01"})
+        settings.claim(
+            settings.read(VisionRun, run.arguments(), command="", examples=""), run.folder, free=()
+        )
+        script(f"(folder / 'evaluation.json').write_text({text!r}); (folder / 'model.safetensors').touch()")
+        carry_out(run)
+    return runs
+
+
+KEPT = {"run.yaml", "evaluation.json", "log.csv"}
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_table_is_written_from_small_files_alone(tmp_path, script, signed, capsys):
+    table = small_table(tmp_path)
+    finished(tmp_path, script, table)
+    reproduce(str(table), out=tmp_path / "full", device="cpu")
+    script("sys.exit('nothing is to be run')")
+    shutil.copytree(
+        tmp_path / "full" / "runs",
+        tmp_path / "copy" / "runs",
+        ignore=lambda folder, names: [
+            n for n in names if "." in n and n not in KEPT | ({"made.json"} if signed else set())
+        ],
+    )
+    for path in (tmp_path / "copy").rglob("run.yaml"):  # which came from another machine
+        path.write_text(path.read_text().replace("data: digits", "data: /elsewhere/digits.npz"))
+    for only in (False, True):
+        page = reproduce(str(table), out=tmp_path / "copy", table_only=only)
+        rows = list(csv.DictReader((page.parent / "table.csv").open(newline="")))
+        assert [(row["loss"], row["n"]) for row in rows] == [("InfoNCE", "2"), ("paper", "2")] * 2
+        assert float(rows[1]["measured"]) == pytest.approx(52.4)
+        assert rows[0]["hardware"] == (execute.hardware("cpu") if signed else "not recorded")
+    assert "missing" not in capsys.readouterr().err
+
+
+def test_a_run_with_other_settings_in_its_folder_is_not_done(tmp_path, script):
+    run = finished(tmp_path, script, small_table(tmp_path))[0]
+    (run.folder / "made.json").unlink()
+    assert not is_done(run)  # its weights are there: it was cut before it could sign
+    (run.folder / "model.safetensors").unlink()
+    assert is_done(run)
+    path = run.folder / "run.yaml"
+    path.write_text(path.read_text().replace("batch: 256", "batch: 128"))
+    assert not is_done(run)
+    path.unlink()
+    assert not is_done(run)
+
+
+def test_a_table_of_what_is_there_names_what_is_missing(tmp_path, script, capsys):
+    table = small_table(tmp_path)
+    with pytest.raises(ValueError, match=r"none of the 4 runs of small is in .*full"):
+        reproduce(str(table), out=tmp_path / "full", table_only=True)
+    assert not (tmp_path / "full" / "small").exists()
+    for run in finished(tmp_path, script, table):
+        if run.loss == "paper":
+            shutil.rmtree(run.folder)
+    capsys.readouterr()
+    page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
+    assert capsys.readouterr().err == "missing: digits_small, paper: seed 7, 21\n"
+    markdown = (page.parent / "table.md").read_text()
+    assert "| digits\\_small | InfoNCE | as configured |" in markdown
+    assert "| digits\\_small | paper |" not in markdown
+    assert "- runs: 2 of 4 done" in markdown
+    assert "- left out: 1 of 2 configurations, of which no run is done: digits\\_small, paper" in markdown
+    with pytest.raises(ValueError, match="overhead has no runs"):
+        reproduce("overhead", out=tmp_path, table_only=True)
+
+
+def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):
+    table = small_table(tmp_path)
+    text = (
+        table.read_text() + "tries: [{loss.temperature: 0.5}, {loss.temperature: 0.2}]\nchoose_by: linear\n"
+    )
+    table.write_text(text)
+    for run in finished(tmp_path, script, table):
+        if run.loss == "paper" and run.trial == 1:
+            shutil.rmtree(run.folder)
+    page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
+    budget = "- tuning budget: unequal numbers of configurations tried: InfoNCE 2, paper 1"
+    assert budget in (page.parent / "table.md").read_text()
+
+
+def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, script):
+    run = finished(tmp_path, script, small_table(tmp_path))[0]
+    run = replace(run, extra={"data": str(tmp_path / "digits.npz")})
+    (run.folder / "made.json").unlink()
+    command = execute.record(run)["made"]["command"]
+    assert str(tmp_path) not in command
+    assert "--data digits.npz" in command
 
 
 def test_a_dry_run_starts_nothing(tmp_path, capsys):

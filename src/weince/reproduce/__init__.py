@@ -8,6 +8,7 @@ A second call goes on where the first was interrupted; when nothing is left to r
 """
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ def reproduce(
     epochs: int | None = None,
     device: str | None = None,
     dry_run: bool = False,
+    table_only: bool = False,
     command: str = "",
 ) -> Path:
     """Fill a table.
@@ -50,6 +52,8 @@ def reproduce(
         epochs: Instead of the configurations'. The runs are kept apart from full ones, and the table says so.
         device: ``cpu`` or ``cuda`` instead of what is there.
         dry_run: Print the plan and start nothing.
+        table_only: Start nothing, write the table from the runs that are there, and print which are missing. Of a
+            run's folder only ``run.yaml`` and its result are needed; ``made.json`` and ``log.csv`` add what they say.
         command: What the table says it was made with.
 
     Returns:
@@ -63,6 +67,8 @@ def reproduce(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     command = command or f"weince reproduce {shlex.quote(table)}"
+    if table == "overhead" and table_only:
+        raise ValueError("overhead has no runs to make a table of: it times the losses on this machine")
     if table == "overhead":
         return _overhead(out, device, command, dry_run)
     asked = read_table(table)
@@ -70,15 +76,21 @@ def reproduce(
     if dry_run:
         _print_plan(asked, runs)
         return out / asked.name
-    failed = _carry_out(runs, out, jobs, slurm, slurm_options)
+    failed = {} if table_only else _carry_out(runs, out, jobs, slurm, slurm_options)
 
     from weince.reproduce.aggregate import aggregate
     from weince.reproduce.execute import is_done, record
 
     records = {run.folder: record(run) for run in runs if is_done(run)}
+    if table_only:
+        _print_missing(asked, [run for run in runs if run.folder not in records])
+        if not records:
+            raise ValueError(f"none of the {len(runs)} runs of {asked.name} is in {out / 'runs'}")
     made = [(run, records[run.folder]) for run in runs if run.folder in records]
-    facts = _facts(asked, runs, [found for _, found in made], epochs, command)
-    page = Page(asked.title, asked.baseline, aggregate(asked, runs, records), facts, list(failed.values()))
+    begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
+    shown = [run for run in runs if _cell(run) in begun]
+    facts = _facts(asked, runs, shown, [found for _, found in made], epochs, command)
+    page = Page(asked.title, asked.baseline, aggregate(asked, shown, records), facts, list(failed.values()))
     path = write_page(page, out / asked.name, made)
     if failed:
         first = next(iter(failed.values()))
@@ -125,11 +137,21 @@ def _bar() -> "Progress":
     return Progress(*columns, console=Console(stderr=True))
 
 
+def _cell(run: Run) -> tuple[str, str, int]:
+    """The configuration that a run is a seed of."""
+    return run.row, run.loss, run.trial
+
+
 def _facts(
-    table: Table, runs: Sequence[Run], records: Sequence[Mapping[str, Any]], epochs: int | None, command: str
+    table: Table,
+    runs: Sequence[Run],
+    shown: Sequence[Run],
+    records: Sequence[Mapping[str, Any]],
+    epochs: int | None,
+    command: str,
 ) -> dict[str, str]:
-    """What a reader must know of a table."""
-    from weince.evaluate.protocol import budget
+    """What a reader must know of a table: of its runs, of those in it, and of the records of these."""
+    from weince.evaluate.protocol import budget, trials
 
     def of(key: str) -> str:
         return "; ".join(sorted({str(record["made"][key]) for record in records})) or "nothing yet"
@@ -137,8 +159,8 @@ def _facts(
     versions = sorted({f"{record['data']} {record['fingerprint']}" for record in records})
     facts = {
         "runs": f"{len(records)} of {len(runs)} done",
-        "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in runs)),
-        "tuning budget": budget(table.trials()),
+        "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in shown)),
+        "tuning budget": budget(trials(loss for loss, _ in {(run.loss, run.trial): None for run in shown})),
         "chosen by": f"mean validation figure of {table.choose_by}"
         if table.choose_by
         else "nothing to choose",
@@ -147,9 +169,32 @@ def _facts(
         "commit": of("commit"),
         "command": command,
     }
+    there = {_cell(run) for run in shown}
+    left_out = {_cell(run): run for run in runs if _cell(run) not in there}
+    if left_out:
+        every = len({_cell(run) for run in runs})
+        names = "; ".join(", ".join(_said(table, run)) for run in left_out.values())
+        facts["left out"] = f"{len(left_out)} of {every} configurations, of which no run is done: {names}"
     if epochs is not None:
         facts = {"trial": f"{epochs} epochs instead of the configured number: no figure to report", **facts}
     return facts
+
+
+def _said(table: Table, run: Run) -> list[str]:
+    """The configuration of a run in words."""
+    from weince.reproduce.aggregate import words
+
+    return [run.row, run.loss, *filter(None, [words(table.tries_of(run.loss)[run.trial])])]
+
+
+def _print_missing(table: Table, missing: Sequence[Run]) -> None:
+    """Say which runs are not there, a line for each configuration."""
+    by_cell: dict[tuple[str, str, int], list[Run]] = {}
+    for run in missing:
+        by_cell.setdefault(_cell(run), []).append(run)
+    for runs in by_cell.values():
+        seeds = ", ".join(str(run.seed) for run in runs)
+        print(f"missing: {', '.join(_said(table, runs[0]))}: seed {seeds}", file=sys.stderr)
 
 
 def _print_plan(table: Table, runs: Sequence[Run]) -> None:

@@ -1,8 +1,9 @@
 """Carrying runs out: here, several at once, each in processes of its own.
 
 A run is trained (which resumes by itself) and then measured. It is done when its result is there and was made with
-its settings. Whoever works on a run holds a lock on its folder, which its processes inherit: a run that was left
-behind by a killed sweep is waited for, never trained twice at once.
+its settings, by the word of ``made.json`` or else of ``run.yaml``: weights and images need not be there any more.
+Whoever works on a run holds a lock on its folder, which its processes inherit: a run that was left behind by a killed
+sweep is waited for, never trained twice at once.
 """
 
 import contextlib
@@ -25,13 +26,15 @@ from typing import Any
 
 from weince.checkpoint import write_aside
 from weince.cli import INTERRUPTED
-from weince.reproduce.plan import Run
+from weince.reproduce.plan import Run, has_settings
 
 PATIENCE = 30.0
 """Seconds that a process gets to end when it is asked to."""
 
 ATTEMPTS = 3
 """How often a run is started that somebody kills."""
+
+NOT_RECORDED = {"hardware": "not recorded", "commit": "not recorded"}
 
 Tell = Callable[[Run, str], None]
 
@@ -47,11 +50,23 @@ class Failed(Exception):
 def is_done(run: Run) -> bool:
     """Whether a run's result is there and belongs to its settings."""
     try:
-        made = json.loads((run.folder / "made.json").read_text(encoding="utf-8"))
         json.loads(run.result.read_text(encoding="utf-8"))
-        return made["key"] == run.key and run.measure in made["measures"]
+        made = _made(run.folder)
+        if made:
+            return bool(made["key"] == run.key)
+        # A record that was kept, or a run that was cut before it could sign: that one is measured again.
+        return not (run.folder / "model.safetensors").exists() and has_settings(run)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    """What a folder says of how its results were made; nothing if it does not."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "made.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def commands(run: Run) -> list[list[str]]:
@@ -166,7 +181,7 @@ def _sign(run: Run, seconds: float) -> None:
     """Write what made the results of a folder, and where; a second measure adds itself."""
     path, made = run.folder / "made.json", {}
     with contextlib.suppress(OSError, ValueError):
-        made = json.loads(path.read_text(encoding="utf-8"))
+        made = _made(run.folder)
     measures = made.get("measures", {}) if made.get("key") == run.key else {}
     where = {
         "hardware": hardware(str(run.extra.get("device", "auto"))),
@@ -175,11 +190,17 @@ def _sign(run: Run, seconds: float) -> None:
     }
     made = {
         "key": run.key,
-        "command": shlex.join(["weince", "train", *run.arguments()]),
+        "command": _repeatable(run),
         "measures": {**measures, run.measure: where},
     }
     text = json.dumps(made, indent=1) + "\n"
     write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "record")
+
+
+def _repeatable(run: Run) -> str:
+    """The command that trains a run, without the folders of this machine."""
+    parts = (Path(part).name if part.startswith("/") else part for part in run.arguments())
+    return shlex.join(["weince", "train", *parts])
 
 
 def hardware(device: str = "auto") -> str:
@@ -270,5 +291,6 @@ def run_here(runs: Sequence[Run], *, jobs: int, tell: Tell) -> dict[str, str]:
 def record(run: Run) -> dict[str, Any]:
     """What a finished run measured, with where it was measured under ``made``."""
     found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
-    made = json.loads((run.folder / "made.json").read_text(encoding="utf-8"))
-    return {**found, "made": {**made["measures"][run.measure], "command": made["command"]}}
+    made = _made(run.folder)
+    where = made.get("measures", {}).get(run.measure, NOT_RECORDED)
+    return {**found, "made": {**where, "command": made.get("command", _repeatable(run))}}

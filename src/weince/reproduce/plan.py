@@ -11,12 +11,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from weince import settings
 from weince.configure import unknown
 from weince.reproduce.tables import MEASURES, Table
 from weince.vision.runs import FREE_TO_CHANGE
+
+if TYPE_CHECKING:
+    from weince.vision.train import VisionRun
 
 
 @dataclass(frozen=True)
@@ -188,9 +193,23 @@ def _absolute(place: str) -> str:
 
 def _check(run: Run) -> None:
     """See that the settings make a run, before anything is started."""
-    from weince.vision.train import VisionRun
-
     try:
-        settings.read(VisionRun, run.arguments(), command="weince train", examples="")
+        _read(run)
     except ValueError as error:
         raise ValueError(f"{run.row}, {run.loss}: {error}") from None
+
+
+def _read(run: Run) -> "VisionRun":
+    from weince.vision.train import VisionRun
+
+    wanted: VisionRun = settings.read(VisionRun, run.arguments(), command="weince train", examples="")
+    return wanted
+
+
+def has_settings(run: Run) -> bool:
+    """Whether the ``run.yaml`` in a run's folder is of this run, wherever its images were."""
+    path = run.folder / "run.yaml"
+    if not path.is_file():
+        return False
+    found, wanted = settings.load(str(path)), yaml.safe_load(settings.dump(_read(run)))
+    return all(found.get(name) == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})
