@@ -16,7 +16,7 @@ import triton.language as tl  # noqa: E402
 
 from weince.candidates import contests  # noqa: E402
 from weince.engines.dense import dense  # noqa: E402
-from weince.engines.fused import fused, why_not  # noqa: E402
+from weince.engines.fused import cap, fused, why_not  # noqa: E402
 from weince.engines.kernels import launch  # noqa: E402
 from weince.engines.kernels.fit import log64  # noqa: E402
 from weince.links import BlendLink, PowerLink, ShortfallLink, SoftmaxLink  # noqa: E402
@@ -240,6 +240,7 @@ def test_what_it_does_not_serve():
         (contest, [term, term], None, "one term"),
         (contest, [Term(SoftmaxLink(), hardest=3)], None, "one term"),
         (contest, [Term(PowerLink())], None, "PowerLink"),
+        (contest, [Term(WeinceLink(0.5, TailConfig(positive="softmax")))], TAIL, "softmax on positives"),
         (contests("views", *(z.double() for z in views(8, 4)))[0], [term], None, "float32"),
         (
             contests("labels", views(8, 4)[0], labels=torch.arange(8, device=DEVICE) % 2)[0],
@@ -250,6 +251,23 @@ def test_what_it_does_not_serve():
     ]:
         with pytest.raises(ValueError, match=word):
             fused(bad, terms, tail)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        ShortfallLink(1.0, endpoint=1.3),
+        ShortfallLink(1.0),
+        BlendLink(1.0, 1.0, soft_cap=False),
+        BlendLink(1.0, 1.0, endpoint=1.2),
+    ],
+)
+def test_what_the_logarithm_is_taken_of(link):
+    """With the blend all on the logarithm, the logit is minus that of what :func:`cap` describes."""
+    d = torch.logspace(-9, 0.3, 50, dtype=torch.float64)
+    offset, lowest, soft = cap(link)
+    assert not soft
+    torch.testing.assert_close(link.logit(d), -(offset + d.clamp_min(lowest)).log())
 
 
 @pytest.mark.parametrize("count", [1025, 5000, 12288, 12289, 65536, 1 << 20])

@@ -9,11 +9,16 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
-pytest.importorskip("triton", reason="the kernels want Triton")
+triton = pytest.importorskip("triton", reason="the kernels want Triton")
 
+import triton.language as tl  # noqa: E402
+
+import weince.engines.small as module  # noqa: E402
+from weince.engines.kernels import launch  # noqa: E402
+from weince.engines.kernels.small import all_bits  # noqa: E402
 from weince.engines.small import serves, small_loss  # noqa: E402
 from weince.functional import weince_loss  # noqa: E402
-from weince.tail import TailConfig  # noqa: E402
+from weince.tail import TailConfig, fit_tail, gated  # noqa: E402
 from weince.terms import WeinceLink  # noqa: E402
 
 gpu = pytest.mark.gpu
@@ -43,8 +48,46 @@ def views(n, d, *, noise=0.5, seed=0, dtype=torch.float32):
     return (rows * length).to(DEVICE, dtype), other.to(DEVICE, dtype)
 
 
+@triton.jit
+def bits_kernel(
+    x, state, out, n, P,
+    BM: tl.constexpr, CP: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    bits = all_bits(x, state, rows, n, P, BM, CP, BK, DP, PARTS)
+    tl.store(out + rows[:, None] * CP + tl.arange(0, CP)[None, :], bits)
+
+
+def own_stats(leaves, config, temperature):
+    """What float64 makes of the kernels' own shortfalls: the tile that they take the tail from, computed again, with
+    the exact shortfalls of the nearest in their places."""
+    n, d = leaves[0].shape
+    link = WeinceLink(temperature, config)
+    settings = (temperature, config, *module.cap(link)[:2], True)
+    _, work = module._forward(*leaves, *settings)
+    strides = tuple(leaf.stride(0) for leaf in leaves)
+    plan = module._plan(n, d, leaves[0].dtype, strides, leaves[0].device, *settings)
+    _, x, state, _ = plan.room.tensors(work)
+    P, shape = plan.room.padded, plan.tail.constants
+    tile = {
+        name: shape[name]
+        for name in ("BM", "CP", "BK", "DP", "PARTS", "num_warps", "num_stages")
+        if name in shape
+    }
+    bits = torch.empty((P, shape["CP"]), dtype=torch.int32, device=x.device)
+    bits_kernel[(P // shape["BM"],)](x, state, bits, n, P, **tile)
+    tails = bits[: 2 * n].view(torch.float32).sort(1).values[:, : config.tail_size(2 * n - 2)]
+    near = state[12 * P :].view(-1, launch.EXACT)[: 2 * n].sort(1).values[:, : tails.shape[1]]
+    tails = torch.cat([near, tails[:, near.shape[1] :]], 1).double()
+    sizes = torch.full((2 * n,), tails.shape[1], device=x.device)
+    return gated(tails[:, 0].clamp_min(config.eps), fit_tail(tails, sizes, config), config, None)
+
+
 def both(leaves, config=TailConfig(), temperature=0.3, mean=True):
-    """Loss, gradients and statistics, and those of dense in float64."""
+    """Loss, gradients and statistics, and those of dense in float64.
+
+    Of the statistics, all but rho are not the dense engine's but what float64 makes of the kernels' own shortfalls.
+    """
     rows = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     loss, stats = small_loss(*rows, WeinceLink(temperature, config), mean=mean)
     got = (loss.detach(), torch.autograd.grad(loss, rows), stats)
@@ -53,26 +96,28 @@ def both(leaves, config=TailConfig(), temperature=0.3, mean=True):
         *rows, temperature=temperature, tail=config, engine="dense", return_stats=True,
         reduction="mean" if mean else "sum",
     )  # fmt: skip
-    return got, (output.loss.detach(), torch.autograd.grad(output.loss, rows), output.stats)
+    stats = own_stats([module._lines(leaf) for leaf in leaves], config, temperature)._replace(
+        rho=output.stats.rho
+    )
+    return got, (output.loss.detach(), torch.autograd.grad(output.loss, rows), stats)
 
 
-def agree(got, wanted, *, fit=2e-3):
+def agree(got, wanted, *, gradient=1e-4):
     assert abs(float(got[0]) - float(wanted[0])) <= 1e-5 * max(1, float(wanted[0]))
     for ours, theirs in zip(got[1], wanted[1], strict=True):
-        assert float((ours.double() - theirs).norm() / theirs.norm()) <= 1e-4
+        assert float((ours.double() - theirs).norm() / theirs.norm()) <= gradient
     torch.testing.assert_close(got[2].rho.double(), wanted[2].rho, rtol=1e-4, atol=0)
     for field in ("beta", "daic", "lam"):
         torch.testing.assert_close(
-            getattr(got[2], field).double(), getattr(wanted[2], field), rtol=fit, atol=fit / 10
+            getattr(got[2], field).double(), getattr(wanted[2], field), rtol=1e-4, atol=1e-5
         )
 
 
-@pytest.mark.parametrize(("n", "d", "mean"), [(2, 3, True), (20, 40, False), (33, 130, True)])
+@pytest.mark.parametrize(("n", "d", "mean"), [(2, 3, True), (20, 40, False), (17, 130, True)])
 def test_algorithm_1(n, d, mean):
-    """Float32 shortfalls are off by 1e-7, of which a fit through a narrow tail makes more."""
     got, wanted = both(views(n, d, noise=1.0), mean=mean)
     agree(got, wanted)
-    assert n < 20 or 0.1 < float(wanted[2].lam.mean()) < 0.9, "a blend that does nothing tests nothing"
+    assert n < 17 or 0.1 < float(wanted[2].lam.mean()) < 0.9, "a blend that does nothing tests nothing"
 
 
 def test_the_released_tail():
@@ -81,8 +126,12 @@ def test_the_released_tail():
 
 def test_the_fit_is_float64s():
     """Products of bfloat16 are exact, so the shortfalls are those of float64, and the fit has to be too."""
-    got, wanted = both(views(30, 16, dtype=torch.bfloat16))
-    for ours, theirs in zip(got[2], wanted[2], strict=True):
+    rows = views(30, 16, dtype=torch.bfloat16)
+    got, _ = both(rows)
+    wanted = weince_loss(
+        *(row.double() for row in rows), temperature=0.3, engine="dense", return_stats=True
+    ).stats
+    for ours, theirs in zip(got[2], wanted, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -135,6 +184,29 @@ def test_slices_of_a_wider_tensor():
     agree(*both((wide[:, :24], wide[:, 24:].T.contiguous().T)))
 
 
+def test_again_and_at_an_odd_address():
+    """The second launch of a shape takes a shorter way, but not for rows whose address is no multiple of 16."""
+    plain = views(8, 12, noise=1.0)
+    shifted = tuple(torch.cat([row.new_zeros(1), row.flatten()])[1:].view(8, 12) for row in plain)
+    assert all(row.data_ptr() % 16 for row in shifted)
+    found = []
+    for rows in (plain, plain, shifted):
+        rows = [row.detach().requires_grad_() for row in rows]
+        loss, stats = small_loss(*rows, WeinceLink(0.3), mean=True)
+        found.append((loss.detach(), *stats, *torch.autograd.grad(loss, rows)))
+    for later in found[1:]:
+        torch.testing.assert_close(later, found[0], rtol=0, atol=0)
+
+
+def test_two_losses_at_a_time():
+    """Both passes forward first, then both backward, the first one first."""
+    pairs = [[row.requires_grad_() for row in views(8, 12, noise=1.0, seed=seed)] for seed in (0, 1)]
+    alone = [torch.autograd.grad(small_loss(*rows, WeinceLink(), mean=True)[0], rows) for rows in pairs]
+    losses = [small_loss(*rows, WeinceLink(), mean=True)[0] for rows in pairs]
+    for loss, rows, wanted in zip(losses, pairs, alone, strict=True):
+        torch.testing.assert_close(torch.autograd.grad(loss * 2, rows), tuple(2 * g for g in wanted))
+
+
 def test_what_it_leaves_to_others():
     z_i, z_j = views(8, 4)
     link = WeinceLink()
@@ -149,6 +221,8 @@ def test_what_it_leaves_to_others():
         (z_i.repeat(100, 1), z_j.repeat(100, 1), link),
         (z_i.repeat(1, 100), z_j.repeat(1, 100), link),
         (z_i, z_j, WeinceLink(torch.tensor(0.5))),
+        (z_i, z_j, WeinceLink(0.5, TailConfig(positive="softmax"))),
+        (z_i, z_j, WeinceLink(0.5, TailConfig(beta="slope"))),
     ]:
         assert not serves(first, second, other)
 
@@ -186,20 +260,13 @@ def test_traced_whole():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(n, d, dtype):
     got, wanted = both(views(n, d, noise=1.0, dtype=dtype), temperature=0.5)
-    if dtype == torch.float32:
-        agree(got, wanted)
-    else:
-        assert abs(float(got[0]) - float(wanted[0])) <= 1e-5 * max(1, float(wanted[0]))
-        for ours, theirs in zip(got[1], wanted[1], strict=True):
-            assert float((ours.double() - theirs).norm() / theirs.norm()) <= 4e-3
+    agree(got, wanted, gradient=1e-4 if dtype == torch.float32 else 4e-3)
 
 
 @gpu
 @needs_gpu
 def test_the_loss_takes_it(monkeypatch):
     """The public loss goes this way, and is what the fused engine makes of the same batch by the longer one."""
-    import weince.engines.small as module
-
     calls, real = [], module.small_loss
     monkeypatch.setattr(module, "small_loss", lambda *a, **k: calls.append(1) or real(*a, **k))
     rows = views(256, 64, noise=1.0)

@@ -81,6 +81,8 @@ def _refusal(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -
         return "the fused engine takes one term over all negatives; got extra terms"
     if not isinstance(terms[0].link, SoftmaxLink | ShortfallLink | BlendLink | WeinceLink):
         return f"the fused engine has no {type(terms[0].link).__name__}"
+    if not terms[0].link.in_kernels:
+        return "the fused engine has no blend with another endpoint, softmax on positives or a matched slope"
     if contest.most_negatives < 1:
         return "the fused engine wants at least one negative"
     if tail is not None and tail.tail_size(contest.most_negatives) > LARGEST_TAIL:
@@ -110,6 +112,7 @@ def fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
     beta: Literal["fit"] | float = "fit"
     if isinstance(link, WeinceLink):
         assert tail is not None
+        assert link.tail.beta != "slope"
         temperature, beta = link.temperature, link.tail.beta
     with no_autocast(contest.anchors.device):
         if not binds:
@@ -130,7 +133,7 @@ def fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
             temperature.detach().float() if isinstance(temperature, Tensor) else None,
             1.0 if isinstance(temperature, Tensor) else float(temperature),
             _ops.pack(tail, beta),
-            *_cap(link),
+            *cap(link),
             bool(learned),
             contest.symmetric,
         )
@@ -161,14 +164,13 @@ def _coefficients(link: Link) -> tuple[Scalar | None, Scalar | None]:
     return (1 - link.lam) / link.temperature, link.lam * link.beta
 
 
-def _cap(link: Link) -> tuple[float, float, bool]:
+def cap(link: Link) -> tuple[float, float, bool]:
     """``offset`` and ``lowest`` in the logarithm of ``offset + max(shortfall, lowest)``; whether there is none."""
     if isinstance(link, ShortfallLink):
         return link.endpoint - 1, link.eps - (link.endpoint - 1), False
-    if isinstance(link, BlendLink):
-        return link.eps if link.soft_cap else 0.0, link.eps, False
-    if isinstance(link, WeinceLink):
-        return link.tail.eps if link.tail.soft_cap else 0.0, link.tail.eps, False
+    if isinstance(link, BlendLink | WeinceLink):
+        own = link.tail if isinstance(link, WeinceLink) else link
+        return (own.eps if own.soft_cap else 0.0) + (own.endpoint - 1), own.eps, False
     return 0.0, 0.0, True
 
 

@@ -2,17 +2,20 @@
 
 At 256 pairs a GPU is done in a twentieth of a millisecond; what takes time is asking it. So here the embeddings go to
 the kernels as they come, without the contest and the separate normalisation of the other engines, in three launches,
-and their gradients come back in one. In a compiled graph the same is two operators.
+and their gradients come back in one. All that the kernels keep lies in one buffer. In a compiled graph the same is
+two operators.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from weince.engines.fused import cap
 from weince.engines.kernels import launch, small
 from weince.engines.kernels.ops import pack, register, unpack
 from weince.scores import first_order
@@ -24,6 +27,12 @@ LARGEST_WIDTH = 256
 LINES = 16
 """Lines of the state: rho, beta, daic, lam, base, pull, g, w, inverse length of the rows, of the operands, loss,
 whether a fit was made, then the exact shortfalls of the four nearest."""
+
+ALIGNED = 16
+"""Bytes; kernels are compiled for addresses that are multiples of it."""
+
+in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+"""Whether torch.func is at work, which wants another kind of function; without an answer that one is taken."""
 
 
 def serves(z_i: Tensor, z_j: Tensor | None, link: WeinceLink) -> bool:
@@ -38,6 +47,7 @@ def serves(z_i: Tensor, z_j: Tensor | None, link: WeinceLink) -> bool:
         and 2 <= z_i.shape[0] <= LARGEST_BATCH
         and 1 <= z_i.shape[1] <= LARGEST_WIDTH
         and not isinstance(link.temperature, Tensor)
+        and link.in_kernels
     )
 
 
@@ -55,106 +65,202 @@ def small_loss(
     """
     tail, temperature = link.tail, link.temperature
     assert not isinstance(temperature, Tensor)
-    offset = tail.eps if tail.soft_cap else 0.0
+    assert tail.beta != "slope"
+    offset, lowest, _ = cap(link)
     if torch.compiler.is_compiling():
-        loss, *_, state, _ = torch.ops.weince.small(
-            z_i, z_j, float(temperature), pack(tail, tail.beta), offset, tail.eps, mean
+        loss, work = torch.ops.weince.small(
+            z_i, z_j, float(temperature), pack(tail, tail.beta), offset, lowest, mean
         )
     else:
-        loss, *_, state, _ = _Small.apply(z_i, z_j, float(temperature), tail, offset, tail.eps, mean)  # type: ignore[no-untyped-call]
-    return loss, TailStats(*state[:4, : 2 * z_i.shape[0]]) if return_stats else None
+        function = _Transformed if in_transform() else _Small
+        loss, work = function.apply(z_i, z_j, float(temperature), tail, offset, lowest, mean)  # type: ignore[no-untyped-call]
+    if not return_stats:
+        return loss, None
+    n, d = z_i.shape
+    room = _layout(n, d, _parts(z_i.dtype))
+    lines = work[room.state : room.state + 4 * room.padded].detach().view(4, room.padded)
+    return loss, TailStats(*lines[:, : 2 * n])
+
+
+class _Room(NamedTuple):
+    """Where the parts of the buffer begin, in words of 32 bits, and how many rows have room in them."""
+
+    padded: int
+    unit: int
+    x: int
+    state: int
+    near: int
+    words: int
+
+    def addresses(self, base: int) -> tuple[int, int, int, int]:
+        """Of unit rows, operands, state and nearest columns."""
+        return base + 4 * self.unit, base + 4 * self.x, base + 4 * self.state, base + 4 * self.near
+
+    def tensors(self, work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same as tensors."""
+        x = work[self.x : self.state]
+        return (
+            work[self.unit : self.x],
+            x if launch.INTERPRETED else x.view(torch.bfloat16),
+            work[self.state : self.near],
+            work[self.near :].view(torch.int32),
+        )
+
+
+def _layout(n: int, d: int, parts: int) -> _Room:
+    padded = triton.cdiv(2 * n, launch.PAD) * launch.PAD
+    operands = padded * parts * launch.operand_shape(d, parts)["DP"]
+    sizes = (
+        2 * n * d,
+        operands if launch.INTERPRETED else operands // 2,
+        LINES * padded,
+        padded * launch.EXACT + padded // launch.FLAGS + 1,
+    )
+    return _Room(padded, *accumulate((triton.cdiv(size, 32) * 32 for size in sizes), initial=0))
+
+
+_room = functools.lru_cache(maxsize=64)(_layout)
+
+
+def _parts(dtype: torch.dtype) -> int:
+    return 1 if dtype == torch.bfloat16 else 2
+
+
+class _Launch:
+    """A kernel for batches of one shape: everything is settled but the addresses.
+
+    Triton looks at every argument of a launch, to find what it compiled for such arguments; here only at those of the
+    first, and what it found is called again with addresses alone.
+    """
+
+    def __init__(self, kernel: Any, programs: int, numbers: tuple[float, ...], constants: dict[str, Any]):
+        self.kernel, self.grid, self.numbers, self.constants = kernel, (programs, 1, 1), numbers, constants
+        self.rest = (*numbers, *(constants[name] for name in kernel.arg_names if name in constants))
+        self.again: Callable[..., None] | None = None
+
+    def __call__(self, *tensors: Tensor, keep: bool) -> None:
+        compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+        if keep and compiled is not None:  # the interpreter compiles nothing
+            self.again = compiled[self.grid]
 
 
 class _Plan(NamedTuple):
-    """Sizes of the buffers, and the compile-time numbers of the four kernels."""
+    """The launches of a forward pass, what they share, and the device they are for."""
 
-    padded: int
-    tail_size: int
-    drop: int
-    table_size: int
-    rank: int
-    rows: dict[str, int]
-    tail: dict[str, int]
-    sum: dict[str, int]
-    gradient: dict[str, int]
+    room: _Room
+    rows: _Launch
+    tail: _Launch
+    sum: _Launch
+    table: Tensor
+    device: int
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(n: int, d: int, parts: int, config: TailConfig) -> _Plan:
-    shape = launch.operand_shape(d, parts)
+def _plan(
+    n: int,
+    d: int,
+    dtype: torch.dtype,
+    strides: tuple[int, int],
+    device: torch.device,
+    temperature: float,
+    config: TailConfig,
+    offset: float,
+    lowest: float,
+    mean: bool,
+) -> _Plan:
+    parts = _parts(dtype)
+    room, shape = _room(n, d, parts), launch.operand_shape(d, parts)
     wide = triton.next_power_of_2(shape["DP"])
     columns = max(64, triton.next_power_of_2(2 * n))
     size = config.tail_size(2 * n - 2)
+    drop = max(1, int(size * config.drop)) if config.drop else 0
     table_size = triton.next_power_of_2(max(size, 32))
     block = launch.blocks(2 * n, shape, "sum")
+    programs = triton.cdiv(2 * n, block["BM"])
     exact = min(128, triton.next_power_of_2(d))
+    lines = max(1, min(16, 2048 // wide))
     warps = {} if launch.INTERPRETED else {"num_warps": max(4, columns // 64), "num_stages": 2}
-    common = {"EXACT": launch.EXACT}
+    common = {"EXACT": launch.EXACT, "FLAGS": launch.FLAGS}
+    rank = round(config.rho0_quantile * (2 * n - 1))
+    gate = (rank, config.rho0 or 0.0, config.kappa_rho, config.kappa_aic, config.margin)
+    beta = 0.0 if isinstance(config.beta, str) else config.beta
+    near = {"DE": exact, "NEAR": launch.NEAR, **common}
     return _Plan(
-        padded=triton.cdiv(2 * n, launch.PAD) * launch.PAD,
-        tail_size=size,
-        drop=max(1, int(size * config.drop)) if config.drop else 0,
-        table_size=table_size,
-        rank=round(config.rho0_quantile * (2 * n - 1)),
-        rows={
-            "DP": shape["DP"],
-            "WIDE": wide,
-            "PARTS": parts,
-            "BR": max(1, min(16, 2048 // wide)),
-            "GRID": launch.INTERPRETED,
-            "FLAGS": launch.FLAGS,
-            **common,
-        },
-        tail={
-            "BM": block["BM"],
-            "CP": columns,
-            "KP": table_size,
-            "BK": min(64 // parts // 2, shape["DB"]),
-            "DP": shape["DP"],
-            "PARTS": parts,
-            "DE": exact,
-            "NEAR": launch.NEAR,  # type: ignore[dict-item]
-            "FLAGS": launch.FLAGS,
-            **common,
-            **warps,
-        },
-        sum={
-            **block,
-            **shape,
-            "B": columns,
-            "GIVEN": config.rho0 is not None,
-            "FIT": config.beta == "fit",
-            "GATE": launch.GATES[config.gate],
-            "DE": exact,
-            "NEAR": launch.NEAR,  # type: ignore[dict-item]
-            **common,
-        },
-        gradient={**block, **shape, "FLAGS": launch.FLAGS, **common},
+        room=room,
+        rows=_Launch(
+            small.rows_kernel,
+            room.padded // lines,
+            (n, d, *strides, room.padded),
+            {
+                "DP": shape["DP"],
+                "WIDE": wide,
+                "PARTS": parts,
+                "BR": lines,
+                "GRID": launch.INTERPRETED,
+                **common,
+            },
+        ),
+        tail=_Launch(
+            small.tail_kernel,
+            programs,
+            (n, d, room.padded, size, drop, config.eps),
+            {
+                "BM": block["BM"],
+                "CP": columns,
+                "BK": min(64 // parts // 2, shape["DB"]),
+                "DP": shape["DP"],
+                "PARTS": parts,
+                "KP": table_size,
+                **near,
+                **warps,
+            },
+        ),
+        sum=_Launch(
+            small.sum_kernel,
+            programs,
+            (n, d, room.padded, *gate, temperature, beta, offset, lowest, 1 / (2 * n) if mean else 1.0),
+            {
+                **block,
+                **shape,
+                "B": columns,
+                "GIVEN": config.rho0 is not None,
+                "FIT": config.beta == "fit",
+                "GATE": launch.GATES[config.gate],
+                **near,
+            },
+        ),
+        table=launch.fit_table(size, drop, table_size, device),
+        device=-1 if device.index is None else device.index,
     )
 
 
 def _forward(
     z_i: Tensor, z_j: Tensor, temperature: float, config: TailConfig, offset: float, lowest: float, mean: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss, unit rows, operands, state, and the columns of the nearest negatives with flags."""
-    z_i, z_j = _lines(z_i.detach()), _lines(z_j.detach())
+) -> tuple[Tensor, Tensor]:
+    """Loss, and the buffer with all that its gradient needs."""
+    z_i, z_j = _lines(z_i), _lines(z_j)
     n, d = z_i.shape
-    plan = _plan(n, d, 1 if z_i.dtype == torch.bfloat16 else 2, config)
-    unit, x, state, near = _buffers(z_i)
-    P, blocks = plan.padded, triton.cdiv(2 * n, plan.tail["BM"])
-    small.rows_kernel[(P // plan.rows["BR"],)](
-        z_i, z_j, unit, x, state, near, n, d, z_i.stride(0), z_j.stride(0), P, **plan.rows
-    )
-    table = launch.fit_table(plan.tail_size, plan.drop, plan.table_size, z_i.device)
-    small.tail_kernel[(blocks,)](
-        unit, x, state, near, table, n, d, P, plan.tail_size, plan.drop, config.eps, **plan.tail
-    )
-    small.sum_kernel[(blocks,)](
-        unit, x, state, near, n, d, P, plan.rank, config.rho0 or 0.0, config.kappa_rho, config.kappa_aic,
-        config.margin, temperature, 0.0 if config.beta == "fit" else config.beta, offset, lowest, **plan.sum,
-    )  # fmt: skip
-    losses = state[10, : 2 * n]
-    return losses.mean() if mean else losses.sum(), unit, x, state, near
+    strides = (z_i.stride(0), z_j.stride(0))
+    plan = _plan(n, d, z_i.dtype, strides, z_i.device, temperature, config, offset, lowest, mean)
+    work = torch.empty(plan.room.words, dtype=torch.float32, device=z_i.device)
+    loss = torch.empty((), dtype=torch.float32, device=z_i.device)
+    first, second = z_i.data_ptr(), z_j.data_ptr()
+    aligned = not (first | second) % ALIGNED
+    if plan.sum.again is not None and aligned and _is_current(plan.device):
+        parts = plan.room.addresses(work.data_ptr())
+        plan.rows.again(first, second, *parts, *plan.rows.rest)  # type: ignore[misc]
+        plan.tail.again(*parts, plan.table.data_ptr(), *plan.tail.rest)  # type: ignore[misc]
+        plan.sum.again(*parts, loss.data_ptr(), *plan.sum.rest)
+    else:
+        tensors = plan.room.tensors(work)
+        plan.rows(z_i.detach(), z_j.detach(), *tensors, keep=aligned)
+        plan.tail(*tensors, plan.table, keep=aligned)
+        plan.sum(*tensors, loss, keep=aligned)
+    return loss, work
+
+
+def _is_current(device: int) -> bool:
+    return device == torch.cuda.current_device()
 
 
 def _lines(rows: Tensor) -> Tensor:
@@ -162,71 +268,89 @@ def _lines(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _buffers(z_i: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n, d = z_i.shape
-    parts = 1 if z_i.dtype == torch.bfloat16 else 2
-    padded = (2 * n + launch.PAD - 1) // launch.PAD * launch.PAD
-    return (
-        z_i.new_empty((2 * n, d), dtype=torch.float32),
-        z_i.new_empty(
-            (padded, parts * launch.operand_shape(d, parts)["DP"]),
-            dtype=torch.float32 if launch.INTERPRETED else torch.bfloat16,
-        ),
-        z_i.new_empty((LINES, padded), dtype=torch.float32),
-        z_i.new_empty((padded * launch.EXACT + padded // launch.FLAGS,), dtype=torch.int32),
+@functools.lru_cache(maxsize=64)
+def _gradient_launch(
+    n: int, d: int, dtype: torch.dtype, device: torch.device, offset: float, lowest: float, mean: bool
+) -> _Launch:
+    shape = launch.operand_shape(d, _parts(dtype))
+    block = launch.blocks(2 * n, shape, "gradient")
+    return _Launch(
+        small.gradient_kernel,
+        triton.cdiv(2 * n, block["BM"]),
+        (n, d, _room(n, d, _parts(dtype)).padded, 1 / (2 * n) if mean else 1.0, offset, lowest),
+        {**block, **shape, "EXACT": launch.EXACT, "FLAGS": launch.FLAGS},
     )
 
 
 def _backward(
-    out: Tensor, saved: Sequence[Tensor], dtype: torch.dtype, offset: float, lowest: float, mean: bool
+    out: Tensor, work: Tensor, like: Tensor, offset: float, lowest: float, mean: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of both views, given that of the loss."""
-    unit, x, state, near = saved
-    n, d = unit.shape[0] // 2, unit.shape[1]
-    parts = 1 if dtype == torch.bfloat16 else 2
-    block = launch.blocks(2 * n, launch.operand_shape(d, parts), "gradient")
-    shape = launch.operand_shape(d, parts)
-    grad_i, grad_j = unit.new_empty((n, d), dtype=dtype), unit.new_empty((n, d), dtype=dtype)
-    small.gradient_kernel[(triton.cdiv(2 * n, block["BM"]),)](
-        unit, x, state, near, out, grad_i, grad_j, n, d, state.shape[1], 1 / (2 * n) if mean else 1.0, offset,
-        lowest, **block, **shape, EXACT=launch.EXACT, FLAGS=launch.FLAGS,
-    )  # fmt: skip
+    (n, d), dtype, device = like.shape, like.dtype, like.device
+    room = _room(n, d, _parts(dtype))
+    kernel = _gradient_launch(n, d, dtype, device, offset, lowest, mean)
+    grad_i = torch.empty((n, d), dtype=dtype, device=device)
+    grad_j = torch.empty((n, d), dtype=dtype, device=device)
+    factor = out.data_ptr()
+    if kernel.again is not None and not factor % ALIGNED and _is_current(device.index):
+        parts = room.addresses(work.data_ptr())
+        kernel.again(*parts, factor, grad_i.data_ptr(), grad_j.data_ptr(), *kernel.rest)
+    else:
+        kernel(*room.tensors(work), out.detach(), grad_i, grad_j, keep=not factor % ALIGNED)
     return grad_i, grad_j
 
 
 class _Small(torch.autograd.Function):
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        return _forward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def forward(ctx: Any, z_i: Tensor, z_j: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+        loss, work = _forward(z_i, z_j, *settings)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(inputs[0], *output[1:])
-        ctx.rest = inputs[4:]
+        ctx.mark_non_differentiable(work)
+        ctx.save_for_backward(z_i, work)
+        ctx.rest = settings[2:]
+        return loss, work
 
     @staticmethod
     def backward(ctx: Any, out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if out is None:
             return (None,) * 7
-        z_i, *saved = ctx.saved_tensors
-        if torch.is_grad_enabled():  # as in torch.func.grad, whose tensors only operators can open
-            both = torch.ops.weince.small_gradient(out, z_i, *saved, *ctx.rest)
-        else:
-            both = _backward(out, saved, z_i.dtype, *ctx.rest)
-        return *(first_order(gradient, z_i) for gradient in both), None, None, None, None, None
+        z_i, work = ctx.saved_tensors
+        both = _backward(out, work, z_i, *ctx.rest)
+        if torch.is_grad_enabled():
+            both = (first_order(both[0], z_i), first_order(both[1], z_i))
+        return *both, None, None, None, None, None
+
+
+class _Transformed(torch.autograd.Function):
+    """The same for torch.func, whose tensors only operators can open; it takes the host twice as long."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return _forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        first, second, *rest = _return(ctx, out)
+        if first is None or second is None:
+            return (None,) * 7
+        z_i = ctx.saved_tensors[0]
+        return first_order(first, z_i), first_order(second, z_i), *rest
 
 
 def _small(
     z_i: Tensor,
     z_j: Tensor,
     temperature: float,
-    config: Sequence[float],
+    config: list[float],
     offset: float,
     lowest: float,
     mean: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     return _forward(z_i, z_j, temperature, unpack(config), offset, lowest, mean)
 
 
@@ -234,39 +358,39 @@ def _small_fake(
     z_i: Tensor,
     z_j: Tensor,
     temperature: float,
-    config: Sequence[float],
+    config: list[float],
     offset: float,
     lowest: float,
     mean: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return z_i.new_empty((), dtype=torch.float32), *_buffers(z_i)
+) -> tuple[Tensor, Tensor]:
+    n, d = z_i.shape
+    words = _room(n, d, _parts(z_i.dtype)).words
+    return z_i.new_empty((), dtype=torch.float32), z_i.new_empty((words,), dtype=torch.float32)
 
 
 def _small_gradient(
-    out: Tensor, z_i: Tensor, unit: Tensor, x: Tensor, state: Tensor, near: Tensor, offset: float, lowest: float,
-    mean: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _backward(out, (unit, x, state, near), z_i.dtype, offset, lowest, mean)
+    out: Tensor, work: Tensor, z_i: Tensor, offset: float, lowest: float, mean: bool
+) -> tuple[Tensor, Tensor]:
+    return _backward(out, work, z_i, offset, lowest, mean)
 
 
 def _small_gradient_fake(
-    out: Tensor, z_i: Tensor, unit: Tensor, x: Tensor, state: Tensor, near: Tensor, offset: float, lowest: float,
-    mean: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    out: Tensor, work: Tensor, z_i: Tensor, offset: float, lowest: float, mean: bool
+) -> tuple[Tensor, Tensor]:
     return z_i.new_empty(z_i.shape), z_i.new_empty(z_i.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(inputs[0], *output[1:])
+    ctx.save_for_backward(inputs[0], output[1])
     ctx.rest = inputs[4:]
 
 
 def _return(ctx: Any, out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if out is None:
         return (None,) * 7
-    z_i, *saved = ctx.saved_tensors
-    return *torch.ops.weince.small_gradient(out, z_i, *saved, *ctx.rest), None, None, None, None, None
+    z_i, work = ctx.saved_tensors
+    return *torch.ops.weince.small_gradient(out, work, z_i, *ctx.rest), None, None, None, None, None
 
 
 register("small_gradient", _small_gradient, _small_gradient_fake)

@@ -20,7 +20,7 @@ def rows_kernel(
     DP: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, GRID: tl.constexpr,
     EXACT: tl.constexpr, FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """Both views to unit rows, to operands, and to the inverse lengths of both. Flags to 0."""
+    """Both views to unit rows, to operands, and to the inverse lengths of both. Flags and the counter to 0."""
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = row < 2 * n
     column = tl.arange(0, WIDE)
@@ -39,6 +39,7 @@ def rows_kernel(
     tl.store(unit + row[:, None] * d + column[None, :], one, mask=mask)
     tl.store(state + 8 * P + row, tl.where(real, tl.minimum(scale / length, 8.5e37), 0.0))
     tl.store(near + P * EXACT + row // FLAGS, tl.zeros((BR,), tl.int32))
+    tl.store(near + P * EXACT + P // FLAGS, 0)
     target = out + row[:, None] * (PARTS * DP) + column[None, :]
     fits = (column < DP)[None, :]
     if PARTS == 1:
@@ -57,22 +58,31 @@ def rows_kernel(
 
 
 @triton.jit
-def tail_kernel(
-    unit, x, state, near, table, n, d, P, k, drop, eps,
-    BM: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr,
-    DE: tl.constexpr, EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr,
+def all_bits(
+    x, state, rows, n, P,
+    BM: tl.constexpr, CP: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The K hardest of all negatives, and TailFit's lines through them."""
-    count = 2 * n
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    inside = rows < count
+    """Shortfalls of some rows and all columns as their bits; infinite where a column is no negative."""
     cols = tl.arange(0, CP)
     there = tl.minimum(cols, P - 1)
     acc = wide_products(x, rows, x, there, tl.zeros((BM, CP), tl.float32), DP, BK, PARTS)
     apart = shortfall(acc, tl.load(state + 9 * P + rows), state + 9 * P, there, PARTS)
-    own = (rows + n) % count
-    keep = (cols[None, :] != own[:, None]) & (cols[None, :] != rows[:, None]) & (cols < count)[None, :]
-    bits = tl.where(keep, apart.to(tl.int32, bitcast=True), INFINITE)
+    own = (rows + n) % (2 * n)
+    keep = (cols[None, :] != own[:, None]) & (cols[None, :] != rows[:, None]) & (cols < 2 * n)[None, :]
+    return tl.where(keep, apart.to(tl.int32, bitcast=True), INFINITE)
+
+
+@triton.jit
+def tail_kernel(
+    unit, x, state, near, table, n, d, P, k, drop, eps,
+    BM: tl.constexpr, CP: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, KP: tl.constexpr,
+    DE: tl.constexpr, EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr,
+):  # fmt: skip
+    """The K hardest of all negatives, and TailFit's lines through them."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = rows < 2 * n
+    cols = tl.arange(0, CP)
+    bits = all_bits(x, state, rows, n, P, BM, CP, BK, DP, PARTS)
     ordered = -tl.topk(-bits, KP)
 
     rank = tl.arange(0, KP)
@@ -118,12 +128,16 @@ def tail_kernel(
 
 @triton.jit
 def sum_kernel(
-    unit, x, state, near, n, d, P, rank, pivot, kappa_rho, kappa_aic, margin, temperature, fixed_beta, offset, lowest,
+    unit, x, state, near, out, n, d, P, rank, pivot, kappa_rho, kappa_aic, margin, temperature, fixed_beta, offset,
+    lowest, share,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr,
     GIVEN: tl.constexpr, FIT: tl.constexpr, GATE: tl.constexpr, DE: tl.constexpr, EXACT: tl.constexpr,
-    NEAR: tl.constexpr,
+    NEAR: tl.constexpr, FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """The gate, whose pivot every program finds for itself, and the loss of every anchor."""
+    """The gate, whose pivot every program finds for itself, and the loss of every anchor.
+
+    The program that is done last writes ``share`` times their sum to ``out``.
+    """
     count = 2 * n
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < count
@@ -154,6 +168,12 @@ def sum_kernel(
     tl.store(state + 6 * P + rows, g, mask=inside)
     tl.store(state + 7 * P + rows, w, mask=inside)
     tl.store(state + 10 * P + rows, loss, mask=inside)
+    tl.debug_barrier()  # what all threads stored comes before what one of them counts
+    done = tl.atomic_add(near + P * EXACT + P // FLAGS, 1, sem="acq_rel")
+    if done == tl.num_programs(0) - 1:
+        at = tl.arange(0, B)
+        each = tl.load(state + 10 * P + at, mask=at < count, other=0.0, volatile=True)
+        tl.store(out, tl.sum(each) * share)
 
 
 @triton.jit
