@@ -79,6 +79,7 @@ def reproduce(
     failed = {} if table_only else _carry_out(runs, out, jobs, slurm, slurm_options)
 
     from weince.reproduce.aggregate import aggregate
+    from weince.reproduce.curves import pictures
     from weince.reproduce.execute import is_done, record
 
     records = {run.folder: record(run) for run in runs if is_done(run)}
@@ -90,7 +91,14 @@ def reproduce(
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
     shown = [run for run in runs if _cell(run) in begun]
     facts = _facts(asked, runs, shown, [found for _, found in made], epochs, command)
-    page = Page(asked.title, asked.baseline, aggregate(asked, shown, records), facts, list(failed.values()))
+    page = Page(
+        asked.title,
+        asked.baseline,
+        aggregate(asked, shown, records),
+        facts,
+        failed=list(failed.values()),
+        pictures=pictures(asked, made),
+    )
     path = write_page(page, out / asked.name, made)
     if failed:
         first = next(iter(failed.values()))

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -14,6 +14,9 @@ from weince.checkpoint import write_aside
 from weince.evaluate.protocol import Interval, PairedTest
 from weince.reproduce.aggregate import Line, Summary
 from weince.reproduce.plan import Run
+
+if TYPE_CHECKING:
+    from weince.reproduce.curves import Picture
 
 NAMES = {
     "linear": "Linear probe, %",
@@ -60,6 +63,7 @@ class Page:
         facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
         failed: Why runs failed.
         notes: How to read the lines.
+        pictures: Figures, each of which is a file too.
     """
 
     title: str
@@ -68,11 +72,14 @@ class Page:
     facts: Mapping[str, str]
     failed: Sequence[str] = ()
     notes: Sequence[str] = NOTES
+    pictures: "Sequence[Picture]" = ()
 
 
 def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]] = ()) -> Path:
-    """Write ``table.csv``, ``tries.csv``, ``runs.csv``, ``table.md`` and ``index.html``; returns the last."""
+    """Write three CSV files, figures, ``table.md`` and ``index.html``; returns the last."""
     folder.mkdir(parents=True, exist_ok=True)
+    for picture in page.pictures:
+        _write(folder / f"{picture.name}.svg", picture.svg)
     _write_csv(folder / "table.csv", page.summary.chosen, page.facts)
     _write_csv(folder / "tries.csv", page.summary.tries, page.facts)
     _write_runs(folder / "runs.csv", runs)
@@ -152,7 +159,15 @@ def markdown(page: Page) -> str:
     parts = [f"# {_plain(page.title)}", ""]
     for table in by_figure(page.summary.chosen):
         parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
-    parts += [*page.notes, "", "## How it was made", ""]
+    parts += [*page.notes, ""]
+    if page.pictures:
+        parts += ["## How the runs went", ""]
+        parts += [
+            line
+            for picture in page.pictures
+            for line in (f"![{_plain(picture.name)}]({picture.name}.svg)", "", _plain(picture.caption), "")
+        ]
+    parts += ["## How it was made", ""]
     parts += [f"- {name}: {_plain(value)}" for name, value in page.facts.items()]
     if page.failed:
         parts += ["", "## Runs that failed", "", *(f"- {_plain(line)}" for line in page.failed)]
@@ -194,6 +209,7 @@ def html(page: Page) -> str:
         chosen=by_figure(page.summary.chosen),
         tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
         style=Markup(style),
+        drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
     )
 
 
