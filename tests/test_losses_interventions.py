@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weince import BlendLink, LinkLoss, TailConfig, WeinceLoss, functional
+from weince import BlendLink, LinkLoss, TailConfig, Term, WeinceLoss, functional
+from weince.candidates import contests
 from weince.configure import LossConfig, build_loss
 from weince.losses import RELEASED_TAIL, released_terms
 
@@ -92,7 +93,8 @@ def test_the_links_slope_is_the_derivative_of_its_logit(endpoint, lam, beta, col
     link = BlendLink(lam, beta, 0.2, endpoint=endpoint, softmax_at=torch.tensor([column]))
     logits = link.logit(shortfall)
     (slope,) = torch.autograd.grad(logits.sum(), shortfall)
-    torch.testing.assert_close(link.slope(shortfall.detach()), -slope, rtol=1e-12, atol=1e-12)
+    shortfall = shortfall.detach()
+    torch.testing.assert_close(link.slope(shortfall), -slope, rtol=1e-12, atol=1e-12)
     assert float(logits[0, column]) == pytest.approx((1 - float(shortfall[0, column])) / 0.2)
     for other in {0, 1, 2, 3, 4, 5} - {column}:
         d = float(shortfall[0, other])
@@ -146,21 +148,22 @@ def test_several_positives_are_refused():
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_kernels_are_refused_and_the_extra_terms_go_along(change):
-    tail = tail_of("blend", change)
-    with pytest.raises(
-        ValueError, match=r'engine="fused" cannot serve WeinceLink.*engine="auto" takes another'
-    ):
-        WeinceLoss(tail=tail, engine="fused")
-    assert not WeinceLoss(tail=tail).link.in_kernels
-    assert WeinceLoss().link.in_kernels
-    assert WeinceLoss(engine="fused").engine == "fused"
-    z = pairs()
-    both = WeinceLoss(tail=tail, extra=released_terms())(*z)
-    extra = LinkLoss(released_terms()[0].link, extra=released_terms())(*z) - LinkLoss(
-        released_terms()[0].link
-    )(*z)
-    torch.testing.assert_close(both, WeinceLoss(tail=tail)(*z) + extra)
+def test_the_kernels_refuse_what_they_do_not_know(change):
+    fused = pytest.importorskip("weince.engines.fused")
+    link = WeinceLoss(tail=tail_of("blend", change)).link
+    (contest,) = contests("views", *(z.float() for z in pairs()))
+    why = fused._refusal(contest, [Term(link)], link.tail)
+    assert "no blend with another endpoint, softmax on positives or a matched slope" in why
+    plain = WeinceLoss(tail=BASES["blend"]).link
+    assert fused._refusal(contest, [Term(plain)], plain.tail) is None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_extra_terms_go_along(change):
+    z, tail, (softmax, shortfall) = pairs(), tail_of("blend", change), released_terms()
+    both = WeinceLoss(tail=tail, extra=[softmax, shortfall])(*z)
+    alone = LinkLoss(softmax.link, extra=released_terms())(*z) - LinkLoss(softmax.link)(*z)
+    torch.testing.assert_close(both, WeinceLoss(tail=tail)(*z) + alone)
 
 
 @pytest.mark.parametrize("change", CHANGES)

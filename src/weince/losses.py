@@ -84,9 +84,6 @@ class LinkLoss(nn.Module):
         self.extra = tuple(extra)
         self.candidates, self.reduction, self.engine = candidates, reduction, engine
         self.gather, self.check_finite = gather, check_finite
-        self._in_kernels = all(term.link.in_kernels for term in [Term(link), *extra])
-        if engine == "fused" and not self._in_kernels:
-            raise ValueError(f'engine="fused" cannot serve {link}; engine="auto" takes another')
         self._learned: list[tuple[int, str, str]] = []  # term, field of its link, name in this module
         for index, term in enumerate([Term(link), *self.extra]):
             self._adopt(index, term.link)
@@ -133,7 +130,6 @@ class LinkLoss(nn.Module):
             return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
         """
         first, *extra = self._terms()
-        beyond = self.engine == "auto" and not self._in_kernels and z_i.is_cuda
         return functional.link_loss(
             z_i,
             z_j,
@@ -141,7 +137,7 @@ class LinkLoss(nn.Module):
             candidates=self.candidates,
             extra=extra,
             reduction=self.reduction,
-            engine="dense" if beyond else self.engine,
+            engine=self.engine,
             gather=self.gather,
             labels=labels,
             negatives=negatives,
