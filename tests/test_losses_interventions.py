@@ -93,7 +93,7 @@ def test_the_links_slope_is_the_derivative_of_its_logit(endpoint, lam, beta, col
     link = BlendLink(lam, beta, 0.2, endpoint=endpoint, softmax_at=torch.tensor([column]))
     logits = link.logit(shortfall)
     (slope,) = torch.autograd.grad(logits.sum(), shortfall)
-    shortfall = shortfall.detach()
+    shortfall, logits = shortfall.detach(), logits.detach()
     torch.testing.assert_close(link.slope(shortfall), -slope, rtol=1e-12, atol=1e-12)
     assert float(logits[0, column]) == pytest.approx((1 - float(shortfall[0, column])) / 0.2)
     for other in {0, 1, 2, 3, 4, 5} - {column}:
