@@ -78,6 +78,9 @@ def test_the_ablations_share_their_runs(tmp_path):
     for loss in ("InfoNCE", "blend, beta 1", "blend, fitted beta (paper)"):
         places = {folders[name][loss] for name in ("factorial", "temperatures", "gates", "interventions")}
         assert places == {folders["precision"][f"{loss}, bf16"]}
+    for name in ("link_bf16", "frechet_bf16"):
+        on_cifar100 = plan(read_table(name), tmp_path, seeds=[7], only=["cifar100_resnet18"])
+        assert [run.folder for run in on_cifar100] == [folders["factorial"]["InfoNCE"]]
     assert {run.changes["precision"] for name in names[1:] for run in runs[name]} == {"bf16"}
     distinct = {run.folder for name in names for run in runs[name]}
     assert len(distinct) == sum(map(len, runs.values())) - 4 * 3  # those three are in all five
@@ -203,10 +206,13 @@ def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path, changes, me
 
 def test_an_unknown_table_lists_the_tables(tmp_path):
     with pytest.raises(
-        ValueError,
-        match=r"unknown table 'linera' \(did you mean linear\?\); known: cifar10, digits, .*overhead",
+        ValueError, match=r"unknown table 'linera' \(did you mean linear\?\).*, or a YAML file"
     ):
         read_table("linera")
+    with pytest.raises(
+        ValueError, match=r"unknown table 'xyz'; known: cifar10, digits, .*overhead, or a YAML file"
+    ):
+        read_table("xyz")
     with pytest.raises(ValueError, match="no such table file"):
         read_table(str(tmp_path / "none.yaml"))
     (tmp_path / "bad.yaml").write_text("a: [")
