@@ -1,6 +1,7 @@
 """Figures from logs: what is in them, that the means are means, and that they reach the table's files."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -131,6 +132,19 @@ def test_runs_without_a_log_are_left_out_and_seeds_meet_where_the_shortest_ends(
     for run in runs:
         (run.folder / "log.csv").unlink(missing_ok=True)
     assert curves.pictures(table, made_of(runs)) == []
+
+
+@pytest.mark.parametrize("values", [(math.nan, math.nan), (0.4, math.nan)])
+def test_a_link_that_could_not_be_fitted_has_no_colour(tmp_path, drawn, values):
+    table = read_table("frechet_bf16")
+    runs = plan(table, tmp_path)
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        Log(run.folder, 0).add(dict.fromkeys(COLUMNS, 1.0))
+    made = [(run, {"frechet_lam_w": value}) for run, value in zip(runs, values, strict=True)]
+    assert [picture.name for picture in curves.pictures(table, made)] == ["curves", "geometry"]
+    (marks,) = drawn["geometry"].axes[0].collections
+    assert np.isnan(marks.get_array().filled(math.nan)).tolist() == [math.isnan(value) for value in values]
 
 
 def test_every_row_has_figures_of_its_own(tmp_path):

@@ -160,14 +160,15 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
         figure = _canvas(7.6, max(3.8, 0.6 + 0.21 * len(groups)))
         ax = figure.subplots()
         every = [float(record[key]) for group in groups for record in group.records]
+        known = [value for value in every if np.isfinite(value)] or [0.0, 1.0]  # a link may not be fitted
         for place, group in enumerate(groups):
             last = [log[-1] for log in group.logs]
             marks = ax.scatter(
                 [end["alignment"] for end in last],
                 [end["uniformity"] for end in last],
                 c=[float(record[key]) for record in group.records],
-                vmin=np.nanmin(every),
-                vmax=np.nanmax(every),
+                vmin=min(known),
+                vmax=max(known),
                 cmap="viridis",
                 marker=MARKERS[place % len(MARKERS)],
                 s=46,
