@@ -148,7 +148,9 @@ def run_missing(options: argparse.Namespace) -> None:
             "runs": len(missing),
             "seconds": round(time.perf_counter() - began),
         }
-        (options.out / "made.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        path = options.out / "made.json"
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        path.write_text(json.dumps([*earlier, made], indent=2) + "\n", encoding="utf-8")
 
 
 def read_results(out: Path) -> list[Result]:
@@ -291,19 +293,22 @@ def introduction(run: dict[str, Any], values: dict[str, float], seeds: int) -> s
 
 
 def origin(options: argparse.Namespace, run: dict[str, Any], values: dict[str, float], seeds: int) -> str:
-    """The command and the machine."""
+    """The command and the machines; runs that were added later were another call of it."""
     command = (
         f"python benchmarks/simcse_compare.py --model ENCODER --text SENTENCES --sts STS "
-        f"--sentences {int(values['sentences'])} --seeds {seeds} --precision {run['precision']}"
+        f"--sentences {int(values['sentences'])} --seeds {seeds} --lr {run['lr']:g} --precision {run['precision']}"
+        f"{' --graph' if run['graph'] else ''}"
     )
     path = options.out / "made.json"
     if not path.is_file():
         return f"Made by `{command}`."
-    made = json.loads(path.read_text(encoding="utf-8"))
-    return (
-        f"Made by `{command} --jobs {made['jobs']}` on {made['machine']}, torch {made['torch']}, transformers "
-        f"{made['transformers']}: {made['runs']} runs in {made['seconds']} s."
+    calls = json.loads(path.read_text(encoding="utf-8"))
+    said = "; ".join(
+        f"{made['runs']} runs, {made['jobs']} at once, in {made['seconds']} s on {made['machine']}, torch "
+        f"{made['torch']}, transformers {made['transformers']}"
+        for made in calls
     )
+    return f"Made by `{command}`: {said}."
 
 
 def before(out: Path) -> str:
@@ -312,7 +317,10 @@ def before(out: Path) -> str:
     if not path.is_file():
         return ""
     scores = json.loads(path.read_text(encoding="utf-8"))
-    return f"Before SimCSE the encoder's [CLS] reaches {scores['STSB']:.2f} on STS-B test."
+    return (
+        f"Before SimCSE the encoder's [CLS] reaches {scores['STSB']:.2f} on STS-B test and {scores['mean']:.2f} in the "
+        "mean over tasks."
+    )
 
 
 def aggregate(options: argparse.Namespace) -> None:
