@@ -318,8 +318,8 @@ def before(out: Path) -> str:
         return ""
     scores = json.loads(path.read_text(encoding="utf-8"))
     return (
-        f"Before SimCSE the encoder's [CLS] reaches {scores['STSB']:.2f} on STS-B test and {scores['mean']:.2f} in the "
-        "mean over tasks."
+        f"Before SimCSE the encoder's [CLS] reaches {scores['STSB']:.2f} on STS-B test and {scores['mean']:.2f} in "
+        "the mean over tasks."
     )
 
 

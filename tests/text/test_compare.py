@@ -101,7 +101,7 @@ def test_a_comparison_runs_goes_on_and_aggregates(toy_model, toy_text, toy_sts, 
     assert (results.parent / "simcse_seeds.svg").read_text().startswith("<?xml")
     said = results.with_suffix(".md").read_text()
     assert "Before SimCSE" in said
-    assert "runs in" in said
+    assert "4 runs, 1 at once, in " in said
     assert str(tmp_path) not in said
 
     before = {path: path.read_bytes() for path in results.parent.iterdir()}
