@@ -233,7 +233,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument(
         "table", metavar="TABLE", help="linear, knn, link, frechet, overhead, precision, factorial, temperatures, "
-        "gates, interventions, cifar10, resnet50, digits, or a YAML file")  # fmt: skip
+        "gates, interventions, screen, cifar10, resnet50, digits, or a YAML file")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
@@ -248,6 +248,9 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         "--table-only",
         action="store_true",
         help="start nothing, write the table from the runs that are there",
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="copy the runs' records there, without weights"
     )
     parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
     parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
@@ -273,6 +276,7 @@ def _run_reproduce(options: argparse.Namespace) -> None:
         device=options.device,
         dry_run=options.dry_run,
         table_only=options.table_only,
+        keep=options.keep,
         command=options.command_line,
     )
     if not options.dry_run:

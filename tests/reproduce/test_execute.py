@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from reproduce.tables import small_table
@@ -288,6 +289,24 @@ def test_a_table_is_written_from_small_files_alone(tmp_path, script, signed, cap
     assert "missing" not in capsys.readouterr().err
 
 
+def test_records_that_are_kept_make_the_table_without_weights_or_paths(tmp_path, script):
+    table = small_table(tmp_path)
+    runs = finished(tmp_path, script, table)
+    for run in runs:
+        path = run.folder / "run.yaml"
+        path.write_text(path.read_text().replace("data: digits", f"data: {tmp_path}/digits.npz"))
+    full, kept = tmp_path / "full", tmp_path / "kept"
+    first = reproduce(str(table), out=full, table_only=True, device="cpu", keep=kept).parent
+    second = reproduce(str(table), out=kept, table_only=True, device="cpu", keep=kept).parent
+    assert (first / "table.csv").read_text() == (second / "table.csv").read_text()
+    names = {path.name for path in kept.glob("runs/*/*/*/*")}
+    assert names == {"run.yaml", "evaluation.json", "made.json"}
+    for path in kept.glob("runs/*/*/*/run.yaml"):
+        said = settings.load(str(path))
+        assert (said["data"], kept / said["out"]) == ("digits", path.parent)
+        assert str(tmp_path) not in path.read_text()
+
+
 def test_a_run_with_other_settings_in_its_folder_is_not_done(tmp_path, script):
     run = finished(tmp_path, script, small_table(tmp_path))[0]
     (run.folder / "made.json").unlink()
@@ -333,6 +352,14 @@ def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):
     page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
     budget = "- tuning budget: unequal numbers of configurations tried: InfoNCE 2, paper 1"
     assert budget in (page.parent / "table.md").read_text()
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(execute, "version", missing)
+    assert execute.commit().startswith("not installed")
 
 
 def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, script):

@@ -36,6 +36,7 @@ def reproduce(
     device: str | None = None,
     dry_run: bool = False,
     table_only: bool = False,
+    keep: Path | None = None,
     command: str = "",
 ) -> Path:
     """Fill a table.
@@ -54,6 +55,8 @@ def reproduce(
         dry_run: Print the plan and start nothing.
         table_only: Start nothing, write the table from the runs that are there, and print which are missing. Of a
             run's folder only ``run.yaml`` and its result are needed; ``made.json`` and ``log.csv`` add what they say.
+        keep: Copy the records of the table's finished runs, without weights, to ``keep/runs``, so that
+            ``reproduce(table, out=keep, table_only=True)`` writes the table anywhere.
         command: What the table says it was made with.
 
     Returns:
@@ -81,6 +84,7 @@ def reproduce(
     from weince.reproduce.aggregate import aggregate
     from weince.reproduce.curves import pictures
     from weince.reproduce.execute import is_done, record
+    from weince.reproduce.records import keep_records
 
     records = {run.folder: record(run) for run in runs if is_done(run)}
     if table_only:
@@ -100,6 +104,8 @@ def reproduce(
         pictures=pictures(asked, made),
     )
     path = write_page(page, out / asked.name, made)
+    if keep is not None:
+        keep_records([run for run, _ in made], keep)
     if failed:
         first = next(iter(failed.values()))
         raise ValueError(

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +220,15 @@ def commit() -> str:
     head = _said(["git", "-C", here, "rev-parse", "--short=12", "HEAD"])
     if head and _said(["git", "-C", here, "ls-files", "__init__.py"]):
         changed = _said(["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "."])
-        return f"{version('weince')} at {head}{' with changes' if changed else ''}"
-    return version("weince")
+        return f"{_version()} at {head}{' with changes' if changed else ''}"
+    return _version()
+
+
+def _version() -> str:
+    try:
+        return version("weince")
+    except PackageNotFoundError:  # run from its sources
+        return "not installed"
 
 
 def _said(command: list[str]) -> str:
