@@ -8,9 +8,11 @@ import sys
 import time
 
 import pytest
+import torch
 
 from weince import cli, settings
 from weince.cli import main
+from weince.vision import train as train_module
 
 EXAMPLES = (cli._TRAIN_EXAMPLES, cli._EVALUATE_EXAMPLES, cli._REPRODUCE_EXAMPLES, cli._DIAGNOSE_EXAMPLES)
 
@@ -70,6 +72,25 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     monkeypatch.setenv("RANK", "1")  # of the processes of torchrun, the first speaks
     assert main(["train", *small, "--devices", "1"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_gpu_without_memory_ends_in_one_line(tmp_path, capsys, monkeypatch):
+    def full(error):
+        def train(run):
+            raise error
+
+        return train
+
+    said = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 2 GiB.\nSee more"
+    line = ["train", "--config", "digits_tiny", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(train_module, "train", full(torch.OutOfMemoryError(said)))
+    assert main(line) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("weince: CUDA out of memory. Tried to allocate 20.00 GiB: take a smaller batch")
+    assert errors.count("\n") == 1
+    monkeypatch.setattr(train_module, "train", full(RuntimeError("another fault")))
+    with pytest.raises(RuntimeError, match="another fault"):  # a bug keeps its traceback
+        main(line)
 
 
 def test_interrupted_training_says_that_it_goes_on(tmp_path):

@@ -377,6 +377,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is needed
+            raise
+        said = str(error).partition(". GPU")[0]
+        print(f"weince: {said}: take a smaller batch, encoder or --loss.engine chunked", file=sys.stderr)
+        return BAD_INPUT
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
