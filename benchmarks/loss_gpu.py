@@ -1,4 +1,4 @@
-"""The fused engine on a GPU: forward and backward, beside torch InfoNCE and the dense engine in the same run.
+"""The fused engine on a GPU: forward and backward, beside torch InfoNCE, Inf-CL and the dense engine in the same run.
 
     python benchmarks/loss_gpu.py                              the standard sizes
     python benchmarks/loss_gpu.py --sizes 256x64 4096x128      some of them
@@ -8,7 +8,9 @@
 Random rows in two views. The median of many steps counts, warm, timed with device events (L2 flushed between
 steps); one warm step where it takes half a second; the first of 262,144 pairs or more where that takes two.
 The peak is what a step allocates beyond its inputs. ``graph`` replays the same step from a CUDA graph, ``compiled``
-is torch.compile. A loss whose matrix would not fit is left out. The plot shows the sizes with d = 128.
+is torch.compile. A loss whose matrix would not fit is left out. Inf-CL (``pip install inf_cl``) is measured where
+it is installed: InfoNCE without the matrix, its products of float32 in TensorFloat-32, an anchor among its own
+negatives. The plot shows the sizes with d = 128.
 """
 
 import argparse
@@ -31,9 +33,15 @@ from torch import Tensor
 from weince.engines.choose import Engine
 from weince.functional import weince_loss
 
+try:
+    from inf_cl import cal_flash_loss
+except ImportError:
+    cal_flash_loss = None
+
 SIZES = ["256x64", "32768x256", *(f"{2**power}x128" for power in range(8, 20))]
 COMPILED, DENSE, INFO_NCE_UP_TO, GRAPH_UP_TO = (256, 4096), (256, 4096, 16384), 32768, 4096
 INFO_NCE_COMPILED = (256, 1024, 4096, 16384, 32768)
+INF_CL_UP_TO = 131072
 LARGE = 1 << 18
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -44,6 +52,14 @@ def info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
     logits = rows @ rows.T / 0.5
     logits = logits.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), -torch.inf)
     return F.cross_entropy(logits, torch.arange(len(rows), device=rows.device).roll(len(z_i)))
+
+
+def inf_cl(z_i: Tensor, z_j: Tensor) -> Tensor:
+    """The same by Inf-CL, but that an anchor is its own negative too."""
+    rows = F.normalize(torch.cat([z_i, z_j]).float())
+    partner = torch.arange(len(rows), device=rows.device).roll(len(z_i))
+    loss: Tensor = cal_flash_loss(rows, rows, partner, 1 / 0.5, head_dim=min(256, rows.shape[1])).mean()
+    return loss
 
 
 def weince(engine: Engine) -> Loss:
@@ -112,6 +128,8 @@ def cases(pairs: int, d: int, dtype: torch.dtype) -> list[tuple[str, Loss, bool]
         found.append(("torch InfoNCE", info_nce, False))
     if dtype == torch.float32 and pairs in INFO_NCE_COMPILED:
         found.append(("torch InfoNCE, compiled", torch.compile(info_nce, dynamic=False), False))
+    if dtype == torch.float32 and pairs <= INF_CL_UP_TO and cal_flash_loss is not None:
+        found.append(("Inf-CL", inf_cl, False))
     if dtype == torch.float32 and pairs in DENSE:
         found.append(("WEINCE dense", weince("dense"), False))
     return found
@@ -197,7 +215,7 @@ def plot(rows: list[Row], path: Path) -> None:
         own = sorted(
             (row for row in rows if (row.name, row.dtype) == (name, dtype)), key=lambda row: row.pairs
         )
-        style = {"linestyle": "--"} if "InfoNCE" in name else {"linestyle": ":"} if "graph" in name else {}
+        style = {"linestyle": "--"} if "WEINCE" not in name else {"linestyle": ":"} if "graph" in name else {}
         for panel, field in zip(panels, ("milliseconds", "mebibytes"), strict=True):
             if field == "mebibytes" and "graph" in name:
                 continue  # the same as without

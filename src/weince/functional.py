@@ -131,9 +131,6 @@ def _small(
     """WEINCE by the kernels for small batches of two views; None where they are not for it."""
     if not isinstance(link, WeinceLink) or not isinstance(z_i, Tensor) or not z_i.is_cuda or z_j is None:
         return None
-    # They spare the host work, which a graph does anyway; there the kernels for any size are the faster ones.
-    if not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
-        return None
     if why_no_kernels(z_i.device) is not None:
         return None
     from weince.engines.small import serves, small_loss  # here, since Triton is an extra

@@ -57,16 +57,18 @@ class Spy:
     def __getitem__(self, grid):
         def run(*arguments, **options):
             self.kernel[grid](*arguments, **options)
-            keys, _, _, sizes, *_, near_d, _, start, anchors, _, k, _, width = arguments[:21]
-            lines = keys.view(-1, width)[: anchors - start]
-            tails = (lines[:, :k] >> 32).int().view(torch.float32)
-            own = (
-                sizes[: len(lines)]
-                if options["HAS_IDS"]
-                else torch.full((len(lines),), k, device=keys.device)
+            halves, kept, sizes, *_, near_d, _, start, anchors, _, k, _, width = arguments[:20]
+            keys = halves.view(torch.int64).view(-1, width)[: anchors - start]
+            tails = (keys >> 32).int().view(torch.float32)
+            have = width if options["ALL"] else kept[: len(keys), None]
+            tails = (
+                tails.where(torch.arange(width, device=keys.device) < have, torch.inf).sort(1).values[:, :k]
             )
-            tails = tails.where(torch.arange(k, device=keys.device) < own[:, None], torch.inf).sort(1).values
-            exact = near_d[start : start + len(lines), :k].sort(1).values
+            own = (
+                sizes[: len(keys)] if options["HAS_IDS"] else torch.full((len(keys),), k, device=keys.device)
+            )
+            tails = tails.where(torch.arange(k, device=keys.device) < own[:, None], torch.inf)
+            exact = near_d[start : start + len(keys), :k].sort(1).values
             self.tails.append(torch.cat([exact, tails[:, exact.shape[1] :]], 1))
             self.sizes.append(own)
 

@@ -1,13 +1,13 @@
 """WEINCE of a small batch of two views on CUDA: few launches, few steps of Python.
 
 At 256 pairs a GPU is done in a twentieth of a millisecond; what takes time is asking it. So here the embeddings go to
-the kernels as they come, without the contest and the separate normalisation of the other engines, in three launches,
+the kernels as they come, without the contest and the separate normalisation of the other engines, in four launches,
 and their gradients come back in one. All that the kernels keep lies in one buffer. In a compiled graph the same is
 two operators.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -16,8 +16,10 @@ import triton
 from torch import Tensor
 
 from weince.engines.fused import cap
-from weince.engines.kernels import launch, small
+from weince.engines.kernels import fit, launch, small
+from weince.engines.kernels.again import ALIGNED, Launch, Place, after
 from weince.engines.kernels.ops import pack, register, unpack
+from weince.engines.kernels.order import network_of
 from weince.scores import first_order
 from weince.tail import TailConfig, TailStats
 from weince.terms import WeinceLink
@@ -25,11 +27,8 @@ from weince.terms import WeinceLink
 LARGEST_BATCH = 512
 LARGEST_WIDTH = 256
 LINES = 16
-"""Lines of the state: rho, beta, daic, lam, base, pull, g, w, inverse length of the rows, of the operands, loss,
-whether a fit was made, then the exact shortfalls of the four nearest."""
-
-ALIGNED = 16
-"""Bytes; kernels are compiled for addresses that are multiples of it."""
+"""Lines of the state: rho, beta, daic, lam, base, pull, g, w, inverse length of the rows, of the operands, loss, one
+that is free, then the exact shortfalls of the four nearest."""
 
 in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 """Whether torch.func is at work, which wants another kind of function; without an answer that one is taken."""
@@ -114,7 +113,7 @@ def _layout(n: int, d: int, parts: int) -> _Room:
         2 * n * d,
         operands if launch.INTERPRETED else operands // 2,
         LINES * padded,
-        padded * launch.EXACT + padded // launch.FLAGS + 1,
+        padded * (launch.EXACT + 2),
     )
     return _Room(padded, *accumulate((triton.cdiv(size, 32) * 32 for size in sizes), initial=0))
 
@@ -126,32 +125,16 @@ def _parts(dtype: torch.dtype) -> int:
     return 1 if dtype == torch.bfloat16 else 2
 
 
-class _Launch:
-    """A kernel for batches of one shape: everything is settled but the addresses.
-
-    Triton looks at every argument of a launch, to find what it compiled for such arguments; here only at those of the
-    first, and what it found is called again with addresses alone.
-    """
-
-    def __init__(self, kernel: Any, programs: int, numbers: tuple[float, ...], constants: dict[str, Any]):
-        self.kernel, self.grid, self.numbers, self.constants = kernel, (programs, 1, 1), numbers, constants
-        self.rest = (*numbers, *(constants[name] for name in kernel.arg_names if name in constants))
-        self.again: Callable[..., None] | None = None
-
-    def __call__(self, *tensors: Tensor, keep: bool) -> None:
-        compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
-        if keep and compiled is not None:  # the interpreter compiles nothing
-            self.again = compiled[self.grid]
-
-
 class _Plan(NamedTuple):
     """The launches of a forward pass, what they share, and the device they are for."""
 
     room: _Room
-    rows: _Launch
-    tail: _Launch
-    sum: _Launch
+    rows: Launch
+    keys: Launch
+    fit: Launch
+    sum: Launch
     table: Tensor
+    columns: int
     device: int
 
 
@@ -174,48 +157,53 @@ def _plan(
     columns = max(64, triton.next_power_of_2(2 * n))
     size = config.tail_size(2 * n - 2)
     drop = max(1, int(size * config.drop)) if config.drop else 0
-    table_size = triton.next_power_of_2(max(size, 32))
+    fit_room = launch.fit_room(size, 2 * n)
     block = launch.blocks(2 * n, shape, "sum")
     programs = triton.cdiv(2 * n, block["BM"])
     exact = min(128, triton.next_power_of_2(d))
     lines = max(1, min(16, 2048 // wide))
     warps = {} if launch.INTERPRETED else {"num_warps": max(4, columns // 64), "num_stages": 2}
     common = {"EXACT": launch.EXACT, "FLAGS": launch.FLAGS}
+    operands = {"DP": shape["DP"], "PARTS": parts}
     rank = round(config.rho0_quantile * (2 * n - 1))
     gate = (rank, config.rho0 or 0.0, config.kappa_rho, config.kappa_aic, config.margin)
     beta = 0.0 if isinstance(config.beta, str) else config.beta
     near = {"DE": exact, "NEAR": launch.NEAR, **common}
     return _Plan(
         room=room,
-        rows=_Launch(
+        rows=Launch(
             small.rows_kernel,
             room.padded // lines,
             (n, d, *strides, room.padded),
-            {
-                "DP": shape["DP"],
-                "WIDE": wide,
-                "PARTS": parts,
-                "BR": lines,
-                "GRID": launch.INTERPRETED,
-                **common,
-            },
+            {**operands, "WIDE": wide, "BR": lines, "GRID": launch.INTERPRETED, **common},
         ),
-        tail=_Launch(
-            small.tail_kernel,
+        keys=Launch(
+            small.keys_kernel,
             programs,
-            (n, d, room.padded, size, drop, config.eps),
+            (n, room.padded),
             {
                 "BM": block["BM"],
                 "CP": columns,
                 "BK": min(64 // parts // 2, shape["DB"]),
-                "DP": shape["DP"],
-                "PARTS": parts,
-                "KP": table_size,
-                **near,
+                **operands,
                 **warps,
             },
         ),
-        sum=_Launch(
+        fit=Launch(
+            fit.fit_kernel,
+            triton.cdiv(2 * n, launch.FIT_ROWS),
+            (0, 2 * n, 2 * n, size, drop, columns, d, d, d, config.eps),
+            {
+                "R": launch.FIT_ROWS,
+                "KP": fit_room,
+                "HAS_IDS": False,
+                "ALL": True,
+                **near,
+                **network_of(fit_room),
+                **launch.fit_options(),
+            },
+        ),
+        sum=Launch(
             small.sum_kernel,
             programs,
             (n, d, room.padded, *gate, temperature, beta, offset, lowest, 1 / (2 * n) if mean else 1.0),
@@ -229,7 +217,8 @@ def _plan(
                 **near,
             },
         ),
-        table=launch.fit_table(size, drop, table_size, device),
+        table=launch.fit_table(size, drop, fit_room, device),
+        columns=columns,
         device=-1 if device.index is None else device.index,
     )
 
@@ -243,20 +232,32 @@ def _forward(
     strides = (z_i.stride(0), z_j.stride(0))
     plan = _plan(n, d, z_i.dtype, strides, z_i.device, temperature, config, offset, lowest, mean)
     work = torch.empty(plan.room.words, dtype=torch.float32, device=z_i.device)
+    keys = torch.empty(2 * n * plan.columns, dtype=torch.int64, device=z_i.device)
     loss = torch.empty((), dtype=torch.float32, device=z_i.device)
-    first, second = z_i.data_ptr(), z_j.data_ptr()
-    aligned = not (first | second) % ALIGNED
+    aligned = not (z_i.data_ptr() | z_j.data_ptr()) % ALIGNED
+    ends: tuple[Place, ...]
     if plan.sum.again is not None and aligned and _is_current(plan.device):
-        parts = plan.room.addresses(work.data_ptr())
-        plan.rows.again(first, second, *parts, *plan.rows.rest)  # type: ignore[misc]
-        plan.tail.again(*parts, plan.table.data_ptr(), *plan.tail.rest)  # type: ignore[misc]
-        plan.sum.again(*parts, loss.data_ptr(), *plan.sum.rest)
+        ends = tuple(place.data_ptr() for place in (z_i, z_j, keys, plan.table, loss))
+        _launch(plan, plan.room.addresses(work.data_ptr()), ends, keep=True)
     else:
-        tensors = plan.room.tensors(work)
-        plan.rows(z_i.detach(), z_j.detach(), *tensors, keep=aligned)
-        plan.tail(*tensors, plan.table, keep=aligned)
-        plan.sum(*tensors, loss, keep=aligned)
+        ends = (z_i.detach(), z_j.detach(), keys.view(torch.int32), plan.table, loss)
+        _launch(plan, plan.room.tensors(work), ends, keep=aligned)
     return loss, work
+
+
+def _launch(plan: _Plan, parts: Sequence[Place], ends: Sequence[Place], *, keep: bool) -> None:
+    """All kernels of the forward pass, with tensors or with addresses."""
+    unit, x, state, near = parts
+    z_i, z_j, keys, table, loss = ends
+    P, flags = plan.room.padded, after(near, launch.EXACT * plan.room.padded)
+    plan.rows((z_i, z_j, unit, x, state, near), keep=keep)
+    plan.keys((x, state, keys), keep=keep)
+    places = (
+        keys, near, near, near, table, unit, unit, state, after(state, P), after(state, 2 * P), after(flags, P), near,
+        after(state, 12 * P), flags,
+    )  # fmt: skip
+    plan.fit(places, keep=keep)
+    plan.sum((unit, x, state, near, loss), keep=keep)
 
 
 def _is_current(device: int) -> bool:
@@ -271,10 +272,10 @@ def _lines(rows: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _gradient_launch(
     n: int, d: int, dtype: torch.dtype, device: torch.device, offset: float, lowest: float, mean: bool
-) -> _Launch:
+) -> Launch:
     shape = launch.operand_shape(d, _parts(dtype))
     block = launch.blocks(2 * n, shape, "gradient")
-    return _Launch(
+    return Launch(
         small.gradient_kernel,
         triton.cdiv(2 * n, block["BM"]),
         (n, d, _room(n, d, _parts(dtype)).padded, 1 / (2 * n) if mean else 1.0, offset, lowest),
@@ -292,11 +293,11 @@ def _backward(
     grad_i = torch.empty((n, d), dtype=dtype, device=device)
     grad_j = torch.empty((n, d), dtype=dtype, device=device)
     factor = out.data_ptr()
-    if kernel.again is not None and not factor % ALIGNED and _is_current(device.index):
-        parts = room.addresses(work.data_ptr())
-        kernel.again(*parts, factor, grad_i.data_ptr(), grad_j.data_ptr(), *kernel.rest)
+    aligned = not factor % ALIGNED
+    if kernel.again is not None and aligned and _is_current(device.index):
+        kernel((*room.addresses(work.data_ptr()), factor, grad_i.data_ptr(), grad_j.data_ptr()), keep=True)
     else:
-        kernel(*room.tensors(work), out.detach(), grad_i, grad_j, keep=not factor % ALIGNED)
+        kernel((*room.tensors(work), out.detach(), grad_i, grad_j), keep=aligned)
     return grad_i, grad_j
 
 

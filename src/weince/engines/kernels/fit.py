@@ -4,7 +4,8 @@
 import triton
 import triton.language as tl
 
-from weince.engines.kernels.tail import INFINITE, cut
+from weince.engines.kernels.order import numbers_of, ranks_of, smallest
+from weince.engines.kernels.tail import INFINITE
 from weince.engines.kernels.tiles import exact_pairs, fast_inverse
 
 
@@ -42,57 +43,73 @@ def log64(x):
 
 
 @triton.jit
-def lines(ordered, rho, k, dropped, table, eps, KP: tl.constexpr, HAS_IDS: tl.constexpr):
+def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, HAS_IDS: tl.constexpr):
     """TailFit: whether a fit can be made, the slope of the Weibull line, and the difference in AIC.
 
-    ``ordered``: ``(R, KP)`` shortfalls, of which the first ``k`` count but for ``dropped``; ``rho``: the first.
+    ``values``: ``(R, KP)`` shortfalls, of which the first ``k`` by ``rank`` count but for ``dropped``; ``rho``: the
+    first. ``place``: where the table has what belongs to a rank.
     """
-    rank = tl.arange(0, KP)
-    used = (rank[None, :] >= dropped[:, None]) & (rank[None, :] < k[:, None])
+    used = (rank >= dropped[:, None]) & (rank < k[:, None])
     points = tl.maximum(k - dropped, 1).to(tl.float64)
     base = log64(tl.minimum(tl.maximum(rho, eps), 2.0))
-    log_d = log64(tl.minimum(tl.maximum(ordered, eps), 2.0)) - base[:, None]
+    log_d = log64(tl.minimum(tl.maximum(values, eps), 2.0)) - base[:, None]
     log_d = centred(log_d, used, points)
     if HAS_IDS:
-        share = (rank[None, :] + 1).to(tl.float64) / (k[:, None] + 1).to(tl.float64)
+        share = (rank + 1).to(tl.float64) / (k[:, None] + 1).to(tl.float64)
         log_f = tl.log(tl.where(used, share, 0.5))
         log_minus = centred(tl.log(-log_f), used, points)
         log_f = centred(log_f, used, points)
+        square = tl.sum(log_f * log_f, axis=1)
+        square_minus = tl.sum(log_minus * log_minus, axis=1)
     else:
-        log_f = tl.load(table + rank[None, :], mask=used, other=0.0)
-        log_minus = tl.load(table + KP + rank[None, :], mask=used, other=0.0)
+        log_f = tl.load(table + place)
+        log_minus = tl.load(table + KP + place)
+        square = tl.load(table + 2 * KP)
+        square_minus = tl.load(table + 2 * KP + 1)
     sxx = tl.sum(log_d * log_d, axis=1)
     safe = tl.maximum(sxx, 1e-12)
     slope = tl.sum(log_d * log_f, axis=1) / safe
-    residual = log_f - slope[:, None] * log_d
-    weibull = tl.maximum(tl.sum(residual * residual, axis=1), 1e-12)
     other = tl.sum(log_d * log_minus, axis=1) / safe
-    residual = log_minus - other[:, None] * log_d
-    gumbel = tl.maximum(tl.sum(residual * residual, axis=1), 1e-12)
+    # Squared errors: what a line explains less than all. In float64 no digit that counts is lost by that.
+    weibull = tl.maximum(square - slope * slope * safe, 1e-12)
+    gumbel = tl.maximum(square_minus - other * other * safe, 1e-12)
     fits = ((k - dropped) >= 3) & (sxx > 1e-12)
     difference = tl.where(fits, points * (tl.log(gumbel) - tl.log(weibull)), 0.0)
     return fits, tl.where(fits, tl.maximum(slope, 0.0), 0.0).to(tl.float32), difference.to(tl.float32)
 
 
 @triton.jit
-def nearest(small, ordered, key, near_cols, row, inside, k, KP: tl.constexpr, EXACT: tl.constexpr):
-    """Write the columns of the ``EXACT`` smallest of ``k``, in no order; -1 where there are fewer.
+def counted(marks, KP: tl.constexpr):
+    """Of every number the sum of those before it and itself, lane by lane: any order does, and in this one nearly all
+    sums are within a lane. ``(R, KP)``, of which lane ``l`` has numbers ``l``, ``l + 32``, ..."""
+    marks = tl.reshape(marks, (marks.shape[0], KP // 32, 32))
+    lane = tl.sum(marks, axis=1)
+    before = tl.cumsum(lane, axis=1) - lane
+    return tl.reshape(tl.cumsum(marks, axis=1) + before[:, None, :], (marks.shape[0], KP))
 
-    ``ordered`` is ``small`` sorted; the columns are the lower half of ``key``.
+
+@triton.jit
+def nearest(halves, at, have, bound, fewer, most, here, top, KP: tl.constexpr, EXACT: tl.constexpr):
+    """Write the columns of the ``top`` smallest survivors to ``here``, in no order; -1 beyond.
+
+    ``halves``: bits of the first survivor, its column before it. ``bound``: bits of the last that counts; ``fewer``
+    survivors lie below it.
     """
-    rank = tl.arange(0, KP)
-    last = tl.max(tl.where((rank < EXACT)[None, :], ordered, 0), axis=1)
-    less = small < last[:, None]
-    equal = (small == last[:, None]) & (small < INFINITE)
-    # Both counted in one running sum, those less in the lower half.
-    running = tl.cumsum(less.to(tl.int32) + (equal.to(tl.int32) << 16), axis=1)
-    behind = tl.sum(less.to(tl.int32), axis=1)[:, None] + (running >> 16)
-    spot = tl.where(less, running & 0xFFFF, behind) - 1
-    here = near_cols + row[:, None] * EXACT
-    col = (key & 0x7FFFFFFF).to(tl.int32)
-    tl.store(here + spot, col, mask=(less | equal) & (spot < EXACT) & inside[:, None])
     step = tl.arange(0, EXACT)[None, :]
-    tl.store(here + step, tl.full((1, EXACT), -1, tl.int32), mask=inside[:, None] & (step >= k[:, None]))
+    tl.store(here + step, tl.full((1, EXACT), -1, tl.int32), mask=step >= top[:, None])
+    below = tl.zeros_like(fewer)
+    for start in range(0, most, KP):
+        inside = start + at < have[:, None]
+        bits = tl.load(halves + 2 * (start + at), mask=inside, other=INFINITE)
+        less = bits < bound[:, None]
+        equal = (bits == bound[:, None]) & (bits < INFINITE)
+        # Both counted in one running sum, those less in the lower half.
+        running = counted(less.to(tl.int32) + (equal.to(tl.int32) << 16), KP)
+        spot = tl.where(less, below[:, None] + (running & 0xFFFF), fewer[:, None] + (running >> 16)) - 1
+        chosen = (less | equal) & (spot < top[:, None])
+        tl.store(here + spot, tl.load(halves + 2 * (start + at) - 1, mask=chosen, other=0), mask=chosen)
+        below += tl.sum(less.to(tl.int32), axis=1)
+        fewer += tl.sum(equal.to(tl.int32), axis=1)
 
 
 @triton.jit
@@ -111,14 +128,16 @@ def four(values, inside):
 
 @triton.jit
 def fit_kernel(
-    keys, halves, kept, sizes, drops, table, a, c, rho, beta, daic, made, near_cols, near_d, close,
+    halves, kept, sizes, drops, table, a, c, rho, beta, daic, made, near_cols, near_d, close,
     first_row, anchors, all_kept, size, drop, width, d, stride_a, stride_c, eps,
-    R: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, HAS_IDS: tl.constexpr,
-    ALL: tl.constexpr, EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr,
+    R: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, HAS_IDS: tl.constexpr, ALL: tl.constexpr,
+    EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
-    """Survivors of ``R`` anchors to their nearest negatives and the two lines of TailFit.
+    """Survivors of ``R`` anchors (one, by one warp, but in the interpreter) to their nearest negatives and the two
+    lines of TailFit.
 
-    ``halves`` are the ``keys`` again, as twice as many numbers of 32 bits: the upper ones are the bits.
+    ``halves`` are the keys as numbers of 32 bits: a column, then the bits of its shortfall. What is smallest so far
+    is kept, and ``KP`` more at a time are sorted into it.
     """
     local = tl.program_id(0) * R + tl.arange(0, R)
     row = first_row + local
@@ -130,48 +149,41 @@ def fit_kernel(
         dropped = tl.load(drops + local, mask=inside, other=0)
     have = tl.full((R,), 1, tl.int32) * all_kept
     if not ALL:
-        have = tl.load(kept + local, mask=inside, other=0)
-    at = tl.arange(0, CP)
-    line = keys + local.to(tl.int64)[:, None] * width
-    mask = inside[:, None] & (at[None, :] < have[:, None]) & (at < width)[None, :]
+        have = tl.minimum(tl.load(kept + local, mask=inside, other=0), width)
+    have = tl.where(inside, have, 0)
+    most = tl.max(have)
+    at = tl.arange(0, KP)[None, :]
     upper = halves + 2 * local.to(tl.int64)[:, None] * width + 1
-    bits = tl.load(upper + 2 * at[None, :], mask=mask, other=INFINITE)
-    last = cut(bits, k, 0)
-    chosen = (bits <= last[:, None]) & mask
-    spot = tl.cumsum(chosen.to(tl.int32), axis=1) - 1
-    if tl.max(tl.sum(chosen.to(tl.int32), axis=1) - k) > 0:
-        # Equals of the last: as many as there is room for, after the others.
-        less = (bits < last[:, None]).to(tl.int32)
-        equal = (chosen & (bits == last[:, None])).to(tl.int32)
-        behind = tl.sum(less, axis=1)[:, None] + tl.cumsum(equal, axis=1) - 1
-        spot = tl.where(less > 0, tl.cumsum(less, axis=1) - 1, behind)
-    key = tl.load(line + at[None, :], mask=chosen, other=0)
-    tl.debug_barrier()
-    tl.store(line + spot, key, mask=chosen & (spot < k[:, None]))
-    tl.debug_barrier()
-    rank = tl.arange(0, KP)
-    within = inside[:, None] & (rank[None, :] < k[:, None])
-    key = tl.load(line + rank[None, :], mask=within, other=0)
-    small = tl.where(within, (key >> 32).to(tl.int32), INFINITE)
+    bits = tl.load(upper + 2 * at, mask=at < have[:, None], other=INFINITE)
+    more = tl.load(upper + 2 * (at + KP), mask=at + KP < have[:, None], other=INFINITE)
+    packed = smallest(bits, more, KP, NETWORK, KINDS)
+    for start in range(2 * KP, most, KP):
+        more = tl.load(upper + 2 * (start + at), mask=start + at < have[:, None], other=INFINITE)
+        packed = smallest(numbers_of(packed), more, KP, NETWORK, KINDS)
+    values = numbers_of(packed)
+    rank, place = ranks_of(packed, KP)
 
-    ordered = tl.sort(small, dim=1)
-    nearest(small, ordered, key, near_cols, row, inside, k, KP, EXACT)
+    top = tl.where(inside, tl.minimum(k, EXACT), 0)
+    bound = tl.max(tl.where(rank < top[:, None], values, 0), axis=1)
+    fewer = tl.sum((values < bound[:, None]).to(tl.int32), axis=1)
+    here = near_cols + tl.where(inside, row, 0)[:, None] * EXACT
+    nearest(upper, at, have, bound, fewer, most, here, top, KP, EXACT)
     tl.debug_barrier()
     # Their exact shortfalls, all of them in one go, then in order.
-    at = (first_row + tl.program_id(0) * R) * EXACT + tl.arange(0, R * EXACT)
-    col = tl.load(near_cols + at, mask=at < anchors * EXACT, other=-1)
-    value = exact_pairs(a, c, at // EXACT, col, col >= 0, d, stride_a, stride_c, R * EXACT, DE)
-    tl.store(near_d + at, tl.where(col >= 0, value, float("inf")), mask=at < anchors * EXACT)
+    step = (first_row + tl.program_id(0) * R) * EXACT + tl.arange(0, R * EXACT)
+    col = tl.load(near_cols + step, mask=step < anchors * EXACT, other=-1)
+    value = exact_pairs(a, c, step // EXACT, col, col >= 0, d, stride_a, stride_c, R * EXACT, DE)
+    tl.store(near_d + step, tl.where(col >= 0, value, float("inf")), mask=step < anchors * EXACT)
     tl.debug_barrier()
     nearest_0, nearest_1, nearest_2, nearest_3 = four(near_d + row * EXACT, inside)
     tl.atomic_max(close + row // FLAGS, 1, mask=inside & (nearest_0 < NEAR), sem="relaxed")
-    ordered = ordered.to(tl.float32, bitcast=True)
-    ordered = tl.where(rank[None, :] == 0, nearest_0[:, None], ordered)
-    ordered = tl.where(rank[None, :] == 1, nearest_1[:, None], ordered)
-    ordered = tl.where(rank[None, :] == 2, nearest_2[:, None], ordered)
-    ordered = tl.where(rank[None, :] == 3, nearest_3[:, None], ordered)
+    values = values.to(tl.float32, bitcast=True)
+    values = tl.where(rank == 0, nearest_0[:, None], values)
+    values = tl.where(rank == 1, nearest_1[:, None], values)
+    values = tl.where(rank == 2, nearest_2[:, None], values)
+    values = tl.where(rank == 3, nearest_3[:, None], values)
 
-    fits, slope, difference = lines(ordered, nearest_0, k, dropped, table, eps, KP, HAS_IDS)
+    fits, slope, difference = lines(values, rank, place, nearest_0, k, dropped, table, eps, KP, HAS_IDS)
     tl.store(rho + row, tl.maximum(nearest_0, eps), mask=inside)
     tl.store(beta + row, slope, mask=inside)
     tl.store(daic + row, difference, mask=inside)

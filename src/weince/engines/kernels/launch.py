@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from weince.engines.kernels import contrast, fit, tail, tiles
+from weince.engines.kernels.order import LANES, network_of
 from weince.tail import TailConfig, nearest_rank
 
 EXACT = 4
@@ -38,6 +39,10 @@ ONE_PROGRAM = 16384
 """Up to this many anchors one program finds the pivot; beyond, torch sorts."""
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+FIT_ROWS = 32 if INTERPRETED else 1
+"""Anchors that one program fits."""
+
 GATES = {"both": 0, "rho": 1, "aic": 2}
 
 
@@ -172,12 +177,15 @@ def _even(number: float) -> int:
 
 @functools.lru_cache(maxsize=16)
 def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
-    """``log F`` and ``log(-log F)`` of the ranks from ``drop`` to ``k``, each less its mean, float64."""
+    """``log F`` and ``log(-log F)`` of the ranks from ``drop`` to ``k``, each less its mean, and the sums of their
+    squares, float64; every rank in its place of :func:`weince.engines.kernels.order.network`."""
     log_f = (torch.arange(1, k + 1, dtype=torch.float64) / (k + 1)).log()
-    both = torch.stack([log_f, log_f.neg().log()])
+    both = torch.stack([log_f, log_f.neg().log()])[:, drop:]
     table = torch.zeros((2, padded), dtype=torch.float64)
-    table[:, drop:k] = both[:, drop:] - both[:, drop:].mean(1, keepdim=True)
-    return table.to(device)
+    table[:, drop:k] = both - both.mean(1, keepdim=True)
+    squares = table.square().sum(1)
+    table = table.view(2, LANES, padded // LANES).transpose(1, 2)
+    return torch.cat([table.flatten(), squares]).to(device)
 
 
 def hardest(
@@ -202,10 +210,10 @@ def hardest(
     pairs = (x.rows, x.inverse, y.rows, y.inverse, *roles[:4])
     drop = max(1, int(k * config.drop)) if config.drop else 0
     sizes = drops = kept  # pointers to anything where all anchors have the same
-    tail_room = triton.next_power_of_2(max(k, 32))
+    tail_room = fit_room(k, count if every else 0)
     table = fit_table(k, drop, tail_room, device)
     room = triton.next_power_of_2(max(todo.width, 16))
-    group = fit_group(tail_room)
+    group = {"R": FIT_ROWS}
     for start in range(0, anchors, chunk):
         rows = min(chunk, anchors - start)
         if not every:
@@ -220,7 +228,7 @@ def hardest(
         for phase in (1, 2) if todo.every else (0,):
             if phase == 2:
                 tail.refine_kernel[(triton.cdiv(rows, group["R"]),)](
-                    threshold, kept, loose, keys, todo.width, todo.again, CP=room, **group,
+                    threshold, kept, loose, keys, todo.width, todo.again, CP=room, **group, **_warps(4),
                 )  # fmt: skip
             tiles_in_all = triton.cdiv(count, shape["BN"])
             first = triton.cdiv(tiles_in_all, todo.every) if phase else 0
@@ -243,20 +251,24 @@ def hardest(
                 BM=16, BN=64, **x.shape, **roles.flags,
             )  # fmt: skip
         fit.fit_kernel[(triton.cdiv(rows, group["R"]),)](
-            keys, keys.view(torch.int32), kept, sizes, drops, table, a, c, stats[0], stats[1], stats[2], made,
+            keys.view(torch.int32), kept, sizes, drops, table, a, c, stats[0], stats[1], stats[2], made,
             near_cols, near_d, close, start, anchors, todo.width, k, drop, todo.width, a.shape[1],
-            a.stride(0), c.stride(0), config.eps, CP=room, KP=tail_room, HAS_IDS=has_ids, ALL=every,
-            DE=min(128, triton.next_power_of_2(a.shape[1])), EXACT=EXACT, NEAR=NEAR, FLAGS=FLAGS, **group,
+            a.stride(0), c.stride(0), config.eps, KP=tail_room, HAS_IDS=has_ids, ALL=every,
+            DE=min(128, triton.next_power_of_2(a.shape[1])), EXACT=EXACT, NEAR=NEAR, FLAGS=FLAGS,
+            **network_of(tail_room), **group, **fit_options(),
         )  # fmt: skip
     return made, negatives
 
 
-def fit_group(tail_room: int) -> dict[str, int]:
-    """Anchors that one program fits, and its warps: no more than have something to sort."""
-    if INTERPRETED:
-        return {"R": 32}
-    # Fewer registers than it would like, since more anchors at a time hide more of the waiting.
-    return CHOSEN.get(("fit", 0), {"R": 1, "num_warps": min(4, tail_room // 32), "maxnreg": 96})
+def fit_room(k: int, kept: int) -> int:
+    """Numbers that the fit sorts into what it has at a time: at least a tail, and half of what it gets, if known."""
+    half: int = triton.next_power_of_2(kept) // 2
+    return max(32, int(triton.next_power_of_2(k)), min(512, half))
+
+
+def fit_options() -> dict[str, int]:
+    """One warp, as its sort wants, and registers for four of them on each of a multiprocessor's schedulers."""
+    return {} if INTERPRETED else CHOSEN.get(("fit", 0), {"num_warps": 1, "maxnreg": 128})
 
 
 def _warps(number: int) -> dict[str, int]:

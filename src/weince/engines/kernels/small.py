@@ -1,16 +1,18 @@
 # mypy: ignore-errors
-"""WEINCE of a small batch of two views in four launches: at 256 pairs the launches are what costs.
+"""WEINCE of a small batch of two views in five launches: at 256 pairs the launches are what costs.
 
-The rows come as they are, and their gradient goes back through the normalisation. ``state`` holds lines of ``P``
-numbers, see :data:`weince.engines.small.LINES`; ``near`` the columns of each row's nearest negatives, then flags.
+The rows come as they are, and their gradient goes back through the normalisation. Between :func:`keys_kernel` and
+:func:`sum_kernel` runs the fit of the other engine. ``state`` holds lines of ``P`` numbers, see
+:data:`weince.engines.small.LINES`; ``near`` the columns of each row's nearest negatives, then flags, then a counter,
+then, from the next multiple of ``P``, whether a fit was made.
 """
 
 import triton
 import triton.language as tl
 
 from weince.engines.kernels.contrast import gradient_rows, settle, sum_rows
-from weince.engines.kernels.fit import gate, lines, ranked
-from weince.engines.kernels.tail import INFINITE
+from weince.engines.kernels.fit import gate, ranked
+from weince.engines.kernels.tail import INFINITE, keyed
 from weince.engines.kernels.tiles import LOG2E, exact_pairs, on_grid, shortfall, wide_products
 
 
@@ -58,72 +60,22 @@ def rows_kernel(
 
 
 @triton.jit
-def all_bits(
-    x, state, rows, n, P,
+def keys_kernel(
+    x, state, halves, n, P,
     BM: tl.constexpr, CP: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Shortfalls of some rows and all columns as their bits; infinite where a column is no negative."""
+    """Shortfalls of some rows and all columns, ``CP`` to a row, each a column and then bits; infinite where a column
+    is no negative."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.arange(0, CP)
     there = tl.minimum(cols, P - 1)
     acc = wide_products(x, rows, x, there, tl.zeros((BM, CP), tl.float32), DP, BK, PARTS)
     apart = shortfall(acc, tl.load(state + 9 * P + rows), state + 9 * P, there, PARTS)
     own = (rows + n) % (2 * n)
     keep = (cols[None, :] != own[:, None]) & (cols[None, :] != rows[:, None]) & (cols < 2 * n)[None, :]
-    return tl.where(keep, apart.to(tl.int32, bitcast=True), INFINITE)
-
-
-@triton.jit
-def tail_kernel(
-    unit, x, state, near, table, n, d, P, k, drop, eps,
-    BM: tl.constexpr, CP: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, KP: tl.constexpr,
-    DE: tl.constexpr, EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr,
-):  # fmt: skip
-    """The K hardest of all negatives, and TailFit's lines through them."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    inside = rows < 2 * n
-    cols = tl.arange(0, CP)
-    bits = all_bits(x, state, rows, n, P, BM, CP, BK, DP, PARTS)
-    ordered = -tl.topk(-bits, KP)
-
-    rank = tl.arange(0, KP)
-    before = tl.full((BM,), -1, tl.int32)
-    taken = before
-    nearest_0 = tl.full((BM,), float("inf"), tl.float32)
-    nearest_1, nearest_2, nearest_3 = nearest_0, nearest_0, nearest_0
-    for step in tl.static_range(EXACT):
-        least = tl.sum(tl.where((rank == step)[None, :], ordered, 0), axis=1)
-        after = tl.where(least == before, taken, -1)  # of equals, the next
-        here = (bits == least[:, None]) & (cols[None, :] > after[:, None])
-        col = tl.min(tl.where(here, cols[None, :], CP), axis=1)
-        real = inside & (least < INFINITE)
-        col = tl.where(real, col, -1)
-        value = exact_pairs(unit, unit, rows, col, real, d, d, d, BM, DE)
-        value = tl.where(real, value, float("inf"))
-        tl.store(near + rows * EXACT + step, col, mask=inside)
-        tl.store(state + 12 * P + rows * EXACT + step, value, mask=inside)
-        before, taken = least, col
-        # Insert into the four in order.
-        upper = tl.maximum(nearest_0, value)
-        nearest_0 = tl.minimum(nearest_0, value)
-        value = tl.maximum(nearest_1, upper)
-        nearest_1 = tl.minimum(nearest_1, upper)
-        upper = tl.maximum(nearest_2, value)
-        nearest_2 = tl.minimum(nearest_2, value)
-        nearest_3 = tl.minimum(nearest_3, upper)
-    tl.atomic_max(near + P * EXACT + rows // FLAGS, 1, mask=inside & (nearest_0 < NEAR), sem="relaxed")
-
-    ordered = ordered.to(tl.float32, bitcast=True)
-    ordered = tl.where((rank == 0)[None, :], nearest_0[:, None], ordered)
-    ordered = tl.where((rank == 1)[None, :], nearest_1[:, None], ordered)
-    ordered = tl.where((rank == 2)[None, :], nearest_2[:, None], ordered)
-    ordered = tl.where((rank == 3)[None, :], nearest_3[:, None], ordered)
-    size = tl.full((BM,), 1, tl.int32) * k
-    dropped = tl.full((BM,), 1, tl.int32) * drop
-    fits, slope, difference = lines(ordered, nearest_0, size, dropped, table, eps, KP, False)
-    tl.store(state + rows, tl.maximum(nearest_0, eps), mask=inside)
-    tl.store(state + P + rows, slope, mask=inside)
-    tl.store(state + 2 * P + rows, difference, mask=inside)
-    tl.store(state + 11 * P + rows, fits.to(tl.float32), mask=inside)
+    bits = tl.where(keep, apart.to(tl.int32, bitcast=True), INFINITE)
+    keys = halves.to(tl.pointer_type(tl.int64), bitcast=True)
+    tl.store(keys + rows[:, None] * CP + cols[None, :], keyed(bits, cols), mask=(rows < 2 * n)[:, None])
 
 
 @triton.jit
@@ -149,7 +101,8 @@ def sum_kernel(
         tl.load(state + 2 * P + rows, mask=inside, other=0.0),
     )
     lam = gate(rho, daic, middle, kappa_rho, kappa_aic, margin, GATE)
-    lam = tl.where(tl.load(state + 11 * P + rows, mask=inside, other=0.0) > 0, lam, 0.0)
+    made = near + P * EXACT + P
+    lam = tl.where(tl.load(made + rows, mask=inside, other=0) > 0, lam, 0.0)
     beta = tl.full((BM,), 1.0, tl.float32) * fixed_beta
     if FIT:
         beta = tl.load(state + P + rows, mask=inside, other=0.0)
