@@ -268,7 +268,7 @@ def fit_room(k: int, kept: int) -> int:
 
 def fit_options() -> dict[str, int]:
     """One warp, as its sort wants, and registers for four of them on each of a multiprocessor's schedulers."""
-    return {} if INTERPRETED else CHOSEN.get(("fit", 0), {"num_warps": 1, "maxnreg": 128})
+    return {} if INTERPRETED else CHOSEN.get(("fit", 0), {"num_warps": 1})
 
 
 def _warps(number: int) -> dict[str, int]:
