@@ -1,6 +1,7 @@
 """The kernels for small batches against the dense engine in float64: in Triton's interpreter, or on a GPU."""
 
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -60,24 +61,20 @@ class Spy:
         self.tails = torch.cat([near, tails[:, near.shape[1] :]], 1).double()
 
 
-def own_stats(leaves, config, temperature):
-    """What float64 makes of the kernels' own shortfalls."""
-    n, d = leaves[0].shape
-    settings = (temperature, config, *module.cap(WeinceLink(temperature, config))[:2], True)
-    strides = tuple(leaf.stride(0) for leaf in leaves)
-    plan = module._plan(n, d, leaves[0].dtype, strides, leaves[0].device, *settings)
-    spy = Spy(plan.fit)
+@contextmanager
+def spied():
+    """Puts a spy in the place of the fit, and all launches on the longer way, which leads by it."""
+    spies, real = [], module._plan
+
+    def plan(*key):
+        made = real(*key)
+        spies.append(Spy(made.fit))
+        fresh = (made.sum.kernel, made.sum.grid[0], made.sum.numbers, made.sum.constants)
+        return made._replace(fit=spies[-1], sum=module.Launch(*fresh))
+
     with pytest.MonkeyPatch.context() as patch:
-        # Without a sum that was launched before, all launches go the longer way, and by the spy.
-        patch.setattr(module, "_plan", lambda *_: plan._replace(fit=spy, sum=module.Launch(*fresh(plan.sum))))
-        module._forward(*leaves, *settings)
-    sizes = torch.full((2 * n,), spy.tails.shape[1], device=spy.tails.device)
-    return gated(spy.tails[:, 0].clamp_min(config.eps), fit_tail(spy.tails, sizes, config), config, None)
-
-
-def fresh(made):
-    """What a launch is made of."""
-    return made.kernel, made.grid[0], made.numbers, made.constants
+        patch.setattr(module, "_plan", plan)
+        yield spies
 
 
 def both(leaves, config=TailConfig(), temperature=0.3, mean=True):
@@ -86,16 +83,18 @@ def both(leaves, config=TailConfig(), temperature=0.3, mean=True):
     Of the statistics, all but rho are not the dense engine's but what float64 makes of the kernels' own shortfalls.
     """
     rows = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-    loss, stats = small_loss(*rows, WeinceLink(temperature, config), mean=mean)
+    with spied() as spies:
+        loss, stats = small_loss(*rows, WeinceLink(temperature, config), mean=mean)
     got = (loss.detach(), torch.autograd.grad(loss, rows), stats)
     rows = [leaf.detach().double().requires_grad_() for leaf in leaves]
     output = weince_loss(
         *rows, temperature=temperature, tail=config, engine="dense", return_stats=True,
         reduction="mean" if mean else "sum",
     )  # fmt: skip
-    stats = own_stats([module._lines(leaf) for leaf in leaves], config, temperature)._replace(
-        rho=output.stats.rho
-    )
+    tails = spies[0].tails
+    sizes = torch.full((len(tails),), tails.shape[1], device=tails.device)
+    stats = gated(tails[:, 0].clamp_min(config.eps), fit_tail(tails, sizes, config), config, None)
+    stats = stats._replace(rho=output.stats.rho)
     return got, (output.loss.detach(), torch.autograd.grad(output.loss, rows), stats)
 
 
