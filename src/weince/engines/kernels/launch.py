@@ -175,7 +175,7 @@ def _even(number: float) -> int:
     return math.ceil(number / 64) * 64
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache  # never forgotten: a captured graph knows no more of it than its address
 def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
     """``log F`` and ``log(-log F)`` of the ranks from ``drop`` to ``k``, each less its mean, and the sums of their
     squares, float64; every rank in its place of :func:`weince.engines.kernels.order.network`."""
