@@ -151,3 +151,13 @@ def test_gather_over_nccl(tmp_path):
     finally:
         dist.destroy_process_group()
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("n", [256, 1024])
+def test_tensors_of_a_gpu_that_is_not_the_current_one(n):
+    """Kernels are launched on the device of the embeddings, not on the current one."""
+    here = step(WeinceLoss(engine="fused"), *pairs(n))
+    there = step(WeinceLoss(engine="fused"), *(z.to("cuda:1") for z in pairs(n)))
+    for ours, theirs in zip(here, there, strict=True):
+        torch.testing.assert_close(ours, theirs.to("cuda:0"))

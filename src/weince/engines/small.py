@@ -18,7 +18,7 @@ from torch import Tensor
 from weince.engines.fused import cap
 from weince.engines.kernels import fit, launch, small
 from weince.engines.kernels.again import ALIGNED, Launch, Place, after
-from weince.engines.kernels.ops import pack, register, unpack
+from weince.engines.kernels.ops import on_its_device, pack, register, unpack
 from weince.engines.kernels.order import network_of
 from weince.scores import first_order
 from weince.tail import TailConfig, TailStats
@@ -126,7 +126,7 @@ def _parts(dtype: torch.dtype) -> int:
 
 
 class _Plan(NamedTuple):
-    """The launches of a forward pass, what they share, and the device they are for."""
+    """The launches of a forward pass, and what they share."""
 
     room: _Room
     rows: Launch
@@ -135,7 +135,6 @@ class _Plan(NamedTuple):
     sum: Launch
     table: Tensor
     columns: int
-    device: int
 
 
 @functools.lru_cache(maxsize=64)
@@ -219,10 +218,10 @@ def _plan(
         ),
         table=launch.fit_table(size, drop, fit_room, device),
         columns=columns,
-        device=-1 if device.index is None else device.index,
     )
 
 
+@on_its_device
 def _forward(
     z_i: Tensor, z_j: Tensor, temperature: float, config: TailConfig, offset: float, lowest: float, mean: bool
 ) -> tuple[Tensor, Tensor]:
@@ -236,7 +235,7 @@ def _forward(
     loss = torch.empty((), dtype=torch.float32, device=z_i.device)
     aligned = not (z_i.data_ptr() | z_j.data_ptr()) % ALIGNED
     ends: tuple[Place, ...]
-    if plan.sum.again is not None and aligned and _is_current(plan.device):
+    if plan.sum.again is not None and aligned:
         ends = tuple(place.data_ptr() for place in (z_i, z_j, keys, plan.table, loss))
         _launch(plan, plan.room.addresses(work.data_ptr()), ends, keep=True)
     else:
@@ -260,10 +259,6 @@ def _launch(plan: _Plan, parts: Sequence[Place], ends: Sequence[Place], *, keep:
     plan.sum((unit, x, state, near, loss), keep=keep)
 
 
-def _is_current(device: int) -> bool:
-    return device == torch.cuda.current_device()
-
-
 def _lines(rows: Tensor) -> Tensor:
     """With the numbers of a row one after the other."""
     return rows if rows.stride(1) == 1 else rows.contiguous()
@@ -283,6 +278,7 @@ def _gradient_launch(
     )
 
 
+@on_its_device
 def _backward(
     out: Tensor, work: Tensor, like: Tensor, offset: float, lowest: float, mean: bool
 ) -> tuple[Tensor, Tensor]:
@@ -294,7 +290,7 @@ def _backward(
     grad_j = torch.empty((n, d), dtype=dtype, device=device)
     factor = out.data_ptr()
     aligned = not factor % ALIGNED
-    if kernel.again is not None and aligned and _is_current(device.index):
+    if kernel.again is not None and aligned:
         kernel((*room.addresses(work.data_ptr()), factor, grad_i.data_ptr(), grad_j.data_ptr()), keep=True)
     else:
         kernel((*room.tensors(work), out.detach(), grad_i, grad_j), keep=aligned)

@@ -4,10 +4,11 @@
 tail's configuration travels as a list of numbers, since an operator takes no objects.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -295,11 +296,27 @@ def _backward(ctx: Any, out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...
     return ours, None if ctx.symmetric else theirs, *nothing
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def on_its_device(function: Function) -> Function:
+    """Run a function of tensors with the device of the first as the current one, on which Triton launches."""
+
+    @functools.wraps(function)
+    def moved(first: Tensor, *rest: Any) -> Any:
+        if not first.is_cuda:
+            return function(first, *rest)
+        with torch.cuda.device(first.device):
+            return function(first, *rest)
+
+    return moved  # type: ignore[return-value]
+
+
 def register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> str:
     """Make a function an operator. (``custom_op`` would do it too, and add a millisecond of checks to every call.)"""
     name = f"weince::{name}"
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
-    torch.library.impl(name, ("cuda", "cpu"), function)
+    torch.library.impl(name, ("cuda", "cpu"), on_its_device(function))
     torch.library.register_fake(name, fake)
     return name
 
