@@ -93,3 +93,5 @@ def test_bad_options(options, message):
 def test_no_gpu_to_ask_for():
     with pytest.raises(ValueError, match="'cuda' was asked for; torch finds no CUDA device"):
         bench_loss(device="cuda")
+    with pytest.raises(ValueError, match="device must be auto, cpu or cuda; got 'tpu'"):
+        bench_loss(device="tpu")

@@ -62,6 +62,12 @@ def pickled_npy(folder):
     return path
 
 
+def text_npz(folder):
+    path = folder / "x.npz"
+    path.write_text("no arrays here")
+    return path
+
+
 def truncated(folder):
     z_i, z_j = views()
     path = save(folder / "x.npz", z_i=z_i, z_j=z_j)
@@ -121,6 +127,7 @@ def no_tail(folder):
         (all_equal, "point the same way"),
         (pickled_npz, "pickled objects"),
         (pickled_npy, "pickled objects"),
+        (text_npz, "is no file of numpy's, whatever its name says"),
         (truncated, "cannot be read"),
         (truncated_npy, "cannot be read"),
         (truncated_safetensors, "cannot be read"),
@@ -146,6 +153,7 @@ def test_bad_input_ends_in_one_line(make, said, tmp_path, capsys):
     [
         (["--batch-size", "256"], "400 pairs fill 1 of the 4 batches of 256"),
         (["--batches", "1"], "at least 4 batches"),
+        (["--seed", "-1"], "the seed must be at least 0, got -1"),
         (["--trend"], "at least two checkpoints"),
         (["--names", "a", "b"], "1 models need as many names, got 2"),
         (["--temperature", "0"], "temperature must be positive"),

@@ -19,7 +19,7 @@ def batch():
         (LossConfig("paper", 0.3), WeinceLoss.paper(0.3)),
         (LossConfig("released"), WeinceLoss.released()),
         (LossConfig("blend"), WeinceLoss(0.5, tail=RELEASED_TAIL)),
-        (LossConfig("weibit"), WeibitLoss()),
+        (LossConfig("weibit", 0.25), WeibitLoss(4.0)),
         (LossConfig("paper", tail={"gate": "rho"}), WeinceLoss(0.5, tail=TailConfig(gate="rho"))),
         (LossConfig("released", softmax_term=0, shortfall_term=0.0), WeinceLoss(0.5, tail=RELEASED_TAIL)),
         (LossConfig("infonce", softmax_term=0.5, shortfall_term=0.5), InfoNCELoss(0.5, extra=released_terms(0.5))),
@@ -49,6 +49,7 @@ def test_candidates_reach_the_loss():
         ({"preset": "infonce", "temperature": float("nan")}, "temperature must be positive; got nan"),
         ({"softmax_term": float("inf")}, "softmax_term must be a weight of at least 0; got inf"),
         ({"tail": {"rho0": "near"}}, "tail: rho0 must be a number"),
+        ({"tail": {"margin": "a"}}, "tail: margin must be a number; got 'a'"),
         ({"softmax_term": -1.0}, "softmax_term must be a weight of at least 0; got -1"),
     ],
 )

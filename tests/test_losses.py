@@ -364,6 +364,20 @@ def test_keys_without_gradient_cost_none():
     torch.testing.assert_close(torch.autograd.grad(loss, leaf)[0], wanted)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "fast"}, "engine must be one of auto, dense, chunked, fused; got 'fast'"),
+        ({"gather": "rign"}, "gather must be True, False or \"ring\"; got 'rign'"),
+        ({"reduction": "max"}, "reduction must be one of mean, sum, none; got 'max'"),
+        ({"candidates": "view"}, "candidates must be one of .*; got 'view'"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_the_loss_is_made(options, said):
+    with pytest.raises(ValueError, match=said):
+        WeinceLoss(**options)
+
+
 def test_a_weince_link_as_an_extra_term():
     z_i, z_j = pairs(dtype=torch.float64)
     both = InfoNCELoss(extra=[Term(weince.WeinceLink(0.2), 0.5)])(z_i, z_j)

@@ -68,9 +68,14 @@ def test_importing_loads_nothing_heavy_beyond_torch():
     assert done.stdout.split() == ["weince"]
 
 
-@pytest.mark.parametrize("module", ["weince", "weince.links", "weince.losses"])
-def test_docstring_examples(module):
-    found = importlib.import_module(module)
+SOURCES = ROOT / "src"
+WITH_EXAMPLES = [path for path in sorted(SOURCES.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
+def test_docstring_examples(path):
+    parts = path.relative_to(SOURCES).with_suffix("").parts
+    found = importlib.import_module(".".join(parts).removesuffix(".__init__"))
     assert doctest.testmod(found, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
     assert doctest.testmod(found).attempted > 0
 

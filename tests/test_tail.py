@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -132,6 +133,14 @@ def test_statistics_of_a_similarity_matrix():
         ({"drop": 1.0}, ValueError, "drop must be a share"),
         ({"beta": "fitted"}, ValueError, 'beta must be "fit" or a number'),
         ({"beta": -1.0}, ValueError, "beta must be"),
+        ({"beta": True}, TypeError, "beta must be.*got True"),
+        ({"beta": None}, TypeError, "beta must be.*got None"),
+        ({"k_min": "a"}, TypeError, "k_min must be an int; got 'a'"),
+        ({"k_max": 64.0}, TypeError, "k_max must be an int; got 64.0"),
+        ({"margin": "a"}, TypeError, "margin must be a number; got 'a'"),
+        ({"margin": math.nan}, ValueError, "margin must be finite; got nan"),
+        ({"drop": None}, TypeError, "drop must be a number; got None"),
+        ({"soft_cap": "no"}, TypeError, "soft_cap must be True or False; got 'no'"),
         ({"gate": "none"}, ValueError, "gate must be"),
         ({"eps": 0.0}, ValueError, "eps must be positive"),
         ({"kappa_aic": math.inf}, ValueError, "kappa_aic must be positive"),
@@ -140,6 +149,11 @@ def test_statistics_of_a_similarity_matrix():
 def test_bad_configuration_is_named(options, error, message):
     with pytest.raises(error, match=message):
         TailConfig(**options)
+
+
+def test_numbers_may_be_numpys():
+    assert TailConfig(k=np.int64(8)) == TailConfig(k=8)
+    assert TailConfig(k=np.float32(0.25), margin=np.float64(1)).tail_size(100) == 32
 
 
 @pytest.mark.parametrize(

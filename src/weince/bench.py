@@ -89,6 +89,8 @@ def bench_loss(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} was asked for; torch finds no CUDA device")
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda; got {device!r}")
     entries = list(_entries(torch.device(device), compiled))
     timings: list[Timing] = []
     for size in pairs:

@@ -232,8 +232,11 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "table", metavar="TABLE", help="linear, knn, link, frechet, overhead, precision, factorial, temperatures, "
-        "gates, interventions, screen, cifar10, resnet50, digits, or a YAML file")  # fmt: skip
+        "table",
+        metavar="TABLE",
+        help="linear, knn, link, frechet, overhead, precision, factorial, temperatures, gates, interventions, "
+        "screen, cifar10, resnet50, link_bf16, frechet_bf16, digits, or a YAML file",
+    )
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
@@ -318,6 +321,16 @@ def _run_bench_loss(options: argparse.Namespace) -> None:
     Console().print(table(timings))
 
 
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"weince {version('weince')}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
@@ -326,6 +339,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n  weince train --help\n  weince diagnose pairs.npz --out report",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (_add_train, _add_evaluate, _add_reproduce, _add_diagnose, _add_bench):
         add(commands)

@@ -30,7 +30,7 @@ class LossConfig:
     Args:
         preset: ``infonce``; ``paper`` (Algorithm 1); ``released`` (what the authors' code trains with: beta = 1 and
             two extra terms); ``blend`` (the same without its extra terms); ``weibit`` (the shortfall link alone).
-        temperature: Of the softmax part.
+        temperature: Of the softmax part; of ``weibit``, whose ``beta`` is its inverse.
         tail: What differs from the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
             ``{gate: rho, rho0: 0.05}``, ``{endpoint: 1.05}``, ``{positive: softmax}`` or ``{beta: slope}``.
         softmax_term: Weight of a further cross-entropy over the 50 hardest negatives with softmax logits; the
@@ -99,7 +99,8 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> LinkL
     if config.preset == "infonce":
         return InfoNCELoss(config.temperature, candidates=candidates, extra=extra, engine=config.engine)
     if config.preset == "weibit":
-        return WeibitLoss(candidates=candidates, extra=extra, engine=config.engine)
+        beta = 1 / config.temperature
+        return WeibitLoss(beta, candidates=candidates, extra=extra, engine=config.engine)
     return WeinceLoss(
         config.temperature, tail=_tail(config), candidates=candidates, extra=extra, engine=config.engine
     )

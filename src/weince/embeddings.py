@@ -164,12 +164,18 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             return {key: loaded[key] for key in loaded.files}
     except _BROKEN as error:
         if "pickle" in str(error):
-            raise InputError(
-                f"{path.name}: holds pickled objects, which can run code when loaded; save plain arrays"
-            ) from error
+            pickled = "holds pickled objects, which can run code when loaded; save plain arrays"
+            said = pickled if _may_be_pickled(path) else "is no file of numpy's, whatever its name says"
+            raise InputError(f"{path.name}: {said}") from error
         raise InputError(
             f"{path.name}: cannot be read, it may be cut short or of another format ({_one_line(error)})"
         ) from error
+
+
+def _may_be_pickled(path: Path) -> bool:
+    """Whether a file begins as numpy's or a pickle does; numpy takes any other for a pickle."""
+    with path.open("rb") as file:
+        return file.read(6).startswith((b"\x93NUMPY", b"PK", b"\x80"))
 
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:

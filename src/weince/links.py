@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
@@ -222,10 +223,15 @@ def check_positive(name: str, value: Scalar) -> None:
             raise ValueError(f"{name} must be one value, or one per anchor; got shape {tuple(value.shape)}")
         if free_to_look(value) and not ((value > 0) & value.isfinite()).all():
             raise ValueError(f"{name} must be positive and finite; got {value.detach()}")
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif not is_number(value):
         raise TypeError(f"{name} must be a number or a tensor; got {type(value).__name__}")
     elif not 0 < value < float("inf"):
         raise ValueError(f"{name} must be positive and finite; got {value}")
+
+
+def is_number(value: object, kind: type = Real) -> bool:
+    """Whether a value is a number of Python's or numpy's; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_endpoint(endpoint: float) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weince import functional
 from weince.candidates import Candidates, check_choice
-from weince.distributed import Gather
+from weince.distributed import Gather, check_gather
 from weince.engines.choose import Engine
 from weince.functional import LossOutput, Reduction
 from weince.links import Link, Scalar, ShortfallLink, SoftmaxLink
@@ -80,6 +80,8 @@ class LinkLoss(nn.Module):
         check_terms([Term(link), *extra])
         check_choice("candidates", candidates, get_args(Candidates))
         check_choice("reduction", reduction, get_args(Reduction))
+        check_choice("engine", engine, get_args(Engine))
+        check_gather(gather, engine)
         self.link = link
         self.extra = tuple(extra)
         self.candidates, self.reduction, self.engine = candidates, reduction, engine

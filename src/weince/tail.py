@@ -6,12 +6,14 @@ anchor has fewer than ``k`` negatives. The fits run in float64, since they subtr
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weince.links import check_endpoint, check_positive
+from weince.links import check_endpoint, check_positive, is_number
 from weince.scores import dot, wide
 
 FLOOR = 1e-12  # of Sxx and of the sums of squared errors
@@ -60,8 +62,7 @@ class TailConfig:
     positive: Literal["blend", "softmax"] = "blend"
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int | float):
-            raise TypeError(f"k must be an int or a share in (0, 1]; got {self.k!r}")
+        self._check_types()
         if isinstance(self.k, float) and not 0 < self.k <= 1:
             raise ValueError(
                 f"k as a share must lie in (0, 1], as a number of negatives be an int; got {self.k}"
@@ -76,9 +77,12 @@ class TailConfig:
             raise ValueError(f"rho0_quantile must lie in [0, 1]; got {self.rho0_quantile}")
         if not 0 <= self.drop < 1:
             raise ValueError(f"drop must be a share in [0, 1); got {self.drop}")
-        numeric = not isinstance(self.beta, str) and 0 <= self.beta < float("inf")
-        if self.beta not in ("fit", "slope") and not numeric:
+        if isinstance(self.beta, str) and self.beta not in ("fit", "slope"):
             raise ValueError(f'beta must be "fit" or a number of at least 0, or "slope"; got {self.beta!r}')
+        if not isinstance(self.beta, str) and not 0 <= self.beta < float("inf"):
+            raise ValueError(f'beta must be "fit" or a number of at least 0, or "slope"; got {self.beta!r}')
+        if not isfinite(self.margin):
+            raise ValueError(f"margin must be finite; got {self.margin}")
         if self.gate not in ("both", "rho", "aic"):
             raise ValueError(f'gate must be "both", "rho" or "aic"; got {self.gate!r}')
         if self.positive not in ("blend", "softmax"):
@@ -86,6 +90,23 @@ class TailConfig:
         check_endpoint(self.endpoint)
         for name in ("kappa_rho", "kappa_aic", "eps"):
             check_positive(name, getattr(self, name))
+
+    def _check_types(self) -> None:
+        """Raise for what is no number where one is wanted: values come from files too."""
+        for name in ("k_min", "k_max"):
+            if not is_number(getattr(self, name), Integral):
+                raise TypeError(f"{name} must be an int; got {getattr(self, name)!r}")
+        if not is_number(self.k):
+            raise TypeError(f"k must be an int or a share in (0, 1]; got {self.k!r}")
+        plain = int(self.k) if isinstance(self.k, Integral) else float(self.k)  # of numpy's numbers too
+        object.__setattr__(self, "k", plain)
+        for name in ("rho0_quantile", "margin", "drop"):
+            if not is_number(getattr(self, name)):
+                raise TypeError(f"{name} must be a number; got {getattr(self, name)!r}")
+        if not isinstance(self.beta, str) and not is_number(self.beta):
+            raise TypeError(f'beta must be "fit", a number or "slope"; got {self.beta!r}')
+        if not isinstance(self.soft_cap, bool):
+            raise TypeError(f"soft_cap must be True or False; got {self.soft_cap!r}")
 
     def tail_size(self, negatives: int) -> int:
         """``K`` for an anchor with this many negatives."""

@@ -92,9 +92,8 @@ class WeinceLink(Link):
             return stats.beta
         if self.tail.beta != "slope":
             return self.tail.beta
-        tau = self.temperature.detach() if isinstance(self.temperature, Tensor) else self.temperature
         nearest = stats.rho.where(stats.rho.isfinite(), 0.0)  # without negatives lam is 0
-        return (nearest + (self.tail.endpoint - 1)) / tau
+        return (nearest + (self.tail.endpoint - 1)) / self.temperature
 
 
 def _positives(contest: Contest) -> Tensor:

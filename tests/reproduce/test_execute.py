@@ -354,6 +354,17 @@ def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):
     assert budget in (page.parent / "table.md").read_text()
 
 
+def test_a_run_in_two_pieces_took_as_long_as_both(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "log.csv").write_text(
+        "epoch,seconds\n1,100\n2,50.5\n"
+    )  # of which the first was trained before
+    script(WRITE)
+    carry_out(run)
+    assert 150.5 <= execute.record(run)["made"]["seconds"] < 170
+
+
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
     def missing(name):
         raise PackageNotFoundError(name)

@@ -226,6 +226,11 @@ def test_configurations_beside_a_table_are_found_from_anywhere(tmp_path, monkeyp
     assert plan(read_table(str(path)), tmp_path)[0].row == "digits_small"
 
 
+def test_a_seed_that_is_given_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="seed 7 is given twice; got seeds 7, 21, 7"):
+        plan(read_table("digits"), tmp_path, seeds=[7, 21, 7])
+
+
 def test_a_plan_fits_on_a_command_line(tmp_path):
     for run in plan(read_table("factorial"), tmp_path, seeds=[7]):
         assert len(run.folder.parent.name) < 100

@@ -232,8 +232,11 @@ def link_test(
             cross-validate.
 
     Example:
-        >>> bank = link_bank(z_i, z_j, batch_size=64, batches=8)  # doctest: +SKIP
-        >>> link_test(*bank).gain  # doctest: +SKIP
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> found = link_test(*bank, bootstraps=50, null_draws=20)
+        >>> bool(found.gain_interval[0] <= found.gain <= found.gain_interval[1])
+        True
     """
     check_level(level)
     for name, value, least in (

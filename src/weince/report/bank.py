@@ -55,6 +55,8 @@ class Settings:
         least = min(self.bootstraps, self.null_draws, self.tail_bootstraps)
         if least < 10:
             raise InputError(f"every number of bootstraps must be at least 10, got {least}")
+        if self.seed < 0:
+            raise InputError(f"the seed must be at least 0, got {self.seed}")
         if not 0.5 <= self.quantile < 1.0:
             raise InputError(f"the threshold's quantile must lie in [0.5, 1), got {self.quantile}")
         if self.temperature is not None and not 0.0 < self.temperature < np.inf:

@@ -42,7 +42,7 @@ def reproduce(
     """Fill a table.
 
     Args:
-        table: Name of a table (``linear``, ``knn``, ``link``, ``frechet``, ``overhead``, ``digits``) or a YAML file.
+        table: Name of a table (``overhead``, or one of :func:`named_tables`) or a YAML file.
         out: Folder of everything: runs under ``out/runs``, the table under ``out/NAME``.
         jobs: Runs at once on this machine, or tasks at once on the cluster.
         slurm: Submit the runs to Slurm and wait for them.
@@ -124,6 +124,7 @@ def _carry_out(
     left = list({run.folder: run for run in runs if not is_done(run)}.values())
     if not left:
         return {}
+    (out / "runs").mkdir(parents=True, exist_ok=True)  # if that cannot be done, say so once
     with _bar() as bar:
         task = bar.add_task("runs", total=len(runs), completed=len(runs) - len(left), said="")
 

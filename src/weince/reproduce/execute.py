@@ -27,6 +27,7 @@ from typing import Any
 from weince.checkpoint import write_aside
 from weince.cli import INTERRUPTED
 from weince.reproduce.plan import Run, has_settings
+from weince.vision.log import read_log
 
 PATIENCE = 30.0
 """Seconds that a process gets to end when it is asked to."""
@@ -101,9 +102,9 @@ def carry_out(
         if is_done(run):
             return
         (run.folder / "error.txt").unlink(missing_ok=True)
-        began = time.time()
         try:
             for command in commands(run):
+                began = time.time()
                 _process(run, command, lock, stop, {**os.environ, **(environment or {})})
         except Failed as error:
             (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
@@ -178,7 +179,8 @@ def _last_line(path: Path) -> str:
 
 
 def _sign(run: Run, seconds: float) -> None:
-    """Write what made the results of a folder, and where; a second measure adds itself."""
+    """Write what made the results of a folder, where, and in how long: training as it was logged, in however many
+    pieces, and the ``seconds`` of measuring. A second measure adds itself."""
     path, made = run.folder / "made.json", {}
     with contextlib.suppress(OSError, ValueError):
         made = _made(run.folder)
@@ -186,7 +188,7 @@ def _sign(run: Run, seconds: float) -> None:
     where = {
         "hardware": hardware(str(run.extra.get("device", "auto"))),
         "commit": commit(),
-        "seconds": round(seconds, 1),
+        "seconds": round(seconds + sum(row["seconds"] for row in read_log(run.folder / "log.csv")), 1),
     }
     made = {
         "key": run.key,

@@ -7,6 +7,7 @@ another run.
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -99,6 +100,9 @@ def plan(
     Raises:
         ValueError: A configuration, setting or pattern is unknown; nothing has been started then.
     """
+    repeated = [seed for seed, times in Counter(seeds or ()).items() if times > 1]
+    if repeated:
+        raise ValueError(f"seed {repeated[0]} is given twice; got seeds {', '.join(map(str, seeds or ()))}")
     kept = [(row, loss) for row in table.rows for loss in table.losses if _wanted(Path(row).stem, loss, only)]
     if not kept:
         cells = [f"{Path(row).stem}/{loss}" for row in table.rows for loss in table.losses]

@@ -283,4 +283,6 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for; torch finds no CUDA device")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda; got {name!r}")
     return torch.device(name)
