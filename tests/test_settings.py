@@ -136,3 +136,13 @@ def test_a_folder_is_claimed_by_one_run(tmp_path):
     ):
         settings.claim(Run(epochs=3, lr=0.2), tmp_path / "run", free={"fast"})
     assert read("--config", str(tmp_path / "run" / "run.yaml")) == Run(epochs=2, fast=False)
+
+
+def test_a_setting_that_is_newer_than_a_run_had_its_default_there(tmp_path):
+    settings.claim(Run(epochs=2), tmp_path, free=())
+    path = tmp_path / "run.yaml"
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("lr:")))
+    with pytest.raises(ValueError, match=r"holds another run \(lr 0.1 -> 0.2\)"):
+        settings.claim(Run(epochs=2, lr=0.2), tmp_path, free=())
+    settings.claim(Run(epochs=2), tmp_path, free=())
+    assert "lr: 0.1" in path.read_text()

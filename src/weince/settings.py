@@ -165,11 +165,13 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     """
     path = folder / "run.yaml"
     if path.exists():
-        before, now = load(str(path)), yaml.safe_load(dump(settings))
+        # A setting that is newer than the run had its default there.
+        before = {**yaml.safe_load(dump(type(settings)())), **load(str(path))}
+        now = yaml.safe_load(dump(settings))
         changed = [
-            f"{name} {before.get(name)!r} -> {value!r}"
+            f"{name} {before[name]!r} -> {value!r}"
             for name, value in now.items()
-            if before.get(name) != value and name not in free
+            if before[name] != value and name not in free
         ]
         if changed:
             raise ValueError(f"{folder} holds another run ({'; '.join(changed)}): choose another --out")

@@ -20,6 +20,7 @@ from weince.vision import train as training_module
 from weince.vision.log import read_log
 from weince.vision.optim import OptimizerConfig
 from weince.vision.runs import (
+    build_model,
     embed_pairs,
     evaluate_run,
     evaluation_path,
@@ -247,6 +248,8 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
         ({"snapshot_every": -1}, "snapshot_every must be at least 0; got -1"),
         ({"graph": True}, "graph needs one process on one GPU"),
         ({"device": "tpu"}, "device must be auto, cpu or cuda; got tpu"),
+        ({"width": 16}, "width is of a ResNet; got width 16 for tiny"),
+        ({"encoder": "resnet18", "width": 0}, "width must be at least 1; got 0"),
         ({"encoder": "resnet81"}, r"unknown encoder 'resnet81' \(did you mean resnet18\?\)"),
     ],
 )
@@ -254,6 +257,12 @@ def test_wrong_settings(data, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train(small_run(data, tmp_path / "out", **changes), bar=False)
     assert not (tmp_path / "out").exists()  # or the right settings would be refused there
+
+
+def test_the_width_of_a_resnet(data, tmp_path):
+    run = small_run(data, tmp_path / "out", encoder="resnet18", width=4)
+    encoder = build_model(run).encoder
+    assert (encoder.conv1.out_channels, encoder.features) == (4, 32)
 
 
 def test_no_gpu_is_said(data, tmp_path):

@@ -108,7 +108,7 @@ def save_weights(path: Path, model: torch.nn.Module) -> None:
 
 def build_model(run: "VisionRun") -> encoders.SimCLR:
     """The untrained model of a run."""
-    encoder = encoders.build(run.encoder, size=run.augment.size)
+    encoder = encoders.build(run.encoder, size=run.augment.size, width=run.width)
     return encoders.SimCLR(encoder, encoders.Projector(cast(int, encoder.features), out=run.projection))
 
 

@@ -53,6 +53,7 @@ class VisionRun:
         data: Name of a data set (digits, cifar10, cifar100, stl10, imagenet32, tiny-imagenet), an .npz file or a
             folder of images by class.
         encoder: resnet18, resnet50, vit_small, tiny, timm:NAME or torchvision:NAME.
+        width: Channels of a ResNet's first stage: 64, or fewer for a small one.
         projection: Width of the embeddings.
         loss: The loss.
         augment: How views are made; ``size`` is their height and width.
@@ -75,6 +76,7 @@ class VisionRun:
     task: Literal["vision"] = "vision"
     data: str = "digits"
     encoder: str = "tiny"
+    width: int = 64
     projection: int = 64
     loss: LossConfig = LossConfig()
     augment: Augment = Augment(32)
@@ -93,7 +95,9 @@ class VisionRun:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("projection", "epochs", "devices", "checkpoint_every"):
+        if self.width != 64 and not self.encoder.startswith("resnet"):
+            raise ValueError(f"width is of a ResNet; got width {self.width} for {self.encoder}")
+        for name in ("width", "projection", "epochs", "devices", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         for name in ("seed", "snapshot_every"):
