@@ -33,7 +33,7 @@ _VARIABLES = {
     PURPLE: "var(--purple)",
     SKY: "var(--sky)",
 }
-_STYLE: dict[Any, Any] = {
+LOOK: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.0,
@@ -82,7 +82,7 @@ class Gallery:
     @contextmanager
     def panel(self, slug: str, caption: str, *, height: float = 3.0) -> Iterator["Panel"]:
         """Draw on ``panel.ax``; on leaving, ``panel.figure`` holds the result."""
-        with mpl.rc_context({**_STYLE, "svg.hashsalt": slug}):
+        with mpl.rc_context({**LOOK, "svg.hashsalt": slug}):
             canvas = Canvas(figsize=(4.4, height), layout="constrained")
             FigureCanvasAgg(canvas)
             panel = Panel(canvas.add_subplot())
@@ -101,7 +101,7 @@ class Gallery:
             canvas.set_layout_engine("none")  # the places are settled: no need to search for them again
             canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         (self.folder / f"{name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
-        return Figure(name, caption, _for_page(buffer.getvalue(), name))
+        return Figure(name, caption, for_page(buffer.getvalue(), name))
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Panel:
         return self.figure
 
 
-def _for_page(svg: str, prefix: str) -> str:
+def for_page(svg: str, prefix: str) -> str:
     """An SVG to stand inside HTML: no prologue, unique ids, theme colours, the page's font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

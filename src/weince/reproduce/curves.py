@@ -16,15 +16,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from weince.report.style import (
-    _STYLE,
     BLUE,
     GREEN,
     INK,
+    LOOK,
     ORANGE,
     PURPLE,
     RED,
     SKY,
-    _for_page,
+    for_page,
     shorten,
 )
 from weince.reproduce.aggregate import Record, words
@@ -115,7 +115,7 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
         "epoch's last batch. ρ, λ, β and ΔAIC are read from the negatives whatever the loss, by the tail settings of "
         "the run's loss; for InfoNCE, which does not use them, by those of the preset paper."
     )
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
         legend_rows = -(-len(groups) // 3)
         figure = _canvas(11.0, 4.9 + 0.19 * legend_rows)
         axes = figure.subplots(2, 4)
@@ -156,7 +156,7 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
         f"{row}, the last epoch: each run a mark, its shape by its configuration, its colour by {figure_name} on "
         "test. Left: pairs nearer together. Down: embeddings more evenly spread."
     )
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
         figure = _canvas(7.6, max(3.8, 0.6 + 0.21 * len(groups)))
         ax = figure.subplots()
         every = [float(record[key]) for group in groups for record in group.records]
@@ -205,4 +205,4 @@ def _drawn(figure: Figure, name: str, caption: str) -> Picture:
     # By itself the file may be shown on any ground; a page has its own.
     start = svg.index(">", svg.index("<svg")) + 1
     on_white = f'{svg[:start]}\n <rect width="100%" height="100%" fill="#ffffff"/>{svg[start:]}'
-    return Picture(name, caption, on_white, _for_page(svg, name))
+    return Picture(name, caption, on_white, for_page(svg, name))
