@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import textwrap
@@ -88,3 +89,17 @@ def test_what_a_kill_left_in_the_middle_of_a_write_goes(tmp_path):
     (tmp_path / ".step_000000001.pt.abc.part").write_bytes(b"half")
     checkpoint.save(tmp_path, 2, state(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000002.pt"]
+
+
+def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    """After a loss of power a name must not stand for an empty file."""
+    order = []
+    monkeypatch.setattr(
+        checkpoint.os, "fsync", lambda handle, real=os.fsync: (order.append("fsync"), real(handle))
+    )
+    monkeypatch.setattr(
+        checkpoint.os, "replace", lambda a, b, real=os.replace: (order.append("replace"), real(a, b))
+    )
+    checkpoint.write_aside(tmp_path / "x", lambda part: part.write_text("whole"))
+    assert order == ["fsync", "replace"]
+    assert (tmp_path / "x").read_text() == "whole"
