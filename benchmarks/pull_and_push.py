@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weince import BlendLink, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
-from weince.functional import tail_stats
+from weince import InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
+from weince.candidates import contests
+from weince.engines.rows import Rows, bind, survey
 from weince.links import Link
 from weince.losses import RELEASED_TAIL
-from weince.terms import WeinceLink
+from weince.scores import shortfalls
+from weince.terms import Term, WeinceLink
 
 EXAMPLE = """\
 example:
@@ -52,9 +54,8 @@ def forces(loss: LinkLoss, z_i: Tensor, z_j: Tensor) -> Forces:
     unit = F.normalize(torch.cat([z_i, z_j]))
     own = torch.eye(len(unit), dtype=torch.bool)
     positive = torch.arange(len(unit)).roll(len(z_i)).unsqueeze(1)
-    scores = unit @ unit.T
-    shortfall = (1 - scores).clamp(0, 2)
-    link = settled(loss.link, scores, own, positive)
+    shortfall = (1 - unit @ unit.T).clamp(0, 2)
+    link = settled(loss.link, z_i, z_j)
     logits = link.logit(shortfall).masked_fill(own, -torch.inf)
     value = (logits.logsumexp(1) - logits.gather(1, positive).squeeze(1)).mean()
     torch.testing.assert_close(value, loss(z_i, z_j), rtol=1e-9, atol=1e-9)
@@ -67,15 +68,14 @@ def forces(loss: LinkLoss, z_i: Tensor, z_j: Tensor) -> Forces:
     return Forces(shortfall.gather(1, positive).squeeze(1), pull, size.sum(1) - pull)
 
 
-def settled(link: Link, scores: Tensor, own: Tensor, positive: Tensor) -> Link:
-    """The link with the weights of this batch's anchors."""
-    if not isinstance(link, WeinceLink):
-        return link
-    tail = link.tail
-    stats = tail_stats(scores, own.scatter(1, positive, True), tail=tail)
-    beta = {"fit": stats.beta, "slope": stats.rho / link.temperature}.get(str(tail.beta), tail.beta)
-    at = positive.squeeze(1) if tail.positive == "softmax" else None
-    return BlendLink(stats.lam, beta, link.temperature, tail.eps, tail.soft_cap, tail.endpoint, at)
+def settled(link: Link, z_i: Tensor, z_j: Tensor) -> Link:
+    """The link with the weights of this batch's anchors, as an engine binds it."""
+    (contest,) = contests("views", z_i, z_j)
+    tail = link.tail if isinstance(link, WeinceLink) else None
+    shortfall = shortfalls(contest.anchors, contest.candidates)
+    found = survey(contest, lambda: [Rows(contest, shortfall)], [Term(link)], tail)
+    (bound,) = bind([Term(link)], found)
+    return bound
 
 
 class Row(NamedTuple):

@@ -153,7 +153,7 @@ def test_gather_over_nccl(tmp_path):
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a GPU that is not the current one: wants two GPUs")
 @pytest.mark.parametrize("n", [256, 1024])
 def test_tensors_of_a_gpu_that_is_not_the_current_one(n):
     """Kernels are launched on the device of the embeddings, not on the current one."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weince.losses import InfoNCELoss, WeinceLoss
+from weince.machine import find_device
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,16 +86,11 @@ def bench_loss(
         )
     if dtype not in ("float32", "bfloat16", "float16", "float64"):
         raise ValueError(f"dtype must be float32, bfloat16, float16 or float64; got {dtype!r}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} was asked for; torch finds no CUDA device")
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"device must be auto, cpu or cuda; got {device!r}")
-    entries = list(_entries(torch.device(device), compiled))
+    chosen = find_device(device)
+    entries = list(_entries(chosen, compiled))
     timings: list[Timing] = []
     for size in pairs:
-        timings += _one_size(entries, size, d, torch.device(device), getattr(torch, dtype), repeats)
+        timings += _one_size(entries, size, d, chosen, getattr(torch, dtype), repeats)
     return timings
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from weince.machine import version
+
 BAD_INPUT, INTERRUPTED = 2, 130
 
 _EXTRAS = {
@@ -195,15 +197,12 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _run_evaluate_sts(options: argparse.Namespace) -> None:
-    import torch
-
+    from weince.machine import find_device
     from weince.text.sts import evaluate_sts, table
 
-    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(find_device(options.device))
     for model in options.runs:
-        scores = evaluate_sts(
-            model, options.sts, device=usual if options.device == "auto" else options.device, bar=True
-        )
+        scores = evaluate_sts(model, options.sts, device=device, bar=True)
         print(f"{model}\n\n{table(scores, published=options.published)}\n")
 
 
@@ -321,16 +320,6 @@ def _run_bench_loss(options: argparse.Namespace) -> None:
     Console().print(table(timings))
 
 
-class _Version(argparse.Action):
-    """Prints the version, which is looked up only when asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"weince {version('weince')}")
-        parser.exit()
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
@@ -339,7 +328,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n  weince train --help\n  weince diagnose pairs.npz --out report",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
+    parser.add_argument("--version", action="version", version=f"weince {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (_add_train, _add_evaluate, _add_reproduce, _add_diagnose, _add_bench):
         add(commands)

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from weince.embeddings import InputError, Pairs, make_pairs
+from weince.machine import version
 from weince.report import figures_link
 from weince.report.bank import QUICK, Settings
 from weince.report.measure import STAGES, Measured, measure, measure_theory
@@ -133,7 +133,7 @@ def write_diagnosis(
             sections=sections,
             settings=settings,
             rules=THRESHOLDS,
-            version=_version(),
+            version=version(),
         )
         write_page(page, folder / "index.html")
         bar.update(drawing, total=1, completed=1, stage="done")
@@ -229,7 +229,7 @@ def summarise(
     """The numbers of a diagnosis as JSON can hold them: NaN is null, infinity a string."""
     return {
         "format": FORMAT,
-        "version": _version(),
+        "version": version(),
         "command": command,
         "settings": asdict(settings),
         "thresholds": asdict(THRESHOLDS),
@@ -297,10 +297,3 @@ def _clean(value: Any) -> Any:
             return None
         return float(value) if np.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _version() -> str:
-    try:
-        return version("weince")
-    except PackageNotFoundError:
-        return "from source"

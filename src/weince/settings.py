@@ -157,6 +157,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def recorded(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """The settings in a run's ``run.yaml``; one that is newer than the run had its default there."""
+    return {**yaml.safe_load(dump(kind())), **load(str(path))}
+
+
 def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     """Write a run's settings into its folder, or see that those there are the same but for the ``free`` ones.
 
@@ -165,9 +170,7 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     """
     path = folder / "run.yaml"
     if path.exists():
-        # A setting that is newer than the run had its default there.
-        before = {**yaml.safe_load(dump(type(settings)())), **load(str(path))}
-        now = yaml.safe_load(dump(settings))
+        before, now = recorded(path, type(settings)), yaml.safe_load(dump(settings))
         changed = [
             f"{name} {before[name]!r} -> {value!r}"
             for name, value in now.items()

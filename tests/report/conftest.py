@@ -11,7 +11,9 @@ CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrom
 @pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
-        pytest.skip("no chromium or chrome on PATH")
+        pytest.skip(
+            "pages are judged as a browser shows them: install Chromium or Chrome, neither is on PATH"
+        )
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:

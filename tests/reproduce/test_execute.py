@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 from reproduce.tables import small_table
@@ -363,14 +362,6 @@ def test_a_run_in_two_pieces_took_as_long_as_both(tmp_path, script):
     script(WRITE)
     carry_out(run)
     assert 150.5 <= execute.record(run)["made"]["seconds"] < 170
-
-
-def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(execute, "version", missing)
-    assert execute.commit().startswith("not installed")
 
 
 def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, script):

@@ -119,7 +119,7 @@ def test_images_on_disk_are_read_batch_by_batch(tmp_path, images):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a CUDA device captures a step as a graph")
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
 def test_a_captured_step_is_the_eager_one(images, preset):
     """Also when the generator is seeded anew between steps, and when the rate changes."""

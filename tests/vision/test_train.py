@@ -271,7 +271,7 @@ def test_no_gpu_is_said(data, tmp_path):
     with pytest.raises(ValueError, match="torch sees no GPU"):
         train(small_run(data, tmp_path, device="cuda"), bar=False)
     run(data, tmp_path, {"epochs": 1})
-    with pytest.raises(ValueError, match="torch sees no GPU"):
+    with pytest.raises(ValueError, match="torch finds no CUDA device"):
         evaluate_run(tmp_path, device="cuda")
 
 

@@ -20,12 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from weince.checkpoint import write_aside
 from weince.cli import INTERRUPTED
+from weince.machine import version
 from weince.reproduce.plan import Run, has_settings
 from weince.vision.log import read_log
 
@@ -222,15 +222,8 @@ def commit() -> str:
     head = _said(["git", "-C", here, "rev-parse", "--short=12", "HEAD"])
     if head and _said(["git", "-C", here, "ls-files", "__init__.py"]):
         changed = _said(["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "."])
-        return f"{_version()} at {head}{' with changes' if changed else ''}"
-    return _version()
-
-
-def _version() -> str:
-    try:
-        return version("weince")
-    except PackageNotFoundError:  # run from its sources
-        return "not installed"
+        return f"{version()} at {head}{' with changes' if changed else ''}"
+    return version()
 
 
 def _said(command: list[str]) -> str:

@@ -215,5 +215,6 @@ def has_settings(run: Run) -> bool:
     path = run.folder / "run.yaml"
     if not path.is_file():
         return False
-    found, wanted = settings.load(str(path)), yaml.safe_load(settings.dump(_read(run)))
-    return all(found.get(name) == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})
+    run_wanted = _read(run)
+    found, wanted = settings.recorded(path, type(run_wanted)), yaml.safe_load(settings.dump(run_wanted))
+    return all(found[name] == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})

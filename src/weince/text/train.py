@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
+from weince.machine import find_device
 from weince.tail import TailStats
 from weince.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, save_encoder, tokenise
@@ -119,7 +120,7 @@ class _Job:
 
     def __init__(self, run: TextRun, sts: Sts) -> None:
         self.run = run
-        self.device = _device(run.device)
+        self.device = find_device(run.device)
         self.sentences = SentenceFile(run.text, first=run.sentences)
         self.steps = run.epochs * steps_in_epoch(len(self.sentences), run.batch)
         backbone, self.tokenizer = load_backbone(run.model)
@@ -276,13 +277,3 @@ def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
     checkpoint.write_aside(job.run.out / "result.json", lambda part: part.write_text(text, encoding="utf-8"))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for; torch finds no CUDA device")
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"device must be auto, cpu or cuda; got {name!r}")
-    return torch.device(name)

@@ -20,6 +20,7 @@ import torch
 from weince import settings
 from weince.checkpoint import write_aside
 from weince.embeddings import Pairs, make_pairs, rename
+from weince.machine import find_device
 from weince.vision import encoders
 from weince.vision.step import allow_tf32
 
@@ -145,16 +146,13 @@ def evaluate_run(
     from weince.vision.data import load
 
     run, model = load_model(folder)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no GPU here")
+    chosen = find_device(device)
     allow_tf32(run.precision)
-    half = device == "cuda" and run.precision.startswith("bf16")
+    half = chosen.type == "cuda" and run.precision.startswith("bf16")
     evaluation = evaluate(
         model.encoder,
         load(data or run.data, size=run.augment.size),
-        device=device,
+        device=str(chosen),
         precision="bf16" if half else "fp32",
         quick=quick,
     )
@@ -179,7 +177,7 @@ def embed_pairs(
     from weince.vision.data import load
 
     run, model = load_model(folder, weights)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device("auto")
     model.to(device)
     allow_tf32(run.precision)
     images = load(data or run.data, size=run.augment.size).test_images
