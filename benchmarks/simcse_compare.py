@@ -1,6 +1,7 @@
 """SimCSE with InfoNCE and WEINCE, over temperatures and seeds, from one encoder: which loss ranks STS pairs better?
 
-Runs what is missing, several at once, and writes NAME.csv (a line a run), NAME.md (tables) and NAME_seeds.svg. The
+Runs what is missing, several at once, and writes NAME.csv (a line a run), NAME_dev.csv (a line for each look at the
+dev split), NAME.md (tables) and NAME_seeds.svg. The
 encoder of a run is chosen on STS-B's dev split; every preset gets the same temperatures; a preset's temperature is
 chosen on the dev split too. Runs with equal seeds see the same sentences in the same order, and are paired in tests.
 """
@@ -280,6 +281,21 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
             )
 
 
+def write_dev(out: Path, path: Path) -> None:
+    """How every run did on the dev split each time it was looked at, from the logs of the runs that are done."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "step", "loss", "dev"])
+        for log in sorted(out.glob("*/log.csv")):
+            if (log.parent / "result.json").is_file():
+                with log.open(encoding="utf-8", newline="") as lines:
+                    looks = [line for line in csv.DictReader(lines) if line["dev"]]
+                writer.writerows(
+                    [log.parent.name, look["step"], f"{float(look['loss']):.4g}", f"{float(look['dev']):.2f}"]
+                    for look in looks
+                )
+
+
 def introduction(run: dict[str, Any], values: dict[str, float], seeds: int) -> str:
     """How the runs were made, for the reader of the tables."""
     return (
@@ -335,6 +351,7 @@ def aggregate(options: argparse.Namespace) -> None:
     values, seeds = results[0].values, len({one.seed for one in results})
     options.results.parent.mkdir(parents=True, exist_ok=True)
     write_csv(results, options.results.with_suffix(".csv"))
+    write_dev(options.out, options.results.with_name(options.results.name + "_dev.csv"))
     drawn = options.results.with_name(options.results.name + "_seeds.svg")
     figure(results, order, drawn)
     lines = [

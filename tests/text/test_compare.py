@@ -99,6 +99,9 @@ def test_a_comparison_runs_goes_on_and_aggregates(toy_model, toy_text, toy_sts, 
     result = json.loads((out / "paper_0.05_seed1" / "result.json").read_text())
     assert float(rows[3]["STSB"]) == pytest.approx(result["tasks"]["STSB"], rel=1e-5)
     assert (results.parent / "simcse_seeds.svg").read_text().startswith("<?xml")
+    looks = list(csv.DictReader((results.parent / "simcse_dev.csv").open()))
+    best = max(float(look["dev"]) for look in looks if look["run"] == "paper_0.05_seed1")
+    assert best == pytest.approx(result["dev"], abs=0.01)
     said = results.with_suffix(".md").read_text()
     assert "Before SimCSE" in said
     assert "4 runs, 1 at once, in " in said
