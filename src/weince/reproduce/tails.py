@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weince.checkpoint import write_aside
 
 PAIRS, BATCHES, SEED = 256, 32, 0
@@ -17,19 +19,24 @@ PAIRS, BATCHES, SEED = 256, 32, 0
 def measure(kind: str, folder: Path) -> dict[str, Any]:
     """The figures of a run, by the names they have in tables."""
     from weince.evaluate import fingerprint
-    from weince.evt import frechet_ablation, link_bank, link_test
     from weince.vision.data import load
     from weince.vision.runs import embed_pairs, read_run
 
     run = read_run(folder)
     data = load(run.data, size=run.augment.size)
     z_i, z_j = embed_pairs(folder, pairs=PAIRS * BATCHES, seed=SEED)
+    return {**figures(kind, z_i, z_j), "data": data.name, "fingerprint": fingerprint(data), "pairs": len(z_i)}
+
+
+def figures(kind: str, z_i: np.ndarray, z_j: np.ndarray) -> dict[str, Any]:
+    """The figures of embedded pairs ``(n, d)``, by the names they have in tables."""
+    from weince.evt import frechet_ablation, link_bank, link_test
+
     # Four batches at least, two to fit and two to judge: small test sets get smaller ones.
     bank = link_bank(z_i, z_j, batch_size=min(PAIRS, len(z_i) // 4), batches=BATCHES, rng=SEED)
-    found: dict[str, Any]
     if kind == "link":
         test = link_test(*bank, rng=SEED)
-        found = {
+        return {
             "link_lam": test.lam,
             "link_gain": test.gain,
             "link_ratio": test.gain_ratio,
@@ -39,16 +46,14 @@ def measure(kind: str, folder: Path) -> dict[str, Any]:
             "lr_p_value": test.lr_p_value,
             "notes": list(test.notes),
         }
-    else:
-        ablation = frechet_ablation(*bank, rng=SEED)
-        found = {
-            "frechet_lam_w": ablation.lam_w,
-            "frechet_gain_w": ablation.w_over_0.gain,
-            "frechet_gain_f": ablation.f_over_0.gain,
-            "frechet_gain_wf": ablation.wf_over_w.gain,
-            "frechet_lam_f": ablation.lam_f_full,
-        }
-    return {**found, "data": data.name, "fingerprint": fingerprint(data), "pairs": len(z_i)}
+    ablation = frechet_ablation(*bank, rng=SEED)
+    return {
+        "frechet_lam_w": ablation.lam_w,
+        "frechet_gain_w": ablation.w_over_0.gain,
+        "frechet_gain_f": ablation.f_over_0.gain,
+        "frechet_gain_wf": ablation.wf_over_w.gain,
+        "frechet_lam_f": ablation.lam_f_full,
+    }
 
 
 def main() -> None:
