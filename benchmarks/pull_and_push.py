@@ -106,9 +106,9 @@ def markdown(rows: Sequence[Row], pairs: list[float], source: str, figure: str) 
     lines = [
         "# Pull and push",
         "",
-        f"Of {source}, in batches as in training. Pull: mean force of a loss on an anchor towards its positive, "
-        "along the sphere; push: the sum of its forces away from all others. The last columns share out all pull "
-        "among pairs by their shortfall `1 - s`: the first line says how many pairs there are of each kind.",
+        f"Of {source}, in random batches as in training. Pull: mean force of a loss on an anchor towards its "
+        "positive, along the sphere; push: the sum of its forces away from all others. The last columns share out "
+        "all pull among pairs by their shortfall `1 - s`: the first line says how many pairs there are of each kind.",
         "",
         f"| loss, temperature | pull | push | pull / push | {' | '.join(labels())} |",
         f"|---|{'---:|' * (3 + len(pairs))}",
@@ -163,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
     options = parser.parse_args(arguments)
     with np.load(options.pairs, allow_pickle=False) as file:
-        z_i, z_j = (torch.from_numpy(file[name]).double() for name in ("z_i", "z_j"))
+        order = np.random.default_rng(0).permutation(len(file["z_i"]))  # test sets may be sorted by class
+        z_i, z_j = (torch.from_numpy(file[name][order]).double() for name in ("z_i", "z_j"))
     full = len(z_i) // options.batch * options.batch
     if not full:
         parser.error(f"{options.pairs} holds {len(z_i)} pairs, fewer than a batch of {options.batch}")

@@ -1,0 +1,245 @@
+"""How many different images an encoder maps onto the same point, and what that costs by each loss.
+
+Reads pairs (z_i, z_j) of several encoders. Images whose first views lie within a shortfall of 0.01 of each other are
+linked; a group is what hangs together, and counts from 1 % of all images on. Losses are taken at all embeddings, in
+random batches as in training. Writes NAME.md, NAME.csv and NAME.svg.
+"""
+
+import argparse
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from weince import BlendLink, InfoNCELoss, LinkLoss, WeinceLoss
+from weince.scores import shortfalls
+
+EXAMPLE = """\
+example:
+  python benchmarks/collapse.py InfoNCE=infonce.npz paper=paper.npz --results results/evidence/collapse \\
+      --trend InfoNCE=infonce_20.npz,infonce_40.npz paper=paper_20.npz,paper_40.npz
+"""
+NEAR, LEAST = 0.01, 0.01
+LOSSES: dict[str, LinkLoss] = {
+    "InfoNCE, 0.5": InfoNCELoss(0.5, reduction="none"),
+    "paper, 0.5": WeinceLoss(0.5, reduction="none"),
+    # The weights that the paper's loss finds of its own encoder, held: then all encoders have the same loss.
+    "blend, λ = 0.19, β = 3.05": LinkLoss(BlendLink(lam=0.19, beta=3.05, temperature=0.5), reduction="none"),
+}
+
+
+class Encoder(NamedTuple):
+    """What is found of one.
+
+    Attributes:
+        name: Of it.
+        grouped: Share of images in groups.
+        largest: Share of images in the largest group.
+        first: Share of anchors whose partner scores highest in their batch.
+        losses: Mean of each of `LOSSES`.
+        inside: The same for anchors of images in groups; nan if there are none.
+        norms: Median length of the embeddings, before they are normalised, outside of groups and inside.
+        nearest: Of every image, the shortfall of the nearest other one.
+    """
+
+    name: str
+    grouped: float
+    largest: float
+    first: float
+    losses: list[float]
+    inside: list[float]
+    norms: tuple[float, float]
+    nearest: np.ndarray
+
+
+def look(name: str, path: Path, batch: int) -> Encoder:
+    """At the pairs of a file, in random order: test sets may be sorted by class."""
+    z_i, z_j = read(path)
+    length = z_i.norm(dim=1)
+    z_i, z_j = F.normalize(z_i), F.normalize(z_j)
+    distance = shortfalls(z_i, z_i).fill_diagonal_(torch.inf)
+    size = group_sizes(distance)
+    grouped = size >= LEAST * len(size)
+    found = [in_batches(loss, z_i, z_j, batch) for loss in LOSSES.values()]
+    inside = grouped[: len(z_i) // batch * batch].repeat(2)
+    return Encoder(
+        name,
+        float(grouped.double().mean()),
+        float(size.max() / len(size)),
+        partner_first(z_i, z_j, batch),
+        [float(values.mean()) for values in found],
+        [float(values[inside].mean()) for values in found],
+        (float(length[~grouped].nanmedian()), float(length[grouped].nanmedian())),
+        distance.amin(1).numpy(),
+    )
+
+
+def read(path: Path) -> tuple[Tensor, Tensor]:
+    with np.load(path, allow_pickle=False) as file:
+        order = np.random.default_rng(0).permutation(len(file["z_i"]))
+        z_i, z_j = (torch.from_numpy(file[name][order]).double() for name in ("z_i", "z_j"))
+    return z_i, z_j
+
+
+def group_sizes(distance: Tensor) -> Tensor:
+    """Of every image, how many hang together with it."""
+    _, group = connected_components(csr_matrix((distance < NEAR).numpy()), directed=False)
+    return torch.from_numpy(np.bincount(group)[group])
+
+
+def in_batches(loss: LinkLoss, z_i: Tensor, z_j: Tensor, batch: int) -> Tensor:
+    """One value per anchor, first all of the first views and then all of the second ones."""
+    full = len(z_i) // batch * batch
+    values = [
+        loss(*pair).unflatten(0, (2, batch))
+        for pair in zip(z_i[:full].split(batch), z_j[:full].split(batch), strict=True)
+    ]
+    return torch.cat(values, 1).flatten()
+
+
+def partner_first(z_i: Tensor, z_j: Tensor, batch: int) -> float:
+    full = len(z_i) // batch * batch
+    hits = [
+        (a @ b.T).argmax(1) == torch.arange(batch)
+        for a, b in zip(z_i[:full].split(batch), z_j[:full].split(batch), strict=True)
+    ]
+    return float(torch.cat(hits).double().mean())
+
+
+def grouped_along(paths: Sequence[Path]) -> list[tuple[int, float]]:
+    """Epoch, which is the number at the end of a file's name, and the share of images in groups."""
+    found = []
+    for path in paths:
+        z_i = F.normalize(read(path)[0])
+        size = group_sizes(shortfalls(z_i, z_i).fill_diagonal_(torch.inf))
+        found.append((int(path.stem.split("_")[-1]), float((size >= LEAST * len(size)).double().mean())))
+    return found
+
+
+def markdown(
+    rows: Sequence[Encoder], trends: dict[str, list[tuple[int, float]]], source: str, figure: str
+) -> str:
+    lines = [
+        "# Images on the same point",
+        "",
+        f"Of {source}. Groups: first views within a shortfall of {NEAR} of each other, and what hangs together by "
+        f"that, from {LEAST:.0%} of the images on. Length: median before the embeddings are normalised, outside of "
+        "groups and inside. Partner first: of an anchor's candidates, one view of each of 256 images. The last "
+        "columns are mean losses of these embeddings in random batches as in training, by three losses (and, in "
+        "brackets, of the images in groups alone).",
+        "",
+        f"| trained with | in groups | largest group | length | partner first | {' | '.join(LOSSES)} |",
+        f"|---|{'---:|' * (4 + len(LOSSES))}",
+    ]
+    for one in rows:
+        outside, inside = one.norms
+        length = f"{outside:.1f}" + ("" if np.isnan(inside) else f", {inside:.1f}")
+        values = [
+            f"{mean:.2f}" + ("" if np.isnan(part) else f" ({part:.2f})")
+            for mean, part in zip(one.losses, one.inside, strict=True)
+        ]
+        lines.append(
+            f"| {one.name} | {one.grouped:.1%} | {one.largest:.1%} | {length} | {one.first:.1%} | "
+            f"{' | '.join(values)} |"
+        )
+    for name, points in trends.items():
+        said = ", ".join(f"{share:.1%} at {epoch}" for epoch, share in points)
+        lines += ["", f"Along the way, by epoch, {name}: {said}."]
+    lines += ["", f"![nearest other image, and groups over epochs]({figure})", ""]
+    lines += ["Made by `python benchmarks/collapse.py NAME=PAIRS ... --trend NAME=PAIRS,PAIRS ...`."]
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[Encoder], trends: dict[str, list[tuple[int, float]]], path: Path) -> None:
+    """How near the nearest other image is, for each encoder; and the share in groups over epochs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "weince"
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(3, 2) if trends else (1, 0.001)
+    )
+    colours = {one.name: f"C{place}" for place, one in enumerate(rows)}
+    for one in rows:
+        ordered = np.sort(np.maximum(one.nearest, 1e-7))
+        left.plot(
+            ordered, np.arange(1, len(ordered) + 1) / len(ordered), color=colours[one.name], label=one.name
+        )
+    left.axvline(NEAR, color="0.6", lw=0.8, ls=":")
+    left.set(
+        xscale="log", xlabel="shortfall of the nearest other image", ylabel="share of images", ylim=(0, 1)
+    )
+    left.legend(frameon=False, fontsize="small", loc="upper left")
+    for name, points in trends.items():
+        right.plot(*zip(*points, strict=True), marker="o", color=colours.get(name), label=name)
+    right.set(xlabel="epoch", ylabel="share of images in groups", ylim=(0, None))
+    right.set_visible(bool(trends))
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def named(text: str) -> tuple[str, list[Path]]:
+    """``NAME=PATH,PATH``."""
+    name, equals, paths = text.partition("=")
+    found = [Path(path) for path in paths.split(",")]
+    missing = [str(path) for path in found if not path.is_file()]
+    if not equals or missing:
+        raise argparse.ArgumentTypeError(f"wanted NAME=FILE, got {text!r}; not there: {', '.join(missing)}")
+    return name, found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "pairs", type=named, nargs="+", metavar="NAME=PAIRS", help="z_i and z_j in an .npz file"
+    )
+    parser.add_argument(
+        "--trend", type=named, nargs="+", default=[], help="the same along a run, epoch last in the name"
+    )
+    parser.add_argument("--batch", type=int, default=256, help="pairs of a batch (default: %(default)s)")
+    parser.add_argument("--results", type=Path, default=Path("collapse"), help="name of what is written")
+    parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
+    options = parser.parse_args(arguments)
+    rows = [look(name, paths[0], options.batch) for name, paths in options.pairs]
+    trends = {name: grouped_along(paths) for name, paths in options.trend}
+
+    figure = options.results.with_suffix(".svg")
+    text = markdown(rows, trends, options.source, figure.name)
+    options.results.with_suffix(".md").write_text(text, encoding="utf-8")
+    with options.results.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        losses = [part for name in LOSSES for part in (name, f"{name}, in groups")]
+        writer.writerow(
+            [
+                "trained with",
+                "in groups",
+                "largest group",
+                "length",
+                "length in groups",
+                "partner first",
+                *losses,
+            ]
+        )
+        for one in rows:
+            pairs = [part for both in zip(one.losses, one.inside, strict=True) for part in both]
+            values = (one.grouped, one.largest, *one.norms, one.first, *pairs)
+            writer.writerow([one.name, *("" if np.isnan(value) else f"{value:.6g}" for value in values)])
+    draw(rows, trends, figure)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
