@@ -84,6 +84,46 @@ def test_thick_lines_are_means_and_thin_ones_seeds(tmp_path, drawn):
             np.testing.assert_allclose(sorted(thin), sorted(values.tolist()), rtol=1e-5)
 
 
+def forget(run, epochs):
+    """Make a run's log one whose first epochs were logged before the column `crowded`; all: without it."""
+    path = run.folder / "log.csv"
+    head, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    place = head.index("crowded")
+    for row in rows[:epochs]:
+        row[place] = ""
+    if epochs == len(rows):
+        for row in (head, *rows):
+            del row[place]
+    path.write_text("\n".join(",".join(row) for row in (head, *rows)) + "\n")
+
+
+def test_logs_without_a_column_have_no_panel_of_it(tmp_path, drawn):
+    table, runs = filled(tmp_path)
+    for run in runs:
+        forget(run, 3)
+    curves.pictures(table, made_of(runs))
+    titles = [ax.get_title(loc="left") for ax in drawn["curves"].axes]
+    assert titles == [title for key, title in curves.PANELS.items() if key != "crowded"]
+
+
+def test_where_a_log_lacks_a_column_its_lines_have_a_gap(tmp_path, drawn):
+    """Of InfoNCE's two seeds one was resumed after its first epoch, of paper's one has no such column at all."""
+    table, runs = filled(tmp_path)
+    by_loss = {loss: [run for run in runs if run.loss == loss] for loss in table.losses}
+    forget(by_loss["InfoNCE"][0], 1)
+    forget(by_loss["paper"][0], 3)
+    curves.pictures(table, made_of(runs))
+    (ax,) = [ax for ax in drawn["curves"].axes if ax.get_title(loc="left") == curves.PANELS["crowded"]]
+    means = {line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")}
+    assert np.isnan(means["InfoNCE"].get_ydata()).tolist() == [True, False, False]
+    assert np.isnan(means["paper"].get_ydata()).all()
+    thin = [
+        line for line in ax.get_lines()
+        if line.get_color() == means["paper"].get_color() and line is not means["paper"]
+    ]  # fmt: skip
+    assert sorted(int(np.isfinite(line.get_ydata()).sum()) for line in thin) == [0, 3]
+
+
 def test_each_run_is_a_mark_at_its_last_epoch(tmp_path, drawn):
     table, runs = filled(tmp_path)
     curves.pictures(table, made_of(runs))

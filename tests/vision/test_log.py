@@ -3,9 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from weince import TailConfig, WeinceLoss
-from weince.vision.log import COLUMNS, Log, check_finite, measure, read_log
+from weince.vision.log import COLUMNS, CROWD, Log, _crowded, check_finite, measure, read_log
 
 
 def row(epoch):
@@ -50,6 +52,76 @@ def test_measured_figures_by_their_definitions():
     stats = WeinceLoss()(z_i, z_j, return_stats=True).stats
     for name in ("rho", "beta", "daic", "lam"):
         assert found[name] == pytest.approx(float(getattr(stats, name).mean()))
+
+
+def naive_crowded(z_i, z_j):
+    """Anchors with a candidate, neither themselves nor their partner, whose cosine is at least 0.99."""
+    rows = [[float(x) for x in row] for row in torch.cat([z_i, z_j]).double()]
+    n = len(z_i)
+
+    def shortfall(a, b):
+        lengths = math.hypot(*a) * math.hypot(*b)  # a row of zeros has a cosine of 0 with any
+        return 1 - math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 1.0
+
+    crowded = [
+        any(shortfall(rows[a], rows[b]) <= 0.01 for b in range(2 * n) if b not in (a, (a + n) % (2 * n)))
+        for a in range(2 * n)
+    ]
+    return sum(crowded) / len(crowded)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(2, 9),
+    d=st.integers(2, 6),
+    places=st.integers(1, 9),
+    spread=st.sampled_from([0.0, 1e-4, 0.05, 0.1, 1.0]),
+    zeros=st.integers(0, 2),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    seed=st.integers(0, 999),
+)
+def test_crowded_is_the_share_with_another_candidate_next_to_them(n, d, places, spread, zeros, dtype, seed):
+    """Items at a few places, nearer to each other or farther apart; items without a direction crowd nobody."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(places, d, generator=generator)[torch.randint(places, (n,), generator=generator)]
+    z_i, z_j = (
+        (centres + spread * torch.randn(n, d, generator=generator)).to(dtype) * scale for scale in (1, 30)
+    )
+    z_i[:zeros] = 0
+    z_j[:zeros] = 0
+    assert measure(z_i, z_j, TailConfig())["crowded"] == naive_crowded(z_i, z_j)
+
+
+def test_a_partner_crowds_nobody_but_its_double_does():
+    z = torch.eye(8)
+    assert measure(z, z, TailConfig())["crowded"] == 0
+    z[5] = z[2]
+    assert measure(z, z, TailConfig())["crowded"] == 4 / 16
+    assert (
+        measure(z, z, TailConfig(eps=0.5))["crowded"] == 4 / 16
+    )  # the tail's least shortfall is another matter
+    assert float(_crowded(z[:1].repeat(2, 1))) == 0  # a single pair
+
+
+@pytest.mark.parametrize(("shortfall", "crowded"), [(0.99 * CROWD, 1.0), (1.01 * CROWD, 0.0)])
+def test_crowded_up_to_a_shortfall_of_a_hundredth(shortfall, crowded):
+    cosine = 1 - shortfall
+    z = torch.tensor([[1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]])
+    assert measure(z, z, TailConfig())["crowded"] == crowded
+
+
+def test_a_log_from_before_a_column_is_read_and_gone_on_with(tmp_path):
+    before = [name for name in COLUMNS if name != "crowded"]
+    lines = [",".join(before), ",".join("1" for _ in before), ",".join("2" for _ in before)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    old = [dict.fromkeys(before, value) for value in (1.0, 2.0)]
+    assert read_log(tmp_path / "log.csv") == old
+    Log(tmp_path, 2).add(row(3))
+    Log(tmp_path, 3).add(row(4))  # the empty cells are read again
+    assert read_log(tmp_path / "log.csv") == [*old, row(3), row(4)]
+    place = COLUMNS.index("crowded")
+    cells = [line.split(",")[place] for line in (tmp_path / "log.csv").read_text().splitlines()]
+    assert cells == ["crowded", "", "", "3", "4"]
 
 
 def test_a_loss_that_is_no_number_stops_the_run():

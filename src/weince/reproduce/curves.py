@@ -30,13 +30,14 @@ from weince.report.style import (
 from weince.reproduce.aggregate import Record, words
 from weince.reproduce.plan import Run
 from weince.reproduce.tables import MEASURES, Table
-from weince.vision.log import read_log
+from weince.vision.log import CROWD, read_log
 
 PANELS = {
     "loss": "loss (levels do not compare)",
     "alignment": "alignment: squared distance of a pair",
     "uniformity": "uniformity: lower is more even",
     "effective_rank": "effective rank",
+    "crowded": f"crowded: another item within {CROWD:g}",
     "rho": "ρ: shortfall of the hardest negative",
     "lam": "λ: weight of the shortfall",
     "beta": "β: fitted slope of the tail",
@@ -117,9 +118,11 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
     )
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
         legend_rows = -(-len(groups) // 3)
-        figure = _canvas(11.0, 4.9 + 0.19 * legend_rows)
-        axes = figure.subplots(2, 4)
-        for ax, (key, title) in zip(axes.flat, PANELS.items(), strict=True):
+        shown = _shown(groups)
+        rows, columns = (2, 4) if len(shown) == 8 else (3, 3)
+        figure = _canvas(11.0, 2.45 * rows + 0.19 * legend_rows)
+        axes = figure.subplots(rows, columns)
+        for ax, (key, title) in zip(axes.flat, shown.items(), strict=True):
             for group in groups:
                 _lines(ax, group, key)
             ax.set_title(title, fontsize=8.5, loc="left")
@@ -133,9 +136,16 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
         return _drawn(figure, name, caption)
 
 
+def _shown(groups: Sequence[_Group]) -> dict[str, str]:
+    """The panels to draw: logs may be older than the column `crowded`."""
+    known = any("crowded" in row for group in groups for log in group.logs for row in log)
+    return {key: title for key, title in PANELS.items() if known or key != "crowded"}
+
+
 def _lines(ax: Axes, group: _Group, key: str) -> None:
     epochs = [row["epoch"] for row in min(group.logs, key=len)]  # what all seeds have
-    values = np.array([[row[key] for row in log[: len(epochs)]] for log in group.logs])
+    # A row older than a column leaves a gap in its line, and in that of the mean.
+    values = np.array([[row.get(key, np.nan) for row in log[: len(epochs)]] for log in group.logs])
     marker = "o" if len(epochs) == 1 else None  # a line of one point is none
     look: dict[str, Any] = {
         "color": group.colour,

@@ -14,16 +14,20 @@ from torch import Tensor
 
 from weince.checkpoint import write_aside
 from weince.functional import LossOutput, weince_loss
+from weince.scores import shortfalls
 from weince.tail import TailConfig
 
 COLUMNS = (
-    "epoch", "loss", "rho", "beta", "daic", "lam", "alignment", "uniformity", "effective_rank", "lr",
+    "epoch", "loss", "rho", "beta", "daic", "lam", "alignment", "uniformity", "effective_rank", "crowded", "lr",
     "views_per_second", "seconds",
 )  # fmt: skip
 
 
 GEOMETRY = 1024
 """Pairs of a batch whose geometry is measured: all distances of all rows would not fit for a large one."""
+
+CROWD = 0.01
+"""An anchor is crowded if a candidate other than its partner falls short of it by no more than this."""
 
 
 class Log:
@@ -55,17 +59,17 @@ class Log:
 
     def _write(self, path: Path) -> None:
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, COLUMNS)  # rows older than a column have an empty cell in it
             writer.writeheader()
             writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in self.rows)
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a ``log.csv``; none if it is not there."""
+    """The rows of a ``log.csv``, without their empty cells; none if it is not there."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 @torch.no_grad()
@@ -74,7 +78,8 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
 
     Alignment is the mean squared distance of a pair and uniformity the logarithm of the mean of
     ``exp(-2 distance^2)`` over other pairs (Wang and Isola 2020); the effective rank is the exponential of the
-    entropy of the singular values (Roy and Vetterli 2007).
+    entropy of the singular values (Roy and Vetterli 2007). Crowded is the share of anchors that have a candidate
+    other than their partner within a shortfall of ``CROWD``: of a healthy encoder next to none.
     """
     # The statistics do not depend on how the logit is made of them; so every engine can take them.
     tail = replace(tail, beta="fit", endpoint=1.0, positive="blend")
@@ -96,8 +101,18 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
         "alignment": pairs.mean(),
         "uniformity": (others / (len(gaps) - len(pairs))).log(),
         "effective_rank": entropy.exp(),
+        "crowded": _crowded(rows),
     }
     return {name: float(value) for name, value in figures.items()}
+
+
+def _crowded(rows: Tensor) -> Tensor:
+    """Share of unit rows ``(2 n, d)``, row ``k`` being the partner of row ``k + n``, that are crowded."""
+    n = len(rows) // 2
+    near = shortfalls(rows, rows) <= CROWD
+    for own in (-n, 0, n):  # an anchor itself, and its partner on either side
+        near.diagonal(own).fill_(False)
+    return near.any(1).double().mean()
 
 
 class Bar:
