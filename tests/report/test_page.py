@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from report.browser import sound_page
-from report.synthetic import small, views
+from report.synthetic import crowd, small, views
 from weince.diagnose import write_diagnosis
 from weince.embeddings import load_pairs, make_pairs
 from weince.report.bank import QUICK
@@ -85,6 +85,25 @@ def test_what_stands_beside_the_page(report):
     rows = (report / "tables" / "link.csv").read_text(encoding="utf-8").splitlines()
     assert rows[1].startswith("held-out gain (nats per anchor),")
     assert float(rows[1].split(",")[1]) == first["link_test"]["gain"]
+
+
+def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
+    models = [make_pairs("crowd", *crowd(0.2, pairs=160)), small("fine", pairs=160)]
+    index = write_diagnosis(models, tmp_path / "out", FAST, quick=True, progress=False)
+    page = index.read_text(encoding="utf-8")
+    summary = json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))
+    crowded, fine = (model["verdict"] for model in summary["models"])
+    assert crowded["kind"] == "crowded"
+    assert fine["kind"] != "crowded"
+    assert fine["crowded"] <= summary["thresholds"]["crowded"] < crowded["crowded"]
+    assert '<article class="verdict crowded">' in page
+    assert ".verdict.crowded" in page  # has a colour
+    rows = (index.parent / "tables" / "anchors.csv").read_text(encoding="utf-8").splitlines()
+    (row,) = [row.split(",") for row in rows if row.startswith("crowded")]
+    assert [float(cell) for cell in row[1:]] == [crowded["crowded"], fine["crowded"]]
+    shown = f"{100 * crowded['crowded']:.1f} %"
+    assert f"<h3>Look at the embeddings first: {shown} of the anchors" in page
+    assert f">{shown}</td>" in page
 
 
 @pytest.mark.parametrize(

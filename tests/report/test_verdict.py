@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from report.synthetic import small, views
+from report.synthetic import crowd, small, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss
 from weince.embeddings import make_pairs, pair_by_label
 from weince.report.bank import QUICK, build_bank
@@ -20,6 +20,12 @@ FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5
 @pytest.fixture(scope="module")
 def measured():
     return measure(small(), FAST, worth=THRESHOLDS.worth)
+
+
+@pytest.fixture(scope="module")
+def crowded():
+    """A fifth of its items in one place."""
+    return measure(make_pairs("crowd", *crowd(0.2)), FAST, worth=THRESHOLDS.worth)
 
 
 def run(code):
@@ -128,6 +134,59 @@ def test_separated_and_unpaired_data_get_no_advice():
     opposed = measure(make_pairs("opposed", z, -z + 0.1 * views(seed=9)[0]), FAST, worth=0.02)
     assert opposed.curves is None
     assert decide(opposed, FAST).kind == "uninformative"
+
+
+def naive_crowded(bank):
+    """Anchors with a cosine of at least 0.99 beside that of their partner; NaN does not compete."""
+    found = [
+        any(s >= 0.99 for column, s in enumerate(row) if column != partner)
+        for row, partner in zip(bank.scores.tolist(), bank.positives.tolist(), strict=True)
+    ]
+    return sum(found) / len(found)
+
+
+def test_crowded_is_measured_over_the_batches(crowded):
+    pairs = make_pairs("crowd", *crowd(0.2))
+    bank = build_bank(pairs, crowded.batch_size, crowded.batches, FAST.seed).link
+    assert crowded.crowded == naive_crowded(bank)
+    assert crowded.crowded == pytest.approx(0.2, abs=0.05)
+
+
+def test_duplicates_with_equal_ids_are_no_crowd():
+    z_i, z_j = views()
+    z_i[1::2], z_j[1::2] = z_i[::2], z_j[::2]  # every item twice
+    settings = replace(FAST, batch_size=100)  # so that some meet
+    assert measure(make_pairs("twice", z_i, z_j), settings, worth=0.02).crowded > 0.1
+    told = make_pairs("twice", z_i, z_j, np.arange(400) // 2)
+    found = measure(told, settings, worth=0.02)
+    assert found.crowded == naive_crowded(build_bank(told, 100, 4, settings.seed).link) < 0.01
+
+
+def test_a_crowd_is_named_before_any_link(crowded):
+    percent = f"{100 * crowded.crowded:.1f} %"
+    for changes in ({}, SURE):
+        verdict = decide(with_link(crowded, **changes), FAST)
+        assert verdict.kind == "crowded"
+        assert verdict.crowded == crowded.crowded
+        assert percent in verdict.headline
+        assert f"{percent} of the anchors have another item within a shortfall of 0.01" in verdict.tail
+        assert "describe that crowd" in verdict.tail
+        assert verdict.advice.startswith("First find out which items these are.")
+        assert verdict.code is None
+
+
+def test_no_crowd_is_named_where_there_is_none(measured):
+    verdict = decide(measured, FAST)
+    assert verdict.crowded == measured.crowded < 0.01
+    assert verdict.kind != "crowded"
+    assert "crowd" not in verdict.headline + verdict.tail + verdict.advice
+
+
+def test_the_share_above_which_a_crowd_is_named_is_a_rule(crowded):
+    patient = replace(THRESHOLDS, crowded=crowded.crowded)
+    assert decide(crowded, FAST, patient).kind != "crowded"
+    assert decide(crowded, FAST, replace(patient, crowded=crowded.crowded - 1e-9)).kind == "crowded"
+    assert sum("more than 5 % of the anchors" in line for line in THRESHOLDS.lines) == 1
 
 
 def test_bounded_is_said_only_when_the_interval_says_so(measured):

@@ -14,6 +14,7 @@ from weince.embeddings import InputError, Pairs
 from weince.evt import choice
 from weince.evt.top1 import Noise
 from weince.report.bank import Bank, Floats, Settings, build_bank, plan
+from weince.vision.log import CROWD
 
 Tell = Callable[[str], None]
 
@@ -78,6 +79,11 @@ class Measured:
     comparison: evt.AnchorComparison
     curves: Curves | None
     risk: tuple[evt.RiskGradient, ...] | None
+
+    @property
+    def crowded(self) -> float:
+        """Share of anchors that have another item than their partner within a shortfall of `CROWD`."""
+        return float((self.anchors.rho <= CROWD).mean())
 
 
 def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, ...]]:

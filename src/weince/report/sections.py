@@ -15,6 +15,7 @@ from weince.report.bank import Settings
 from weince.report.measure import Measured, Theory
 from weince.report.style import Figure, Gallery
 from weince.report.tables import Cell, Table, between, by_model, count, num, p_value, percent, text
+from weince.vision.log import CROWD
 
 NO_FIT = "No finite fit exists for this model (see its verdict), so there is nothing to draw."
 
@@ -231,6 +232,7 @@ class Writer:
             ("median β", lambda m: num(float(np.median(m.anchors.beta)), 2)),
             ("median ΔAIC", lambda m: num(float(np.median(m.anchors.daic)), 1)),
             ("mean λ of WEINCE", lambda m: num(m.anchors.lam.mean())),
+            (f"crowded: another item within a shortfall of {CROWD:g}", lambda m: percent(m.crowded)),
         ]
         d = theory.daic
         artefact = Table(

@@ -10,6 +10,7 @@ import numpy as np
 from weince.evt import BatchXi
 from weince.report.bank import Settings
 from weince.report.measure import Measured
+from weince.vision.log import CROWD
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -22,15 +23,19 @@ class Thresholds:
         worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the true
             partner 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
+        crowded: Share of crowded anchors up to which the link test is worth reading.
     """
 
     worth: float = 0.02
     alpha: float = 0.05
+    crowded: float = 0.05
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The rules, one sentence each."""
         return (
+            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their partner within "
+            f"a shortfall of {CROWD:g}, the advice is to look at these first, whatever the link test says.",
             f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
             f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
             f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",
@@ -54,12 +59,13 @@ class Verdict:
     """What to tell the user about one model.
 
     Attributes:
-        kind: "link", "both" (temperature first, then link), "temperature", "nothing", "unclear",
+        kind: "crowded", "link", "both" (temperature first, then link), "temperature", "nothing", "unclear",
             "separated" or "uninformative".
         headline: One sentence.
         softmax: What softmax leaves on the table.
         link: Which link and parameters fit.
-        tail: Whether the tail is bounded.
+        tail: Whether the tail is bounded, and whether it is of a crowd.
+        crowded: Share of anchors that have another item within a shortfall of 0.01.
         advice: What to change, in words.
         code: The same as Python, or None.
     """
@@ -69,6 +75,7 @@ class Verdict:
     softmax: str
     link: str
     tail: str
+    crowded: float
     advice: str
     code: str | None
 
@@ -143,7 +150,23 @@ def tail_kind(xi: BatchXi) -> str:
     return "bounded" if high < 0.0 else "heavy" if low > 0.0 else "undecided"
 
 
-def tail_sentence(m: Measured) -> str:
+def crowd_text(m: Measured) -> str:
+    """The share of crowded anchors in percent."""
+    return f"{number(100 * m.crowded, 1)} %"
+
+
+def _tail_sentence(m: Measured, rules: Thresholds) -> str:
+    """Whether the tail is bounded; that it is of a crowd, if it is."""
+    if m.crowded <= rules.crowded:
+        return _shape_sentence(m)
+    return (
+        f"{_shape_sentence(m)} But {crowd_text(m)} of the anchors have another item within a shortfall of {CROWD:g}: "
+        "part of the embeddings coincide (a collapse of part of the encoder, or duplicates in the data), and the "
+        "tail's figures describe that crowd rather than hard negatives."
+    )
+
+
+def _shape_sentence(m: Measured) -> str:
     """Whether the tail is bounded, in one or two sentences."""
     xi = m.tail.xi
     numbers = f"ξ = {number(xi.fit.xi)} (95 % over batches: {span(xi.xi_interval)})"
@@ -209,7 +232,16 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
 def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
     """The verdict on one model."""
     t = m.link
-    said = _softmax_sentence(m), _link_sentence(m), tail_sentence(m)
+    said = _softmax_sentence(m), _link_sentence(m), _tail_sentence(m, rules), m.crowded
+    if m.crowded > rules.crowded:
+        headline = f"Look at the embeddings first: {crowd_text(m)} of the anchors all but coincide with another item."
+        advice = (
+            "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
+            "they differ, part of the encoder has collapsed: a diagnosis of earlier checkpoints tells since when, "
+            "and one of an encoder trained with InfoNCE whether the loss does it. Then diagnose again: the link and "
+            "the temperature above are fitted to these items too, so neither is worth a change yet."
+        )
+        return Verdict("crowded", headline, *said, advice, None)
     if t.separated:
         advice = (
             "Nothing follows from this: use harder candidates (larger batches, or a harder evaluation set) "
