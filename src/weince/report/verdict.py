@@ -237,9 +237,10 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         headline = f"Look at the embeddings first: {crowd_text(m)} of the anchors all but coincide with another item."
         advice = (
             "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
-            "they differ, part of the encoder has collapsed: a diagnosis of earlier checkpoints tells since when, "
-            "and one of an encoder trained with InfoNCE whether the loss does it. Then diagnose again: the link and "
-            "the temperature above are fitted to these items too, so neither is worth a change yet."
+            "they differ, the encoder has hardly been trained, or part of it has collapsed: a diagnosis of earlier "
+            "checkpoints tells since when, one of an encoder trained with InfoNCE whether the loss does it. Then "
+            "diagnose again: the link and the temperature above are fitted to these items too, so neither is worth "
+            "a change yet."
         )
         return Verdict("crowded", headline, *said, advice, None)
     if t.separated:
