@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+CROWD = 0.01
+"""An anchor is crowded if a candidate other than its partner has a shortfall of no more than this."""
+
 
 def wide(values: Tensor) -> Tensor:
     """In float64, where the device has it."""

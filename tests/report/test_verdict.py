@@ -233,7 +233,7 @@ def test_labels_duplicates_and_small_data_are_measured():
     z_i[40:50] = z_j[40:50] = z_i[40]
     twins = measure(make_pairs("twins", z_i, z_j), FAST, worth=0.02)
     assert twins.tail.capped is None
-    assert any("cosine 1" in note for note in twins.notes)
+    assert any("cosine of 1" in note for note in twins.notes)
 
 
 @pytest.mark.parametrize(

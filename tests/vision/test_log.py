@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weince import TailConfig, WeinceLoss
-from weince.vision.log import COLUMNS, CROWD, Log, _crowded, check_finite, measure, read_log
+from weince.scores import CROWD
+from weince.vision.log import COLUMNS, Log, _crowded, check_finite, measure, read_log
 
 
 def row(epoch):

@@ -14,7 +14,7 @@ from weince.embeddings import InputError, Pairs
 from weince.evt import choice
 from weince.evt.top1 import Noise
 from weince.report.bank import Bank, Floats, Settings, build_bank, plan
-from weince.vision.log import CROWD
+from weince.scores import CROWD
 
 Tell = Callable[[str], None]
 
@@ -98,8 +98,8 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
     if at_cap:
         cap = None
         notes = (
-            f"{at_cap} negative pairs have cosine 1: these are duplicates, false negatives at the cap. "
-            "Remove them, or give them equal ids.",
+            f"Negative pairs with a cosine of 1: {at_cap}. Duplicates in the data are false negatives: remove "
+            "them, or give them equal ids. If they are different items, the encoder maps them onto one point.",
         )
     tell("thresholds")
     levels = np.quantile(x, np.linspace(0.90, min(0.995, 1.0 - 30.0 / x.size), settings.points))

@@ -15,7 +15,7 @@ from weince.report.bank import Settings
 from weince.report.measure import Measured, Theory
 from weince.report.style import Figure, Gallery
 from weince.report.tables import Cell, Table, between, by_model, count, num, p_value, percent, text
-from weince.vision.log import CROWD
+from weince.scores import CROWD
 
 NO_FIT = "No finite fit exists for this model (see its verdict), so there is nothing to draw."
 

@@ -10,7 +10,7 @@ import numpy as np
 from weince.evt import BatchXi
 from weince.report.bank import Settings
 from weince.report.measure import Measured
-from weince.vision.log import CROWD
+from weince.scores import CROWD
 
 MINUS = "\N{MINUS SIGN}"
 

@@ -30,7 +30,8 @@ from weince.report.style import (
 from weince.reproduce.aggregate import Record, words
 from weince.reproduce.plan import Run
 from weince.reproduce.tables import MEASURES, Table
-from weince.vision.log import CROWD, read_log
+from weince.scores import CROWD
+from weince.vision.log import read_log
 
 PANELS = {
     "loss": "loss (levels do not compare)",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weince.checkpoint import write_aside
 from weince.functional import LossOutput, weince_loss
-from weince.scores import shortfalls
+from weince.scores import CROWD, shortfalls
 from weince.tail import TailConfig
 
 COLUMNS = (
@@ -25,9 +25,6 @@ COLUMNS = (
 
 GEOMETRY = 1024
 """Pairs of a batch whose geometry is measured: all distances of all rows would not fit for a large one."""
-
-CROWD = 0.01
-"""An anchor is crowded if a candidate other than its partner falls short of it by no more than this."""
 
 
 class Log:
