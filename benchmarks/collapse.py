@@ -40,6 +40,7 @@ class Encoder(NamedTuple):
 
     Attributes:
         name: Of it.
+        groups: How many there are.
         grouped: Share of images in groups.
         largest: Share of images in the largest group.
         first: Share of anchors whose partner scores highest in their batch.
@@ -50,6 +51,7 @@ class Encoder(NamedTuple):
     """
 
     name: str
+    groups: int
     grouped: float
     largest: float
     first: float
@@ -57,6 +59,11 @@ class Encoder(NamedTuple):
     inside: list[float]
     norms: tuple[float, float]
     nearest: np.ndarray
+
+    @property
+    def touching(self) -> float:
+        """Share of images with another one within a shortfall of 1e-4."""
+        return float((self.nearest < 1e-4).mean())
 
 
 def look(name: str, path: Path, batch: int) -> Encoder:
@@ -71,6 +78,7 @@ def look(name: str, path: Path, batch: int) -> Encoder:
     inside = grouped[: len(z_i) // batch * batch].repeat(2)
     return Encoder(
         name,
+        round(float((1 / size[grouped]).sum())),  # each member counts for its part of a group
         float(grouped.double().mean()),
         float(size.max() / len(size)),
         partner_first(z_i, z_j, batch),
@@ -129,14 +137,15 @@ def markdown(
     lines = [
         "# Images on the same point",
         "",
-        f"Of {source}. Groups: first views within a shortfall of {NEAR} of each other, and what hangs together by "
+        f"Of {source}. In groups: first views within a shortfall of {NEAR} of each other, and what hangs together by "
         f"that, from {LEAST:.0%} of the images on. Length: median before the embeddings are normalised, outside of "
         "groups and inside. Partner first: of an anchor's candidates, one view of each of 256 images. The last "
         "columns are mean losses of these embeddings in random batches as in training, by three losses (and, in "
         "brackets, of the images in groups alone).",
         "",
-        f"| trained with | in groups | largest group | length | partner first | {' | '.join(LOSSES)} |",
-        f"|---|{'---:|' * (4 + len(LOSSES))}",
+        "| trained with | in groups | groups | largest | another within 1e-4 | length | partner first | "
+        f"{' | '.join(LOSSES)} |",
+        f"|---|{'---:|' * (6 + len(LOSSES))}",
     ]
     for one in rows:
         outside, inside = one.norms
@@ -146,7 +155,8 @@ def markdown(
             for mean, part in zip(one.losses, one.inside, strict=True)
         ]
         lines.append(
-            f"| {one.name} | {one.grouped:.1%} | {one.largest:.1%} | {length} | {one.first:.1%} | "
+            f"| {one.name} | {one.grouped:.1%} | {one.groups} | {one.largest:.1%} | {one.touching:.1%} | {length} | "
+            f"{one.first:.1%} | "
             f"{' | '.join(values)} |"
         )
     for name, points in trends.items():
@@ -235,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         for one in rows:
             pairs = [part for both in zip(one.losses, one.inside, strict=True) for part in both]
-            values = (one.grouped, one.largest, *one.norms, one.first, *pairs)
+            values = (one.grouped, one.groups, one.largest, one.touching, *one.norms, one.first, *pairs)
             writer.writerow([one.name, *("" if np.isnan(value) else f"{value:.6g}" for value in values)])
     draw(rows, trends, figure)
     print(text)

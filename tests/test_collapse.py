@@ -51,7 +51,9 @@ def test_groups_are_what_hangs_together(tmp_path, planted):
 
 def test_a_planted_group_is_found_and_its_losses_are_its_own(tmp_path):
     found = script.look("planted", pairs(tmp_path, planted=20), batch=32)
+    assert found.groups == 1
     assert found.grouped == found.largest == 20 / 128
+    assert found.touching == 20 / 128
     outside, inside = found.norms
     assert inside > 20 * outside
     # Twenty on one point cannot be told apart: InfoNCE is higher for them than for others.
@@ -62,7 +64,7 @@ def test_a_planted_group_is_found_and_its_losses_are_its_own(tmp_path):
     ]
     assert found.losses[0] == pytest.approx(float(torch.stack(by_batch).mean()), rel=1e-9)
     healthy = script.look("healthy", pairs(tmp_path, planted=0), batch=32)
-    assert healthy.grouped == 0
+    assert healthy.grouped == healthy.groups == healthy.touching == 0
     assert all(np.isnan(value) for value in (*healthy.inside, healthy.norms[1]))
 
 
