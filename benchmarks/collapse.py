@@ -20,11 +20,13 @@ from torch import Tensor
 
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeinceLoss
 from weince.scores import shortfalls
+from weince.vision.log import read_log
 
 EXAMPLE = """\
 example:
   python benchmarks/collapse.py InfoNCE=infonce.npz paper=paper.npz --results results/evidence/collapse \\
-      --trend InfoNCE=infonce_20.npz,infonce_40.npz paper=paper_20.npz,paper_40.npz
+      --trend InfoNCE=infonce_20.npz,infonce_40.npz paper=paper_20.npz,paper_40.npz \\
+      --logs InfoNCE=runs/infonce/log.csv paper=runs/paper/log.csv
 """
 NEAR, LEAST = 0.01, 0.01
 LOSSES: dict[str, LinkLoss] = {
@@ -33,6 +35,16 @@ LOSSES: dict[str, LinkLoss] = {
     # The weights that the paper's loss finds of its own encoder, held: then all encoders have the same loss.
     "blend, λ = 0.19, β = 3.05": LinkLoss(BlendLink(lam=0.19, beta=3.05, temperature=0.5), reduction="none"),
 }
+
+
+class Weighted(NamedTuple):
+    """What Algorithm 1 gives to some of an encoder's anchors: how many they are, their mean ``lam``, the medians of
+    ``beta`` and of the shortfall ``rho`` of their hardest negative."""
+
+    share: float
+    lam: float
+    beta: float
+    rho: float
 
 
 class Encoder(NamedTuple):
@@ -47,6 +59,7 @@ class Encoder(NamedTuple):
         losses: Mean of each of `LOSSES`.
         inside: The same for anchors of images in groups; nan if there are none.
         norms: Median length of the embeddings, before they are normalised, outside of groups and inside.
+        high, low: Anchors whose ``lam`` is above one half, and the others.
         nearest: Of every image, the shortfall of the nearest other one.
     """
 
@@ -58,6 +71,8 @@ class Encoder(NamedTuple):
     losses: list[float]
     inside: list[float]
     norms: tuple[float, float]
+    high: Weighted
+    low: Weighted
     nearest: np.ndarray
 
     @property
@@ -85,6 +100,7 @@ def look(name: str, path: Path, batch: int) -> Encoder:
         [float(values.mean()) for values in found],
         [float(values[inside].mean()) for values in found],
         (float(length[~grouped].nanmedian()), float(length[grouped].nanmedian())),
+        *weights(z_i, z_j, batch),
         distance.amin(1).numpy(),
     )
 
@@ -102,22 +118,37 @@ def group_sizes(distance: Tensor) -> Tensor:
     return torch.from_numpy(np.bincount(group)[group])
 
 
+def batches(z_i: Tensor, z_j: Tensor, batch: int) -> list[tuple[Tensor, Tensor]]:
+    """As in training: what does not fill a batch is left out."""
+    full = len(z_i) // batch * batch
+    return list(zip(z_i[:full].split(batch), z_j[:full].split(batch), strict=True))
+
+
 def in_batches(loss: LinkLoss, z_i: Tensor, z_j: Tensor, batch: int) -> Tensor:
     """One value per anchor, first all of the first views and then all of the second ones."""
-    full = len(z_i) // batch * batch
-    values = [
-        loss(*pair).unflatten(0, (2, batch))
-        for pair in zip(z_i[:full].split(batch), z_j[:full].split(batch), strict=True)
-    ]
+    values = [loss(*pair).unflatten(0, (2, batch)) for pair in batches(z_i, z_j, batch)]
     return torch.cat(values, 1).flatten()
 
 
+def weights(z_i: Tensor, z_j: Tensor, batch: int) -> tuple[Weighted, Weighted]:
+    """What Algorithm 1 makes of these embeddings: anchors with ``lam`` above one half, and the others."""
+    found = [WeinceLoss(0.5)(*pair, return_stats=True).stats for pair in batches(z_i, z_j, batch)]
+    lam, beta, rho = (torch.cat([getattr(stats, name) for stats in found]) for name in ("lam", "beta", "rho"))
+    high = lam > 0.5
+    above, below = (
+        Weighted(
+            *(
+                float(value)
+                for value in (part.double().mean(), lam[part].mean(), beta[part].median(), rho[part].median())
+            )
+        )
+        for part in (high, ~high)
+    )
+    return above, below
+
+
 def partner_first(z_i: Tensor, z_j: Tensor, batch: int) -> float:
-    full = len(z_i) // batch * batch
-    hits = [
-        (a @ b.T).argmax(1) == torch.arange(batch)
-        for a, b in zip(z_i[:full].split(batch), z_j[:full].split(batch), strict=True)
-    ]
+    hits = [(a @ b.T).argmax(1) == torch.arange(batch) for a, b in batches(z_i, z_j, batch)]
     return float(torch.cat(hits).double().mean())
 
 
@@ -162,38 +193,69 @@ def markdown(
     for name, points in trends.items():
         said = ", ".join(f"{share:.1%} at {epoch}" for epoch, share in points)
         lines += ["", f"Along the way, by epoch, {name}: {said}."]
-    lines += ["", f"![nearest other image, and groups over epochs]({figure})", ""]
-    lines += ["Made by `python benchmarks/collapse.py NAME=PAIRS ... --trend NAME=PAIRS,PAIRS ...`."]
+    lines += ["", f"![training loss, groups over epochs, nearest other image]({figure})", ""]
+    lines += ["## The weights that Algorithm 1 gives to these embeddings", ""]
+    lines += [
+        "Of the anchors with `lam` above 1/2, and of the others: mean `lam`, median `beta` and `rho`.",
+        "",
+    ]
+    lines += [
+        "| trained with | above 1/2 | lam | beta | rho | others: lam | beta | rho |",
+        f"|---|{'---:|' * 7}",
+    ]
+    for one in rows:
+        values = [f"{value:.2g}" for part in (one.high, one.low) for value in part[1:]]
+        lines.append(f"| {one.name} | {one.high.share:.1%} | {' | '.join(values)} |")
+    lines += [""]
+    lines += [
+        "Made by `python benchmarks/collapse.py NAME=PAIRS ... --trend NAME=PAIRS,PAIRS ... --logs NAME=LOG ...`."
+    ]
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: Sequence[Encoder], trends: dict[str, list[tuple[int, float]]], path: Path) -> None:
-    """How near the nearest other image is, for each encoder; and the share in groups over epochs."""
+def draw(
+    rows: Sequence[Encoder],
+    trends: dict[str, list[tuple[int, float]]],
+    logs: dict[str, list[Path]],
+    path: Path,
+) -> None:
+    """Training loss and share of images in groups over epochs, and how near the nearest other image is."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams["svg.hashsalt"] = "weince"
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(3, 2) if trends else (1, 0.001)
-    )
+    figure, (loss, groups, nearest) = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained")
     colours = {one.name: f"C{place}" for place, one in enumerate(rows)}
+    for name, paths in logs.items():
+        for one_log in map(read_log, paths):
+            lowest = min(one_log, key=lambda row: row["loss"])
+            loss.plot(
+                [row["epoch"] for row in one_log], [row["loss"] for row in one_log], color=colours.get(name)
+            )
+            loss.plot(lowest["epoch"], lowest["loss"], "o", color=colours.get(name))
+    loss.set(xlabel="epoch", ylabel="training loss (dot: lowest)")
+    for name, points in trends.items():
+        groups.plot(*zip(*points, strict=True), marker="o", color=colours.get(name))
+    groups.set(xlabel="epoch", ylabel="share of images in groups", ylim=(0, None))
     for one in rows:
         ordered = np.sort(np.maximum(one.nearest, 1e-7))
-        left.plot(
+        nearest.plot(
             ordered, np.arange(1, len(ordered) + 1) / len(ordered), color=colours[one.name], label=one.name
         )
-    left.axvline(NEAR, color="0.6", lw=0.8, ls=":")
-    left.set(
+    nearest.axvline(NEAR, color="0.6", lw=0.8, ls=":")
+    nearest.set(
         xscale="log", xlabel="shortfall of the nearest other image", ylabel="share of images", ylim=(0, 1)
     )
-    left.legend(frameon=False, fontsize="small", loc="upper left")
-    for name, points in trends.items():
-        right.plot(*zip(*points, strict=True), marker="o", color=colours.get(name), label=name)
-    right.set(xlabel="epoch", ylabel="share of images in groups", ylim=(0, None))
-    right.set_visible(bool(trends))
-    for axes in (left, right):
+    figure.legend(
+        *nearest.get_legend_handles_labels(),
+        frameon=False,
+        ncols=6,
+        loc="outside lower center",
+        fontsize="small",
+    )
+    for axes in (loss, groups, nearest):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
@@ -218,6 +280,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--trend", type=named, nargs="+", default=[], help="the same along a run, epoch last in the name"
+    )
+    parser.add_argument(
+        "--logs", type=named, nargs="+", default=[], help="log.csv of runs, for their training loss"
     )
     parser.add_argument("--batch", type=int, default=256, help="pairs of a batch (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=Path("collapse"), help="name of what is written")
@@ -247,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pairs = [part for both in zip(one.losses, one.inside, strict=True) for part in both]
             values = (one.grouped, one.groups, one.largest, one.touching, *one.norms, one.first, *pairs)
             writer.writerow([one.name, *("" if np.isnan(value) else f"{value:.6g}" for value in values)])
-    draw(rows, trends, figure)
+    draw(rows, trends, dict(options.logs), figure)
     print(text)
 
 
