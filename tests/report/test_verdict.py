@@ -76,6 +76,7 @@ def test_a_clear_gain_asks_for_the_link(measured):
     assert verdict.kind == "link"
     assert "BlendLink(lam=0.4, beta=5, temperature=0.2)" in verdict.code
     assert "0.100 nats" in verdict.headline
+    assert "Say which temperature you trained with" in verdict.advice
 
 
 def test_the_larger_of_two_gains_comes_first(measured):
@@ -89,6 +90,7 @@ def test_the_larger_of_two_gains_comes_first(measured):
     assert isinstance(run(verdict.code).link, BlendLink)
     smaller = replace(bad, curves=replace(measured.curves, current_loss=0.05))
     assert decide(smaller, hot).kind == "link"
+    assert "Say which temperature" not in decide(smaller, hot).advice
 
 
 @pytest.mark.parametrize(

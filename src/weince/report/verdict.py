@@ -267,6 +267,11 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         if small_p and t.gain_interval[0] > 0.0:
             headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
             advice = f"Worth a try in the next training run. {words}"
+            if settings.temperature is None:
+                advice += (
+                    " Say which temperature you trained with before you change the link: one that is off can make "
+                    "for a gain like this."
+                )
             return Verdict("link", headline, *said, advice, link_code(t.lam, t.tau))
         headline = f"Unclear: a gain of {gain} nats per anchor, but the evidence for it is thin."
         advice = f"Give it more pairs before changing the link. {words}"
