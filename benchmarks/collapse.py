@@ -213,6 +213,26 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
+def cells(one: Encoder) -> dict[str, str]:
+    """Everything but the distances, by column."""
+    found: dict[str, float] = {
+        "in groups": one.grouped,
+        "groups": one.groups,
+        "largest": one.largest,
+        "another within 1e-4": one.touching,
+        "length": one.norms[0],
+        "length in groups": one.norms[1],
+        "partner first": one.first,
+    }
+    for name, mean, part in zip(LOSSES, one.losses, one.inside, strict=True):
+        found |= {name: mean, f"{name}, in groups": part}
+    for side, anchors in (("high", one.high), ("low", one.low)):
+        found |= {f"{key}, {side} lam": value for key, value in anchors._asdict().items()}
+    return {"trained with": one.name} | {
+        key: "" if np.isnan(value) else f"{value:.6g}" for key, value in found.items()
+    }
+
+
 def draw(
     rows: Sequence[Encoder],
     trends: dict[str, list[tuple[int, float]]],
@@ -265,9 +285,11 @@ def named(text: str) -> tuple[str, list[Path]]:
     """``NAME=PATH,PATH``."""
     name, equals, paths = text.partition("=")
     found = [Path(path) for path in paths.split(",")]
+    if not equals:
+        raise argparse.ArgumentTypeError(f"wanted NAME=FILE, got {text!r}")
     missing = [str(path) for path in found if not path.is_file()]
-    if not equals or missing:
-        raise argparse.ArgumentTypeError(f"wanted NAME=FILE, got {text!r}; not there: {', '.join(missing)}")
+    if missing:
+        raise argparse.ArgumentTypeError(f"not there: {', '.join(missing)}")
     return name, found
 
 
@@ -295,23 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = markdown(rows, trends, options.source, figure.name)
     options.results.with_suffix(".md").write_text(text, encoding="utf-8")
     with options.results.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        losses = [part for name in LOSSES for part in (name, f"{name}, in groups")]
-        writer.writerow(
-            [
-                "trained with",
-                "in groups",
-                "largest group",
-                "length",
-                "length in groups",
-                "partner first",
-                *losses,
-            ]
-        )
-        for one in rows:
-            pairs = [part for both in zip(one.losses, one.inside, strict=True) for part in both]
-            values = (one.grouped, one.groups, one.largest, one.touching, *one.norms, one.first, *pairs)
-            writer.writerow([one.name, *("" if np.isnan(value) else f"{value:.6g}" for value in values)])
+        table = [cells(one) for one in rows]
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(table)
     draw(rows, trends, dict(options.logs), figure)
     print(text)
 

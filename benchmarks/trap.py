@@ -9,18 +9,20 @@ Writes NAME.md, NAME.csv and NAME.svg. A few minutes on a CPU for each seed.
 import argparse
 import csv
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import t as student
 from torch import Tensor, nn
 
 from weince import BlendLink, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
 from weince.evaluate.bar import progress_bar
+from weince.evaluate.protocol import t_interval
 from weince.scores import CROWD, shortfalls, unit_rows
 
 EXAMPLE = """\
@@ -118,11 +120,8 @@ def look(z_i: Tensor, z_j: Tensor, rise: float) -> Outcome:
 
 def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     """Mean ± half of its 95 % t-interval."""
-    mean, n = scale * float(np.mean(values)), len(values)
-    if n == 1:
-        return f"{mean:.{digits}f}"
-    half = scale * float(np.std(values, ddof=1)) / n**0.5 * student.ppf(0.975, n - 1)
-    return f"{mean:.{digits}f} ± {half:.{digits}f}"
+    mean, half, n = t_interval(scale * value for value in values)
+    return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if n > 1 else "")
 
 
 def markdown(found: dict[str, list[Outcome]], steps: int, source: str, figure: str) -> str:
@@ -168,10 +167,6 @@ def draw(found: dict[str, list[Outcome]], path: Path) -> None:
     plt.close(figure)
 
 
-def carry_out(wanted: tuple[str, int], path: Path, steps: int) -> Outcome:
-    return train(*wanted, path, steps)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -186,10 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     read(options.pairs)  # a file that is none fails here, not in every process
     wanted = [(name, seed) for seed in range(options.seeds) for name in LOSSES]
     found: dict[str, list[Outcome]] = {name: [] for name in LOSSES}
-    work = partial(carry_out, path=options.pairs, steps=options.steps)
-    with get_context("spawn").Pool(options.jobs) as pool, progress_bar(True) as bar:
+    names, seeds = zip(*wanted, strict=True)
+    with (
+        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
+        progress_bar(True) as bar,
+    ):
         task = bar.add_task("heads", total=len(wanted))
-        for (name, _), outcome in zip(wanted, pool.imap(work, wanted), strict=True):
+        outcomes = pool.map(train, names, seeds, repeat(options.pairs), repeat(options.steps))
+        for name, outcome in zip(names, outcomes, strict=True):
             found[name].append(outcome)
             bar.advance(task)
 

@@ -1,5 +1,6 @@
 """Groups of images that share a point, against a search that follows links one by one."""
 
+import csv
 import importlib.util
 from pathlib import Path
 
@@ -79,7 +80,20 @@ def test_a_table_is_written(tmp_path, capsys):
     assert "| planted | 15.6% |" in text
     assert "planted: 1.6% at 10, 15.6% at 20." in text
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
-    assert len((tmp_path / "found.csv").read_text().splitlines()) == 3
+    with (tmp_path / "found.csv").open(newline="") as file:
+        healthy, planted = csv.DictReader(file)
+    assert [healthy["trained with"], planted["trained with"]] == ["healthy", "planted"]
+    assert {key: float(planted[key]) for key in ("in groups", "groups", "largest", "another within 1e-4")} == {
+        "in groups": 0.15625, "groups": 1, "largest": 0.15625, "another within 1e-4": 0.15625,
+    }  # fmt: skip
+    assert float(planted["length in groups"]) > 20 * float(planted["length"])
+    assert healthy["length in groups"] == healthy["paper, 0.5, in groups"] == ""
+    found = script.look("planted", part, batch=32)
+    assert float(planted["paper, 0.5"]) == pytest.approx(found.losses[1], rel=1e-5)
+    assert float(planted["beta, low lam"]) == pytest.approx(found.low.beta, rel=1e-5)
     with pytest.raises(SystemExit):
         script.main(["healthy=nowhere.npz"])
     assert "not there: nowhere.npz" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        script.main(["nowhere.npz"])
+    assert "wanted NAME=FILE, got 'nowhere.npz'" in capsys.readouterr().err
