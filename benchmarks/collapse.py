@@ -1,8 +1,8 @@
 """How many different images an encoder maps onto the same point, and what that costs by each loss.
 
-Reads pairs (z_i, z_j) of several encoders. Images whose first views lie within a shortfall of 0.01 of each other are
-linked; a group is what hangs together, and counts from 1 % of all images on. Losses are taken at all embeddings, in
-random batches as in training. Writes NAME.md, NAME.csv and NAME.svg.
+Reads pairs (z_i, z_j) of several encoders, one or more for each loss. Images whose first views lie within a shortfall
+of 0.01 of each other are linked; a group is what hangs together, and counts from 1 % of all images on. Losses are
+taken at all embeddings, in random batches as in training. Writes NAME.md, NAME.csv and NAME.svg.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from weince.vision.log import read_log
 
 EXAMPLE = """\
 example:
-  python benchmarks/collapse.py InfoNCE=infonce.npz paper=paper.npz --results results/evidence/collapse \\
+  python benchmarks/collapse.py InfoNCE=infonce_7.npz,infonce_21.npz paper=paper.npz \\
+      --results results/evidence/collapse \\
       --trend InfoNCE=infonce_20.npz,infonce_40.npz paper=paper_20.npz,paper_40.npz \\
       --logs InfoNCE=runs/infonce/log.csv paper=runs/paper/log.csv
 """
@@ -208,7 +209,7 @@ def markdown(
         lines.append(f"| {one.name} | {one.high.share:.1%} | {' | '.join(values)} |")
     lines += [""]
     lines += [
-        "Made by `python benchmarks/collapse.py NAME=PAIRS ... --trend NAME=PAIRS,PAIRS ... --logs NAME=LOG ...`."
+        "Made by `python benchmarks/collapse.py NAME=PAIRS,PAIRS --trend NAME=PAIRS,PAIRS --logs NAME=LOG,LOG`."
     ]
     return "\n".join(lines) + "\n"
 
@@ -246,8 +247,9 @@ def draw(
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams["svg.hashsalt"] = "weince"
-    figure, (loss, groups, nearest) = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained")
-    colours = {one.name: f"C{place}" for place, one in enumerate(rows)}
+    figure, (loss, groups, nearest) = plt.subplots(1, 3, figsize=(11, 3.5), layout="constrained")
+    names = list(dict.fromkeys(one.name for one in rows))
+    colours = {name: f"C{place}" for place, name in enumerate(names)}
     for name, paths in logs.items():
         for one_log in map(read_log, paths):
             lowest = min(one_log, key=lambda row: row["loss"])
@@ -261,9 +263,11 @@ def draw(
     groups.set(xlabel="epoch", ylabel="share of images in groups", ylim=(0, None))
     for one in rows:
         ordered = np.sort(np.maximum(one.nearest, 1e-7))
-        nearest.plot(
-            ordered, np.arange(1, len(ordered) + 1) / len(ordered), color=colours[one.name], label=one.name
-        )
+        share = np.arange(1, len(ordered) + 1) / len(ordered)
+        (line,) = nearest.plot(ordered, share, color=colours[one.name])
+        if one.name in names:  # the first encoder of a loss stands for it in the legend
+            names.remove(one.name)
+            line.set_label(one.name)
     nearest.axvline(NEAR, color="0.6", lw=0.8, ls=":")
     nearest.set(
         xscale="log", xlabel="shortfall of the nearest other image", ylabel="share of images", ylim=(0, 1)
@@ -271,7 +275,7 @@ def draw(
     figure.legend(
         *nearest.get_legend_handles_labels(),
         frameon=False,
-        ncols=6,
+        ncols=5,
         loc="outside lower center",
         fontsize="small",
     )
@@ -298,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "pairs", type=named, nargs="+", metavar="NAME=PAIRS", help="z_i and z_j in an .npz file"
+        "pairs", type=named, nargs="+", metavar="NAME=PAIRS,...", help="z_i and z_j in .npz files"
     )
     parser.add_argument(
         "--trend", type=named, nargs="+", default=[], help="the same along a run, epoch last in the name"
@@ -310,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("collapse"), help="name of what is written")
     parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
     options = parser.parse_args(arguments)
-    rows = [look(name, paths[0], options.batch) for name, paths in options.pairs]
+    rows = [look(name, path, options.batch) for name, paths in options.pairs for path in paths]
     trends = {name: grouped_along(paths) for name, paths in options.trend}
 
     figure = options.results.with_suffix(".svg")

@@ -73,15 +73,16 @@ def test_a_table_is_written(tmp_path, capsys):
     whole, part = pairs(tmp_path, planted=0), pairs(tmp_path, planted=20)
     along = [pairs(tmp_path, planted=number, epoch=f"_{epoch}") for number, epoch in ((2, 10), (20, 20))]
     trend = f"planted={along[0]},{along[1]}"
-    wanted = [f"healthy={whole}", f"planted={part}", "--batch", "32", "--results", str(tmp_path / "found")]
-    script.main([*wanted, "--trend", trend])
+    encoders, results = [f"healthy={whole}", f"planted={part},{part}"], str(tmp_path / "found")
+    script.main([*encoders, "--batch", "32", "--results", results, "--trend", trend])
     text = (tmp_path / "found.md").read_text()
     assert "| healthy | 0.0% |" in text
-    assert "| planted | 15.6% |" in text
+    assert text.count("| planted | 15.6% |") == 2  # a row for each encoder
     assert "planted: 1.6% at 10, 15.6% at 20." in text
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
     with (tmp_path / "found.csv").open(newline="") as file:
-        healthy, planted = csv.DictReader(file)
+        healthy, planted, again = csv.DictReader(file)
+    assert again == planted
     assert [healthy["trained with"], planted["trained with"]] == ["healthy", "planted"]
     assert {key: float(planted[key]) for key in ("in groups", "groups", "largest", "another within 1e-4")} == {
         "in groups": 0.15625, "groups": 1, "largest": 0.15625, "another within 1e-4": 0.15625,
