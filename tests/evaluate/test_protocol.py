@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from weince.evaluate.protocol import budget, paired_test, select, split, t_interval, trials
+from weince.evaluate.protocol import budget, paired_test, pooled_spread, select, split, t_interval, trials
 
 
 def test_split_of_a_case_by_hand():
@@ -70,6 +70,21 @@ def test_t_interval_by_hand_and_against_scipy():
     found = t_interval(values, level=0.9)
     low, high = stats.t.interval(0.9, 3, loc=values.mean(), scale=stats.sem(values))
     assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+
+
+def test_a_pooled_spread_is_that_of_a_two_sample_t_test_and_of_an_analysis_of_variance():
+    rng = np.random.default_rng(0)
+    a, b, c = rng.normal(50, 1, 4), rng.normal(53, 2, 4), rng.normal(51, 3, 2)
+    low, high = stats.ttest_ind(a, b).confidence_interval(0.95)
+    found = pooled_spread([t_interval(a), t_interval(b)])
+    assert found.of_difference(4) == pytest.approx((high - low) / 2, rel=1e-9)
+    within = sum(((x - x.mean()) ** 2).sum() for x in (a, b, c)) / (10 - 3)
+    found = pooled_spread(
+        [t_interval(a, 0.9), t_interval([7.0], 0.9), t_interval(b, 0.9), t_interval(c, 0.9)], 0.9
+    )
+    assert found.deviation == pytest.approx(math.sqrt(within), rel=1e-9)
+    assert found.degrees == 7
+    assert pooled_spread([t_interval([1.0]), t_interval([2.0])]) is None
 
 
 def test_t_interval_at_its_edges():

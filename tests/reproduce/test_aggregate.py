@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 import yaml
 from reproduce.tables import small_table
+from scipy import stats
 
 from weince.evaluate.protocol import paired_test, t_interval
 from weince.reproduce import page as pages
@@ -80,6 +81,19 @@ def test_figures_are_means_over_encoders_and_pairs_of_seeds(tmp_path):
     assert base.measured == t_interval([54, 52, 53])
     assert base.against is None
     assert line_of(summary.chosen, "r1", "paper").measured.mean == 44  # the same runs, another figure
+
+
+def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
+    summary = aggregate(*planted(tmp_path))
+    notes = pages.spread_notes(summary)
+    assert [note.split(",")[0] for note in notes] == ["Linear probe", "Recall at 1"]
+    # Each of the four configurations has three tests that are 1 apart, hence a variance of 1 and 2 degrees.
+    half = stats.t.ppf(0.975, 8) * math.sqrt(2 / 3)
+    assert "seeds is 1.00, pooled over 4 configurations" in notes[0]
+    assert f"Between means over 3 seeds, a difference below {half:.2f} is no evidence" in notes[0]
+    assert "8 degrees of freedom" in notes[0]
+    alone = pages.Summary(summary.chosen[:1], summary.tries[:1])
+    assert pages.spread_notes(alone) == []  # its own interval says it
 
 
 def test_reported_stands_beside_the_chosen_and_beside_the_first_try(tmp_path):

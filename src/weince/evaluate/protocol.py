@@ -78,6 +78,33 @@ def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
     return Split(np.sort(np.concatenate(train)), np.sort(np.concatenate(validation)))
 
 
+class Spread(NamedTuple):
+    """How much values differ within configurations, taken to be the same for all of them.
+
+    Attributes:
+        deviation: Standard deviation, pooled.
+        degrees: Its degrees of freedom: values less configurations.
+    """
+
+    deviation: float
+    degrees: int
+
+    def of_difference(self, n: int, level: float = 0.95) -> float:
+        """Half width of the t-interval of a difference of two means over ``n`` values each."""
+        return float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.deviation * math.sqrt(2.0 / n)
+
+
+def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread | None:
+    """The spread within configurations, from their `t_interval` of this level; None if none has two values."""
+    squares, degrees = 0.0, 0
+    for _, half, n in intervals:
+        if n > 1:
+            deviation = half * math.sqrt(n) / float(stats.t.ppf(0.5 + level / 2.0, n - 1))
+            squares += (n - 1) * deviation**2
+            degrees += n - 1
+    return Spread(math.sqrt(squares / degrees), degrees) if degrees else None
+
+
 def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     """Mean and t-interval of independent values, such as one figure for each pretrained encoder."""
     x = np.fromiter(values, dtype=np.float64)

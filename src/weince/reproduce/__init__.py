@@ -65,7 +65,7 @@ def reproduce(
     Raises:
         ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
     """
-    from weince.reproduce.page import Page, write_page
+    from weince.reproduce.page import NOTES, Page, spread_notes, write_page
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -95,12 +95,14 @@ def reproduce(
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
     shown = [run for run in runs if _cell(run) in begun]
     facts = _facts(asked, runs, shown, [found for _, found in made], epochs, command)
+    summary = aggregate(asked, shown, records)
     page = Page(
         asked.title,
         asked.baseline,
-        aggregate(asked, shown, records),
+        summary,
         facts,
         failed=list(failed.values()),
+        notes=(*NOTES, *spread_notes(summary)),
         pictures=pictures(asked, made),
     )
     path = write_page(page, out / asked.name, made)

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from weince.checkpoint import write_aside
-from weince.evaluate.protocol import Interval, PairedTest
+from weince.evaluate.protocol import Interval, PairedTest, pooled_spread
 from weince.reproduce.aggregate import Line, Summary
 from weince.reproduce.plan import Run
 
@@ -132,6 +132,28 @@ def p_value(found: PairedTest | None) -> str:
     return "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
 
 
+def spread_notes(summary: Summary) -> list[str]:
+    """How far apart means lie by chance: over few seeds one interval is wide, and all together tell more."""
+    groups: dict[tuple[str, str], list[Interval]] = {}
+    for line in summary.tries:
+        if line.measured is not None and line.measured.n > 1:
+            groups.setdefault((line.figure, line.row), []).append(line.measured)
+    notes = []
+    for (figure, row), measured in groups.items():
+        spread, fewest = pooled_spread(measured), min(one.n for one in measured)
+        if spread is None or len(measured) == 1:
+            continue
+        digits = 2 if figure in PERCENT else 3
+        deviation, half = (f"{x:.{digits}f}" for x in (spread.deviation, spread.of_difference(fewest)))
+        notes.append(
+            f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is {deviation}, pooled over "
+            f"{len(measured)} configurations as if it were the same for all. Between means over {fewest} seeds, a "
+            f"difference below {half} is no evidence (95 % t-interval, {spread.degrees} degrees of freedom, not "
+            "corrected for the number of comparisons)."
+        )
+    return notes
+
+
 class Drawn(NamedTuple):
     """The lines of one figure as they are read."""
 
@@ -159,7 +181,7 @@ def markdown(page: Page) -> str:
     parts = [f"# {_plain(page.title)}", ""]
     for table in by_figure(page.summary.chosen):
         parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
-    parts += [*page.notes, ""]
+    parts += [*map(_plain, page.notes), ""]
     if page.pictures:
         parts += ["## How the runs went", ""]
         parts += [
