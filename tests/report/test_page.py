@@ -54,6 +54,15 @@ def test_the_page_in_a_browser(report, browser, width, scheme):
         assert HOSTILE in page.locator("footer").inner_text()
 
 
+@pytest.mark.parametrize("most", [5, 12, 22])
+def test_a_long_name_keeps_both_ends(most):
+    names = [f"InfoNCE with the softmax term, seed {seed}" for seed in (7, 21, 63)]
+    found = [shorten(name, most) for name in names]
+    assert len(set(found)) == 3
+    assert all(len(name) == most and "…" in name and name[0] == "I" for name in found)
+    assert shorten("a" * most, most) == "a" * most
+
+
 def test_the_page_prints(report, browser):
     page = browser.new_page(viewport={"width": 720, "height": 1000})  # A4 between margins
     page.goto((report / "index.html").as_uri())

@@ -131,8 +131,9 @@ def for_page(svg: str, prefix: str) -> str:
 
 
 def shorten(text: str, most: int = 22) -> str:
-    """A name that fits beside an axis."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """A name that fits beside an axis. Names often differ at their end alone, so what goes is from the middle."""
+    tail = most // 3 + 1
+    return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
 
 
 def legend(ax: Axes, columns: int = 2) -> None:
