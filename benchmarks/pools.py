@@ -39,13 +39,6 @@ class Point(NamedTuple):
     gain: float
 
 
-def redrawn(bank: LinkBank, lam: float, tau: float, seed: int) -> LinkBank:
-    """The bank with winners drawn from the link with these weights, among all candidates of an anchor."""
-    logits = ((1 - lam) * bank.scores - lam * np.log(np.maximum(1 - bank.scores, 1e-12))) / tau
-    noise = np.random.default_rng(seed).gumbel(size=logits.shape)
-    return bank._replace(positives=(logits + noise).argmax(1))
-
-
 def banks(path: Path, encoder: int) -> Iterator[tuple[str, LinkBank]]:
     """An encoder's scores under each law."""
     with np.load(path, allow_pickle=False) as file:
@@ -53,8 +46,8 @@ def banks(path: Path, encoder: int) -> Iterator[tuple[str, LinkBank]]:
     fit = evt.fit_link(*bank)
     measured, softmax, blend = LAWS
     yield measured, bank
-    yield softmax, redrawn(bank, 0.0, fit.tau0, encoder)
-    yield blend, redrawn(bank, fit.lam, fit.tau, encoder)
+    for law, lam, tau in ((softmax, 0.0, fit.tau0), (blend, fit.lam, fit.tau)):
+        yield law, bank._replace(positives=evt.simulate_winners(bank.scores, lam, tau, rng=encoder))
 
 
 def ablate(law: str, encoder: int, bank: LinkBank) -> Iterator[Point]:

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weince import evt
-
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "pools.py"
 spec = importlib.util.spec_from_file_location("pools", SCRIPT)
 script = importlib.util.module_from_spec(spec)
@@ -21,18 +19,6 @@ def pairs(tmp_path):
     z = rng.standard_normal((1100, 8))
     np.savez(tmp_path / "pairs.npz", z_i=z, z_j=z + 0.5 * rng.standard_normal((1100, 8)))
     return tmp_path / "pairs.npz"
-
-
-@pytest.mark.parametrize(("lam", "tau"), [(0.0, 0.2), (0.5, 0.3)])
-def test_a_redrawn_bank_follows_its_law(pairs, lam, tau):
-    with np.load(pairs) as file:
-        bank = evt.link_bank(file["z_i"], file["z_j"])
-    drawn = script.redrawn(bank, lam, tau, seed=1)
-    found = evt.fit_link(*drawn)
-    assert found.lam == pytest.approx(lam, abs=0.05)
-    assert found.tau == pytest.approx(tau, rel=0.15)
-    np.testing.assert_array_equal(drawn.scores, bank.scores)
-    assert (drawn.positives != script.redrawn(bank, lam, tau, seed=2).positives).any()
 
 
 def test_keeping_everything_is_the_fit_to_everything(pairs):

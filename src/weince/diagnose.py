@@ -273,6 +273,8 @@ def _model(m: Measured, v: Verdict) -> dict[str, Any]:
         "frechet": asdict(m.frechet),
         "hard_negatives": [asdict(p) for p in m.hard],
         "pool": [asdict(p) for p in m.pool],
+        "hard_negatives_drawn": [asdict(p) for p in m.hard_drawn or ()],
+        "pool_drawn": [asdict(p) for p in m.pool_drawn or ()],
         "risk": [{"k": r.k, "failure_rate": r.failure_rate} for r in m.risk or ()],
         "anchors": {
             "share_daic_positive": float((m.anchors.daic > 0).mean()),

@@ -146,6 +146,14 @@ def test_gaps_are_not_negatives():
         pool_ablation(ragged, moved, bank.batches, pools=(99,), kept=30)
 
 
+def test_hard_negatives_raise_lam_where_one_link_holds_for_all():
+    """Why there is a control: the trend is there without any change of the link towards the top."""
+    bank = simulated(0.3, 0.2, batches=16, batch_size=64)
+    few, all_of_them = hard_negative_ablation(*bank, kept=(4, 126), bootstraps=9)
+    assert all_of_them.lam == pytest.approx(0.3, abs=0.1)
+    assert few.lam > all_of_them.lam + 0.2
+
+
 def test_trend_is_one_ablation_per_checkpoint():
     banks = [simulated(lam, 0.2, seed=i) for i, lam in enumerate((0.0, 0.5))]
     points = link_trend([10, 20], (b for b in banks), bootstraps=20)

@@ -88,9 +88,10 @@ def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
     notes = pages.spread_notes(summary)
     assert [note.split(",")[0] for note in notes] == ["Linear probe", "Recall at 1"]
     # Each of the four configurations has three tests that are 1 apart, hence a variance of 1 and 2 degrees.
-    half = stats.t.ppf(0.975, 8) * math.sqrt(2 / 3)
+    half = stats.t.ppf(0.975, 8) / math.sqrt(3)
     assert "seeds is 1.00, pooled over 4 configurations" in notes[0]
-    assert f"Between means over 3 seeds, a difference below {half:.2f} is no evidence" in notes[0]
+    assert f"a mean over 3 seeds is known to ± {half:.2f}, and a difference of two below" in notes[0]
+    assert f"below {math.sqrt(2) * half:.2f} is not significant" in notes[0]
     assert "8 degrees of freedom" in notes[0]
     alone = pages.Summary(summary.chosen[:1], summary.tries[:1])
     assert pages.spread_notes(alone) == []  # its own interval says it

@@ -187,6 +187,25 @@ def test_a_link_that_could_not_be_fitted_has_no_colour(tmp_path, drawn, values):
     assert np.isnan(marks.get_array().filled(math.nan)).tolist() == [math.isnan(value) for value in values]
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(2, ""), (3, ": -1.00.")])
+def test_how_accuracy_goes_with_uniformity_is_said_of_five_runs_or_more(tmp_path, seeds, said):
+    table, runs = filled(tmp_path)
+    of_each_loss = {run.loss: run for run in runs}.values()
+    more = [
+        replace(run, seed=seed, folder=tmp_path / run.loss / str(seed))
+        for run in of_each_loss
+        for seed in range(seeds)
+    ]
+    made = []
+    for place, run in enumerate(more):
+        run.folder.mkdir(parents=True)
+        Log(run.folder, 0).add(dict.fromkeys(COLUMNS, 1.0) | {"uniformity": -3.0 - place})
+        made.append((run, {"linear_test_mean": 50.0 + place**2}))
+    caption = curves.pictures(table, made)[1].caption
+    assert caption.endswith(said or "more evenly spread.")
+    assert ("Rank correlation of linear with uniformity over these 6 runs" in caption) == bool(said)
+
+
 def test_every_row_has_figures_of_its_own(tmp_path):
     table, runs = filled(tmp_path)
     other = [(replace(run, row="more"), record) for run, record in made_of(runs)]

@@ -89,9 +89,9 @@ class Spread(NamedTuple):
     deviation: float
     degrees: int
 
-    def of_difference(self, n: int, level: float = 0.95) -> float:
-        """Half width of the t-interval of a difference of two means over ``n`` values each."""
-        return float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.deviation * math.sqrt(2.0 / n)
+    def half(self, n: int, level: float = 0.95) -> float:
+        """Half width of the t-interval of a mean over ``n`` values; times sqrt(2), that of a difference of two."""
+        return float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.deviation / math.sqrt(n)
 
 
 def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread | None:

@@ -122,8 +122,17 @@ def _room(ax: Axes, spans: Floats) -> None:
     ax.locator_params(axis="x", nbins=5)
 
 
-def ablation_figures(gallery: Gallery, tag: str, points: Sequence[AblationPoint], over: str) -> list[Figure]:
-    """Gain and lam over the number of hard negatives ("kept") or over the pool ("pool")."""
+def ablation_figures(
+    gallery: Gallery,
+    tag: str,
+    points: Sequence[AblationPoint],
+    drawn: Sequence[AblationPoint] | None,
+    over: str,
+) -> list[Figure]:
+    """Gain and lam over the number of hard negatives ("kept") or over the pool ("pool").
+
+    Beside them, if it is there, the same with winners drawn from one link: what the selection does by itself.
+    """
     x = np.array([getattr(p, over) for p in points], dtype=np.float64)
     gain = np.array([p.gain.gain for p in points])
     spans = np.array([p.gain.interval for p in points])
@@ -142,11 +151,15 @@ def ablation_figures(gallery: Gallery, tag: str, points: Sequence[AblationPoint]
             if key == "gain":
                 ax.axhline(0.0, color=INK, linewidth=1.0)
                 ax.fill_between(x, spans[:, 0], spans[:, 1], color=BLUE, alpha=0.2, linewidth=0)
-                ax.plot(x, gain, color=BLUE, marker="o", markersize=4)
+                ax.plot(x, gain, color=BLUE, marker="o", markersize=4, label="measured")
                 ax.set_ylabel(GAIN)
             else:
-                ax.plot(x, lam, color=ORANGE, marker="s", markersize=4)
+                ax.plot(x, lam, color=ORANGE, marker="s", markersize=4, label="measured")
                 ax.set(ylabel="λ", ylim=(-0.03, 1.03))
+            if drawn is not None:
+                y = [p.gain.gain if key == "gain" else p.lam for p in drawn]
+                ax.plot(x, y, color=INK, linestyle="--", linewidth=1.2, label="winners drawn from one blend")
+                legend(ax)
             ax.set_xlabel(label)
             log_axis(ax, "x", ticks=[v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
         out.append(panel.done)

@@ -62,7 +62,11 @@ class Curves:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Everything measured on one model. What needs a fitted link is None when no finite fit exists."""
+    """Everything measured on one model. What needs a fitted link is None when no finite fit exists.
+
+    ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` the same with winners
+    drawn from the fitted blend.
+    """
 
     name: str
     pairs: int
@@ -75,6 +79,8 @@ class Measured:
     frechet: evt.FrechetAblation
     hard: tuple[evt.AblationPoint, ...]
     pool: tuple[evt.AblationPoint, ...]
+    hard_drawn: tuple[evt.AblationPoint, ...] | None
+    pool_drawn: tuple[evt.AblationPoint, ...] | None
     anchors: evt.AnchorTails
     comparison: evt.AnchorComparison
     curves: Curves | None
@@ -171,6 +177,21 @@ def _edge(loss: Callable[[float], float], tau0: float, factor: float, worth: flo
     return near
 
 
+Points = tuple[evt.AblationPoint, ...]
+
+
+def _selections(bank: evt.LinkBank, bootstraps: int, seed: int) -> tuple[Points, Points]:
+    """The link with the hardest negatives alone, and with those of growing pools."""
+    available = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
+    sizes = _sizes(available, (8, 16, 32, 64, 128, 256))
+    kept = min(64, max(available // 4, 1))
+    pools = _sizes(available, tuple(kept * 2**i for i in range(8)))
+    return (
+        evt.hard_negative_ablation(*bank, kept=sizes, bootstraps=bootstraps, rng=seed),
+        evt.pool_ablation(*bank, pools=pools, kept=kept, bootstraps=bootstraps, rng=seed),
+    )
+
+
 def _sizes(available: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
     """The wanted sizes well below what there is, and all there is."""
     return (*(k for k in wanted if k < 0.8 * available), available)
@@ -250,13 +271,11 @@ def _measure(
     usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
     curves = _curves(bank, link, settings, worth) if usable else None
     tell("ablations")
-    available = int(np.isfinite(bank.link.scores).sum(axis=1).min()) - 1
-    hard = evt.hard_negative_ablation(
-        *bank.link, kept=_sizes(available, (8, 16, 32, 64, 128, 256)), bootstraps=boots, rng=seed
-    )
-    kept = min(64, max(available // 4, 1))
-    pools = _sizes(available, tuple(kept * 2**i for i in range(8)))
-    pool = evt.pool_ablation(*bank.link, pools=pools, kept=kept, bootstraps=boots, rng=seed)
+    hard, pool = _selections(bank.link, boots, seed)
+    hard_drawn = pool_drawn = None
+    if usable:
+        winners = evt.simulate_winners(bank.link.scores, link.lam, link.tau, rng=seed)
+        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=winners), boots, seed)
     frechet = evt.frechet_ablation(*bank.link, bootstraps=boots, rng=seed)
     tell("risk")
     risk = None if curves is None else _risk(pairs, link, curves.beta, settings)
@@ -274,6 +293,8 @@ def _measure(
         frechet=frechet,
         hard=hard,
         pool=pool,
+        hard_drawn=hard_drawn,
+        pool_drawn=pool_drawn,
         anchors=anchors,
         comparison=comparison,
         curves=curves,

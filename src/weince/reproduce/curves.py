@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from scipy import stats
 
 from weince.report.style import (
     BLUE,
@@ -166,6 +167,7 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
     caption = (
         f"{row}, the last epoch: each run a mark, its shape by its configuration, its colour by {figure_name} on "
         "test. Left: pairs nearer together. Down: embeddings more evenly spread."
+        f"{_rank_correlation(groups, key, figure_name)}"
     )
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
         figure = _canvas(7.6, max(3.8, 0.6 + 0.21 * len(groups)))
@@ -200,6 +202,20 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
             if handle is not None:
                 handle.set(facecolor="none")  # the shape is what it tells
         return _drawn(figure, name, caption)
+
+
+def _rank_correlation(groups: Sequence[_Group], key: str, figure_name: str) -> str:
+    """How the figure goes with uniformity, in words; nothing of fewer than five runs."""
+    found = [
+        (log[-1]["uniformity"], float(record[key]))
+        for group in groups
+        for log, record in zip(group.logs, group.records, strict=True)
+    ]
+    x, y = np.array([pair for pair in found if np.isfinite(pair).all()]).reshape(-1, 2).T
+    if len(x) < 5 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return ""
+    value = stats.spearmanr(x, y).statistic
+    return f" Rank correlation of {figure_name} with uniformity over these {len(x)} runs: {value:+.2f}."
 
 
 def _canvas(width: float, height: float) -> Figure:

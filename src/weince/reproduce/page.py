@@ -144,12 +144,15 @@ def spread_notes(summary: Summary) -> list[str]:
         if spread is None or len(measured) == 1:
             continue
         digits = 2 if figure in PERCENT else 3
-        deviation, half = (f"{x:.{digits}f}" for x in (spread.deviation, spread.of_difference(fewest)))
+        half = spread.half(fewest)
+        deviation, mean, difference = (
+            f"{x:.{digits}f}" for x in (spread.deviation, half, math.sqrt(2) * half)
+        )
         notes.append(
             f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is {deviation}, pooled over "
-            f"{len(measured)} configurations as if it were the same for all. Between means over {fewest} seeds, a "
-            f"difference below {half} is no evidence (95 % t-interval, {spread.degrees} degrees of freedom, not "
-            "corrected for the number of comparisons)."
+            f"{len(measured)} configurations as if it were the same for all and seeds were independent. By it a mean "
+            f"over {fewest} seeds is known to ± {mean}, and a difference of two below {difference} is not "
+            f"significant at 5 % ({spread.degrees} degrees of freedom, not corrected for the number of comparisons)."
         )
     return notes
 
