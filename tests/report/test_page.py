@@ -94,6 +94,14 @@ def test_what_stands_beside_the_page(report):
     rows = (report / "tables" / "link.csv").read_text(encoding="utf-8").splitlines()
     assert rows[1].startswith("held-out gain (nats per anchor),")
     assert float(rows[1].split(",")[1]) == first["link_test"]["gain"]
+    # Beside the ablations, what one blend gives; without a fitted blend there is none.
+    for name in ("hard_negatives", "pool"):
+        sizes = [[(p["kept"], p["pool"]) for p in first[key]] for key in (name, f"{name}_drawn")]
+        assert sizes[0] == sizes[1]
+        assert second[f"{name}_drawn"] == []
+    tables = [(report / "tables" / f"pool-{i}.csv").read_text(encoding="utf-8").splitlines() for i in (1, 2)]
+    assert float(tables[0][1].split(",")[-1]) == first["pool_drawn"][0]["gain"]["gain"]
+    assert tables[1][0] == 'pool,λ,"gain, nats",95 %,p'
 
 
 def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
