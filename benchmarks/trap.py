@@ -39,6 +39,8 @@ LOSSES: dict[str, Callable[[], LinkLoss]] = {
     "paper, gate at the 0.4 quantile": partial(WeinceLoss, 0.5, tail=TailConfig(rho0_quantile=0.4)),
     "paper, rho gate alone": partial(WeinceLoss, 0.5, tail=TailConfig(gate="rho")),
     "paper, AIC gate alone": partial(WeinceLoss, 0.5, tail=TailConfig(gate="aic")),
+    # Next to no steepness: the gate is half open for every anchor.
+    "paper, lam = 0.5 for all": partial(WeinceLoss, 0.5, tail=TailConfig(kappa_rho=1e-3)),
     "paper, gate at a shortfall of 0.02": partial(WeinceLoss, 0.5, tail=TailConfig(rho0=0.02)),
     "paper, gate at a shortfall of 0.05": partial(WeinceLoss, 0.5, tail=TailConfig(rho0=0.05)),
     "paper, gate at a shortfall of 0.1": partial(WeinceLoss, 0.5, tail=TailConfig(rho0=0.1)),
@@ -93,6 +95,15 @@ def train(name: str, seed: int, path: Path, steps: int) -> Outcome:
     with torch.no_grad():
         net.eval()
         return look(net(z_i[held]), net(z_j[held]), float(tenths[-1] - tenths.min()))
+
+
+def known(path: Path) -> dict[tuple[str, int], Outcome]:
+    """Heads of an earlier run, by loss and seed."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return {
+            (row["loss"], int(row["seed"])): Outcome(*(float(row[name]) for name in Outcome._fields))
+            for row in csv.DictReader(file)
+        }
 
 
 def read(path: Path) -> tuple[Tensor, Tensor]:
@@ -183,22 +194,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=4, help="how many (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1500, help="of each training (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once (default: %(default)s)")
+    parser.add_argument(
+        "--known",
+        type=Path,
+        help="CSV of a run with the same pairs and steps; its heads are not trained again",
+    )
     parser.add_argument("--results", type=Path, default=Path("trap"), help="name of what is written")
     parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
     options = parser.parse_args(arguments)
     read(options.pairs)  # a file that is none fails here, not in every process
+    done = {} if options.known is None else known(options.known)
     wanted = [(name, seed) for seed in range(options.seeds) for name in LOSSES]
-    found: dict[str, list[Outcome]] = {name: [] for name in LOSSES}
-    names, seeds = zip(*wanted, strict=True)
+    missing = [head for head in wanted if head not in done]
+    names, seeds = [name for name, _ in missing], [seed for _, seed in missing]
     with (
         ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
         progress_bar(True) as bar,
     ):
-        task = bar.add_task("heads", total=len(wanted))
+        task = bar.add_task("heads", total=len(missing))
         outcomes = pool.map(train, names, seeds, repeat(options.pairs), repeat(options.steps))
-        for name, outcome in zip(names, outcomes, strict=True):
-            found[name].append(outcome)
+        for head, outcome in zip(missing, outcomes, strict=True):
+            done[head] = outcome
             bar.advance(task)
+    found = {name: [done[name, seed] for seed in range(options.seeds)] for name in LOSSES}
 
     figure = options.results.with_suffix(".svg")
     draw(found, figure)

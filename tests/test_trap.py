@@ -67,3 +67,13 @@ def test_a_table_and_a_figure_are_written(pairs, tmp_path):
     lines = (tmp_path / "found.csv").read_text().splitlines()
     assert lines[0] == "loss,seed,crowded,first,rise,slope"
     assert len(lines) == 1 + len(script.LOSSES)
+    # Heads that are known are taken as they are; the missing one is trained, and comes out as before.
+    changed = [*lines[2].split(",")[:-1], "7.5"]
+    (tmp_path / "known.csv").write_text("\n".join([*lines[:2], ",".join(changed), *lines[4:]]) + "\n")
+    subprocess.run(
+        [sys.executable, str(SCRIPT), *wanted, "--known", str(tmp_path / "known.csv")],
+        capture_output=True,
+        check=True,
+    )
+    again = (tmp_path / "found.csv").read_text().splitlines()
+    assert again == [*lines[:2], ",".join(changed), *lines[3:]]
