@@ -240,7 +240,12 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the table's")
-    parser.add_argument("--only", nargs="+", metavar="CELL", help="rows, or cells as ROW/LOSS; * is anything")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="CELL",
+        help="rows, cells as ROW/LOSS, tries as ROW/LOSS/TRY; * is anything",
+    )
     parser.add_argument(
         "--epochs", type=int, help="instead of the configurations': a trial, and said to be one"
     )

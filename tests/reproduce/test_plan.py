@@ -26,10 +26,11 @@ def edited(tmp_path, **changes):
 def test_every_table_that_comes_along_can_be_planned(name, tmp_path):
     table = read_table(name)
     runs = plan(table, tmp_path)
-    cells = len(table.rows) * sum(table.trials().values())
+    tries = [len(table.tries_of(loss)) for loss in table.losses]
+    cells = len(table.rows) * sum(tries)
     assert len(runs) == cells * len(table.seeds)
     assert len({run.folder for run in runs}) == len(runs)
-    assert len(set(table.trials().values())) == 1  # the same number of tries for every loss
+    assert len(set(tries)) == 1  # the same number of tries for every loss
     if name in ("linear", "knn", "link", "frechet"):
         assert tuple(table.seeds) == (7, 21, 63, 84)
 
@@ -145,6 +146,21 @@ def test_only_keeps_rows_and_cells(tmp_path):
         ValueError, match=r"nothing in table linear matches cifar; it has stl10_resnet18/InfoNCE, "
     ):
         plan(table, tmp_path, only=["cifar"])
+
+
+def test_only_keeps_tries(tmp_path):
+    table = read_table("temperatures")
+    every = plan(table, tmp_path, seeds=[7])
+    (one,) = plan(table, tmp_path, seeds=[7], only=["cifar100_resnet18/InfoNCE/temperature 0.1"])
+    assert one in every
+    assert (one.loss, one.changes["loss.temperature"]) == ("InfoNCE", 0.1)
+    low = plan(table, tmp_path, seeds=[7], only=["*/temperature 0.[12]"])
+    assert {run.changes["loss.temperature"] for run in low} == {0.1, 0.2}
+    assert {run.loss for run in low} == set(table.losses)
+    with pytest.raises(
+        ValueError, match=r"nothing in table temperatures matches cifar100_resnet18/InfoNCE/1;"
+    ):
+        plan(table, tmp_path, only=["cifar100_resnet18/InfoNCE/1"])
 
 
 def test_images_can_lie_elsewhere(tmp_path):

@@ -49,7 +49,7 @@ def reproduce(
         slurm_options: Of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
         data: Where the images are: a path, or ``NAME=PATH,NAME=PATH``.
         seeds: Instead of the table's 7, 21, 63, 84.
-        only: Rows, or cells as ``ROW/LOSS``; ``*`` stands for anything.
+        only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` stands for anything.
         epochs: Instead of the configurations'. The runs are kept apart from full ones, and the table says so.
         device: ``cpu`` or ``cuda`` instead of what is there.
         dry_run: Print the plan and start nothing.
@@ -168,7 +168,6 @@ def _facts(
     command: str,
 ) -> dict[str, str]:
     """What a reader must know of a table: of its runs, of those in it, and of the records of these."""
-    from weince.evaluate.protocol import budget, trials
 
     def of(key: str) -> str:
         return "; ".join(sorted({str(record["made"][key]) for record in records})) or "nothing yet"
@@ -177,7 +176,7 @@ def _facts(
     facts = {
         "runs": f"{len(records)} of {len(runs)} done",
         "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in shown)),
-        "tuning budget": budget(trials(loss for loss, _ in {(run.loss, run.trial): None for run in shown})),
+        "tuning budget": _budget(shown),
         "chosen by": f"mean validation figure of {table.choose_by}"
         if table.choose_by
         else "nothing to choose",
@@ -197,9 +196,16 @@ def _facts(
     return facts
 
 
+def _budget(runs: Sequence[Run]) -> str:
+    """How many configurations of each loss are among the runs, in words."""
+    from weince.evaluate.protocol import budget, trials
+
+    return budget(trials(loss for loss, _ in {(run.loss, run.trial): None for run in runs}))
+
+
 def _said(table: Table, run: Run) -> list[str]:
     """The configuration of a run in words."""
-    from weince.reproduce.aggregate import words
+    from weince.reproduce.plan import words
 
     return [run.row, run.loss, *filter(None, [words(table.tries_of(run.loss)[run.trial])])]
 
@@ -219,9 +225,8 @@ def _print_plan(table: Table, runs: Sequence[Run]) -> None:
     from rich.markup import escape
     from rich.table import Table as Drawn
 
-    from weince.evaluate.protocol import budget
-    from weince.reproduce.aggregate import words
     from weince.reproduce.execute import is_done
+    from weince.reproduce.plan import words
 
     drawn = Drawn("row", "loss", "try", "seed", "state", title=escape(table.title))
     done = 0
@@ -234,7 +239,7 @@ def _print_plan(table: Table, runs: Sequence[Run]) -> None:
         drawn.add_row(*(escape(str(cell)) for cell in (run.row, run.loss, tried, run.seed, state)))
     console = Console()
     console.print(drawn)
-    console.print(f"{len(runs)} runs, {done} done; {budget(table.trials())}.", highlight=False, markup=False)
+    console.print(f"{len(runs)} runs, {done} done; {_budget(runs)}.", highlight=False, markup=False)
 
 
 def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Path:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from weince.evaluate.protocol import Interval, PairedTest, paired_test, select, t_interval
-from weince.reproduce.plan import Run, shown
+from weince.reproduce.plan import Run, words
 from weince.reproduce.tables import MEASURES, Table
 
 Record = Mapping[str, Any]
@@ -162,8 +162,3 @@ def _against(
     ours, theirs = _values(key, runs, records), _values(key, base, records)
     shared = [seed for seed in ours if seed in theirs]
     return paired_test([ours[s] for s in shared], [theirs[s] for s in shared]) if shared else None
-
-
-def words(tried: Mapping[str, Any]) -> str:
-    """A try in words: the last part of each setting's name, and its value."""
-    return ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in tried.items())

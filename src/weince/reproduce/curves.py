@@ -28,8 +28,8 @@ from weince.report.style import (
     for_page,
     shorten,
 )
-from weince.reproduce.aggregate import Record, words
-from weince.reproduce.plan import Run
+from weince.reproduce.aggregate import Record
+from weince.reproduce.plan import Run, words
 from weince.reproduce.tables import MEASURES, Table
 from weince.scores import CROWD
 from weince.vision.log import read_log

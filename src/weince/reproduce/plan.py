@@ -91,8 +91,8 @@ def plan(
         table: What is wanted.
         out: Folder of all results; the runs are in ``out/runs``.
         seeds: Instead of the table's.
-        only: Keep the rows (``cifar100_resnet18``) or cells (``cifar100_resnet18/InfoNCE``) that match one of these
-            names or patterns.
+        only: Keep the rows (``cifar100_resnet18``), cells (``cifar100_resnet18/InfoNCE``) or tries of a cell
+            (``cifar100_resnet18/InfoNCE/temperature 0.1``) that match one of these names or patterns.
         epochs: Instead of the configurations', for a trial.
         data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``.
         device: ``cpu`` or ``cuda`` instead of what is there.
@@ -103,31 +103,42 @@ def plan(
     repeated = [seed for seed, times in Counter(seeds or ()).items() if times > 1]
     if repeated:
         raise ValueError(f"seed {repeated[0]} is given twice; got seeds {', '.join(map(str, seeds or ()))}")
-    kept = [(row, loss) for row in table.rows for loss in table.losses if _wanted(Path(row).stem, loss, only)]
+    kept = [
+        (row, loss, trial, tried)
+        for row in table.rows
+        for loss in table.losses
+        for trial, tried in enumerate(table.tries_of(loss))
+        if _wanted(Path(row).stem, loss, words(tried), only)
+    ]
     if not kept:
         cells = [f"{Path(row).stem}/{loss}" for row in table.rows for loss in table.losses]
         raise ValueError(
             f"nothing in table {table.name} matches {', '.join(only or ())}; it has {', '.join(cells)}"
         )
-    base = {row: flat(settings.load(row)) for row, _ in kept}
+    base = {row: flat(settings.load(row)) for row, *_ in kept}
     common = {**table.set, **({} if epochs is None else {"epochs": epochs})}
     runs = []
     for seed in seeds or table.seeds:
-        for row, loss in kept:
-            for trial, tried in enumerate(table.tries_of(loss)):
-                changes = {**common, **table.losses[loss].set, **tried}
-                folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
-                extra = {"device": device} if device else {}
-                run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, extra)
-                runs.append(run)
+        for row, loss, trial, tried in kept:
+            changes = {**common, **table.losses[loss].set, **tried}
+            folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
+            extra = {"device": device} if device else {}
+            run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, extra)
+            runs.append(run)
     runs = _with_data(runs, data, base)
     for run in {run.key: run for run in runs}.values():
         _check(run)
     return runs
 
 
-def _wanted(row: str, loss: str, only: Sequence[str] | None) -> bool:
-    return only is None or any(fnmatch(name, pattern) for pattern in only for name in (row, f"{row}/{loss}"))
+def _wanted(row: str, loss: str, tried: str, only: Sequence[str] | None) -> bool:
+    names = (row, f"{row}/{loss}", f"{row}/{loss}/{tried}")
+    return only is None or any(fnmatch(name, pattern) for pattern in only for name in names)
+
+
+def words(tried: Mapping[str, Any]) -> str:
+    """A try in words: the last part of each setting's name, and its value."""
+    return ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in tried.items())
 
 
 def _place(

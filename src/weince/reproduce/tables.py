@@ -12,7 +12,6 @@ import yaml
 
 from weince.configure import unknown
 from weince.evaluate.knn import RECALLS
-from weince.evaluate.protocol import trials
 
 SEEDS = (7, 21, 63, 84)
 
@@ -117,10 +116,6 @@ class Table:
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
         return self.losses[loss].tries or self.tries
-
-    def trials(self) -> dict[str, int]:
-        """How many configurations are tried for each loss."""
-        return trials(loss for loss in self.losses for _ in self.tries_of(loss))
 
 
 def tables_folder() -> Path:
