@@ -112,7 +112,8 @@ def test_where_a_log_lacks_a_column_its_lines_have_a_gap(tmp_path, drawn):
     by_loss = {loss: [run for run in runs if run.loss == loss] for loss in table.losses}
     forget(by_loss["InfoNCE"][0], 1)
     forget(by_loss["paper"][0], 3)
-    curves.pictures(table, made_of(runs))
+    (shown, _) = curves.pictures(table, made_of(runs))
+    assert shown.caption.endswith("Crowded has no mean where a log is older than that column: paper.")
     (ax,) = [ax for ax in drawn["curves"].axes if ax.get_title(loc="left") == curves.PANELS["crowded"]]
     means = {line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")}
     assert np.isnan(means["InfoNCE"].get_ydata()).tolist() == [True, False, False]

@@ -118,6 +118,9 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
         "epoch's last batch. ρ, λ, β and ΔAIC are read from the negatives whatever the loss, by the tail settings of "
         "the run's loss; for InfoNCE, which does not use them, by those of the preset paper."
     )
+    older = [group.name for group in groups if any("crowded" not in log[-1] for log in group.logs)]
+    if older and "crowded" in _shown(groups):
+        caption += f" Crowded has no mean where a log is older than that column: {'; '.join(older)}."
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
         legend_rows = -(-len(groups) // 3)
         shown = _shown(groups)
