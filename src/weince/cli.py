@@ -244,7 +244,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         "--only",
         nargs="+",
         metavar="CELL",
-        help="rows, cells as ROW/LOSS, tries as ROW/LOSS/TRY; * is anything",
+        help="rows, cells as ROW/LOSS, tries as ROW/LOSS/TRY (see --dry-run); * is anything",
     )
     parser.add_argument(
         "--epochs", type=int, help="instead of the configurations': a trial, and said to be one"

@@ -157,10 +157,11 @@ def test_only_keeps_tries(tmp_path):
     low = plan(table, tmp_path, seeds=[7], only=["*/temperature 0.[12]"])
     assert {run.changes["loss.temperature"] for run in low} == {0.1, 0.2}
     assert {run.loss for run in low} == set(table.losses)
-    with pytest.raises(
-        ValueError, match=r"nothing in table temperatures matches cifar100_resnet18/InfoNCE/1;"
-    ):
-        plan(table, tmp_path, only=["cifar100_resnet18/InfoNCE/1"])
+    wrong = "cifar100_resnet18/InfoNCE/temprature 0.1"
+    with pytest.raises(ValueError, match=rf"matches {wrong}; it has .*, tried as /temperature 0.5, /temper"):
+        plan(table, tmp_path, only=["cifar100_resnet18/InfoNCE", wrong])  # one that matches does not hide it
+    both_seeds = plan(read_table("factorial"), tmp_path, only=["cifar100_resnet18/InfoNCE/as configured"])
+    assert {run.loss for run in both_seeds} == {"InfoNCE"}
 
 
 def test_images_can_lie_elsewhere(tmp_path):

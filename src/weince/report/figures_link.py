@@ -159,6 +159,9 @@ def ablation_figures(
             if drawn is not None:
                 y = [p.gain.gain if key == "gain" else p.lam for p in drawn]
                 ax.plot(x, y, color=INK, linestyle="--", linewidth=1.2, label="winners drawn from one blend")
+                if key == "gain":
+                    low, high = np.array([p.gain.interval for p in drawn]).T
+                    ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)
                 legend(ax)
             ax.set_xlabel(label)
             log_axis(ax, "x", ticks=[v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
@@ -269,7 +272,8 @@ def mean_over(values: Floats) -> tuple[float, tuple[float, float]]:
 def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool = False) -> list[Figure]:
     """One row per model and its interval, for the gain, lam, xi and tau0; a last row for their mean."""
     out = []
-    names = [shorten(m.name) for m in models] + ["mean of the seeds"] * mean
+    every = [m.name for m in models]
+    names = [shorten(name, among=every) for name in every] + ["mean of the seeds"] * mean
     rows = list(range(len(names)))[::-1]
     colours = [BLUE] * len(models) + [RED] * mean
     for q in quantities(models)[:4]:

@@ -7,7 +7,7 @@ for the page, whose colours are CSS variables, so that it follows the reader's l
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,8 +130,18 @@ def for_page(svg: str, prefix: str) -> str:
     return svg.replace("<svg ", '<svg aria-hidden="true" ', 1)
 
 
-def shorten(text: str, most: int = 22) -> str:
-    """A name that fits beside an axis. Names often differ at their end alone, so what goes is from the middle."""
+def shorten(text: str, most: int = 22, *, among: Iterable[str] = ()) -> str:
+    """A name that fits beside an axis, or a longer one if it would be taken for another one among those given.
+
+    Names often differ at their end alone, so what goes is from the middle.
+    """
+    others = {other for other in among if other != text}
+    while _cut(text, most) in {_cut(other, most) for other in others}:
+        most += 1
+    return _cut(text, most)
+
+
+def _cut(text: str, most: int) -> str:
     tail = most // 3 + 1
     return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
 

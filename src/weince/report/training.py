@@ -122,7 +122,7 @@ def _dots(gallery: Gallery, place: int, comparison: Comparison, figure: str) -> 
             ax.plot(values, below, "o", color=INK, markersize=4, alpha=0.5, markeredgewidth=0)
             ax.plot([mean - half, mean + half], [y, y], color=colour, linewidth=2.2, solid_capstyle="butt")
             ax.plot([mean], [y], "D", color=colour, markersize=6)
-        ax.set_yticks(range(len(comparison)), [shorten(name) for name in comparison])
+        ax.set_yticks(range(len(comparison)), [shorten(name, among=comparison) for name in comparison])
         ax.set_ylim(len(comparison) - 0.4, -0.6)
         ax.grid(visible=False, axis="y")
         ax.margins(x=0.08)
@@ -169,7 +169,9 @@ def _curves(
             values = np.array([[row[key] for row in run[: len(epochs)]] for run in runs])
             marker = "o" if len(epochs) == 1 else None  # a line of one point is none
             ax.plot(epochs, values.T, color=colour, linewidth=0.7, alpha=0.45, marker=marker, markersize=3)
-            ax.plot(epochs, values.mean(0), style, color=colour, label=shorten(name), marker=marker)
+            ax.plot(
+                epochs, values.mean(0), style, color=colour, label=shorten(name, among=logs), marker=marker
+            )
         ax.set(xlabel="epoch", ylabel=label or key)
         ax.locator_params(axis="x", integer=True, nbins=7)
         ax.locator_params(axis="y", nbins=6)

@@ -197,10 +197,17 @@ def _facts(
 
 
 def _budget(runs: Sequence[Run]) -> str:
-    """How many configurations of each loss are among the runs, in words."""
+    """How many configurations of each loss are among the runs of a row, the most of all rows, in words."""
     from weince.evaluate.protocol import budget, trials
 
-    return budget(trials(loss for loss, _ in {(run.loss, run.trial): None for run in runs}))
+    rows: dict[str, dict[tuple[str, int], None]] = {}
+    for run in runs:
+        rows.setdefault(run.row, {})[run.loss, run.trial] = None
+    tried: dict[str, int] = {}
+    for row in rows.values():
+        for loss, times in trials(loss for loss, _ in row).items():
+            tried[loss] = max(times, tried.get(loss, 0))
+    return budget(tried)
 
 
 def _said(table: Table, run: Run) -> list[str]:

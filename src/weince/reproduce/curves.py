@@ -122,6 +122,7 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
     if older and "crowded" in _shown(groups):
         caption += f" Crowded has no mean where a log is older than that column: {'; '.join(older)}."
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
+        names = [group.name for group in groups]
         legend_rows = -(-len(groups) // 3)
         shown = _shown(groups)
         rows, columns = (2, 4) if len(shown) == 8 else (3, 3)
@@ -129,7 +130,7 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
         axes = figure.subplots(rows, columns)
         for ax, (key, title) in zip(axes.flat, shown.items(), strict=True):
             for group in groups:
-                _lines(ax, group, key)
+                _lines(ax, group, key, names)
             ax.set_title(title, fontsize=8.5, loc="left")
             ax.locator_params(axis="x", integer=True, nbins=6)
             ax.locator_params(axis="y", nbins=6)
@@ -147,7 +148,7 @@ def _shown(groups: Sequence[_Group]) -> dict[str, str]:
     return {key: title for key, title in PANELS.items() if known or key != "crowded"}
 
 
-def _lines(ax: Axes, group: _Group, key: str) -> None:
+def _lines(ax: Axes, group: _Group, key: str, names: Sequence[str]) -> None:
     epochs = [row["epoch"] for row in min(group.logs, key=len)]  # what all seeds have
     # A row older than a column leaves a gap in its line, and in that of the mean.
     values = np.array([[row.get(key, np.nan) for row in log[: len(epochs)]] for log in group.logs])
@@ -160,7 +161,7 @@ def _lines(ax: Axes, group: _Group, key: str) -> None:
     }
     if len(values) > 1:
         ax.plot(epochs, values.T, linewidth=0.5, alpha=0.4, **look)
-    ax.plot(epochs, values.mean(0), linewidth=1.5, label=shorten(group.name, 48), **look)
+    ax.plot(epochs, values.mean(0), linewidth=1.5, label=shorten(group.name, 48, among=names), **look)
 
 
 def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Picture:
@@ -190,7 +191,7 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
                 s=46,
                 edgecolors=INK,
                 linewidths=0.6,
-                label=shorten(group.name, 44),
+                label=shorten(group.name, 44, among=[one.name for one in groups]),
             )
         ax.set(
             xlabel="alignment: squared distance of a pair", ylabel="uniformity: log mean exp(−2 distance²)"

@@ -136,13 +136,16 @@ def spread_notes(summary: Summary) -> list[str]:
     """How far apart means lie by chance: over few seeds one interval is wide, and all together tell more."""
     groups: dict[tuple[str, str], list[Interval]] = {}
     for line in summary.tries:
-        if line.measured is not None and line.measured.n > 1:
-            groups.setdefault((line.figure, line.row), []).append(line.measured)
+        measured = groups.setdefault((line.figure, line.row), [])
+        # Two columns may have the same runs; those count once.
+        if line.measured is not None and line.measured.n > 1 and line.measured not in measured:
+            measured.append(line.measured)
     notes = []
     for (figure, row), measured in groups.items():
-        spread, fewest = pooled_spread(measured), min(one.n for one in measured)
-        if spread is None or len(measured) == 1:
+        spread = pooled_spread(measured)
+        if spread is None or len(measured) == 1 or spread.deviation == 0.0:
             continue
+        fewest = min(one.n for one in measured)
         digits = 2 if figure in PERCENT else 3
         half = spread.half(fewest)
         deviation, mean, difference = (
@@ -150,9 +153,10 @@ def spread_notes(summary: Summary) -> list[str]:
         )
         notes.append(
             f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is {deviation}, pooled over "
-            f"{len(measured)} configurations as if it were the same for all and seeds were independent. By it a mean "
-            f"over {fewest} seeds is known to ± {mean}, and a difference of two below {difference} is not "
-            f"significant at 5 % ({spread.degrees} degrees of freedom, not corrected for the number of comparisons)."
+            f"{len(measured)} configurations (of two seeds or more) as if it were the same for all and seeds were "
+            f"independent. By it a mean over {fewest} seeds is known to ± {mean}, and a difference of two below "
+            f"{difference} is not significant at 5 % ({spread.degrees} degrees of freedom, not corrected for the "
+            "number of comparisons)."
         )
     return notes
 

@@ -103,18 +103,7 @@ def plan(
     repeated = [seed for seed, times in Counter(seeds or ()).items() if times > 1]
     if repeated:
         raise ValueError(f"seed {repeated[0]} is given twice; got seeds {', '.join(map(str, seeds or ()))}")
-    kept = [
-        (row, loss, trial, tried)
-        for row in table.rows
-        for loss in table.losses
-        for trial, tried in enumerate(table.tries_of(loss))
-        if _wanted(Path(row).stem, loss, words(tried), only)
-    ]
-    if not kept:
-        cells = [f"{Path(row).stem}/{loss}" for row in table.rows for loss in table.losses]
-        raise ValueError(
-            f"nothing in table {table.name} matches {', '.join(only or ())}; it has {', '.join(cells)}"
-        )
+    kept = _asked_for(table, only)
     base = {row: flat(settings.load(row)) for row, *_ in kept}
     common = {**table.set, **({} if epochs is None else {"epochs": epochs})}
     runs = []
@@ -131,9 +120,32 @@ def plan(
     return runs
 
 
-def _wanted(row: str, loss: str, tried: str, only: Sequence[str] | None) -> bool:
+def _asked_for(table: Table, only: Sequence[str] | None) -> list[tuple[str, str, int, Mapping[str, Any]]]:
+    """Row, loss and try, with its number, of all that matches a pattern; every pattern must match something."""
+    cells = [
+        (row, loss, trial, tried)
+        for row in table.rows
+        for loss in table.losses
+        for trial, tried in enumerate(table.tries_of(loss))
+    ]
+    if only is None:
+        return cells
+    names = [(Path(row).stem, loss, words(tried) or "as configured") for row, loss, _, tried in cells]
+    fits = {pattern: [_fits(*name, pattern) for name in names] for pattern in only}
+    for pattern, found in fits.items():
+        if not any(found):
+            known = ", ".join(dict.fromkeys(f"{row}/{loss}" for row, loss, _ in names))
+            tries = ", ".join(dict.fromkeys(f"/{tried}" for *_, tried in names))
+            raise ValueError(
+                f"nothing in table {table.name} matches {pattern}; it has {known}, tried as {tries}"
+            )
+    return [cell for cell, *found in zip(cells, *fits.values(), strict=True) if any(found)]
+
+
+def _fits(row: str, loss: str, tried: str, pattern: str) -> bool:
+    """Whether a pattern is of a row, of a cell in it or of a try of that cell."""
     names = (row, f"{row}/{loss}", f"{row}/{loss}/{tried}")
-    return only is None or any(fnmatch(name, pattern) for pattern in only for name in names)
+    return any(fnmatch(name, pattern) for name in names)
 
 
 def words(tried: Mapping[str, Any]) -> str:
@@ -154,9 +166,9 @@ def _place(
     key = hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:12]
     differs = {name: value for name, value in sorted(changed.items()) if base.get(name) != value}
     differs.pop("loss.preset", None)
-    words = [str(every.get("loss.preset", "loss"))]
-    words += [f"{name.split('.')[-1]}-{shown(value)}" for name, value in differs.items()]
-    slug = re.sub(r"[^A-Za-z0-9._]+", "-", "_".join(words)).strip("-")[:80]
+    parts = [str(every.get("loss.preset", "loss"))]
+    parts += [f"{name.split('.')[-1]}-{shown(value)}" for name, value in differs.items()]
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", "_".join(parts)).strip("-")[:80]
     return root / row / f"{slug}_{key[:6]}" / f"seed_{seed}", key
 
 
