@@ -52,7 +52,8 @@ class Encoder(NamedTuple):
     """What is found of one.
 
     Attributes:
-        name: Of it.
+        name: What it was trained with.
+        file: Its pairs.
         groups: How many there are.
         grouped: Share of images in groups.
         largest: Share of images in the largest group.
@@ -65,6 +66,7 @@ class Encoder(NamedTuple):
     """
 
     name: str
+    file: str
     groups: int
     grouped: float
     largest: float
@@ -94,6 +96,7 @@ def look(name: str, path: Path, batch: int) -> Encoder:
     inside = grouped[: len(z_i) // batch * batch].repeat(2)
     return Encoder(
         name,
+        path.stem,
         round(float((1 / size[grouped]).sum())),  # each member counts for its part of a group
         float(grouped.double().mean()),
         float(size.max() / len(size)),
@@ -175,9 +178,9 @@ def markdown(
         "columns are mean losses of these embeddings in random batches as in training, by three losses (and, in "
         "brackets, of the images in groups alone).",
         "",
-        "| trained with | in groups | groups | largest | another within 1e-4 | length | partner first | "
+        "| trained with | pairs | in groups | groups | largest | another within 1e-4 | length | partner first | "
         f"{' | '.join(LOSSES)} |",
-        f"|---|{'---:|' * (6 + len(LOSSES))}",
+        f"|---|---|{'---:|' * (6 + len(LOSSES))}",
     ]
     for one in rows:
         outside, inside = one.norms
@@ -187,9 +190,8 @@ def markdown(
             for mean, part in zip(one.losses, one.inside, strict=True)
         ]
         lines.append(
-            f"| {one.name} | {one.grouped:.1%} | {one.groups} | {one.largest:.1%} | {one.touching:.1%} | {length} | "
-            f"{one.first:.1%} | "
-            f"{' | '.join(values)} |"
+            f"| {one.name} | {one.file} | {one.grouped:.1%} | {one.groups} | {one.largest:.1%} | "
+            f"{one.touching:.1%} | {length} | {one.first:.1%} | {' | '.join(values)} |"
         )
     for name, points in trends.items():
         said = ", ".join(f"{share:.1%} at {epoch}" for epoch, share in points)
@@ -201,12 +203,12 @@ def markdown(
         "",
     ]
     lines += [
-        "| trained with | above 1/2 | lam | beta | rho | others: lam | beta | rho |",
-        f"|---|{'---:|' * 7}",
+        "| trained with | pairs | above 1/2 | lam | beta | rho | others: lam | beta | rho |",
+        f"|---|---|{'---:|' * 7}",
     ]
     for one in rows:
         values = [f"{value:.2g}" for part in (one.high, one.low) for value in part[1:]]
-        lines.append(f"| {one.name} | {one.high.share:.1%} | {' | '.join(values)} |")
+        lines.append(f"| {one.name} | {one.file} | {one.high.share:.1%} | {' | '.join(values)} |")
     lines += [""]
     lines += [
         "Made by `python benchmarks/collapse.py NAME=PAIRS,PAIRS --trend NAME=PAIRS,PAIRS --logs NAME=LOG,LOG`."
@@ -229,7 +231,7 @@ def cells(one: Encoder) -> dict[str, str]:
         found |= {name: mean, f"{name}, in groups": part}
     for side, anchors in (("high", one.high), ("low", one.low)):
         found |= {f"{key}, {side} lam": value for key, value in anchors._asdict().items()}
-    return {"trained with": one.name} | {
+    return {"trained with": one.name, "pairs": one.file} | {
         key: "" if np.isnan(value) else f"{value:.6g}" for key, value in found.items()
     }
 

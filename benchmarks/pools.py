@@ -44,6 +44,8 @@ def banks(path: Path, encoder: int) -> Iterator[tuple[str, LinkBank]]:
     with np.load(path, allow_pickle=False) as file:
         bank = evt.link_bank(file["z_i"], file["z_j"])
     fit = evt.fit_link(*bank)
+    if not np.isfinite([fit.lam, fit.tau, fit.tau0]).all():
+        raise SystemExit(f"no link fits {path}: {' '.join(fit.notes) or 'the positives are all on top'}")
     measured, softmax, blend = LAWS
     yield measured, bank
     for law, lam, tau in ((softmax, 0.0, fit.tau0), (blend, fit.lam, fit.tau)):
@@ -59,7 +61,9 @@ def ablate(law: str, encoder: int, bank: LinkBank) -> Iterator[Point]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean ± half of its 95 % t-interval."""
+    """Mean ± half of its 95 % t-interval; a dash where a link could not be fitted."""
+    if not np.isfinite(values).all():
+        return "—"
     mean, half, n = t_interval(values)
     return f"{mean:.3f}" + (f" ± {half:.3f}" if n > 1 else "")
 

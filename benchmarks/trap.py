@@ -8,6 +8,7 @@ Writes NAME.md, NAME.csv and NAME.svg. About 6 minutes on a CPU for each seed.
 
 import argparse
 import csv
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -57,6 +58,13 @@ LOSSES: dict[str, Callable[[], LinkLoss]] = {
 }
 
 
+class Made(NamedTuple):
+    """What heads of one table have in common: steps, and a hash of the file of pairs."""
+
+    steps: int
+    pairs: str
+
+
 class Outcome(NamedTuple):
     """Of a training.
 
@@ -97,13 +105,18 @@ def train(name: str, seed: int, path: Path, steps: int) -> Outcome:
         return look(net(z_i[held]), net(z_j[held]), float(tenths[-1] - tenths.min()))
 
 
-def known(path: Path) -> dict[tuple[str, int], Outcome]:
-    """Heads of an earlier run, by loss and seed."""
+def known(path: Path, made: Made) -> dict[tuple[str, int], Outcome]:
+    """Heads of an earlier run, by loss and seed; one that was made otherwise is refused."""
     with path.open(encoding="utf-8", newline="") as file:
-        return {
-            (row["loss"], int(row["seed"])): Outcome(*(float(row[name]) for name in Outcome._fields))
-            for row in csv.DictReader(file)
-        }
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        there = Made(int(row.get("steps") or 0), row.get("pairs") or "")
+        if there != made:
+            raise SystemExit(f"{path} has heads of {there}, wanted {made}")
+    return {
+        (row["loss"], int(row["seed"])): Outcome(*(float(row[name]) for name in Outcome._fields))
+        for row in rows
+    }
 
 
 def read(path: Path) -> tuple[Tensor, Tensor]:
@@ -203,7 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
     options = parser.parse_args(arguments)
     read(options.pairs)  # a file that is none fails here, not in every process
-    done = {} if options.known is None else known(options.known)
+    made = Made(options.steps, hashlib.sha256(options.pairs.read_bytes()).hexdigest()[:12])
+    done = {} if options.known is None else known(options.known, made)
     wanted = [(name, seed) for seed in range(options.seeds) for name in LOSSES]
     missing = [head for head in wanted if head not in done]
     names, seeds = [name for name, _ in missing], [seed for _, seed in missing]
@@ -224,9 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.results.with_suffix(".md").write_text(text, encoding="utf-8")
     with options.results.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["loss", "seed", *Outcome._fields])
+        writer.writerow(["loss", "seed", *Made._fields, *Outcome._fields])
         for name, runs in found.items():
-            writer.writerows([name, seed, *(f"{v:.6g}" for v in run)] for seed, run in enumerate(runs))
+            writer.writerows([name, seed, *made, *(f"{v:.6g}" for v in run)] for seed, run in enumerate(runs))
     print(text)
 
 

@@ -76,8 +76,8 @@ def test_a_table_is_written(tmp_path, capsys):
     encoders, results = [f"healthy={whole}", f"planted={part},{part}"], str(tmp_path / "found")
     script.main([*encoders, "--batch", "32", "--results", results, "--trend", trend])
     text = (tmp_path / "found.md").read_text()
-    assert "| healthy | 0.0% |" in text
-    assert text.count("| planted | 15.6% |") == 2  # a row for each encoder
+    assert "| healthy | pairs_0 | 0.0% |" in text
+    assert text.count("| planted | pairs_20 | 15.6% |") == 2  # a row for each encoder
     assert "planted: 1.6% at 10, 15.6% at 20." in text
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
     with (tmp_path / "found.csv").open(newline="") as file:

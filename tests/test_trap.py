@@ -65,7 +65,7 @@ def test_a_table_and_a_figure_are_written(pairs, tmp_path):
     assert all(f"\n| {name} | " in text for name in script.LOSSES)
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
     lines = (tmp_path / "found.csv").read_text().splitlines()
-    assert lines[0] == "loss,seed,crowded,first,rise,slope"
+    assert lines[0] == "loss,seed,steps,pairs,crowded,first,rise,slope"
     assert len(lines) == 1 + len(script.LOSSES)
     # Heads that are known are taken as they are; the missing one is trained, and comes out as before.
     changed = [*lines[2].split(",")[:-1], "7.5"]
@@ -77,3 +77,12 @@ def test_a_table_and_a_figure_are_written(pairs, tmp_path):
     )
     again = (tmp_path / "found.csv").read_text().splitlines()
     assert again == [*lines[:2], ",".join(changed), *lines[3:]]
+    refused = subprocess.run(
+        [sys.executable, str(SCRIPT), *wanted, "--steps", "11", "--known", str(tmp_path / "known.csv")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert "known.csv has heads of Made(steps=10, pairs=" in refused.stderr
+    assert "wanted Made(steps=11, pairs=" in refused.stderr

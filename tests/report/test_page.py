@@ -63,6 +63,20 @@ def test_a_long_name_keeps_both_ends(most):
     assert shorten("a" * most, most) == "a" * most
 
 
+def test_names_that_differ_in_the_middle_stay_apart():
+    names = [
+        "blend, fitted beta, temperature 0.2",
+        "blend, fitted beta, negatives only, temperature 0.2",
+        "blend",
+    ]
+    assert shorten(names[0]) == shorten(names[1])
+    found = [shorten(name, among=names) for name in names]
+    assert len(set(found)) == 3
+    assert found[2] == "blend"
+    assert max(map(len, found)) < 35
+    assert shorten(names[1], among=[names[1]] * 2) == shorten(names[1])  # the same name twice is one
+
+
 def test_the_page_prints(report, browser):
     page = browser.new_page(viewport={"width": 720, "height": 1000})  # A4 between margins
     page.goto((report / "index.html").as_uri())

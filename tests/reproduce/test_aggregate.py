@@ -95,6 +95,10 @@ def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
     assert "8 degrees of freedom" in notes[0]
     alone = pages.Summary(summary.chosen[:1], summary.tries[:1])
     assert pages.spread_notes(alone) == []  # its own interval says it
+    twice = pages.Summary(summary.chosen, summary.tries + summary.tries)
+    assert pages.spread_notes(twice) == notes  # runs that two columns share count once
+    still = [x._replace(measured=x.measured._replace(half=0.0)) for x in summary.tries]
+    assert pages.spread_notes(pages.Summary((), tuple(still))) == []
 
 
 def test_reported_stands_beside_the_chosen_and_beside_the_first_try(tmp_path):
