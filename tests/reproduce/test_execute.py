@@ -384,6 +384,17 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
         reproduce(str(table), out=tmp_path, jobs=0)
 
 
+def test_a_plan_counts_the_tries_that_were_asked_for(tmp_path, capsys):
+    """Of each row: one try here and another one there are one for each."""
+    tries = [
+        f"{row}/InfoNCE/temperature 0.{n}" for row, n in (("cifar10_resnet18", 2), ("cifar100_resnet18", 5))
+    ]
+    reproduce("linear", out=tmp_path, only=tries, dry_run=True)
+    assert "8 runs, 0 done; 1 configuration tried for each loss." in capsys.readouterr().out
+    reproduce("linear", out=tmp_path, only=[tries[0], "cifar100_resnet18/InfoNCE"], dry_run=True)
+    assert "12 runs, 0 done; 2 configurations tried for each loss." in capsys.readouterr().out
+
+
 SWEEP = "import sys; from pathlib import Path; from weince.reproduce import reproduce; \
 reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
 
