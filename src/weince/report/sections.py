@@ -190,7 +190,7 @@ class Writer:
             "The link with the hardest negatives alone, and with as many from growing pools. Selecting negatives by "
             "score moves λ and the gain by itself: the dashed line has winners drawn from one blend that holds for "
             "all candidates, the fitted one. Only where the bands of the two gains lie apart does the link change "
-            "towards the top; each is a 95 % interval of one draw of batches."
+            "towards the top; a band is a 95 % interval over batches."
         )
         return Section("ablations", "Hard negatives and their pool", read, self.groups(draw), tuple(tables))
 
