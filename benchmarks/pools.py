@@ -19,12 +19,14 @@ from weince import evt
 from weince.evaluate.bar import progress_bar
 from weince.evaluate.protocol import t_interval
 from weince.evt import AblationPoint, LinkBank
+from weince.reproduce.page import interval
 
 EXAMPLE = """\
 example:
   python benchmarks/pools.py seed_7.npz seed_21.npz --results results/evidence/pools
 """
-KEPT, POOLS, HARD = (8, 16, 32, 64, 128, 256, 510), (64, 128, 256, 510), 64
+# An anchor has 510 negatives in a batch of 256 pairs: the last of KEPT is all of them.
+KEPT, POOLS, HARD = (8, 16, 32, 64, 128, 256, 510), (64, 128, 256), 64
 LAWS = {"measured": "C0", "drawn from the fitted softmax": "0.5", "drawn from the fitted blend": "C1"}
 
 
@@ -57,15 +59,14 @@ def ablate(law: str, encoder: int, bank: LinkBank) -> Iterator[Point]:
         return (Point(law, encoder, p.kept, p.pool, p.lam, p.gain.gain) for p in points)
 
     yield from read(evt.hard_negative_ablation(*bank, kept=KEPT, bootstraps=2))
-    yield from read(evt.pool_ablation(*bank, pools=POOLS[:-1], kept=HARD, bootstraps=2))
+    yield from read(evt.pool_ablation(*bank, pools=POOLS, kept=HARD, bootstraps=2))
 
 
 def spread(values: Sequence[float]) -> str:
     """Mean ± half of its 95 % t-interval; a dash where a link could not be fitted."""
     if not np.isfinite(values).all():
         return "—"
-    mean, half, n = t_interval(values)
-    return f"{mean:.3f}" + (f" ± {half:.3f}" if n > 1 else "")
+    return interval(t_interval(values), 3)
 
 
 def at(points: Sequence[Point], law: str, kept: int, pool: int) -> list[Point]:
@@ -86,7 +87,7 @@ def table(points: Sequence[Point], sizes: Sequence[tuple[int, int]]) -> list[str
 
 
 def markdown(points: Sequence[Point], source: str, figure: str) -> str:
-    encoders, whole = 1 + max(point.encoder for point in points), max(point.pool for point in points)
+    encoders, whole = 1 + max(point.encoder for point in points), KEPT[-1]
     lines = [
         "# Hard negatives and pools",
         "",
@@ -96,11 +97,11 @@ def markdown(points: Sequence[Point], source: str, figure: str) -> str:
         "",
         "The hardest negatives of all:",
         "",
-        *table(points, [(kept, whole) for kept in KEPT if kept < whole] + [(whole, whole)]),
+        *table(points, [(kept, whole) for kept in KEPT]),
         "",
         f"The {HARD} hardest of random pools:",
         "",
-        *table(points, [(HARD, pool) for pool in POOLS[:-1]] + [(HARD, whole)]),
+        *table(points, [(HARD, pool) for pool in (*POOLS, whole)]),
         "",
         f"![weight and gain by negatives kept and by pool]({figure})",
         "",
@@ -118,7 +119,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "weince"
     figure, panels = plt.subplots(2, 2, figsize=(8, 5), layout="constrained", sharey="row")
-    whole = max(point.pool for point in points)
+    whole = KEPT[-1]
     for column, (axis, title) in enumerate(
         [("kept", f"hardest kept of {whole}"), ("pool", f"pool of which the {HARD} hardest are kept")]
     ):

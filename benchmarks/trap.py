@@ -25,6 +25,7 @@ from weince import BlendLink, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
 from weince.evaluate.bar import progress_bar
 from weince.evaluate.protocol import t_interval
 from weince.losses import released_terms
+from weince.reproduce.page import interval
 from weince.scores import CROWD, shortfalls, unit_rows
 
 EXAMPLE = """\
@@ -152,8 +153,7 @@ def look(z_i: Tensor, z_j: Tensor, rise: float) -> Outcome:
 
 def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     """Mean ± half of its 95 % t-interval."""
-    mean, half, n = t_interval(scale * value for value in values)
-    return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if n > 1 else "")
+    return interval(t_interval(scale * value for value in values), digits)
 
 
 def markdown(found: dict[str, list[Outcome]], steps: int, source: str, figure: str) -> str:

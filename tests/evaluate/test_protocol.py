@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from weince.evaluate.protocol import budget, paired_test, pooled_spread, select, split, t_interval, trials
+from weince.evaluate.protocol import budget, paired_test, pooled_spread, select, split, t_interval
 
 
 def test_split_of_a_case_by_hand():
@@ -152,7 +152,6 @@ def test_nothing_to_choose_from():
 
 
 def test_the_tuning_budget_is_told():
-    assert trials(["infonce", "paper", "infonce"]) == {"infonce": 2, "paper": 1}
     assert budget({"infonce": 3, "paper": 3}) == "3 configurations tried for each loss"
     assert budget({"infonce": 1}) == "1 configuration tried for each loss"
     assert budget({"infonce": 3, "paper": 1}) == "unequal numbers of configurations tried: infonce 3, paper 1"

@@ -5,7 +5,6 @@ compared is compared seed by seed.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -148,11 +147,6 @@ def select(records: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, An
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"a configuration has no figure {metric!r} to be chosen by, got {value!r}")
     return max(records, key=lambda record: float(record[metric]))
-
-
-def trials(losses: Iterable[str]) -> dict[str, int]:
-    """How many configurations were tried for each loss, from the loss of each configuration."""
-    return dict(Counter(losses))
 
 
 def budget(tried: Mapping[str, int]) -> str:

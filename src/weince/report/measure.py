@@ -60,6 +60,9 @@ class Curves:
     over_chance: float
 
 
+Points = tuple[evt.AblationPoint, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """Everything measured on one model. What needs a fitted link is None when no finite fit exists.
@@ -77,10 +80,10 @@ class Measured:
     tail: Tail
     link: evt.LinkTest
     frechet: evt.FrechetAblation
-    hard: tuple[evt.AblationPoint, ...]
-    pool: tuple[evt.AblationPoint, ...]
-    hard_drawn: tuple[evt.AblationPoint, ...] | None
-    pool_drawn: tuple[evt.AblationPoint, ...] | None
+    hard: Points
+    pool: Points
+    hard_drawn: Points | None
+    pool_drawn: Points | None
     anchors: evt.AnchorTails
     comparison: evt.AnchorComparison
     curves: Curves | None
@@ -175,9 +178,6 @@ def _edge(loss: Callable[[float], float], tau0: float, factor: float, worth: flo
         middle = float(np.sqrt(near * far))
         near, far = (near, middle) if loss(middle) > worth else (middle, far)
     return near
-
-
-Points = tuple[evt.AblationPoint, ...]
 
 
 def _selections(bank: evt.LinkBank, bootstraps: int, seed: int) -> tuple[Points, Points]:

@@ -9,6 +9,7 @@ A second call goes on where the first was interrupted; when nothing is left to r
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,15 +199,11 @@ def _facts(
 
 def _budget(runs: Sequence[Run]) -> str:
     """How many configurations of each loss are among the runs of a row, the most of all rows, in words."""
-    from weince.evaluate.protocol import budget, trials
+    from weince.evaluate.protocol import budget
 
-    rows: dict[str, dict[tuple[str, int], None]] = {}
-    for run in runs:
-        rows.setdefault(run.row, {})[run.loss, run.trial] = None
     tried: dict[str, int] = {}
-    for row in rows.values():
-        for loss, times in trials(loss for loss, _ in row).items():
-            tried[loss] = max(times, tried.get(loss, 0))
+    for (_, loss), times in Counter((row, loss) for row, loss, _ in dict.fromkeys(map(_cell, runs))).items():
+        tried[loss] = max(times, tried.get(loss, 0))
     return budget(tried)
 
 

@@ -119,12 +119,12 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
         "the run's loss; for InfoNCE, which does not use them, by those of the preset paper."
     )
     older = [group.name for group in groups if any("crowded" not in log[-1] for log in group.logs)]
-    if older and "crowded" in _shown(groups):
+    shown = _shown(groups)
+    if older and "crowded" in shown:
         caption += f" Crowded has no mean where a log is older than that column: {'; '.join(older)}."
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
         names = [group.name for group in groups]
         legend_rows = -(-len(groups) // 3)
-        shown = _shown(groups)
         rows, columns = (2, 4) if len(shown) == 8 else (3, 3)
         figure = _canvas(11.0, 2.45 * rows + 0.19 * legend_rows)
         axes = figure.subplots(rows, columns)
