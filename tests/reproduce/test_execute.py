@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from reproduce.tables import small_table
@@ -70,6 +71,23 @@ def test_a_run_is_done_once_and_signed(tmp_path, script):
     assert "CPU, torch" in made["hardware"]
     assert made["commit"].startswith("0.")
     assert made["command"].startswith("weince train --config ")
+
+
+def test_sources_from_an_archive_know_their_commit(tmp_path):
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("needs the repository of the sources")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True).stdout
+    tree = subprocess.run(["git", "archive", "HEAD", "src"], cwd=root, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x"], cwd=tmp_path, check=True, input=tree)
+    said = subprocess.run(
+        [sys.executable, "-c", "from weince.reproduce.execute import commit; print(commit())"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src"), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.strip().endswith(f" at {head[:12]}")
 
 
 def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):

@@ -217,13 +217,15 @@ def hardware(device: str = "auto") -> str:
 
 
 def commit() -> str:
-    """The version of this package, and the commit of a checkout, marked where its sources were changed since."""
-    here = str(Path(__file__).parents[1])
-    head = _said(["git", "-C", here, "rev-parse", "--short=12", "HEAD"])
-    if head and _said(["git", "-C", here, "ls-files", "__init__.py"]):
-        changed = _said(["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "."])
+    """The version of this package, and the commit of a checkout, marked where its sources were changed since, or of
+    the archive (``git archive``) that it was unpacked from."""
+    here = Path(__file__).parents[1]
+    head = _said(["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"])
+    if head and _said(["git", "-C", str(here), "ls-files", "__init__.py"]):
+        changed = _said(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "."])
         return f"{version()} at {head}{' with changes' if changed else ''}"
-    return version()
+    archived = (here / "archived_commit.txt").read_text(encoding="ascii").strip()
+    return version() if archived.startswith("$") else f"{version()} at {archived[:12]}"
 
 
 def _said(command: list[str]) -> str:
