@@ -79,6 +79,14 @@ def test_the_vote_weighs_by_temperature():
     assert votes == {0.08: (100.0,), 0.09: (0.0,)}
 
 
+def test_the_vote_of_a_low_temperature_is_the_nearest():
+    # exp(.9 / .005) is beyond float32: then all near classes would have the same, infinite vote.
+    x = torch.tensor([[1.0, 0.0]] * 5 + [[0.9, 0.19**0.5]] * 50)
+    train = LabelledFeatures(x, torch.tensor([1] * 5 + [0] * 50))
+    query = LabelledFeatures(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    assert knn(train, query, seeds=(1,), temperature=0.005, progress=False).test.vote == (100.0,)
+
+
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 14), st.integers(1, 4), st.integers(0, 10_000))
 def test_equal_scores_go_by_column(rows, columns, k, values, seed):
     scores = torch.from_numpy(np.random.default_rng(seed).integers(values, size=(rows, columns))).float()

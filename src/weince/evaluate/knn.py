@@ -114,9 +114,11 @@ def _score(
         near, cosines = nearest(product(rows, bank.features.mT), max(*recalls, k))
         near = bank.labels[near]
         votes = torch.zeros(len(rows), classes, device=rows.device)
+        # Relative to the nearest: exp(s / temperature) itself overflows at low temperatures.
+        weights = ((cosines - cosines[:, :1]) / temperature).exp()
         # One neighbour after the other: sums in a fixed order, so that a GPU gives the same figure every time.
         for j in range(min(k, near.shape[1])):
-            votes.scatter_add_(1, near[:, j : j + 1], (cosines[:, j : j + 1] / temperature).exp())
+            votes.scatter_add_(1, near[:, j : j + 1], weights[:, j : j + 1])
         hits = near == truth.unsqueeze(1)
         counts = [votes.argmax(1) == truth, *(hits[:, :r].any(1) for r in recalls)]
         right += torch.stack(counts).sum(1)
