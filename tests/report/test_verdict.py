@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 from report.synthetic import crowd, small, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss
-from weince.embeddings import make_pairs, pair_by_label
+from weince.embeddings import InputError, make_pairs, pair_by_label
 from weince.report.bank import QUICK, build_bank
 from weince.report.measure import measure
 from weince.report.verdict import THRESHOLDS, decide, link_code, number, p_text, softmax_code, tail_kind
@@ -236,6 +236,15 @@ def test_labels_duplicates_and_small_data_are_measured():
     twins = measure(make_pairs("twins", z_i, z_j), FAST, worth=0.02)
     assert twins.tail.capped is None
     assert any("cosine of 1" in note for note in twins.notes)
+
+
+def test_a_tail_of_duplicates_is_named():
+    z_i, z_j = views(pairs=160)
+    z_i[:40] = z_j[:40] = z_i[0]  # a sixteenth of the negative pairs
+    with pytest.raises(
+        InputError, match=r"crowd: \d\.\d % of the negative pairs have a cosine of 1.*duplicates"
+    ):
+        measure(make_pairs("crowd", z_i, z_j), FAST, worth=0.02)
 
 
 @pytest.mark.parametrize(

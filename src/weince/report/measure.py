@@ -99,11 +99,17 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
     x, batches = bank.negatives.scores, bank.negatives.batches
     seed, boots = settings.seed, settings.tail_bootstraps
     tell("tail")
+    highest = min(0.995, 1.0 - 30.0 / x.size)
+    at_cap = int((x >= 1.0 - 1e-9).sum())
+    if np.quantile(x, max(highest, settings.quantile)) >= 1.0 - 1e-9:
+        raise ValueError(
+            f"{100.0 * at_cap / x.size:.1f} % of the negative pairs have a cosine of 1, so their tail is one point: "
+            "duplicates (remove them, or give them equal ids), or items that the encoder maps onto one point"
+        )
     xi = evt.xi_over_batches(x, batches, quantile=settings.quantile, n_boot=boots, seed=seed)
     u = xi.fit.threshold
     notes: tuple[str, ...] = ()
     cap: float | None = 1.0
-    at_cap = int((x >= 1.0 - 1e-9).sum())
     if at_cap:
         cap = None
         notes = (
@@ -111,7 +117,7 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
             "them, or give them equal ids. If they are different items, the encoder maps them onto one point.",
         )
     tell("thresholds")
-    levels = np.quantile(x, np.linspace(0.90, min(0.995, 1.0 - 30.0 / x.size), settings.points))
+    levels = np.quantile(x, np.linspace(0.90, highest, settings.points))
     stability = evt.threshold_stability(x, levels)
     tell("fit of the tail")
     return (
