@@ -77,12 +77,18 @@ def test_sources_from_an_archive_know_their_commit(tmp_path):
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         pytest.skip("needs the repository of the sources")
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True).stdout
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True
+    ).stdout
     tree = subprocess.run(["git", "archive", "HEAD", "src"], cwd=root, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x"], cwd=tmp_path, check=True, input=tree)
     said = subprocess.run(
         [sys.executable, "-c", "from weince.reproduce.execute import commit; print(commit())"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "src"), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path / "src"),
+            "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
+        },
         check=True,
         capture_output=True,
         text=True,
@@ -355,6 +361,15 @@ def test_a_table_of_what_is_there_names_what_is_missing(tmp_path, script, capsys
     assert "- left out: 1 of 2 configurations, of which no run is done: digits\\_small, paper" in markdown
     with pytest.raises(ValueError, match="overhead has no runs"):
         reproduce("overhead", out=tmp_path, table_only=True)
+
+
+def test_seeds_of_a_table_are_those_that_are_done(tmp_path, script):
+    table = small_table(tmp_path)
+    for run in finished(tmp_path, script, table):
+        if run.seed == 21:
+            shutil.rmtree(run.folder)
+    page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
+    assert "\n- seeds: 7\n" in (page.parent / "table.md").read_text()
 
 
 def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):

@@ -95,7 +95,7 @@ def reproduce(
     made = [(run, records[run.folder]) for run in runs if run.folder in records]
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
     shown = [run for run in runs if _cell(run) in begun]
-    facts = _facts(asked, runs, shown, [found for _, found in made], epochs, command)
+    facts = _facts(asked, runs, shown, made, epochs, command)
     summary = aggregate(asked, shown, records)
     page = Page(
         asked.title,
@@ -164,11 +164,12 @@ def _facts(
     table: Table,
     runs: Sequence[Run],
     shown: Sequence[Run],
-    records: Sequence[Mapping[str, Any]],
+    made: Sequence[tuple[Run, Mapping[str, Any]]],
     epochs: int | None,
     command: str,
 ) -> dict[str, str]:
-    """What a reader must know of a table: of its runs, of those in it, and of the records of these."""
+    """What a reader must know of a table: of its runs, of those in it, and of those that are done."""
+    records = [record for _, record in made]
 
     def of(key: str) -> str:
         return "; ".join(sorted({str(record["made"][key]) for record in records})) or "nothing yet"
@@ -176,7 +177,7 @@ def _facts(
     versions = sorted({f"{record['data']} {record['fingerprint']}" for record in records})
     facts = {
         "runs": f"{len(records)} of {len(runs)} done",
-        "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in shown)),
+        "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run, _ in made)) or "nothing yet",
         "tuning budget": _budget(shown),
         "chosen by": f"mean validation figure of {table.choose_by}"
         if table.choose_by
