@@ -132,6 +132,11 @@ def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
     assert ours.tried == "temperature 0.5"
     assert (ours.measured.n, ours.planned) == (2, 3)
     assert ours.against == paired_test([61], [50])  # 21 is the one seed that both have
+    assert pages.cells(ours)[5:8] == (
+        "2 of 3",
+        "50.00",
+        "+11.00 (n = 1)",
+    )  # not of the two encoders that n counts
 
 
 def test_nothing_done_yet(tmp_path):
@@ -196,6 +201,7 @@ def test_the_files_of_a_table(tmp_path):
     assert float(ours["measured"]) == 54.0
     assert float(ours["half"]) == t_interval([53, 55, 54]).half
     assert (ours["n"], ours["planned"], ours["reported"], ours["tuning_budget"]) == ("3", "3", "", "2 tries")
+    assert ours["pairs"] == "3"
     assert len(list(csv.DictReader((folder / "tries.csv").open(newline="")))) == 8
     runs = list(csv.DictReader((folder / "runs.csv").open(newline="")))
     assert len(runs) == 12

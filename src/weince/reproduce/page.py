@@ -46,7 +46,8 @@ HEADER = (
 NOTES = (
     "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of encoders.",
     "The configuration of each loss is the one with the best mean validation figure; test figures decide nothing.",
-    "Against the baseline: paired over seeds, two-sided t-test; p is not corrected for the number of comparisons.",
+    "Against the baseline: paired over the seeds that both have, two-sided t-test; p is not corrected for the number "
+    "of comparisons.",
 )
 NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
 PERCENT = ("linear", "knn", "r1", "r2", "r5", "r10", "r20", "r50")
@@ -104,9 +105,16 @@ def cells(line: Line) -> tuple[str, ...]:
         interval(line.measured, digits),
         n if n == str(line.planned) else f"{n} of {line.planned}",
         "—" if math.isnan(line.validation) else f"{line.validation:.2f}",
-        difference(line.against, digits),
+        f"{difference(line.against, digits)}{_fewer_pairs(line)}",
         p_value(line.against),
     )
+
+
+def _fewer_pairs(line: Line) -> str:
+    """How many pairs a difference is of, where that is not the line's own number of encoders."""
+    if line.against is None or line.measured is None or line.against.n == line.measured.n:
+        return ""
+    return f" (n = {line.against.n})"
 
 
 def interval(found: Interval | None, digits: int) -> str:
@@ -249,7 +257,8 @@ def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> N
     }
     header = [
         "figure", "row", "loss", "tried", "reported", "reported_half", "measured", "half", "n", "planned",
-        "validation", "difference", "difference_half", "p_value", *(name.replace(" ", "_") for name in common),
+        "validation", "difference", "difference_half", "p_value", "pairs",
+        *(name.replace(" ", "_") for name in common),
     ]  # fmt: skip
     rows = [
         [
@@ -257,7 +266,7 @@ def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> N
             *(line.reported[:2] if line.reported else ("", "")),
             *(line.measured if line.measured else ("", "", 0)),
             line.planned, line.validation,
-            *(line.against[:3] if line.against else ("", "", "")),
+            *(line.against if line.against else ("", "", "", "")),
             *common.values(),
         ]
         for line in lines
