@@ -128,8 +128,12 @@ def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
         ("InfoNCE", 0, 21): (50, 50),
     }
     records = {r.folder: record(*done[k]) for r in runs if (k := (r.loss, r.trial, r.seed)) in done}
-    ours = line_of(aggregate(table, runs, records).chosen, "linear", "paper")
+    summary = aggregate(table, runs, records)
+    ours = line_of(summary.chosen, "linear", "paper")
     assert ours.tried == "temperature 0.5"
+    # The column shows the mean over all seeds of a try, so that the page has to say which seeds decided.
+    assert ours.validation < line_of(summary.tries, "linear", "paper", "temperature 0.2").validation
+    assert any("over the seeds that all of its configurations have" in note for note in pages.NOTES)
     assert (ours.measured.n, ours.planned) == (2, 3)
     assert ours.against == paired_test([61], [50])  # 21 is the one seed that both have
     assert pages.cells(ours)[5:8] == (

@@ -45,7 +45,8 @@ HEADER = (
 )
 NOTES = (
     "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of encoders.",
-    "The configuration of each loss is the one with the best mean validation figure; test figures decide nothing.",
+    "The configuration of each loss is the one with the best mean validation figure over the seeds that all of its "
+    "configurations have; test figures decide nothing.",
     "Against the baseline: paired over the seeds that both have, two-sided t-test; p is not corrected for the number "
     "of comparisons.",
 )
