@@ -200,6 +200,12 @@ class TestOtherLaws:
     def test_capped_is_rejected_when_the_tail_ends_elsewhere(self) -> None:
         assert fit_capped(0.5 * (1.0 - np.random.default_rng(0).random(2000) ** 0.4)).p_value < 1e-6
 
+    @pytest.mark.parametrize("end", [0.99, 0.999])
+    def test_capped_is_not_judged_by_free_fits_that_do_not_reach_it(self, end: float) -> None:
+        fit = fit_capped(end - 0.3 * np.random.default_rng(0).random(2000) ** 4, end - 0.3)
+        assert fit.xi < -1.0
+        assert np.isnan([fit.lr, fit.p_value]).all()  # not 0 and 1: the tail does not end at the cap
+
     def test_capped_refuses_scores_at_the_cap(self) -> None:
         with pytest.raises(ValueError, match="below the cap"):
             fit_capped([*np.linspace(0.1, 0.9, 20), 1.0])

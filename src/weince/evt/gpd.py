@@ -64,8 +64,10 @@ class CappedFit:
     xi_interval: Interval  # exact: the estimate is a gamma variable
     loglik: float
     n: int
-    lr: float  # 2 * (free GPD loglik - this loglik), not below 0
-    p_value: float  # chi-square with 1 degree of freedom: small when the tail does not end at the cap
+    lr: float  # 2 * (free GPD loglik - this loglik), not below 0; NaN for xi <= -1, where free fits do not go
+    p_value: (
+        float  # chi-square with 1 degree of freedom: small when the tail does not end at the cap; NaN as lr
+    )
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,8 @@ def fit_capped(x: ArrayLike, threshold: float = 0.0, *, cap: float = 1.0, level:
     total = float(-np.log1p(-y / room).sum())  # -xi times a gamma variable of shape n
     xi = -total / y.size
     loglik = gpd_loglik(y, xi, -xi * room)
-    lr = max(0.0, 2.0 * (float(maximise_rows(y[None])[2][0]) - loglik))
+    # Free fits stop at xi = -1: below it this law is none of them, and there is no ratio to judge it by.
+    nested = xi > -1.0
+    lr = max(0.0, 2.0 * (float(maximise_rows(y[None])[2][0]) - loglik)) if nested else np.nan
     interval = (-total / float(gamma.ppf(tail, y.size)), -total / float(gamma.ppf(1.0 - tail, y.size)))
     return CappedFit(xi, -xi * room, float(cap), interval, loglik, y.size, lr, float(chi2.sf(lr, 1)))
