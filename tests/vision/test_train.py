@@ -232,6 +232,18 @@ def test_a_run_that_ends_between_snapshots_has_its_last_weights_too(data, tmp_pa
     assert [path.stem for path in snapshots(tmp_path)] == ["epoch_0002", "model"]
 
 
+def test_a_snapshot_that_a_cut_run_missed_is_taken_when_it_goes_on(data, tmp_path, monkeypatch):
+    def full(path, model):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_module, "save_weights", full)
+        with pytest.raises(OSError, match="no space"):
+            run(data, tmp_path, {"epochs": 2, "snapshot_every": 1})
+    run(data, tmp_path, {"epochs": 2, "snapshot_every": 1})
+    assert [path.stem for path in snapshots(tmp_path)] == ["epoch_0001", "epoch_0002"]
+
+
 def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
     wild = small_run(data, tmp_path, epochs=3, loss=LossConfig("infonce"), optimizer=OptimizerConfig(lr=1e30))
     with pytest.raises(ValueError, match=r"NaN|nan|inf"):

@@ -311,15 +311,16 @@ def _all_rows(fabric: "Fabric", z: Tensor) -> Tensor:
 def _keep(
     run: VisionRun, log: Log | None, row: dict[str, float], model: nn.Module, loss: nn.Module, optimizer: Any
 ) -> None:
-    """Write what is due after an epoch: its row, and a checkpoint and a snapshot if it is their turn."""
+    """Write what is due after an epoch: its row, and a snapshot and a checkpoint if it is their turn."""
     assert log is not None
     log.add(row)
     epoch = int(row["epoch"])
+    # First the snapshot: a run that is cut between the two does the epoch again.
+    if run.snapshot_every and epoch % run.snapshot_every == 0:
+        save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
     if epoch % run.checkpoint_every == 0 or epoch == run.epochs:
         state = {"model": model.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
         checkpoint.save(run.out / "checkpoints", epoch, state)
-    if run.snapshot_every and epoch % run.snapshot_every == 0:
-        save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
 
 
 def _resume(run: VisionRun, model: nn.Module, loss: nn.Module, optimizer: Any) -> int:
