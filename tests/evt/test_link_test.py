@@ -8,7 +8,7 @@ from scipy import optimize, special, stats
 
 from weince.evt import choice
 from weince.evt.link_fit import fit_grid, fit_link
-from weince.evt.link_test import link_bank, link_test, simulate_winners
+from weince.evt.link_test import link_bank, link_test, resampled_interval, simulate_winners
 
 
 def pairs(count, dim=6, noise=0.5, seed=0):
@@ -250,6 +250,13 @@ def test_softmax_truth_gives_zero_gain_or_no_significance():
     # About half of the banks: outside 8 .. 32 of 40 has a chance below 1e-4.
     assert 8 <= zeros <= 32
     assert rejected <= 7
+
+
+@pytest.mark.parametrize("batches", [2, 4, 8, 16])
+def test_the_interval_of_a_gain_covers_it_with_few_batches_too(batches):
+    rng = np.random.default_rng(0)
+    found = [resampled_interval(rng.standard_normal(batches), 400, 0.95, rng) for _ in range(1000)]
+    assert 0.92 < np.mean([low <= 0.0 <= high for low, high in found]) < 0.98  # standard error 0.007
 
 
 def test_a_blend_is_found_and_reported():

@@ -24,7 +24,7 @@ class Gain:
 
     Attributes:
         gain: Nats per anchor.
-        interval: Percentile interval.
+        interval: From resampled batches.
         t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
     """
 

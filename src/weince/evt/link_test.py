@@ -37,7 +37,7 @@ class LinkTest:
         lam, tau, tau0, lam_interval, tau_interval, interval_method, converged, separated: As in `LinkFit`.
         gain: Held-out mean of ``log p1 - log p0`` in nats per anchor (a mean of batch means).
         gain_ratio: ``exp(gain)``: how many times likelier the blend makes the positive, as a geometric mean.
-        gain_interval: Percentile interval of ``gain`` from resampling held-out batches.
+        gain_interval: Interval of ``gain`` from resampling held-out batches, see `resampled_interval`.
         gain_by_batch: The gain of each held-out batch, in the order of ``held_out``.
         t_statistic, t_p_value: One-sided clustered t over the held-out batches, against a gain <= 0.
         lr_statistic, lr_p_value: Held-in likelihood ratio, and its parametric-bootstrap p-value.
@@ -167,9 +167,16 @@ def clustered_t(gains: FloatArray) -> tuple[float, float]:
 
 
 def resampled_interval(gains: FloatArray, draws: int, level: float, rng: np.random.Generator) -> Interval:
-    """Percentile interval of the mean gain over resampled batches."""
-    means = gains[rng.integers(len(gains), size=(draws, len(gains)))].mean(axis=1)
-    low, high = np.quantile(means, [0.5 - level / 2.0, 0.5 + level / 2.0])
+    """Interval of the mean gain from the percentiles of its resamples over batches.
+
+    Resampling takes the spread of the batches at hand for the true one, too small by ``(n - 1) / n`` and known from
+    n of them only: percentiles cover 89 % instead of 95 with 8 batches and half with 2. So their distance from the
+    mean is widened, as Student's t does.
+    """
+    n, upper = len(gains), 0.5 + level / 2.0
+    means = gains[rng.integers(n, size=(draws, n))].mean(axis=1)
+    wider = stats.t.ppf(upper, n - 1) / stats.norm.ppf(upper) * np.sqrt(n / (n - 1))
+    low, high = gains.mean() + wider * (np.quantile(means, [1.0 - upper, upper]) - gains.mean())
     return float(low), float(high)
 
 
