@@ -65,9 +65,7 @@ class CappedFit:
     loglik: float
     n: int
     lr: float  # 2 * (free GPD loglik - this loglik), not below 0; NaN for xi <= -1, where free fits do not go
-    p_value: (
-        float  # chi-square with 1 degree of freedom: small when the tail does not end at the cap; NaN as lr
-    )
+    p_value: float  # chi-square, 1 degree of freedom: small when the tail does not end at the cap; NaN as lr
 
 
 @dataclass(frozen=True)
