@@ -90,9 +90,13 @@ def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
     # Each of the four configurations has three tests that are 1 apart, hence a variance of 1 and 2 degrees.
     half = stats.t.ppf(0.975, 8) / math.sqrt(3)
     assert "seeds is 1.00, pooled over 4 configurations" in notes[0]
-    assert f"a mean over 3 seeds is known to ± {half:.2f}, and a difference of two below" in notes[0]
+    assert f"over 3 seeds a mean is known to ± {half:.2f}, and a difference of two below" in notes[0]
     assert f"below {math.sqrt(2) * half:.2f} is not significant" in notes[0]
     assert "8 degrees of freedom" in notes[0]
+    first, *others = summary.tries
+    mixed = pages.Summary((), (first._replace(measured=t_interval([53, 54])), *others))
+    assert "over 2 seeds a mean" in pages.spread_notes(mixed)[0]  # each number of seeds has its own
+    assert "over 3 seeds a mean" in pages.spread_notes(mixed)[0]
     alone = pages.Summary(summary.chosen[:1], summary.tries[:1])
     assert pages.spread_notes(alone) == []  # its own interval says it
     twice = pages.Summary(summary.chosen, summary.tries + summary.tries)

@@ -154,18 +154,18 @@ def spread_notes(summary: Summary) -> list[str]:
         spread = pooled_spread(measured)
         if spread is None or len(measured) == 1 or spread.deviation == 0.0:
             continue
-        fewest = min(one.n for one in measured)
         digits = 2 if figure in PERCENT else 3
-        half = spread.half(fewest)
-        deviation, mean, difference = (
-            f"{x:.{digits}f}" for x in (spread.deviation, half, math.sqrt(2) * half)
+        halves = {n: spread.half(n) for n in sorted({one.n for one in measured})}
+        known = "; ".join(
+            f"over {n} seeds a mean is known to ± {half:.{digits}f}, and a difference of two below "
+            f"{math.sqrt(2) * half:.{digits}f} is not significant at 5 %"
+            for n, half in halves.items()
         )
         notes.append(
-            f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is {deviation}, pooled over "
-            f"{len(measured)} configurations (of two seeds or more) as if it were the same for all and seeds were "
-            f"independent. By it a mean over {fewest} seeds is known to ± {mean}, and a difference of two below "
-            f"{difference} is not significant at 5 % ({spread.degrees} degrees of freedom, not corrected for the "
-            "number of comparisons)."
+            f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is "
+            f"{spread.deviation:.{digits}f}, pooled over {len(measured)} configurations (of two seeds or more) as if "
+            f"it were the same for all and seeds were independent. By it, {known} ({spread.degrees} degrees of "
+            "freedom, not corrected for the number of comparisons)."
         )
     return notes
 
