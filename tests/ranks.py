@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from weince import InfoNCELoss, TailConfig, WeibitLoss, WeinceLoss
+from weince import BatchShortfallLink, InfoNCELoss, LinkLoss, TailConfig, WeibitLoss, WeinceLoss
 from weince.cached import cached_step
 
 PAIRS = 24
@@ -118,6 +118,7 @@ def step(case, rows, wrap):
 def compare_all(rank, world):
     found = {case: step(case, spans(case[4], world)[rank], DistributedDataParallel) for case in cases()}
     found["cached"] = cached(rank, world)
+    found["slope"] = {gather: slope(gather, spans("uneven", world)[rank]) for gather in (True, "ring")}
     found["largest"] = {gather: largest(gather, rank) for gather in (True, "ring")}
     found["errors"] = errors(rank, world)
     found["alone"] = alone(rank, world)
@@ -131,6 +132,15 @@ def cached(rank, world):
     inputs = batch("views", torch.float64, spans("uneven", world)[rank])
     loss = cached_step(encoder, (inputs["x_i"], inputs["x_j"]), WeinceLoss(), micro_batch=4)
     return {"loss": loss, "gradients": [p.grad for p in encoder.parameters()]}
+
+
+def slope(gather, rows):
+    """One slope from the pairs of all ranks, in a loss that wants no anchor's tail nor its hardest negatives."""
+    inputs = batch("views, ids", torch.float64, rows)
+    x_i, link = inputs["x_i"].requires_grad_(), BatchShortfallLink(fewest=64)
+    loss = LinkLoss(link, gather=gather)(x_i, inputs["x_j"], ids=inputs["ids"])
+    loss.backward()
+    return {"loss": loss.detach(), "gradient": x_i.grad, "slope": link.slope_now}
 
 
 class Largest(TorchDispatchMode):

@@ -71,6 +71,19 @@ def test_the_cached_step_too(found):
         torch.testing.assert_close(rank["cached"]["gradients"], wanted, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("gather", [True, "ring"])
+def test_a_slope_of_the_batch_alone(found, gather):
+    world, each = found
+    wanted = ranks.slope(gather, slice(None))
+    mean = torch.stack([rank["slope"][gather]["loss"] for rank in each]).mean()
+    torch.testing.assert_close(mean, wanted["loss"], rtol=1e-11, atol=1e-12)
+    gradient = torch.cat([rank["slope"][gather]["gradient"] for rank in each]) / world
+    torch.testing.assert_close(gradient, wanted["gradient"], rtol=1e-11, atol=1e-12)
+    for rank in each:
+        torch.testing.assert_close(rank["slope"][gather]["slope"], wanted["slope"], rtol=1e-11, atol=1e-12)
+    assert abs(float(wanted["slope"]) - 4) > 1e-3  # it moved
+
+
 def test_a_ring_never_holds_all_candidates(found):
     """40 rows of 64 on each rank: those of all ranks are not there, however many there are."""
     world, each = found

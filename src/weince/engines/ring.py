@@ -105,8 +105,16 @@ class _Found:
 
     def pairs(self) -> Tensor:
         assert self.contest.ranks is not None
-        assert self.negatives is not None
-        return self.contest.ranks.sum(self.negatives.sum())
+        return self.contest.ranks.sum(self._count() if self.negatives is None else self.negatives.sum())
+
+    def _count(self) -> Tensor:
+        """Negatives of all local anchors, by a round of its own: the first one was not needed."""
+        count = torch.zeros((), dtype=torch.long, device=self.contest.anchors.device)
+        for visit in visits(self.contest):
+            for band in bands(visit.contest):
+                for rows in band.blocks():
+                    count += rows.hidden().isfinite().sum()
+        return count
 
     def smallest(self, count: int) -> Tensor:
         assert self.contest.ranks is not None
