@@ -106,6 +106,20 @@ def test_one_encoder_for_each_view_dicts_and_a_learned_temperature():
     torch.testing.assert_close(gradients(twins[1]), gradients(text))
 
 
+@pytest.mark.parametrize("frozen", ["parameters", "graph"])
+def test_an_encoder_may_be_frozen(frozen):
+    """A locked tower, or the momentum encoder of the keys."""
+    views, model, other = two_views(), encoder(), encoder().requires_grad_(frozen == "graph")
+    keys = torch.no_grad()(other) if frozen == "graph" else other
+    twin = copy.deepcopy(model)
+    wanted = WeinceLoss()(model(views[0]), keys(views[1]))
+    wanted.backward()
+    got = cached_step([twin, keys], views, WeinceLoss(), micro_batch=5)
+    torch.testing.assert_close(got, wanted.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(twin), gradients(model), rtol=1e-11, atol=1e-13)
+    assert gradients(other) == [None] * 4
+
+
 def test_a_scaler_scales_the_gradient_and_not_the_value():
     views, model = two_views(), encoder()
     twin = copy.deepcopy(model)
@@ -154,6 +168,7 @@ def test_activations_of_one_micro_batch_at_a_time():
         ),
         ({"loss": lambda a, b: a}, ValueError, r"must be a scalar; got shape \(22, 8\)"),
         ({"encoder": lambda x: x.sum(0)}, ValueError, r"must return \(rows, d\) for 5 rows; got \(6,\)"),
+        ({"encoder": encoder().requires_grad_(False)}, ValueError, "no encoder takes a gradient"),
     ],
 )
 def test_errors(change, error, message):

@@ -37,7 +37,7 @@ def cached_step(
 
     The result is that of ``loss(encoder(view_1), encoder(view_2)).backward()``, if the encoder treats rows
     independently. Dropout draws the same masks in both passes. Batch normalisation sees a micro-batch at a time,
-    and twice: its running statistics move twice.
+    and twice: its running statistics move twice. One of several encoders may be frozen, or run without gradient.
 
     Call it under the autocast context of the forward pass, if there is one. An encoder in
     ``DistributedDataParallel`` exchanges its gradients once, with the last micro-batch.
@@ -77,9 +77,15 @@ def cached_step(
         if rows.grad is not None
     ]
     last = {id(encode): index for index, (encode, _, _) in enumerate(jobs)}
+    reached = False
     for index, (encode, part, gradient) in enumerate(jobs):
         with _exchange(encode, last[id(encode)] == index):
-            torch.autograd.backward(part.again(encode), gradient)
+            embedded = part.again(encode)
+            if embedded.requires_grad:  # not that of a frozen encoder
+                torch.autograd.backward(embedded, gradient)
+                reached = True
+    if jobs and not reached:
+        raise ValueError("no encoder takes a gradient: all are frozen, or return what is detached")
     return value.detach()
 
 
