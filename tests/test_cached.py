@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -104,6 +105,21 @@ def test_one_encoder_for_each_view_dicts_and_a_learned_temperature():
     torch.testing.assert_close(temperature.grad, wanted)
     torch.testing.assert_close(gradients(twins[0]), gradients(image))
     torch.testing.assert_close(gradients(twins[1]), gradients(text))
+
+
+class Pixels(NamedTuple):
+    values: torch.Tensor
+    size: list[torch.Tensor]
+
+
+def test_a_view_may_be_a_named_tuple():
+    views, model = two_views(), encoder()
+    named = [Pixels(view, [view[:, :1]]) for view in views]
+    twin = copy.deepcopy(model)
+    wanted = cached_step(model, views, WeinceLoss(), micro_batch=5)
+    got = cached_step(lambda view: twin(view.values + 0 * view.size[0]), named, WeinceLoss(), micro_batch=5)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(gradients(twin), gradients(model), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("frozen", ["parameters", "graph"])

@@ -170,7 +170,9 @@ def _cut(inputs: Any, start: int, stop: int) -> Any:
         return inputs[start:stop]
     if isinstance(inputs, Mapping):
         return {name: _cut(value, start, stop) for name, value in inputs.items()}
-    return type(inputs)(_cut(value, start, stop) for value in inputs)
+    parts = [_cut(value, start, stop) for value in inputs]
+    # A named tuple takes its fields one by one, lists and tuples take them together.
+    return type(inputs)(*parts) if hasattr(inputs, "_fields") else type(inputs)(parts)
 
 
 def _exchange(encode: Encoder, now: bool) -> AbstractContextManager[Any]:
