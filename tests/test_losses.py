@@ -148,6 +148,13 @@ def test_the_released_terms_go_with_any_loss():
     assert InfoNCELoss(0.2)(z_i, z_j) < first < total
 
 
+def test_extra_terms_may_come_from_a_generator():
+    z_i, z_j = pairs()
+    terms = [Term(SoftmaxLink(t), 0.5, 5) for t in (0.1, 0.2)]
+    got = InfoNCELoss(0.2, extra=(term for term in terms))(z_i, z_j)
+    torch.testing.assert_close(got, InfoNCELoss(0.2, extra=terms)(z_i, z_j), rtol=0, atol=0)
+
+
 def test_the_batch_slope_moves_in_training_only():
     z_i, z_j = pairs()
     loss = WeinceLoss.released()

@@ -77,13 +77,13 @@ class LinkLoss(nn.Module):
         check_finite: bool | None = None,
     ) -> None:
         super().__init__()
-        check_terms([Term(link), *extra])
+        self.extra = tuple(extra)  # first, since reading a generator empties it
+        check_terms([Term(link), *self.extra])
         check_choice("candidates", candidates, get_args(Candidates))
         check_choice("reduction", reduction, get_args(Reduction))
         check_choice("engine", engine, get_args(Engine))
         check_gather(gather, engine)
         self.link = link
-        self.extra = tuple(extra)
         self.candidates, self.reduction, self.engine = candidates, reduction, engine
         self.gather, self.check_finite = gather, check_finite
         self._learned: list[tuple[int, str, str]] = []  # term, field of its link, name in this module
