@@ -437,6 +437,24 @@ def test_the_batch_slope_counts_the_pairs_that_are_there():
     torch.testing.assert_close(alone.slope_now, padded.slope_now, rtol=1e-12, atol=0)
 
 
+class Gentle(BatchShortfallLink):
+    """Does not ask for exact shortfalls, so that nothing is looked at before it asks how many pairs there are."""
+
+    near_cap = False
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+@pytest.mark.parametrize("same", [None, 4])
+def test_a_link_may_ask_for_pairs_that_nothing_else_wants(engine, same):
+    z_i, z_j = pairs(dtype=torch.float64)
+    ids = None if same is None else torch.arange(len(z_i)) // same
+    gentle, usual = Gentle(fewest=100), BatchShortfallLink(fewest=100)
+    got = LinkLoss(gentle, engine=engine)(z_i, z_j, ids=ids)
+    torch.testing.assert_close(got, LinkLoss(usual)(z_i, z_j, ids=ids))
+    torch.testing.assert_close(gentle.slope_now, usual.slope_now)
+    assert usual.slope_now != 4
+
+
 def test_short_float16_rows_keep_the_direction_of_their_gradient():
     """Its size is beyond float16: without care it would be inf."""
     generator = torch.Generator().manual_seed(0)

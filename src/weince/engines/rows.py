@@ -187,6 +187,8 @@ class BatchSurvey:
     def negatives(self) -> Tensor:
         """``(anchors,)`` or ``(1,)`` number of negatives of each anchor."""
         numbers = [look.negatives for look in self.looks if look.negatives is not None]
+        if not numbers:  # no look was needed before
+            numbers = [rows.contest.count_negatives(rows.hidden()) for rows in self.blocks()]
         return numbers[0] if self.contest.uniform else torch.cat(numbers)
 
     @property
