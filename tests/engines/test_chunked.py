@@ -345,3 +345,30 @@ def test_autocast_does_not_touch_the_scores(dtype):
     with torch.autocast("cpu", dtype=dtype):
         cast = gradient()
     torch.testing.assert_close(cast, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("what", ["ids", "ignore", "temperature"])
+def test_what_the_backward_pass_reads_again_must_not_change(what):
+    """A buffer that is filled anew before the backward pass would give a wrong gradient."""
+    z_i, z_j = torch.randn(2, 12, 6).unbind()
+    tensors = {
+        "ids": torch.arange(12) // 2,
+        "ignore": torch.eye(12, dtype=torch.bool).roll(1, 0),
+        "temperature": torch.tensor(0.5),
+    }
+    loss = InfoNCELoss(tensors["temperature"], candidates="cross", engine="chunked", reduction="none")
+    losses = loss(z_i.requires_grad_(), z_j, ids=tensors["ids"], ignore=tensors["ignore"])
+    tensors[what].fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        losses.sum().backward()
+
+
+def test_a_mask_made_in_inference_mode():
+    z_i, z_j = torch.randn(2, 12, 6).unbind()
+    with torch.inference_mode():
+        ignore = z_i @ z_j.T > 2
+    losses = InfoNCELoss(candidates="cross", engine="chunked", reduction="none")(
+        z_i.requires_grad_(), z_j, ignore=ignore
+    )
+    losses.sum().backward()
+    assert z_i.grad.isfinite().all()

@@ -52,7 +52,7 @@ def chunked(
     if swept.gradients is not None:
         loss = _SameWeight.apply(swept.loss, *swept.gradients, anchors, candidates)  # type: ignore[no-untyped-call]
     else:
-        loss = _AnyWeight.apply(swept.loss, anchors, candidates, job.pull)  # type: ignore[no-untyped-call]
+        loss = _AnyWeight.apply(swept.loss, anchors, candidates, job.pull, *job.given())  # type: ignore[no-untyped-call]
     for link, effects in zip(links, swept.effects, strict=True):
         for name, parameter in learned(link).items():
             loss = with_parameter(loss, effects[name], parameter)
@@ -152,6 +152,16 @@ class _Job(NamedTuple):
     links: Sequence[Link]
     looks: Sequence[Look]
 
+    def given(self) -> list[Tensor]:
+        """Tensors of the caller that the sweep in the backward pass reads again."""
+        if torch.compiler.is_compiling():
+            return []  # a compiled graph saves what it reads
+        pairs = (self.contest.labels, self.contest.ids)
+        own = [self.contest.ignore, *(pair[0] for pair in pairs if pair is not None)]
+        own += [value for link in self.links for value in link.tensors().values()]
+        # Torch counts no changes of tensors made in inference mode, and refuses to save them.
+        return [value.detach() for value in own if value is not None and not value.is_inference()]
+
     def sweep(self, *, gradient: bool) -> _Swept:
         """Losses of all anchors, their derivatives by learned parameters, and the gradient of their sum."""
         losses: list[Tensor] = []
@@ -249,17 +259,21 @@ class _AnyWeight(torch.autograd.Function):
     """Gives the losses their gradient, by another sweep."""
 
     @staticmethod
-    def forward(loss: Tensor, anchors: Tensor, candidates: Tensor, pull: Callable[..., Any]) -> Tensor:
+    def forward(
+        loss: Tensor, anchors: Tensor, candidates: Tensor, pull: Callable[..., Any], *given: Tensor
+    ) -> Tensor:
         return loss.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], inputs[2])
+        # Those given are saved to have torch refuse a backward pass after one of them was changed in place.
+        ctx.save_for_backward(inputs[1], inputs[2], *inputs[4:])
         ctx.pull = inputs[3]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        anchors, candidates = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        anchors, candidates, *given = ctx.saved_tensors
         with torch.no_grad(), no_autocast(grad.device):
             by_anchor, by_candidate = ctx.pull(anchors, candidates, grad)
-        return None, first_order(by_anchor, anchors), first_order(by_candidate, candidates), None
+        unknown = (None,) * len(given)
+        return None, first_order(by_anchor, anchors), first_order(by_candidate, candidates), None, *unknown
