@@ -177,6 +177,24 @@ def test_other_peoples_files_are_not_replaced(tmp_path, capsys):
     assert (tmp_path / "page" / "thesis.tex").read_text() == "x"
 
 
+def test_notes_beside_an_earlier_report_are_not_removed(tmp_path, capsys):
+    z_i, z_j = views()
+    line = [
+        "diagnose",
+        str(save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)),
+        "--out",
+        str(tmp_path / "page"),
+        *FAST,
+    ]
+    assert main(line) == 0
+    assert main(line) == 0  # a report alone is replaced
+    (tmp_path / "page" / "notes.txt").write_text("mine")
+    capsys.readouterr()
+    assert main(line) == 2
+    assert "holds other files (notes.txt)" in capsys.readouterr().err
+    assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
+
+
 def test_sentences_need_a_model_folder(tmp_path, capsys):
     (tmp_path / "pairs.tsv").write_text("a\tb\n")
     (tmp_path / "model").mkdir()

@@ -35,6 +35,7 @@ from weince.report.training import Opening
 from weince.report.verdict import THRESHOLDS, Verdict, decide, tail_kind
 
 FORMAT = "weince diagnosis 1"
+WRITTEN = ("index.html", "summary.json", "figures", "tables")
 
 
 def diagnose(
@@ -195,13 +196,16 @@ def check_out(out: Path) -> None:
         return
     if not out.is_dir():
         raise InputError(f"{out}: exists and is not a folder")
-    if any(out.iterdir()):
-        try:
-            ours = json.loads((out / "summary.json").read_text(encoding="utf-8"))["format"] == FORMAT
-        except (OSError, ValueError, KeyError, TypeError):
-            ours = False
-        if not ours:
-            raise InputError(f"{out}: holds other files; give another folder with --out")
+    found = sorted(path.name for path in out.iterdir())
+    if not found:
+        return
+    try:
+        ours = json.loads((out / "summary.json").read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    others = [name for name in found if not ours or name not in WRITTEN]
+    if others:  # someone's notes beside a report, say, would go with it
+        raise InputError(f"{out}: holds other files ({others[0]}); give another folder with --out")
 
 
 @contextmanager
