@@ -138,6 +138,15 @@ def test_a_folder_is_claimed_by_one_run(tmp_path):
     assert read("--config", str(tmp_path / "run" / "run.yaml")) == Run(epochs=2, fast=False)
 
 
+def test_another_run_differs_in_the_settings_that_are_named(tmp_path):
+    settings.claim(Run(loss=LossConfig(temperature=0.5)), tmp_path, free=())
+    with pytest.raises(ValueError, match=r"holds another run \(loss.temperature 0.5 -> 0.2\)"):
+        settings.claim(Run(loss=LossConfig(temperature=0.2)), tmp_path, free=())
+    empty = LossConfig(temperature=0.5, tail={"rho0": None})  # a key that is there is a setting, empty or not
+    with pytest.raises(ValueError, match=r"holds another run \(loss.tail {} -> {'rho0': None}\)"):
+        settings.claim(Run(loss=empty), tmp_path, free=())
+
+
 def test_a_setting_that_is_newer_than_a_run_had_its_default_there(tmp_path):
     settings.claim(Run(epochs=2), tmp_path, free=())
     path = tmp_path / "run.yaml"

@@ -162,6 +162,15 @@ def recorded(path: Path, kind: type[Any]) -> dict[str, Any]:
     return {**yaml.safe_load(dump(kind())), **load(str(path))}
 
 
+def _changes(name: str, before: Any, now: Any) -> list[str]:
+    """What differs between two values of a setting, key by key where both have the same keys."""
+    if before == now:
+        return []
+    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        return [change for key in now for change in _changes(f"{name}.{key}", before[key], now[key])]
+    return [f"{name} {before!r} -> {now!r}"]
+
+
 def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     """Write a run's settings into its folder, or see that those there are the same but for the ``free`` ones.
 
@@ -172,9 +181,10 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     if path.exists():
         before, now = recorded(path, type(settings)), yaml.safe_load(dump(settings))
         changed = [
-            f"{name} {before[name]!r} -> {value!r}"
+            change
             for name, value in now.items()
-            if before[name] != value and name not in free
+            if name not in free
+            for change in _changes(name, before[name], value)
         ]
         if changed:
             raise ValueError(f"{folder} holds another run ({'; '.join(changed)}): choose another --out")
