@@ -1,6 +1,7 @@
 """Tables read from files, and the runs they ask for: what is shared, what is refused, where results lie."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from reproduce.tables import small_table
 
 from weince import settings
+from weince.cli import main
 from weince.reproduce.aggregate import reported
 from weince.reproduce.plan import plan
 from weince.reproduce.tables import MEASURES, named_tables, read_table
@@ -33,6 +35,23 @@ def test_every_table_that_comes_along_can_be_planned(name, tmp_path):
     assert len(set(tries)) == 1  # the same number of tries for every loss
     if name in ("linear", "knn", "link", "frechet"):
         assert tuple(table.seeds) == (7, 21, 63, 84)
+
+
+def test_every_table_is_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--help"])
+    said = capsys.readouterr().out.replace(",", " ").split()
+    assert {"overhead", *named_tables()} <= set(said)
+
+
+@pytest.mark.parametrize("name", named_tables())
+def test_the_page_on_tables_has_the_number_of_runs(name, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    names, runs = next((row[0], row[-1]) for row in rows if f"`{name}`" in row[0])
+    if re.fullmatch(r"[\d, ]+", runs):  # else it says whose runs they are
+        said = dict(zip(re.findall(r"`(\w+)`", names), runs.split(","), strict=True))
+        assert int(said[name]) == len(plan(read_table(name), tmp_path))
 
 
 @pytest.mark.parametrize("name", ["linear", "knn", "link", "frechet"])
