@@ -198,7 +198,12 @@ def test_sts_files_in_other_encodings_and_quotes(tmp_path):
     assert read_sts(path)["STSB", "dev"].second == ['two" she said']
 
 
-def test_models_that_cannot_be_loaded(toy_model, tmp_path, monkeypatch):
+def test_a_wrong_path_of_the_pairs_does_not_wait_for_a_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such STS file: .*no\.tsv"):
+        evaluate_sts(str(tmp_path / "no-model"), tmp_path / "no.tsv")
+
+
+def test_models_that_cannot_be_loaded(toy_model, toy_sts, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         load_backbone(str(tmp_path / "empty"))
@@ -209,7 +214,7 @@ def test_models_that_cannot_be_loaded(toy_model, tmp_path, monkeypatch):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    for load in (load_backbone, lambda model: evaluate_sts(model, Path("no.tsv"))):
+    for load in (load_backbone, lambda model: evaluate_sts(model, toy_sts)):
         with pytest.raises(OSError, match="cannot load model") as caught:
             load(str(broken))
         assert "\n" not in str(caught.value)

@@ -236,7 +236,8 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
 
 def evaluate_sts(model: str, sts: Path, *, device: str = "cpu", bar: bool = False) -> StsScores:
     """STS12 to STS16, STS-B and SICK-R of a model, by folder or hub name, with alignment and uniformity."""
-    return score(load_embed(model, device=device), read_sts(sts), bar=bar)
+    pairs = read_sts(sts)  # first: a wrong path should not wait for a model, or for a hub
+    return score(load_embed(model, device=device), pairs, bar=bar)
 
 
 @dataclass(frozen=True)
