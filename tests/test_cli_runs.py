@@ -74,6 +74,27 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (
+            ["run", "pairs.npz"],
+            "want runs of weince train or embeddings, not both; got run, pairs.npz",
+        ),
+        (
+            ["run", "--trend"],
+            "run: a trend needs weights of two epochs, got 0; train with --snapshot_every",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_diagnosed_so(inputs, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.yaml").write_text("task: vision\n")
+    assert main(["diagnose", *inputs]) == 2
+    assert capsys.readouterr().err == f"weince: {said}\n"
+
+
 def test_a_gpu_without_memory_ends_in_one_line(tmp_path, capsys, monkeypatch):
     def full(error):
         def train(run):

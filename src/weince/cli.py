@@ -122,7 +122,11 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     }  # fmt: skip
     settings = replace(QUICK if options.quick else Settings(), **asked)
     check_out(options.out)
-    if all((path / "run.yaml").is_file() for path in options.inputs):
+    runs = [path for path in options.inputs if (path / "run.yaml").is_file()]
+    if runs and runs != options.inputs:
+        got = ", ".join(map(str, options.inputs))
+        raise ValueError(f"want runs of weince train or embeddings, not both; got {got}")
+    if runs:
         from weince.vision.runs import run_pairs, temperature_of
 
         pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=settings.seed)

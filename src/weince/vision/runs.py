@@ -198,10 +198,19 @@ def embed_pairs(
 def run_pairs(
     folders: Sequence[Path], *, names: Sequence[str] | None = None, trend: bool = False, seed: int = 0
 ) -> list[Pairs]:
-    """What ``weince diagnose`` reads of runs: the embeddings of each, or of each snapshot of them."""
+    """What ``weince diagnose`` reads of runs: the embeddings of each, or of each snapshot of them.
+
+    Raises:
+        ValueError: A run has no snapshots to make a trend of.
+    """
     found = []
     for folder in folders:
-        for path in snapshots(folder) if trend else [folder / "model.safetensors"]:
+        paths = snapshots(folder) if trend else [folder / "model.safetensors"]
+        if trend and len(paths) < 2:
+            raise ValueError(
+                f"{folder}: a trend needs weights of two epochs, got {len(paths)}; train with --snapshot_every"
+            )
+        for path in paths:
             name = f"{folder.name} {path.stem}" if trend else folder.name
             note = f"Two random views of held-out images, embedded by {name}."
             found.append(make_pairs(name, *embed_pairs(folder, path, seed=seed), notes=(note,)))
