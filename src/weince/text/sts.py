@@ -268,8 +268,8 @@ def table(scores: StsScores, *, published: float | None = None) -> str:
     out += ["", f"STS-B test: alignment {scores.alignment:.4f}, uniformity {scores.uniformity:.4f}."]
     if beside:
         out.append(
-            "The text here is SentEval's: lower-case, with blanks around punctuation. A tokenizer that lowers case "
-            "and splits at punctuation, as BERT's does, makes the same word pieces of it as of the original text; "
-            "for others the difference above holds the effect of this."
+            "SentEval's STS files are in lower case, with blanks around punctuation. A tokenizer that lowers case "
+            "and splits at punctuation, as BERT's does, makes the same word pieces of them as of the original text; "
+            "for others the difference above holds the effect of this, if the file is one of them."
         )
     return "\n".join(out)
