@@ -138,6 +138,13 @@ def test_a_folder_is_claimed_by_one_run(tmp_path):
     assert read("--config", str(tmp_path / "run" / "run.yaml")) == Run(epochs=2, fast=False)
 
 
+def test_a_file_is_no_folder_for_a_run(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match="run exists and is not a folder: choose another --out"):
+        settings.claim(Run(), tmp_path / "run", free=())
+    assert (tmp_path / "run").read_text() == "mine"
+
+
 def test_another_run_differs_in_the_settings_that_are_named(tmp_path):
     settings.claim(Run(loss=LossConfig(temperature=0.5)), tmp_path, free=())
     with pytest.raises(ValueError, match=r"holds another run \(loss.temperature 0.5 -> 0.2\)"):

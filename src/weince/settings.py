@@ -175,8 +175,10 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     """Write a run's settings into its folder, or see that those there are the same but for the ``free`` ones.
 
     Raises:
-        ValueError: The folder holds another run.
+        ValueError: The folder holds another run, or is none.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} exists and is not a folder: choose another --out")
     path = folder / "run.yaml"
     if path.exists():
         before, now = recorded(path, type(settings)), yaml.safe_load(dump(settings))
