@@ -237,8 +237,8 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument(
         "table",
         metavar="TABLE",
-        help="linear, knn, link, frechet, overhead, headline, precision, factorial, temperatures, gates, "
-        "interventions, screen, small, cifar10, resnet50, link_bf16, frechet_bf16, digits, or a YAML file",
+        help="linear, knn, link, frechet, overhead, headline, best, terms, precision, factorial, temperatures, "
+        "gates, interventions, screen, small, cifar10, resnet50, link_bf16, frechet_bf16, digits, or a YAML file",
     )
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")

@@ -137,7 +137,12 @@ def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
     assert ours.tried == "temperature 0.5"
     # The column shows the mean over all seeds of a try, so that the page has to say which seeds decided.
     assert ours.validation < line_of(summary.tries, "linear", "paper", "temperature 0.2").validation
-    assert any("over the seeds that all of its configurations have" in note for note in pages.NOTES)
+    chosen, against = pages.reading_notes(summary, table.choose_by)[1:3]
+    assert "of linear over the seeds that all of its configurations have" in chosen
+    assert against.startswith("Against the baseline: paired over the seeds that both have")
+    assert (
+        pages.reading_notes(summary, "")[1] == against
+    )  # where nothing was chosen, nothing is said of choosing
     assert (ours.measured.n, ours.planned) == (2, 3)
     assert ours.against == paired_test([61], [50])  # 21 is the one seed that both have
     assert pages.cells(ours)[5:8] == (

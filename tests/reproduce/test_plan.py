@@ -110,6 +110,9 @@ def test_the_ablations_share_their_runs(tmp_path):
         run.loss for run in runs["headline"] if run.folder in apart
     }
     assert alone == "blend, fitted beta, negatives only, temperature 0.2"
+    # Other baselines, the same runs.
+    for name in ("best", "terms"):
+        assert {run.folder for run in plan(read_table(name), tmp_path, seeds=[7])} < apart
 
 
 def test_settings_make_the_place_however_they_are_written(tmp_path):

@@ -66,7 +66,7 @@ def reproduce(
     Raises:
         ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
     """
-    from weince.reproduce.page import NOTES, Page, spread_notes, write_page
+    from weince.reproduce.page import Page, reading_notes, write_page
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -103,7 +103,7 @@ def reproduce(
         summary,
         facts,
         failed=list(failed.values()),
-        notes=(*NOTES, *spread_notes(summary)),
+        notes=reading_notes(summary, asked.choose_by),
         pictures=pictures(asked, made),
     )
     path = write_page(page, out / asked.name, made)

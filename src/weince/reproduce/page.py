@@ -43,13 +43,6 @@ HEADER = (
     "against the baseline",
     "p",
 )
-NOTES = (
-    "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of encoders.",
-    "The configuration of each loss is the one with the best mean validation figure over the seeds that all of its "
-    "configurations have; test figures decide nothing.",
-    "Against the baseline: paired over the seeds that both have, two-sided t-test; p is not corrected for the number "
-    "of comparisons.",
-)
 NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
 PERCENT = ("linear", "knn", "r1", "r2", "r5", "r10", "r20", "r50")
 
@@ -73,7 +66,7 @@ class Page:
     summary: Summary
     facts: Mapping[str, str]
     failed: Sequence[str] = ()
-    notes: Sequence[str] = NOTES
+    notes: Sequence[str] = ()
     pictures: "Sequence[Picture]" = ()
 
 
@@ -139,6 +132,26 @@ def p_value(found: PairedTest | None) -> str:
     if found is None or math.isnan(found.p_value):
         return "—"
     return "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
+
+
+def reading_notes(summary: Summary, choose_by: str) -> list[str]:
+    """How the lines of a table are to be read, if its tries were decided between by ``choose_by`` or by nothing."""
+    notes = [
+        "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of "
+        "encoders."
+    ]
+    if choose_by:
+        notes.append(
+            "The configuration of each loss is the one with the best mean validation figure of "
+            f"{choose_by} over the seeds that all of its configurations have; test figures "
+            "decide nothing. The column validation has that figure under every heading."
+        )
+    if any(line.against for line in summary.chosen):
+        notes.append(
+            "Against the baseline: paired over the seeds that both have, two-sided t-test; p is not corrected for "
+            "the number of comparisons."
+        )
+    return notes + spread_notes(summary)
 
 
 def spread_notes(summary: Summary) -> list[str]:
