@@ -57,6 +57,7 @@ class Encoder(NamedTuple):
         groups: How many there are.
         grouped: Share of images in groups.
         largest: Share of images in the largest group.
+        crowded: Share of images that have `LEAST` of the others or more within `NEAR`, as `trap.py` counts.
         first: Share of anchors whose partner scores highest in their batch.
         losses: Mean of each of `LOSSES`.
         inside: The same for anchors of images in groups; nan if there are none.
@@ -70,6 +71,7 @@ class Encoder(NamedTuple):
     groups: int
     grouped: float
     largest: float
+    crowded: float
     first: float
     losses: list[float]
     inside: list[float]
@@ -100,6 +102,7 @@ def look(name: str, path: Path, batch: int) -> Encoder:
         round(float((1 / size[grouped]).sum())),  # each member counts for its part of a group
         float(grouped.double().mean()),
         float(size.max() / len(size)),
+        float(((distance <= NEAR).sum(1) >= LEAST * len(size)).double().mean()),
         partner_first(z_i, z_j, batch),
         [float(values.mean()) for values in found],
         [float(values[inside].mean()) for values in found],
@@ -174,13 +177,13 @@ def markdown(
         "",
         f"Of {source}. In groups: first views within a shortfall of {NEAR} of each other, and what hangs together by "
         f"that, from {LEAST:.0%} of the images on. Length: median before the embeddings are normalised, outside of "
-        "groups and inside. Partner first: of an anchor's candidates, one view of each of 256 images. The last "
-        "columns are mean losses of these embeddings in random batches as in training, by three losses (and, in "
-        "brackets, of the images in groups alone).",
+        "groups and inside. Crowded: those with as many others around them, directly. Partner first: of an anchor's "
+        "candidates, one view of each of 256 images. The last columns are mean losses of these embeddings in random "
+        "batches as in training, by three losses (and, in brackets, of the images in groups alone).",
         "",
-        "| trained with | pairs | in groups | groups | largest | another within 1e-4 | length | partner first | "
-        f"{' | '.join(LOSSES)} |",
-        f"|---|---|{'---:|' * (6 + len(LOSSES))}",
+        "| trained with | pairs | in groups | groups | largest | crowded | another within 1e-4 | length | partner "
+        f"first | {' | '.join(LOSSES)} |",
+        f"|---|---|{'---:|' * (7 + len(LOSSES))}",
     ]
     for one in rows:
         outside, inside = one.norms
@@ -191,7 +194,7 @@ def markdown(
         ]
         lines.append(
             f"| {one.name} | {one.file} | {one.grouped:.1%} | {one.groups} | {one.largest:.1%} | "
-            f"{one.touching:.1%} | {length} | {one.first:.1%} | {' | '.join(values)} |"
+            f"{one.crowded:.1%} | {one.touching:.1%} | {length} | {one.first:.1%} | {' | '.join(values)} |"
         )
     for name, points in trends.items():
         said = ", ".join(f"{share:.1%} at {epoch}" for epoch, share in points)
@@ -222,6 +225,7 @@ def cells(one: Encoder) -> dict[str, str]:
         "in groups": one.grouped,
         "groups": one.groups,
         "largest": one.largest,
+        "crowded": one.crowded,
         "another within 1e-4": one.touching,
         "length": one.norms[0],
         "length in groups": one.norms[1],

@@ -84,9 +84,10 @@ def test_a_table_is_written(tmp_path, capsys):
         healthy, planted, again = csv.DictReader(file)
     assert again == planted
     assert [healthy["trained with"], planted["trained with"]] == ["healthy", "planted"]
-    assert {key: float(planted[key]) for key in ("in groups", "groups", "largest", "another within 1e-4")} == {
-        "in groups": 0.15625, "groups": 1, "largest": 0.15625, "another within 1e-4": 0.15625,
+    assert {key: float(planted[key]) for key in ("in groups", "groups", "largest", "crowded")} == {
+        "in groups": 0.15625, "groups": 1, "largest": 0.15625, "crowded": 0.15625,
     }  # fmt: skip
+    assert float(planted["another within 1e-4"]) == 0.15625
     assert float(planted["length in groups"]) > 20 * float(planted["length"])
     assert healthy["length in groups"] == healthy["paper, 0.5, in groups"] == ""
     found = script.look("planted", part, batch=32)
