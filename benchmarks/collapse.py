@@ -255,22 +255,22 @@ def draw(
     matplotlib.rcParams["svg.hashsalt"] = "weince"
     figure, (loss, groups, nearest) = plt.subplots(1, 3, figsize=(11, 3.5), layout="constrained")
     names = list(dict.fromkeys(one.name for one in rows))
-    colours = {name: f"C{place}" for place, name in enumerate(names)}
+    looks = {name: {"color": f"C{i % 10}", "ls": "--" if i >= 10 else "-"} for i, name in enumerate(names)}
     for name, paths in logs.items():
         for one_log in map(read_log, paths):
             lowest = min(one_log, key=lambda row: row["loss"])
             loss.plot(
-                [row["epoch"] for row in one_log], [row["loss"] for row in one_log], color=colours.get(name)
+                [row["epoch"] for row in one_log], [row["loss"] for row in one_log], **looks.get(name, {})
             )
-            loss.plot(lowest["epoch"], lowest["loss"], "o", color=colours.get(name))
+            loss.plot(lowest["epoch"], lowest["loss"], marker="o", **looks.get(name, {}))
     loss.set(xlabel="epoch", ylabel="training loss (dot: lowest)")
     for name, points in trends.items():
-        groups.plot(*zip(*points, strict=True), marker="o", color=colours.get(name))
+        groups.plot(*zip(*points, strict=True), marker="o", **looks.get(name, {}))
     groups.set(xlabel="epoch", ylabel="share of images in groups", ylim=(0, None))
     for one in rows:
         ordered = np.sort(np.maximum(one.nearest, 1e-7))
         share = np.arange(1, len(ordered) + 1) / len(ordered)
-        (line,) = nearest.plot(ordered, share, color=colours[one.name])
+        (line,) = nearest.plot(ordered, share, **looks[one.name])
         if one.name in names:  # the first encoder of a loss stands for it in the legend
             names.remove(one.name)
             line.set_label(one.name)

@@ -47,7 +47,8 @@ PANELS = {
 }
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 STYLES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 4)))
-MARKERS = "osD^vP*X<>ph8d"
+MARKERS: tuple[Any, ...] = (*"osD^vP*X<>pd", (4, 1, 0), (6, 1, 0), (4, 1, 45), "h", (8, 1, 0), "8")
+"""Shapes that are told apart; threes are a star's points, what kind of star, and its angle."""
 
 
 class Picture(NamedTuple):
