@@ -10,11 +10,11 @@ import time
 import pytest
 import torch
 
-from weince import cli, settings
+from weince import cli, settings, usage
 from weince.cli import main
 from weince.vision import train as train_module
 
-EXAMPLES = (cli._TRAIN_EXAMPLES, cli._EVALUATE_EXAMPLES, cli._REPRODUCE_EXAMPLES, cli._DIAGNOSE_EXAMPLES)
+EXAMPLES = (usage.TRAIN_EXAMPLES, usage.EVALUATE_EXAMPLES, usage.REPRODUCE_EXAMPLES, usage.DIAGNOSE_EXAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")
-    lines = [line for line in cli._TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
+    lines = [line for line in usage.TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
     assert len(lines) == 4
     for line in lines:
         arguments = shlex.split(re.split(r" {2,}", line.strip())[0])[2:]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from weince import usage
 from weince.machine import version
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -26,55 +27,13 @@ _EXTRAS = {
     "transformers": "text",
 }  # which extra brings a package; the others come with weince[runs]
 
-_DIAGNOSE = """\
-Tell whether softmax is the right link for paired embeddings, and write a page to look at.
-
-input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
-       pairs with equal ids never compete), or with z (rows, dim) and labels (rows,); .npy of shape
-       (2, pairs, dim), or two .npy files of shape (pairs, dim), one after the other; or a folder of such files;
-       or the folder of a run of `weince train`, whose held-out images are embedded (--trend: at every snapshot).
-       Several inputs are several models, drawn side by side.
-"""
-_DIAGNOSE_EXAMPLES = """\
-examples:
-  weince diagnose pairs.npz --temperature 0.5
-  weince diagnose infonce.npz weince.npz --out report --quick
-  weince diagnose seed_1.npz seed_2.npz seed_3.npz --seeds
-  weince diagnose checkpoints/ --trend --out run
-  weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
-  weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
-"""
-_TRAIN_EXAMPLES = """\
-examples:
-  weince train                                          digits with a tiny encoder, on a laptop
-  weince train --config cifar100_resnet18 --loss.preset infonce --loss.temperature 0.2 --seed 21 --out runs/a
-  weince train --config my.yaml --devices 4             a setting here wins over the file's
-  weince train --config simcse_paper --text wiki.txt    (needs weince[text])
-The same command again goes on from the last checkpoint.
-"""
-_EVALUATE_EXAMPLES = """\
-examples:
-  weince evaluate runs/a
-  weince evaluate runs/a runs/b --device cuda
-  weince evaluate runs/a --quick
-  weince evaluate runs/simcse/best --sts sts.tsv
-"""
-_REPRODUCE_EXAMPLES = """\
-examples:
-  weince reproduce linear --dry-run
-  weince reproduce digits                                        on a laptop, in minutes
-  weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2
-  weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
-The same command again goes on with what is missing.
-"""
-
 
 def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "diagnose",
         help="tell whether softmax is the right link for your embeddings",
-        description=_DIAGNOSE,
-        epilog=_DIAGNOSE_EXAMPLES,
+        description=usage.DIAGNOSE,
+        epilog=usage.DIAGNOSE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="files or folders, see above")
@@ -164,12 +123,16 @@ def _run_train(options: argparse.Namespace) -> None:
         from weince.text.train import train as train_text
 
         print(
-            train_text(settings.read(TextRun, options.rest, command="weince train", examples=_TRAIN_EXAMPLES))
+            train_text(
+                settings.read(TextRun, options.rest, command="weince train", examples=usage.TRAIN_EXAMPLES)
+            )
         )
         return
     from weince.vision.train import VisionRun, train
 
-    folder = train(settings.read(VisionRun, options.rest, command="weince train", examples=_TRAIN_EXAMPLES))
+    folder = train(
+        settings.read(VisionRun, options.rest, command="weince train", examples=usage.TRAIN_EXAMPLES)
+    )
     if (
         os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     ):  # of the processes of a run, the first
@@ -182,7 +145,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="judge trained encoders: linear probe and neighbours, or STS",
         description="Judge the frozen encoder of a run on images and write RUN/evaluation.json: linear probes and "
         "neighbours, on whole validation and test sets. With --sts, print how well sentence encoders rank pairs.",
-        epilog=_EVALUATE_EXAMPLES,
+        epilog=usage.EVALUATE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -231,7 +194,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         help="fill a table of the paper, or your own: train, evaluate, compare",
         description="Plan the runs of a table (configurations x losses x tries x seeds), carry out those that are "
         "missing, choose on validation alone, and write CSV, Markdown and a page: reported beside measured.",
-        epilog=_REPRODUCE_EXAMPLES,
+        epilog=usage.REPRODUCE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
