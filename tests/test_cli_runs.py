@@ -14,8 +14,6 @@ from weince import cli, settings, usage
 from weince.cli import main
 from weince.vision import train as train_module
 
-EXAMPLES = (usage.TRAIN_EXAMPLES, usage.EVALUATE_EXAMPLES, usage.REPRODUCE_EXAMPLES, usage.DIAGNOSE_EXAMPLES)
-
 
 @pytest.mark.parametrize(
     "command", [["train"], ["evaluate"], ["reproduce"], ["diagnose"], ["bench", "loss"]], ids=" ".join
@@ -26,6 +24,13 @@ def test_help_has_an_example(command, capsys):
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert re.search(rf"examples?:\n  weince {' '.join(command)}", text)
+
+
+def test_no_option_of_train_is_required(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    usage_lines = capsys.readouterr().out.partition("options:")[0]
+    assert "[--augment.size SIZE]" in usage_lines
 
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):

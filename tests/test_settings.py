@@ -14,6 +14,7 @@ class Run:
 
     Args:
         epochs: How many passes.
+        loss: Which loss; ``preset`` is its name.
     """
 
     task: Literal["toy"] = "toy"
@@ -120,6 +121,29 @@ def test_help_ends_with_the_example(capsys):
     shown = capsys.readouterr().out
     assert "How many passes." in shown
     assert shown.rstrip().endswith("weince toy")
+
+
+def shown_help(capsys, *arguments):
+    with pytest.raises(SystemExit):
+        read(*arguments, "--help")
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_shows_what_a_run_would_take(capsys, file):
+    assert "How many passes. (default: 10)" in shown_help(capsys)
+    shown = shown_help(capsys, "--config", file("epochs: 4\nloss: {temperature: 0.125}"))
+    assert "How many passes. (default: 4)" in shown
+    assert "--loss.temperature TEMPERATURE Of the softmax part; of weibit, whose beta is its inverse. " \
+        "(default: 0.125)" in shown  # fmt: skip
+    assert "(default: paper)" in shown
+
+
+def test_help_has_no_markup(capsys):
+    shown = shown_help(capsys)
+    assert "`" not in shown
+    assert ":class:" not in shown
+    assert "Which loss; preset is its name:" in shown
+    assert "by name of weince.TailConfig's fields, for example {gate: rho, rho0: 0.05}" in shown
 
 
 def test_a_path_is_not_taken_for_a_name(tmp_path):

@@ -37,21 +37,47 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         exit_on_error=False,
         allow_abbrev=False,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_help_formatter(),
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="YAML file, or the name of one that comes with weince"
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="YAML file, or the name of one that comes with weince",
     )
     parser.add_class_arguments(kind, None, as_group=False)
     try:
         asked = parser.parse_object(given)
     except argparse.ArgumentError as error:
         raise ValueError(f"{chosen}: {_explained(str(error), known)}") from None
+    parser.set_defaults(given)  # for the help: what the run would take
     try:
         built = parser.instantiate(parser.parse_args(rest, namespace=asked))
     except argparse.ArgumentError as error:
         raise ValueError(_explained(str(error), known)) from None
     return kind(**{item.name: built[item.name] for item in fields(kind)})
+
+
+def _help_formatter() -> type[argparse.HelpFormatter]:
+    """Help with defaults, examples as they are written, and docstrings without their markup."""
+    from jsonargparse import DefaultHelpFormatter
+
+    class Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+        def _get_type_str(self, action: argparse.Action) -> None:
+            return None  # the default shows it
+
+        def _expand_help(self, action: argparse.Action) -> str:
+            return _unmarked(super()._expand_help(action))
+
+        def start_section(self, heading: str | None) -> None:
+            super().start_section(heading and _unmarked(heading))
+
+    return Formatter
+
+
+def _unmarked(text: str) -> str:
+    """Text without the marks of reST: ``:class:`x``` and double backticks."""
+    return re.sub(r"(?::\w+:)?(`+)(.+?)\1", r"\2", text)
 
 
 def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

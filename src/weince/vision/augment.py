@@ -54,7 +54,7 @@ class Augment:
         blur_p: Probability of a Gaussian blur (sigma in [0.1, 2], kernel a tenth of ``size``); the paper uses none.
     """
 
-    size: int
+    size: int = 32
     crop_scale: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5

@@ -79,7 +79,7 @@ class VisionRun:
     width: int = 64
     projection: int = 64
     loss: LossConfig = LossConfig()
-    augment: Augment = Augment(32)
+    augment: Augment = Augment()
     optimizer: OptimizerConfig = OptimizerConfig()
     epochs: int = 100
     batch: int = 256
