@@ -80,6 +80,25 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize(
+    ("arguments", "same"),
+    [
+        ([], ["--config", "digits_tiny"]),
+        (["--epochs", "3"], ["--config", "digits_tiny", "--epochs", "3"]),
+        (["--data", "digits"], ["--data=digits"]),  # whoever names the data starts from the class's defaults
+        (["--data=digits"], []),
+        (["--config", "my.yaml"], ["--epochs", "4"]),
+    ],
+)
+def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("epochs: 4\n")
+    asked = []
+    monkeypatch.setattr(train_module, "train", lambda run: asked.append(run) or run.out)
+    assert main(["train", *arguments]) == 0
+    assert asked == [settings.read(train_module.VisionRun, same, command="weince train", examples="")]
+
+
+@pytest.mark.parametrize(
     ("inputs", "said"),
     [
         (

@@ -116,23 +116,22 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run_train(options: argparse.Namespace) -> None:
     from weince import settings
 
-    chosen, _ = settings.take_config(options.rest)
+    arguments = options.rest
+    chosen, _ = settings.take_config(arguments)
+    if chosen is None and not any(a.partition("=")[0] == "--data" for a in arguments):
+        chosen = settings.LAPTOP  # the defaults of a run are for photographs: a digit is not to be mirrored
+        arguments = ["--config", chosen, *arguments]
     task = "vision" if chosen is None else settings.load(chosen).get("task", "vision")
     if task == "text":
         from weince.text.train import TextRun
         from weince.text.train import train as train_text
 
-        print(
-            train_text(
-                settings.read(TextRun, options.rest, command="weince train", examples=usage.TRAIN_EXAMPLES)
-            )
-        )
+        run = settings.read(TextRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES)
+        print(train_text(run))
         return
     from weince.vision.train import VisionRun, train
 
-    folder = train(
-        settings.read(VisionRun, options.rest, command="weince train", examples=usage.TRAIN_EXAMPLES)
-    )
+    folder = train(settings.read(VisionRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES))
     if (
         os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     ):  # of the processes of a run, the first

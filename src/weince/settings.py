@@ -16,6 +16,9 @@ import yaml
 from weince.checkpoint import write_aside
 from weince.configure import unknown
 
+LAPTOP = "digits_tiny"
+"""The configuration of ``weince train`` that is told neither data nor a configuration."""
+
 
 def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: str) -> Any:
     """An instance of ``kind`` from a command line such as ``--config FILE --loss.temperature 0.2``.
@@ -43,7 +46,7 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         "--config",
         metavar="FILE",
         default=argparse.SUPPRESS,
-        help="YAML file, or the name of one that comes with weince",
+        help=f"YAML file, or the name of one that comes with weince; {LAPTOP} without this and without --data",
     )
     parser.add_class_arguments(kind, None, as_group=False)
     try:
