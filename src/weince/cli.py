@@ -153,7 +153,8 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )  # fmt: skip
     parser.add_argument("--data", help="evaluate on other data than the run was trained on")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: auto)")
-    parser.add_argument("--quick", action="store_true", help="one seed and few epochs: a look, not a result")
+    parser.add_argument("--quick", action="store_true", help="one seed, ten epochs of the probe (more if "
+                        "the images are few): a look, not a result")  # fmt: skip
     parser.add_argument("--sts", type=Path, metavar="TSV", help="task, subset, split, score and two sentences a line "
                         "(needs weince[text])")  # fmt: skip
     parser.add_argument(

@@ -9,7 +9,16 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from weince.evaluate import LabelledFeatures, evaluate, extract, fingerprint, knn, linear_probe, table
+from weince.evaluate import (
+    LabelledFeatures,
+    evaluate,
+    extract,
+    fingerprint,
+    knn,
+    linear_probe,
+    quick_epochs,
+    table,
+)
 from weince.evaluate.protocol import split
 
 Images = namedtuple(
@@ -129,6 +138,27 @@ def test_quick_says_so_and_uses_one_seed():
         console.print(table(quick))
     assert "a look only" in shown.get()
     assert f"{record['linear_test_mean']:.2f}" in shown.get()
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs"),
+    [
+        (40_000, 10),  # CIFAR: 157 steps an epoch
+        (12_800, 10),  # 50 steps an epoch, 500 in all
+        (12_544, 11),  # 49
+        (5_000, 25),  # 20
+        (1_157, 100),  # digits: 5, all that the protocol has
+        (48, 100),
+    ],
+)
+def test_a_quick_probe_takes_ten_epochs_or_500_steps(rows, epochs):
+    assert quick_epochs(rows) == epochs
+
+
+def test_a_quick_probe_of_few_rows_learns_as_much_as_the_full_one():
+    quick, full = (evaluate(nn.Flatten(), coloured(), quick=q, progress=False) for q in (True, False))
+    assert quick.linear.test == full.linear.test[:1]
+    assert quick.linear.validation == full.linear.validation[:1]
 
 
 def test_names_are_no_markup():

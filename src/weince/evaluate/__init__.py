@@ -9,6 +9,7 @@ All figures are in percent.
 """
 
 import hashlib
+import math
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,8 @@ __all__ = ["Evaluation", "Knn", "LabelledFeatures", "LinearProbe", "evaluate", "
 
 SPLIT_SEED = 1  # of the linear probe
 PROBE_SEEDS = KNN_SEEDS = (1, 2, 3, 4, 5)
-EPOCHS, QUICK_EPOCHS = 100, 10
+BATCH, EPOCHS = 256, 100  # of the linear probe
+QUICK_EPOCHS, QUICK_STEPS = 10, 500
 
 
 class Evaluation(NamedTuple):
@@ -95,7 +97,8 @@ def evaluate(
         device: Where to compute.
         precision: Of the encoder, ``"fp32"`` or ``"bf16"``.
         batch: Images at a time.
-        quick: Ten probe epochs instead of 100 and one seed of each kind: a look, not a figure to report.
+        quick: One seed of each kind, and ten probe epochs instead of 100, or as many of the 100 as make 500 steps
+            if the data are few: a look, not a figure to report.
         progress: Show bars.
     """
     train, test = (
@@ -109,12 +112,14 @@ def evaluate(
             ("test", data.test_images, data.test_labels),
         )
     )  # fmt: skip
+    parts = split(data.train_labels, seed=SPLIT_SEED)
     probes = linear_probe(
         train,
         test,
-        split=split(data.train_labels, seed=SPLIT_SEED),
+        split=parts,
         seeds=PROBE_SEEDS[:1] if quick else PROBE_SEEDS,
-        epochs=QUICK_EPOCHS if quick else EPOCHS,
+        epochs=quick_epochs(len(parts.train)) if quick else EPOCHS,
+        batch=BATCH,
         device=device,
         progress=progress,
     )
@@ -122,6 +127,11 @@ def evaluate(
     neighbours = knn(train, test, seeds=splits, device=device, progress=progress)
     width = train.features.shape[1]
     return Evaluation(data.name, fingerprint(data), width, quick, probes, neighbours)
+
+
+def quick_epochs(rows: int) -> int:
+    """Epochs of a quick probe on so many rows: ten, or more if those are too few steps to leave chance level."""
+    return min(EPOCHS, max(QUICK_EPOCHS, math.ceil(QUICK_STEPS / math.ceil(rows / BATCH))))
 
 
 def fingerprint(data: "ImageData") -> str:
