@@ -52,6 +52,8 @@ def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
     ("arguments", "said"),
     [
         (["train", "--epoch", "3"], "weince: unknown option 'epoch' (did you mean epochs?)\n"),
+        (["train", "--lr", "1"], "weince: unknown option 'lr' (did you mean optimizer.lr?)\n"),
+        (["train", "--nosuch", "1"], "weince: unknown option 'nosuch'; known: augment, "),
         (["train", "--config", "cifar100_resnet81"], "did you mean cifar100_resnet18?"),
         (["train", "--data", "cifar11"], "weince: no data 'cifar11' (did you mean cifar10?)"),
         (["evaluate", "nowhere"], "weince: nowhere is not the folder of a run: it has no run.yaml\n"),

@@ -78,6 +78,7 @@ def test_a_folder_does_not_hide_the_configuration_of_its_name(tmp_path, monkeypa
     [
         (["--epoch", "3"], r"unknown option 'epoch' \(did you mean epochs\?\)"),
         (["--loss.temprature", "1"], r"unknown option 'loss.temprature' \(did you mean loss.temperature\?\)"),
+        (["--nosuch", "1"], "unknown option 'nosuch'; known: epochs, fast, loss, loss.engine"),
         (["--epochs", "many"], r'"epochs": expected int. Got many'),
         (["--fast", "perhaps"], r'"fast": expected bool. Got perhaps'),
         (["--loss.preset", "papr"], r"\"loss.preset\": expected one of \['infonce', 'paper'.*Got papr"),

@@ -64,7 +64,8 @@ class LossConfig:
 def unknown(what: str, got: str, known: Iterable[str]) -> str:
     """The message for a name that is not among the known ones: the nearest of them, and all if they are few."""
     names = list(known)
-    near = get_close_matches(got, names, n=1, cutoff=0.5)
+    last = [name for name in names if name.endswith(f".{got}")]  # lr for optimizer.lr
+    near = last or get_close_matches(got, names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     listed = "" if near and len(names) > 15 else f"; known: {', '.join(names)}"
     return f"unknown {what} {got!r}{hint}{listed}"
