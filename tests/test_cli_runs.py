@@ -56,6 +56,18 @@ def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
         (["train", "--nosuch", "1"], "weince: unknown option 'nosuch'; known: augment, "),
         (["train", "--config", "cifar100_resnet81"], "did you mean cifar100_resnet18?"),
         (["train", "--data", "cifar11"], "weince: no data 'cifar11' (did you mean cifar10?)"),
+        (
+            ["evaluate", "nowhere", "--published", "82"],
+            "weince: --published is printed beside the scores of --sts FILE, which is missing\n",
+        ),
+        (
+            ["evaluate", "nowhere", "--sts", "sts.tsv", "--quick"],
+            "weince: --data and --quick are for runs on images: leave them out with --sts\n",
+        ),
+        (
+            ["reproduce", "digits", "--slurm-options", "partition=gpu"],
+            "weince: --slurm-options are for --slurm, which is missing\n",
+        ),
         (["evaluate", "nowhere"], "weince: nowhere is not the folder of a run: it has no run.yaml\n"),
     ],
 )

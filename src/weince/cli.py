@@ -175,8 +175,12 @@ def _run_evaluate_sts(options: argparse.Namespace) -> None:
 
 def _run_evaluate(options: argparse.Namespace) -> None:
     if options.sts is not None:
+        if options.data is not None or options.quick:
+            raise ValueError("--data and --quick are for runs on images: leave them out with --sts")
         _run_evaluate_sts(options)
         return
+    if options.published is not None:
+        raise ValueError("--published is printed beside the scores of --sts FILE, which is missing")
     from rich.console import Console
 
     from weince.evaluate import table
@@ -234,6 +238,8 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
 def _run_reproduce(options: argparse.Namespace) -> None:
     from weince.reproduce import reproduce
 
+    if options.slurm_options and not options.slurm:
+        raise ValueError("--slurm-options are for --slurm, which is missing")
     wrong = [option for option in options.slurm_options if "=" not in option]
     if wrong:
         raise ValueError(f"--slurm-options are NAME=VALUE, got {wrong[0]}")
