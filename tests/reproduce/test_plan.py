@@ -255,7 +255,7 @@ def test_an_unknown_table_lists_the_tables(tmp_path):
     ):
         read_table("linera")
     with pytest.raises(
-        ValueError, match=r"unknown table 'xyz'; known: cifar10, digits, .*overhead, or a YAML file"
+        ValueError, match=r"unknown table 'xyz'; known: best, cifar10, digits, .*overhead, or a YAML file"
     ):
         read_table("xyz")
     with pytest.raises(ValueError, match="no such table file"):
