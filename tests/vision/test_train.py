@@ -186,7 +186,9 @@ def test_settings_that_cannot_be_read_are_named(data, tmp_path):
 
 def test_the_run_of_another_task_is_not_read(tmp_path):
     (tmp_path / "run.yaml").write_text("task: text\ntext: a.txt\n")
-    with pytest.raises(ValueError, match="is the folder of a text run; this is for runs on images"):
+    with pytest.raises(
+        ValueError, match=r"is the folder of a text run: .* weince evaluate \S+/best --sts FILE"
+    ):
         load_model(tmp_path)
 
 

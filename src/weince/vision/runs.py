@@ -86,7 +86,11 @@ def read_run(folder: Path) -> "VisionRun":
         raise ValueError(f"{folder} is not the folder of a run: it has no run.yaml")
     task = settings.load(str(path)).get("task", "vision")
     if task != "vision":
-        raise ValueError(f"{folder} is the folder of a {task} run; this is for runs on images")
+        best = folder / "best"
+        raise ValueError(
+            f"{folder} is the folder of a {task} run: judge its encoder by weince evaluate {best} --sts FILE, "
+            f"or by weince diagnose {best} --sentences FILE"
+        )
     run: VisionRun = settings.read(VisionRun, ["--config", str(path)], command="weince", examples="")
     return run
 
