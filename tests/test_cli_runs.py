@@ -80,6 +80,24 @@ def test_wrong_input_ends_in_one_line(arguments, said, tmp_path, capsys, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        (["train", "--device", "cpu"], "--out"),
+        (["diagnose", "pairs.npz"], "--out"),
+        (["reproduce", "digits"], "--out"),
+        (["reproduce", "digits"], "--keep"),
+    ],
+)
+def test_a_file_is_not_taken_for_a_folder(place, line, option, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    assert main([*line, option, place]) == 2
+    assert capsys.readouterr().err == f"weince: file exists and is not a folder: choose another {option}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["--config", "digits_tiny", "--epochs", "1", "--device", "cpu", "--out", "run"]

@@ -61,6 +61,17 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """See that nothing but folders is where a folder is, or is to be made.
+
+    Raises:
+        ValueError: A file is; ``option`` is what names the folder on the command line.
+    """
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"{place} exists and is not a folder: choose another {option}")
+
+
 def write_aside(path: Path, write: Callable[[Path], object], what: str = "file") -> None:
     """Call ``write`` with a temporary path beside ``path``, and move the result into place once it is on disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from weince.checkpoint import check_folder
 from weince.embeddings import InputError, Pairs, make_pairs
 from weince.machine import version
 from weince.report import figures_link
@@ -192,10 +193,12 @@ def steps_of(names: Sequence[str]) -> list[float]:
 
 def check_out(out: Path) -> None:
     """Refuse to replace anything but an earlier diagnosis, or an empty folder."""
+    try:
+        check_folder(out)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if not out.exists():
         return
-    if not out.is_dir():
-        raise InputError(f"{out}: exists and is not a folder")
     found = sorted(path.name for path in out.iterdir())
     if not found:
         return

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from weince.checkpoint import write_aside
+from weince.checkpoint import check_folder, write_aside
 from weince.configure import unknown
 
 LAPTOP = "digits_tiny"
@@ -206,8 +206,7 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     Raises:
         ValueError: The folder holds another run, or is none.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} exists and is not a folder: choose another --out")
+    check_folder(folder)
     path = folder / "run.yaml"
     if path.exists():
         before, now = recorded(path, type(settings)), yaml.safe_load(dump(settings))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weince.checkpoint import check_folder
 from weince.reproduce.plan import Run, plan
 from weince.reproduce.tables import Table, named_tables, read_table
 
@@ -70,6 +71,9 @@ def reproduce(
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
+    check_folder(out)
+    if keep is not None:
+        check_folder(keep, "--keep")
     command = command or f"weince reproduce {shlex.quote(table)}"
     if table == "overhead" and table_only:
         raise ValueError("overhead has no runs to make a table of: it times the losses on this machine")
