@@ -19,7 +19,8 @@ def earlier(out):
     """An earlier diagnosis, as far as the command can tell."""
     with finished_folder(out) as folder:
         (folder / "index.html").write_text("old")
-        (folder / "stale.svg").write_text("old")
+        (folder / "figures").mkdir()
+        (folder / "figures" / "stale.svg").write_text("old")
         (folder / "summary.json").write_text(json.dumps({"format": FORMAT}))
 
 
@@ -31,7 +32,7 @@ def test_named_pairs_in_memory_give_a_page_that_replaces_the_last(tmp_path):
     assert (
         json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))["models"][0]["pairs"] == 200
     )
-    assert not (index.parent / "stale.svg").exists()
+    assert not (index.parent / "figures" / "stale.svg").exists()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page"]
 
 
