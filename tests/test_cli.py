@@ -135,7 +135,7 @@ def no_tail(folder):
         (empty_folder, "the folder holds no"),
         (missing, "no such file"),
         (other_suffix, ".npz, .npy, .safetensors"),
-        (no_tail, "scores above the threshold"),
+        (no_tail, "so their tail is one point"),
     ],
 )
 def test_bad_input_ends_in_one_line(make, said, tmp_path, capsys):
