@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from weince import BlendLink, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
+from weince.configure import LossConfig, build_loss
 from weince.evaluate.bar import progress_bar
 from weince.evaluate.protocol import t_interval
 from weince.losses import released_terms
@@ -53,6 +54,7 @@ LOSSES: dict[str, Callable[[], LinkLoss]] = {
     "paper, endpoint 1.2": partial(WeinceLoss, 0.5, tail=TailConfig(endpoint=1.2)),
     "paper, negatives only": partial(WeinceLoss, 0.5, tail=TailConfig(positive="softmax")),
     "released": partial(WeinceLoss.released, 0.5),
+    "released without its terms": partial(build_loss, LossConfig("blend", 0.5)),
     "InfoNCE + both terms of released": lambda: InfoNCELoss(0.5, extra=released_terms(0.5)),
     "InfoNCE, temperature 0.2": partial(InfoNCELoss, 0.2),
     "paper, temperature 0.2": partial(WeinceLoss, 0.2),
