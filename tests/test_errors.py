@@ -27,6 +27,7 @@ NAN = torch.randn(4, 3).index_fill(0, torch.tensor([2]), math.nan)
         (lambda: WeinceLoss(candidates="cross")(Z[:1], Z[:1]), ValueError, r"at least 2 rows.*\(1, 3\)"),
         (lambda: WeinceLoss()(Z.long(), Z.long()), TypeError, "floating point tensor; got torch.int64"),
         (lambda: WeinceLoss()([1.0], Z), TypeError, "z_i must be a torch.Tensor; got list"),
+        (lambda: WeinceLoss()(None, Z), TypeError, "z_i must be a torch.Tensor; got NoneType"),
         (lambda: WeinceLoss()(Z), TypeError, "two tensors.*got z_i alone"),
         (lambda: WeinceLoss()(NAN, Z), ValueError, "z_i must be finite.*1 of 4 rows, first in row 2"),
         (lambda: WeinceLoss()(Z, NAN / 0), ValueError, "z_j must be finite.*4 of 4 rows, first in row 0"),

@@ -278,7 +278,7 @@ def _check_embeddings(
     z_i: Tensor, z_j: Tensor | None, negatives: Tensor | None, check_finite: bool | None
 ) -> None:
     for name, rows in (("z_i", z_i), ("z_j", z_j), ("negatives", negatives)):
-        if rows is None:
+        if rows is None and name != "z_i":
             continue
         if not isinstance(rows, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor; got {type(rows).__name__}")
