@@ -138,6 +138,10 @@ def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monk
             "want runs of weince train or embeddings, not both; got run, pairs.npz",
         ),
         (
+            ["run", "--sentences", "pairs.tsv"],
+            "--sentences wants a model's folder (a text run's is RUN/best); got the run run",
+        ),
+        (
             ["run", "--trend"],
             "run: a trend needs weights of two epochs, got 0; train with --snapshot_every",
         ),

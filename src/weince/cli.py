@@ -85,6 +85,10 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     if runs and runs != options.inputs:
         got = ", ".join(map(str, options.inputs))
         raise ValueError(f"want runs of weince train or embeddings, not both; got {got}")
+    if runs and options.sentences is not None:
+        raise ValueError(
+            f"--sentences wants a model's folder (a text run's is RUN/best); got the run {runs[0]}"
+        )
     if runs:
         from weince.vision.runs import run_pairs, temperature_of
 

@@ -207,6 +207,10 @@ def test_models_that_cannot_be_loaded(toy_model, toy_sts, tmp_path, monkeypatch)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         load_backbone(str(tmp_path / "empty"))
+    (tmp_path / "empty" / "best").mkdir()
+    (tmp_path / "empty" / "best" / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"no config\.json \(did you mean .*empty/best\?\)"):
+        check_model(str(tmp_path / "empty"))
     with pytest.raises(FileNotFoundError, match="no such model folder"):
         check_model(str(tmp_path / "none"))
     check_model("bert-base-uncased")

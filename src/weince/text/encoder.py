@@ -105,7 +105,9 @@ def check_model(model: str) -> None:
     """Raise FileNotFoundError, before anything slow, if ``model`` is a folder that is not there or not a model's."""
     path = Path(model)
     if path.is_dir() and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{model} is no model's folder: it holds no config.json")
+        best = path / "best"  # where a run of weince train keeps its model
+        hint = f" (did you mean {best}?)" if (best / "config.json").is_file() else ""
+        raise FileNotFoundError(f"{model} is no model's folder: it holds no config.json{hint}")
     looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
     if not path.is_dir() and looks_local:
         raise FileNotFoundError(
