@@ -74,26 +74,27 @@ def test_a_run_is_done_once_and_signed(tmp_path, script):
 
 
 def test_sources_from_an_archive_know_their_commit(tmp_path):
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        pytest.skip("needs the repository of the sources")
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True
-    ).stdout
-    tree = subprocess.run(["git", "archive", "HEAD", "src"], cwd=root, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "-x"], cwd=tmp_path, check=True, input=tree)
+    root, copy, unpacked = Path(__file__).parents[2], tmp_path / "copy", tmp_path / "unpacked"
+    shutil.copytree(root / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / ".gitattributes", copy)
+    unpacked.mkdir()
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *who, *words], cwd=copy, check=True, capture_output=True).stdout
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "all")
+    subprocess.run(["tar", "-x"], cwd=unpacked, check=True, input=git("archive", "HEAD"))
     said = subprocess.run(
         [sys.executable, "-c", "from weince.reproduce.execute import commit; print(commit())"],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(tmp_path / "src"),
-            "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
-        },
+        env={**os.environ, "PYTHONPATH": str(unpacked / "src"), "GIT_CEILING_DIRECTORIES": str(tmp_path)},
         check=True,
         capture_output=True,
         text=True,
     )
-    assert said.stdout.strip().endswith(f" at {head[:12]}")
+    assert said.stdout.strip().endswith(f" at {git('rev-parse', 'HEAD').decode()[:12]}")
 
 
 def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):

@@ -170,8 +170,8 @@ def resampled_interval(gains: FloatArray, draws: int, level: float, rng: np.rand
     """Interval of the mean gain from the percentiles of its resamples over batches.
 
     Resampling takes the spread of the batches at hand for the true one, too small by ``(n - 1) / n`` and known from
-    n of them only: percentiles cover 89 % instead of 95 with 8 batches and half with 2. So their distance from the
-    mean is widened, as Student's t does.
+    n of them only: with few batches percentiles cover too little. So their distance from the mean is widened, as
+    Student's t does.
     """
     n, upper = len(gains), 0.5 + level / 2.0
     means = gains[rng.integers(n, size=(draws, n))].mean(axis=1)
