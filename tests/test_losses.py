@@ -168,6 +168,25 @@ def test_the_batch_slope_moves_in_training_only():
     assert float(again.extra[1].link.slope_now) == moved
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_nothing_is_remembered_in_float64_unless_asked(name):
+    """Some devices have no float64, and a module that holds some cannot be moved there."""
+    z_i, z_j = pairs(dtype=torch.float64)
+    loss = MAKERS[name]()
+    loss(z_i, z_j)
+    assert {value.dtype for value in loss.state_dict().values()} <= {torch.float32}
+    wide = MAKERS[name]().double()
+    torch.testing.assert_close(wide(z_i, z_j), MAKERS[name]()(z_i, z_j), rtol=1e-15, atol=0)
+    assert {value.dtype for value in wide.state_dict().values()} <= {torch.float64}
+
+
+def test_a_slope_saved_in_float64_is_read():
+    loss = WeinceLoss.released()
+    loss.load_state_dict({"extra2_link.slope_now": torch.tensor([5.1], dtype=torch.float64)})
+    assert loss.extra2_link.slope_now.dtype == torch.float32
+    assert float(loss.extra2_link.slope_now) == pytest.approx(5.1)
+
+
 @pytest.mark.parametrize("name", ["infonce", "paper", "released"])
 @pytest.mark.parametrize("candidates", ["views", "clip"])
 def test_a_learned_temperature_gets_its_gradient(name, candidates):

@@ -67,6 +67,6 @@ def test_quality_and_size_of_the_fit(case):
 
 
 def test_batch_slope(case):
-    loss = WeinceLoss.released()
+    loss = WeinceLoss.released().double()
     loss(case["z_i"], case["z_j"])
     close(loss.extra2_link.slope_now.squeeze(), case["released_batch_beta"])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weince.candidates import Contest
 from weince.links import BlendLink, Link, Scalar, ShortfallLink, check_positive
+from weince.scores import wide
 from weince.tail import TailConfig, TailStats, fit_tail
 
 
@@ -134,24 +135,24 @@ class BatchShortfallLink(nn.Module, Link):
             momentum,
             eps,
         )
-        # One element, not a scalar: torch.compile loses what is written to a float64 scalar on the CPU.
-        self.register_buffer("slope_now", torch.tensor([initial], dtype=torch.float64))
+        # One element, not a scalar: torch.compile loses what is written to a float64 scalar on the CPU. In float32,
+        # since not every device has float64; a module in float64 (``loss.double()``) keeps all its digits.
+        self.register_buffer("slope_now", torch.tensor([initial], dtype=torch.float32))
 
     def bind(self, survey: Survey) -> ShortfallLink:
+        slope = self._moved(survey) if self.training else self.slope_now.clone()
         if self.training:
-            self.slope_now.copy_(self._moved(survey))
-        return ShortfallLink(self.slope_now.squeeze(0).clone(), eps=self.eps)
+            self.slope_now.copy_(slope)
+        return ShortfallLink(slope.squeeze(0), eps=self.eps)
 
     def _moved(self, survey: Survey) -> Tensor:
         """The running slope after this batch, without waiting for the device."""
         most, pairs = survey.most_pairs, survey.pairs()
         count = min(max(self.fewest, int(self.share * most)), most)
-        size = (self.share * pairs.double()).long().clamp_min(self.fewest).minimum(pairs)
+        size = (self.share * wide(pairs)).long().clamp_min(self.fewest).minimum(pairs)
         fit = fit_tail(
             survey.smallest(count).unsqueeze(0), size.unsqueeze(0), TailConfig(drop=0.05, eps=self.eps)
         )
         kept = fit.made & (fit.r2 >= self.least_r2) & (fit.beta > 0)
-        fitted = fit.beta.clamp(0.5, 16.0).to(self.slope_now.dtype)
-        return torch.where(
-            kept, self.momentum * self.slope_now + (1 - self.momentum) * fitted, self.slope_now
-        )
+        fitted, before = fit.beta.clamp(0.5, 16.0), self.slope_now.to(fit.beta.dtype)
+        return torch.where(kept, self.momentum * before + (1 - self.momentum) * fitted, before)
