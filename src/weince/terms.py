@@ -6,7 +6,7 @@ found, then computes the loss. Most links bind to themselves; WEINCE's takes its
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -142,7 +142,7 @@ class BatchShortfallLink(nn.Module, Link):
     def bind(self, survey: Survey) -> ShortfallLink:
         slope = self._moved(survey) if self.training else self.slope_now.clone()
         if self.training:
-            self.slope_now.copy_(slope)
+            _Remember.apply(self.slope_now, slope)  # type: ignore[no-untyped-call]
         return ShortfallLink(slope.squeeze(0), eps=self.eps)
 
     def _moved(self, survey: Survey) -> Tensor:
@@ -156,3 +156,20 @@ class BatchShortfallLink(nn.Module, Link):
         kept = fit.made & (fit.r2 >= self.least_r2) & (fit.beta > 0)
         fitted, before = fit.beta.clamp(0.5, 16.0), self.slope_now.to(fit.beta.dtype)
         return torch.where(kept, self.momentum * before + (1 - self.momentum) * fitted, before)
+
+
+class _Remember(torch.autograd.Function):
+    """Writes a value into what a module remembers, as a function, since torch.func lets nothing else write there."""
+
+    @staticmethod
+    def forward(state: Tensor, value: Tensor) -> Tensor:
+        state.copy_(value)
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        return None, None
