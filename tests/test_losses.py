@@ -372,6 +372,47 @@ def test_swapped_parameters_are_used():
     torch.testing.assert_close(loss(z_i, z_j), wanted)
 
 
+@pytest.mark.parametrize("old", [0.5, nn.Parameter(torch.tensor(0.3)), None])
+@pytest.mark.parametrize("new", [0.2, nn.Parameter(torch.tensor(0.2)), None])
+def test_another_link_takes_the_place_of_the_former(old, new):
+    """With what it learns or remembers; None stands for a link that remembers."""
+    z_i, z_j = pairs()
+    first, second = (BatchShortfallLink() if t is None else SoftmaxLink(t) for t in (old, new))
+    loss, wanted = LinkLoss(first), LinkLoss(copy.deepcopy(second))
+    loss.link = second
+    torch.testing.assert_close(loss(z_i, z_j), wanted(z_i, z_j), rtol=0, atol=0)
+    torch.testing.assert_close(loss.state_dict(), wanted.state_dict(), rtol=0, atol=0)
+    assert [id(p) for p in loss.parameters()] == [id(p) for p in (new,) if isinstance(p, nn.Parameter)]
+
+
+def test_other_terms_take_the_place_of_the_former():
+    z_i, z_j = pairs()
+    loss = WeinceLoss.released(nn.Parameter(torch.tensor(0.5)))
+    loss.extra = (term for term in [Term(SoftmaxLink(nn.Parameter(torch.tensor(0.2))), 0.5, 5)])
+    assert set(loss.state_dict()) == {"temperature", "extra1_temperature"}
+    wanted = WeinceLoss(tail=loss.link.tail, extra=[Term(SoftmaxLink(0.2), 0.5, 5)])
+    torch.testing.assert_close(loss(z_i, z_j), wanted(z_i, z_j))
+    with pytest.raises(TypeError, match="wanted terms like"):
+        loss.extra = [SoftmaxLink(0.2)]
+    torch.testing.assert_close(loss(z_i, z_j), wanted(z_i, z_j))
+
+
+def test_a_field_of_the_link_is_not_set_beside_it():
+    """The link would not hear of it, and the loss stay as it was."""
+    loss = InfoNCELoss(0.5)
+    with pytest.raises(
+        AttributeError, match=r"temperature belongs to the link.* set link = SoftmaxLink\(temp"
+    ):
+        loss.temperature = 0.1
+    loss.temperature = loss.link.temperature  # a subclass may keep what it was made with
+    learned = InfoNCELoss(nn.Parameter(torch.tensor(0.5)))
+    learned.temperature = nn.Parameter(torch.tensor(0.1))
+    z_i, z_j = pairs()
+    torch.testing.assert_close(learned(z_i, z_j), InfoNCELoss(0.1)(z_i, z_j))
+    learned.extra = ()
+    torch.testing.assert_close(learned(z_i, z_j), InfoNCELoss(0.1)(z_i, z_j))
+
+
 def test_a_second_derivative_is_refused():
     z_i, z_j = (z.requires_grad_() for z in pairs(dtype=torch.float64))
     temperature = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))

@@ -8,7 +8,8 @@ torch.Size([])
 """
 
 from collections.abc import Sequence
-from typing import Self, TypedDict, Unpack, get_args
+from dataclasses import fields, is_dataclass
+from typing import Any, Self, TypedDict, Unpack, get_args
 
 from torch import Tensor, nn
 
@@ -65,6 +66,9 @@ class LinkLoss(nn.Module):
         check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
     """
 
+    link: Link
+    extra: tuple[Term, ...]
+
     def __init__(
         self,
         link: Link,
@@ -77,28 +81,57 @@ class LinkLoss(nn.Module):
         check_finite: bool | None = None,
     ) -> None:
         super().__init__()
-        self.extra = tuple(extra)  # first, since reading a generator empties it
-        check_terms([Term(link), *self.extra])
         check_choice("candidates", candidates, get_args(Candidates))
         check_choice("reduction", reduction, get_args(Reduction))
         check_choice("engine", engine, get_args(Engine))
         check_gather(gather, engine)
-        self.link = link
         self.candidates, self.reduction, self.engine = candidates, reduction, engine
         self.gather, self.check_finite = gather, check_finite
         self._learned: list[tuple[int, str, str]] = []  # term, field of its link, name in this module
-        for index, term in enumerate([Term(link), *self.extra]):
-            self._adopt(index, term.link)
+        self._held: list[str] = []  # names in this module of what links learn or remember
+        self._hold(link, tuple(extra))
 
-    def _adopt(self, index: int, link: Link) -> None:
-        """Make what a link learns or remembers part of this module."""
-        prefix = f"extra{index}_" if index else ""
-        if isinstance(link, nn.Module):
-            self.add_module(f"{prefix}link", link)
-        for field, value in link.tensors().items():
-            if isinstance(value, nn.Parameter):
-                self.register_parameter(prefix + field, value)
-                self._learned.append((index, field, prefix + field))
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Another link or other terms bring what they learn; what the former ones learnt is then gone."""
+        if name == "link":
+            self._hold(value, tuple(self._terms()[1:]))
+        elif name == "extra":
+            self._hold(self._terms()[0].link, tuple(value))
+        else:
+            self._refuse_field(name, value)
+            super().__setattr__(name, value)
+
+    def _refuse_field(self, name: str, value: Any) -> None:
+        """Raise if what is set here belongs to the link, which would not hear of it."""
+        link = self.__dict__.get("link")
+        own = [field.name for field in fields(link)] if is_dataclass(link) else []
+        # What the subclass of a loss was made with it may keep under the same name.
+        if name in own and name not in self._held and value is not getattr(link, name):
+            raise AttributeError(
+                f"{name} belongs to the link {link}: set link = {type(link).__name__}({name}=...), or make a new loss"
+            )
+
+    def _hold(self, link: Link, extra: tuple[Term, ...]) -> None:
+        """Take the terms, and make what their links learn or remember part of this module."""
+        terms = [Term(link), *extra]
+        check_terms(terms)
+        for name in self._held:
+            delattr(self, name)
+        self.__dict__.pop("link", None)
+        held: dict[str, Any] = {"link": link, "extra": extra}
+        for name, value in held.items():
+            super().__setattr__(name, value)
+        self._held, self._learned = [], []
+        for index, term in enumerate(terms):
+            prefix = f"extra{index}_" if index else ""
+            if isinstance(term.link, nn.Module):
+                self.add_module(f"{prefix}link", term.link)
+                self._held.append(f"{prefix}link")
+            for field, value in term.link.tensors().items():
+                if isinstance(value, nn.Parameter):
+                    self.register_parameter(prefix + field, value)
+                    self._held.append(prefix + field)
+                    self._learned.append((index, field, prefix + field))
 
     def _terms(self) -> list[Term]:
         """The terms with the parameters that this module holds now, which may have been swapped for others."""
