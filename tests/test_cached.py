@@ -59,6 +59,32 @@ def test_dropout_draws_the_same_masks_twice():
     torch.testing.assert_close(gradients(twin), gradients(model), rtol=1e-11, atol=1e-13)
 
 
+def test_an_encoder_may_draw_on_devices_that_its_inputs_are_not_on(monkeypatch):
+    """Two generators stand in for those of two GPUs, to which the encoder takes its inputs."""
+    gpus = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [gpu.get_state() for gpu in gpus])
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state_all", lambda s: [gpu.set_state(x) for gpu, x in zip(gpus, s, strict=True)]
+    )
+    views, model = two_views(), encoder(dropout=0.4)
+    twin = copy.deepcopy(model)
+
+    def drawing(model):
+        return lambda x: model(x * torch.rand(6, generator=gpus[0])) + torch.rand(8, generator=gpus[1])
+
+    torch.manual_seed(11)
+    wanted = plain_step(drawing(model), views, WeinceLoss(), 5)
+    after = [torch.rand(3, generator=gpu) for gpu in gpus]
+    torch.manual_seed(11)
+    for seed, gpu in enumerate(gpus, 1):
+        gpu.manual_seed(seed)
+    got = cached_step(drawing(twin), views, WeinceLoss(), micro_batch=5)
+    assert got == wanted
+    torch.testing.assert_close([torch.rand(3, generator=gpu) for gpu in gpus], after, rtol=0, atol=0)
+    torch.testing.assert_close(gradients(twin), gradients(model), rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     """Weights that autocast keeps from the pass without a graph must not serve the one with it."""

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from weince import InfoNCELoss, WeibitLoss, WeinceLoss
+from weince.cached import cached_step
 from weince.candidates import contests
 from weince.distributed import share
 from weince.engines.dense import dense
@@ -161,3 +162,20 @@ def test_tensors_of_a_gpu_that_is_not_the_current_one(n):
     there = step(WeinceLoss(engine="fused"), *(z.to("cuda:1") for z in pairs(n)))
     for ours, theirs in zip(here, there, strict=True):
         torch.testing.assert_close(ours, theirs.to("cuda:0"))
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_the_cached_step_draws_the_same_masks_twice(where):
+    """Also where the inputs wait on the CPU, and each micro-batch goes to the GPU by itself."""
+    views = [z.to(where) for z in pairs(24)]
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Dropout(0.4)).cuda()
+    seen: list[torch.Tensor] = []
+
+    def encode(rows):
+        seen.append(model(rows.cuda()))
+        return seen[-1]
+
+    cached_step(encode, views, WeinceLoss(), micro_batch=8)
+    assert len(seen) == 12
+    for first, second in zip(seen[:6], seen[6:], strict=True):
+        torch.testing.assert_close(second.detach(), first, rtol=0, atol=0)

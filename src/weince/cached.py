@@ -92,12 +92,12 @@ def cached_step(
 class _Piece:
     """Some rows of a view, which remember the state of the random numbers that they were embedded with."""
 
-    def __init__(self, inputs: Any, start: int, stop: int, device: torch.device) -> None:
-        self.inputs, self.start, self.stop, self.device = inputs, start, stop, device
+    def __init__(self, inputs: Any, start: int, stop: int) -> None:
+        self.inputs, self.start, self.stop = inputs, start, stop
         self.before: _Random | None = None
 
     def first(self, encode: Encoder) -> Tensor:
-        self.before = _Random.now(self.device)
+        self.before = _Random.now()
         embedded = encode(self.inputs)
         if embedded.ndim != 2 or len(embedded) != self.stop - self.start:
             raise ValueError(
@@ -112,26 +112,28 @@ class _Piece:
 
 
 class _Random(NamedTuple):
-    """State of the generators of the CPU and of the inputs' device."""
+    """State of the generators of the CPU and of all GPUs, since an encoder may move its inputs to any of them."""
 
     cpu: Tensor
-    cuda: Tensor | None
-    device: torch.device
+    cuda: list[Tensor]
+    mps: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device) -> "_Random":
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(torch.get_rng_state(), cuda, device)
+    def now(cls) -> "_Random":
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+        return cls(torch.get_rng_state(), cuda, mps)
 
     def set(self) -> None:
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
+        torch.cuda.set_rng_state_all(self.cuda)
+        if self.mps is not None:
+            torch.mps.set_rng_state(self.mps)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """These states inside, the present ones again afterwards."""
-        present = _Random.now(self.device)
+        present = _Random.now()
         self.set()
         try:
             yield
@@ -147,7 +149,7 @@ def _pieces(view: Any, micro_batch: int) -> Iterator[_Piece]:
     rows = lengths.pop()
     for start in range(0, rows, micro_batch):
         stop = min(start + micro_batch, rows)
-        yield _Piece(_cut(view, start, stop), start, stop, leaves[0].device)
+        yield _Piece(_cut(view, start, stop), start, stop)
 
 
 def _leaves(inputs: Any) -> Iterator[Tensor]:
