@@ -121,6 +121,7 @@ def compare_all(rank, world):
     found["slope"] = {gather: slope(gather, spans("uneven", world)[rank]) for gather in (True, "ring")}
     found["largest"] = {gather: largest(gather, rank) for gather in (True, "ring")}
     found["errors"] = errors(rank, world)
+    found["unlike"] = {gather: unlike(gather, rank) for gather in (True, "ring")}
     found["alone"] = alone(rank, world)
     return found
 
@@ -177,6 +178,27 @@ def errors(rank, world):
             InfoNCELoss()(z, z, **options)
         except ValueError as error:
             said.append(str(error))
+    return said
+
+
+def unlike(gather, rank):
+    """What is said, on every rank, where the last one does otherwise than the rest."""
+    last = rank == dist.get_world_size() - 1
+    z, ids = torch.randn(3, 4), torch.arange(3)
+    calls = {
+        "width": lambda: InfoNCELoss(gather=gather)(z[:, : 3 if last else 4], z[:, : 3 if last else 4]),
+        "dtype": lambda: InfoNCELoss(gather=gather)(z.double() if last else z, z),
+        "ids": lambda: InfoNCELoss(gather=gather)(z, z, ids=ids if last else None),
+        "temperature": lambda: InfoNCELoss(0.1 if last else 0.5, gather=gather)(z, z),
+        "statistics": lambda: InfoNCELoss(gather=gather)(z, z, return_stats=last),
+        "mode": lambda: WeinceLoss.released(gather=gather).train(last)(z, z),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except ValueError as error:
+            said[name] = str(error)
     return said
 
 

@@ -104,6 +104,25 @@ def test_every_rank_hears_why(found):
         assert "ids=, or pass gather=False" in ignore
 
 
+@pytest.mark.parametrize("gather", [True, "ring"])
+def test_ranks_that_do_not_do_the_same_hear_it(found, gather):
+    """They would wait for each other, or average losses of different temperatures."""
+    world, each = found
+    for rank, said in enumerate(one["unlike"][gather] for one in each):
+        if world == 1:
+            assert said == {}
+            continue
+        width, dtype, ids, *losses = said.values()
+        assert width == f"wanted the same width of the embeddings on all ranks; got {[4] * (world - 1) + [3]}"
+        assert dtype == f"wanted the same precision in bits on all ranks; got {[32] * (world - 1) + [64]}"
+        assert ids == f"wanted the same number of ids per row on all ranks; got {[0] * (world - 1) + [1]}"
+        last = rank == world - 1
+        own = [f"temperature={0.1 if last else 0.5}", f"tail={'Tail' if last else None}", f"training={last}"]
+        for message, setting in zip(losses, own, strict=True):
+            assert message.startswith("wanted the same loss on all ranks; got candidates='views', gather=")
+            assert setting in message
+
+
 def test_without_gather_each_for_itself(found):
     for rank in found[1]:
         loss, z_i, z_j = rank["alone"]

@@ -13,6 +13,7 @@ Exchanging the sizes of local batches makes the host wait for the device once pe
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -99,10 +100,15 @@ class Coming(NamedTuple):
         return self.tensors
 
 
-def meet(contest: Contest) -> Contest:
-    """The contest of the local anchors and candidates, which knows of the other ranks; for a ring."""
+def meet(contest: Contest, settings: str = "") -> Contest:
+    """The contest of the local anchors and candidates, which knows of the other ranks; for a ring.
+
+    Args:
+        contest: Of the local anchors and candidates.
+        settings: Words for what is computed, to be the same on all ranks.
+    """
     _refuse_ignore(contest)
-    ranks = _introduce(len(contest.anchors), len(contest.candidates), contest.anchors.device)
+    ranks = _introduce(contest, settings)
     check_enough(contest, sum(ranks.candidates))
     return replace(contest, ranks=ranks)
 
@@ -115,10 +121,15 @@ def _refuse_ignore(contest: Contest) -> None:
         )
 
 
-def share(contest: Contest) -> Contest:
-    """The contest of the local anchors against the candidates of all ranks, in the order of the ranks."""
+def share(contest: Contest, settings: str = "") -> Contest:
+    """The contest of the local anchors against the candidates of all ranks, in the order of the ranks.
+
+    Args:
+        contest: Of the local anchors and candidates.
+        settings: Words for what is computed, to be the same on all ranks.
+    """
     _refuse_ignore(contest)
-    ranks = _introduce(len(contest.anchors), len(contest.candidates), contest.anchors.device)
+    ranks = _introduce(contest, settings)
     offset = sum(ranks.candidates[: ranks.rank])
 
     def every(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
@@ -140,19 +151,30 @@ def share(contest: Contest) -> Contest:
     return whole
 
 
-def _introduce(anchors: int, candidates: int, device: torch.device) -> Ranks:
-    """Let the ranks tell each other how many rows they have."""
-    mine = torch.tensor([anchors, candidates], device=device)
+def _introduce(contest: Contest, settings: str) -> Ranks:
+    """Let the ranks tell each other how many rows they have, and that all else is the same."""
+    rows = contest.anchors
+    alike = {
+        "width of the embeddings": rows.shape[1],
+        "precision in bits": 8 * rows.element_size(),
+        "number of ids per row": int(contest.ids is not None),
+        "loss": zlib.crc32(settings.encode()),
+    }
+    mine = torch.tensor([len(rows), len(contest.candidates), *alike.values()], device=rows.device)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     with _together("exchanging the sizes of their batches"):
         dist.all_gather(every, mine)
-    sizes = torch.stack(every).tolist()
-    for rank, (rows, _) in enumerate(sizes):
-        if rows == 0:  # on every rank alike, so that none waits for another
-            raise ValueError(
-                f"wanted at least one row on every rank; got none on rank {rank} of {len(sizes)}"
-            )
-    return Ranks(dist.get_rank(), tuple(a for a, _ in sizes), tuple(c for _, c in sizes))
+    anchors, candidates, *others = torch.stack(every).T.tolist()
+    # Raised on every rank alike, so that none waits for another.
+    if 0 in anchors:
+        raise ValueError(
+            f"wanted at least one row on every rank; got none on rank {anchors.index(0)} of {len(anchors)}"
+        )
+    for name, values in zip(alike, others, strict=True):
+        if len(set(values)) > 1:
+            got = f"{settings} on this one, another on some" if name == "loss" else values
+            raise ValueError(f"wanted the same {name} on all ranks; got {got}")
+    return Ranks(dist.get_rank(), tuple(anchors), tuple(candidates))
 
 
 def _gathered(local: Tensor, lengths: tuple[int, ...]) -> Tensor:

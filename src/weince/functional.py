@@ -18,7 +18,7 @@ from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats
 from weince.tail import tail_stats as _tail_stats
-from weince.terms import Term, WeinceLink, check_terms
+from weince.terms import Term, WeinceLink, check_terms, described
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -110,11 +110,12 @@ def link_loss(
         check_finite=check_finite,
         alone=not spread,
     )
+    settings = f"{candidates=}, {gather=}, {reduction=}, {described(terms)}, {tail=}" if spread else ""
     if spread and gather == "ring":
-        found = [meet(contest) for contest in found]
+        found = [meet(contest, settings) for contest in found]
         outputs = [ring(contest, terms, tail) for contest in found]
     else:
-        found = [share(contest) for contest in found] if spread else found
+        found = [share(contest, settings) for contest in found] if spread else found
         # A mean or a sum gives all anchors the same weight, which spares the chunked engine a sweep.
         same = reduction != "none"
         outputs = [run_engine(contest, terms, tail, engine=engine, same_weight=same) for contest in found]

@@ -5,7 +5,8 @@ found, then computes the loss. Most links bind to themselves; WEINCE's takes its
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -57,6 +58,20 @@ def check_terms(terms: Sequence[Term]) -> None:
         raise ValueError(
             f"all WeinceLinks of one loss must share a TailConfig; got {len(tails)} different ones"
         )
+
+
+def described(terms: Sequence[Term]) -> str:
+    """What terms compute, in words that are the same in every process; no tensor is read for it."""
+    return " + ".join(f"{term.weight} {_described(term.link)} over {term.hardest or 'all'}" for term in terms)
+
+
+def _described(link: Link) -> str:
+    if isinstance(link, nn.Module):
+        return f"{type(link).__name__}(training={link.training})"
+    names: list[str] = [field.name for field in fields(link)] if is_dataclass(link) else []
+    values = {name: getattr(link, name) for name in names}
+    known = [f"{name}={v}" for name, v in values.items() if isinstance(v, Real | str | TailConfig)]
+    return f"{type(link).__name__}({', '.join(known)})"
 
 
 @dataclass(frozen=True)
