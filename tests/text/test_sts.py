@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import warnings
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +22,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from weince.cli import main
-from weince.text.encoder import SentenceEncoder, check_model, load_backbone, tokenise
+from weince.text.encoder import SentenceEncoder, check_model, load_backbone, only_here, tokenise
 from weince.text.sts import (
     Prepared,
     StsPairs,
@@ -226,6 +230,45 @@ def test_models_that_cannot_be_loaded(toy_model, toy_sts, tmp_path, monkeypatch)
     with pytest.raises(OSError, match=r"is there a network\?") as caught:
         load_backbone("nobody/no-such-model")
     assert "\n" not in str(caught.value)
+
+
+OFFLINE = """
+import time
+from transformers import AutoModel, AutoTokenizer
+from weince.text.encoder import load_backbone
+start = time.perf_counter()
+try:
+    load_backbone("nobody/no-such-model")
+except OSError as error:
+    print(time.perf_counter() - start, error, sep="\\n")
+"""
+
+
+def test_a_hub_that_does_not_answer_is_told_soon(tmp_path):
+    """Left to themselves, the loaders try again for three quarters of a minute."""
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", OFFLINE], env=environment, capture_output=True, text=True)
+    seconds, said = done.stdout.splitlines()
+    assert float(seconds) < 10
+    assert "the hub does not answer (is there a network?); give a folder" in said
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch, toy_model):
+    class Answers(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert not only_here("nobody/no-such-model")
+        assert only_here(str(toy_model))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert only_here("nobody/no-such-model")
+        server.shutdown()
 
 
 def test_pickled_weights_are_not_read(toy_model, tmp_path):

@@ -29,6 +29,7 @@ from weince.engines.choose import Engine
 from weince.links import Link, Scalar
 from weince.tail import TailConfig
 from weince.terms import Term
+from weince.text.encoder import cannot_load, only_here
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -288,12 +289,11 @@ def load_model(model: str | Path, *, device: str | None = None) -> SentenceTrans
     name, folder = str(model), Path(model).is_dir()
     if not folder and (isinstance(model, Path) or Path(name).is_absolute() or name.startswith((".", "~"))):
         raise FileNotFoundError(f"no model folder {name}")
+    local = only_here(name)
     try:
-        return SentenceTransformer(name, device=device, local_files_only=folder)
+        return SentenceTransformer(name, device=device, local_files_only=local)
     except Exception as error:  # of many kinds, which change with the versions
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        where = "that folder" if folder else "the hub or its cache (is there a network?)"
-        raise OSError(f"cannot load model {name} from {where}: {reason}") from error
+        raise cannot_load(name, local, error) from error
 
 
 def _weince(temperature: Scalar, gather: bool, options: WeinceOptions) -> weince.WeinceLoss:

@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weince.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, tokenise
+from weince.text.encoder import (
+    SentenceEncoder,
+    Tokens,
+    cannot_load,
+    check_model,
+    load_backbone,
+    only_here,
+    tokenise,
+)
 
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R")
 COLUMNS = ("task", "subset", "split", "score")
@@ -218,12 +226,11 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ImportError("STS evaluation needs a package: pip install 'weince[text]'") from error
-    local = Path(model).is_dir()
+    local = only_here(model)
     try:
         loaded = SentenceTransformer(model, device=device, local_files_only=local)
     except Exception as error:  # what a broken folder or a missing network raises varies with the version
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise OSError(f"cannot load model {model!r} (is there a network?): {reason}") from error
+        raise cannot_load(model, local, error) from error
 
     def embed(sentences: Sequence[str]) -> Tensor:
         rows: Tensor = loaded.encode(
