@@ -182,7 +182,7 @@ def errors(rank, world):
 
 
 def unlike(gather, rank):
-    """What is said, on every rank, where the last one does otherwise than the rest."""
+    """What is said, on every rank, where the last one does otherwise, or all bring too few temperatures."""
     last = rank == dist.get_world_size() - 1
     z, ids = torch.randn(3, 4), torch.arange(3)
     calls = {
@@ -191,6 +191,7 @@ def unlike(gather, rank):
         "ids": lambda: InfoNCELoss(gather=gather)(z, z, ids=ids if last else None),
         "temperature": lambda: InfoNCELoss(0.1 if last else 0.5, gather=gather)(z, z),
         "statistics": lambda: InfoNCELoss(gather=gather)(z, z, return_stats=last),
+        "anchors": lambda: InfoNCELoss(torch.full((5,), 0.5), gather=gather)(z, z),
         "mode": lambda: WeinceLoss.released(gather=gather).train(last)(z, z),
     }
     said = {}

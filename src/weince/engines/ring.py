@@ -20,7 +20,7 @@ from torch.nn.functional import threshold
 from weince.candidates import Contest
 from weince.engines.chunked import Band, bands
 from weince.engines.dense import effects_of, learned, sum_of
-from weince.engines.rows import EngineOutput, Need, Rows, least
+from weince.engines.rows import EngineOutput, Need, Rows, bind, least
 from weince.links import Link
 from weince.scores import first_order, no_autocast, product
 from weince.tail import TailConfig, TailStats, fit_tail, gated
@@ -37,7 +37,7 @@ def ring(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> En
     """
     with torch.no_grad(), no_autocast(contest.anchors.device):
         found = _survey(contest, terms, tail)
-        links = [term.link.bind(found) for term in terms]
+        links = bind(terms, found)
         job = _Job(contest, terms, links, found.columns, found.near_cap)
         tallies = job.tallies()
         loss = sum_of([term.weight * tally.loss() for term, tally in zip(terms, tallies, strict=True)])

@@ -16,7 +16,7 @@ from weince.engines.smallest import smallest
 from weince.links import Link
 from weince.scores import free_to_look, pair_shortfall
 from weince.tail import TailConfig, TailStats, tail_stats
-from weince.terms import Term
+from weince.terms import Survey, Term
 
 EXACT = 4
 """How many of an anchor's hardest negatives have their shortfall computed as ``|a - c|² / 2``.
@@ -237,7 +237,7 @@ def survey(
     return replace(found, stats=tail_stats(hardest, found.negatives, tail, found.counted, gather))
 
 
-def bind(terms: Sequence[Term], found: BatchSurvey) -> list[Link]:
+def bind(terms: Sequence[Term], found: Survey) -> list[Link]:
     """The links of the terms, with their parameters settled for this batch."""
     links = [term.link.bind(found) for term in terms]
     for link in links:
