@@ -206,8 +206,12 @@ def test_activations_of_one_micro_batch_at_a_time():
         (
             {"views": ([torch.ones(3, 6), torch.ones(4, 6)],) * 2},
             ValueError,
-            r"equally many rows; got \[3, 4\]",
+            r"equally many rows, 1 or more; got \[3, 4\]",
         ),
+        ({"views": (torch.ones(0, 6),) * 2}, ValueError, r"equally many rows, 1 or more; got \[0\]"),
+        ({"views": ([torch.ones(3, 6), torch.tensor(2)],) * 2}, ValueError, r"1 or more; got \[0, 3\]"),
+        ({"loss": lambda a, b: (a.sum(), b)}, ValueError, "must be a scalar; got tuple"),
+        ({"encoder": lambda x: (x, x)}, ValueError, r"must return \(rows, d\) for 5 rows; got tuple"),
         ({"loss": lambda a, b: a}, ValueError, r"must be a scalar; got shape \(22, 8\)"),
         ({"encoder": lambda x: x.sum(0)}, ValueError, r"must return \(rows, d\) for 5 rows; got \(6,\)"),
         ({"encoder": encoder().requires_grad_(False)}, ValueError, "no encoder takes a gradient"),

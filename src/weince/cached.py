@@ -66,8 +66,9 @@ def cached_step(
         for encode, parts in zip(encoders, pieces, strict=True):
             embeddings.append(torch.cat([part.first(encode) for part in parts]).requires_grad_())
     value = loss(*embeddings)
-    if value.ndim:
-        raise ValueError(f"the loss must be a scalar; got shape {tuple(value.shape)}")
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"the loss must be a scalar; got {got}")
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
 
     jobs = [
@@ -99,10 +100,10 @@ class _Piece:
     def first(self, encode: Encoder) -> Tensor:
         self.before = _Random.now()
         embedded = encode(self.inputs)
-        if embedded.ndim != 2 or len(embedded) != self.stop - self.start:
-            raise ValueError(
-                f"the encoder must return (rows, d) for {self.stop - self.start} rows; got {tuple(embedded.shape)}"
-            )
+        rows = self.stop - self.start
+        if not isinstance(embedded, Tensor) or embedded.ndim != 2 or len(embedded) != rows:
+            got = tuple(embedded.shape) if isinstance(embedded, Tensor) else type(embedded).__name__
+            raise ValueError(f"the encoder must return (rows, d) for {rows} rows; got {got}")
         return embedded
 
     def again(self, encode: Encoder) -> Tensor:
@@ -143,9 +144,11 @@ class _Random(NamedTuple):
 
 def _pieces(view: Any, micro_batch: int) -> Iterator[_Piece]:
     leaves = list(_leaves(view))
-    lengths = {len(leaf) for leaf in leaves}
-    if len(lengths) != 1:
-        raise ValueError(f"a view must be tensors of equally many rows; got {sorted(lengths) or 'no tensor'}")
+    lengths = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            f"a view must be tensors of equally many rows, 1 or more; got {sorted(lengths) or 'no tensor'}"
+        )
     rows = lengths.pop()
     for start in range(0, rows, micro_batch):
         stop = min(start + micro_batch, rows)
