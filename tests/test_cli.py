@@ -43,6 +43,11 @@ def nan_rows(folder):
     return save(folder / "x.npz", z_i=z_i, z_j=z_j)
 
 
+def one_pair(folder):
+    z_i, z_j = views(pairs=1)
+    return save(folder / "x.npz", z_i=z_i, z_j=z_j)
+
+
 def few_pairs(folder):
     z_i, z_j = views(pairs=50)
     return save(folder / "x.npz", z_i=z_i, z_j=z_j)
@@ -124,6 +129,7 @@ def no_tail(folder):
         (wrong_labels, "labels must have shape (400,)"),
         (nan_rows, "NaN or infinite values in 1 of 400 rows, first in row 7"),
         (few_pairs, "50 pairs fill 1 of the 4 batches of 32"),
+        (one_pair, "1 pairs fill 0 of the 4 batches of 32"),
         (all_equal, "point the same way"),
         (pickled_npz, "pickled objects"),
         (pickled_npy, "pickled objects"),

@@ -50,7 +50,7 @@ def make_pairs(
     first, second = _matrix(name, "z_i", z_i), _matrix(name, "z_j", z_j)
     if first.shape != second.shape:
         raise InputError(f"{name}: z_i and z_j must have one shape, got {first.shape} and {second.shape}")
-    if _constant(first) and _constant(second):
+    if len(first) > 1 and _constant(first) and _constant(second):
         raise InputError(f"{name}: all embeddings point the same way, so every cosine is equal")
     if _sixteen_bits(first) or _sixteen_bits(second):
         notes += (
