@@ -82,7 +82,7 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(rows))
     order = order[np.argsort(groups[order], kind="stable")]
-    members = [order[groups[order] == g] for g in np.unique(groups)]
+    members = np.split(order, np.cumsum(np.bincount(groups))[:-1])
     even = [m[: len(m) // 2 * 2].reshape(-1, 2) for m in members]
     pairs = np.concatenate(even)
     if not len(pairs):
