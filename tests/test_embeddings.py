@@ -88,6 +88,17 @@ def test_pairs_by_label_use_each_row_once(labels, seed):
     )
 
 
+def test_labels_beside_pairs_are_said_to_be_unused(tmp_path):
+    z_i, z_j = views(pairs=8)
+    labels = np.arange(8) // 2
+    np.savez(tmp_path / "a.npz", z_i=z_i, z_j=z_j, labels=labels)
+    np.savez(tmp_path / "b.npz", z_i=z_i, z_j=z_j, labels=labels, ids=labels)
+    without, used = load_pairs([tmp_path / "a.npz", tmp_path / "b.npz"])
+    assert without.ids is None
+    assert "labels were not used: name them ids" in without.notes[0]
+    assert used.notes == ()
+
+
 def test_labels_may_be_words():
     z = np.random.default_rng(0).standard_normal((6, 2))
     assert len(pair_by_label("x", z, np.array(["cat", "cat", "<b>", "<b>", "dog", "dog"])).z_i) == 3

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 WANTED = "z_i and z_j of shape (pairs, dim), or z of shape (rows, dim) with labels of shape (rows,)"
+_UNUSED = "The file's labels were not used: name them ids if pairs with equal labels are not to compete."
 _BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -199,7 +200,8 @@ def _one_line(error: BaseException) -> str:
 
 def _from_keys(name: str, arrays: Mapping[str, NDArray[Any]], seed: int) -> Pairs:
     if "z_i" in arrays and "z_j" in arrays:
-        return make_pairs(name, arrays["z_i"], arrays["z_j"], arrays.get("ids"))
+        unused = "labels" in arrays and "ids" not in arrays
+        return make_pairs(name, arrays["z_i"], arrays["z_j"], arrays.get("ids"), (_UNUSED,) if unused else ())
     if "z" in arrays and "labels" in arrays:
         return pair_by_label(name, arrays["z"], arrays["labels"], seed=seed)
     raise InputError(f"{name}: want the keys {WANTED}; got {', '.join(sorted(arrays)) or 'none'}")
