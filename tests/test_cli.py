@@ -114,6 +114,12 @@ def other_suffix(folder):
     return path
 
 
+def torch_file(folder):
+    path = folder / "x.pt"
+    path.write_bytes(b"PK")
+    return path
+
+
 def no_tail(folder):
     """One dimension: every cosine is 1 or -1."""
     z = np.where(np.arange(400) % 2, 1.0, -1.0)[:, None]
@@ -141,6 +147,7 @@ def no_tail(folder):
         (empty_folder, "the folder holds no"),
         (missing, "no such file"),
         (other_suffix, ".npz, .npy, .safetensors"),
+        (torch_file, "or a folder of them; safetensors.torch.save_file writes tensors"),
         (no_tail, "so their tail is one point"),
     ],
 )

@@ -152,7 +152,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file by key; those of an ``.npy`` file under the empty key."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise InputError(f"{path.name}: want a file ending in {', '.join(SUFFIXES)}, or a folder of them")
+        remedy = "; safetensors.torch.save_file writes tensors" if suffix in (".pt", ".pth") else ""
+        raise InputError(
+            f"{path.name}: want a file ending in {', '.join(SUFFIXES)}, or a folder of them{remedy}"
+        )
     if not path.is_file():
         raise InputError(f"{path.name}: no such file")
     try:
