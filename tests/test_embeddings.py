@@ -138,6 +138,12 @@ def test_names_can_be_written_into_any_file():
     assert make_pairs("", *views(pairs=4)).name == "unnamed"
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tensors_of_a_model_are_taken_as_they_are(dtype):
+    z_i, z_j = (torch.tensor(z).to(dtype).requires_grad_() for z in views(pairs=8))
+    equal(make_pairs("x", z_i, z_j), z_i.detach().double().numpy(), z_j.detach().double().numpy())
+
+
 @pytest.mark.parametrize(
     ("z_i", "z_j", "said"),
     [

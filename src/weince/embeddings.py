@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
@@ -45,7 +46,11 @@ class Pairs:
 
 
 def make_pairs(
-    name: str, z_i: ArrayLike, z_j: ArrayLike, ids: ArrayLike | None = None, notes: tuple[str, ...] = ()
+    name: str,
+    z_i: ArrayLike | torch.Tensor,
+    z_j: ArrayLike | torch.Tensor,
+    ids: ArrayLike | torch.Tensor | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Pairs:
     """Check two arrays of embeddings and pair them row by row; see `Pairs`."""
     first, second = _matrix(name, "z_i", z_i), _matrix(name, "z_j", z_j)
@@ -96,9 +101,9 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
     return make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
 
 
-def _matrix(name: str, key: str, value: ArrayLike) -> NDArray[Any]:
+def _matrix(name: str, key: str, value: ArrayLike | torch.Tensor) -> NDArray[Any]:
     """An array of embeddings as given, once it is known to be usable."""
-    z = np.asarray(value)
+    z = _array(value)
     if not (np.issubdtype(z.dtype, np.floating) or np.issubdtype(z.dtype, np.integer)):
         raise InputError(f"{name}: {key} must hold real numbers, got {z.dtype}")
     if z.ndim != 2 or 0 in z.shape:
@@ -139,8 +144,8 @@ def _sixteen_bits(z: NDArray[Any]) -> bool:
     return bool((half == some).all() or not (some.view(np.uint32) & 0xFFFF).any())
 
 
-def _labels(name: str, key: str, value: ArrayLike, n: int) -> NDArray[np.int64]:
-    labels = np.asarray(value)
+def _labels(name: str, key: str, value: ArrayLike | torch.Tensor, n: int) -> NDArray[np.int64]:
+    labels = _array(value)
     if labels.shape != (n,):
         raise InputError(f"{name}: {key} must have shape ({n},), one per row, got {labels.shape}")
     if labels.dtype.kind not in "iubUS":
@@ -183,7 +188,6 @@ def _may_be_pickled(path: Path) -> bool:
 
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -191,9 +195,15 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
         tensors = load_file(path)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    # numpy has no bfloat16.
-    known = {k: t.float() if t.dtype == torch.bfloat16 else t for k, t in tensors.items()}
-    return {key: tensor.numpy() for key, tensor in known.items()}
+    return {key: _array(tensor) for key, tensor in tensors.items()}
+
+
+def _array(value: ArrayLike | torch.Tensor) -> NDArray[Any]:
+    """What is given as an array, wherever a tensor lies."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
+    return np.asarray(value)
 
 
 def _one_line(error: BaseException) -> str:
