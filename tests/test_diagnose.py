@@ -107,6 +107,16 @@ def test_steps_come_from_the_names_if_they_rise(names, steps):
     assert steps_of(names) == steps
 
 
+def test_arrays_that_are_not_named_pairs_are_told_from_those_that_are(tmp_path):
+    z_i, z_j = views(pairs=8)
+    with pytest.raises(TypeError, match=r"must be \{name: \(z_i, z_j\)\}; got tuple"):
+        diagnose((z_i, z_j), tmp_path / "page")
+    with pytest.raises(InputError, match=r"one: want \(z_i, z_j\) or \(z_i, z_j, ids\); got 8 arrays"):
+        diagnose({"one": z_i}, tmp_path / "page")
+    with pytest.raises(InputError, match="1: all pairs have the same id"):
+        diagnose({1: (z_i, z_j, np.zeros(8, int))}, tmp_path / "page")
+
+
 def test_nothing_to_diagnose():
     with pytest.raises(InputError, match="at least one model"):
         write_diagnosis([], "nowhere", FAST)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from torch import Tensor
 
 from weince.checkpoint import check_folder
 from weince.embeddings import InputError, Pairs, make_pairs
@@ -40,7 +41,7 @@ WRITTEN = ("index.html", "summary.json", "figures", "tables")
 
 
 def diagnose(
-    inputs: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    inputs: Mapping[str, Sequence[ArrayLike | Tensor]],
     out: str | Path,
     quick: bool = True,
     *,
@@ -51,7 +52,8 @@ def diagnose(
     """Diagnose named pairs of embeddings and write the page.
 
     Args:
-        inputs: For each model ``(z_i, z_j)``, both ``(pairs, dim)``, positives row by row; at least 128 pairs.
+        inputs: For each model ``(z_i, z_j)``, both ``(pairs, dim)``, positives row by row, at least 128 pairs; or
+            ``(z_i, z_j, ids)``: pairs with equal ids never compete.
         out: Folder to write; replaced if it holds an earlier diagnosis, refused if it holds anything else.
         quick: Fewer batches and simulations: seconds instead of a minute for a few thousand pairs.
         temperature: The temperature the models were trained with, if known.
@@ -61,9 +63,17 @@ def diagnose(
     Returns:
         Path of ``index.html``.
     """
-    pairs = [make_pairs(name, *views) for name, views in inputs.items()]
+    if not isinstance(inputs, Mapping):
+        raise TypeError(f"inputs must be {{name: (z_i, z_j)}}; got {type(inputs).__name__}")
+    pairs = [_named(str(name), views) for name, views in inputs.items()]
     settings = replace(QUICK if quick else Settings(), temperature=temperature, seed=seed)
     return write_diagnosis(pairs, Path(out), settings, quick=quick, progress=progress)
+
+
+def _named(name: str, views: Sequence[ArrayLike | Tensor]) -> Pairs:
+    if len(views) not in (2, 3):
+        raise InputError(f"{name}: want (z_i, z_j) or (z_i, z_j, ids); got {len(views)} arrays")
+    return make_pairs(name, views[0], views[1], views[2] if len(views) > 2 else None)
 
 
 def write_diagnosis(
