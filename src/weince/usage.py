@@ -23,7 +23,7 @@ examples:
   weince train                                          digits with a tiny encoder, on a laptop
   weince train --config cifar100_resnet18 --loss.preset infonce --loss.temperature 0.2 --seed 21 --out runs/a
   weince train --config my.yaml --devices 4             a setting here wins over the file's
-  weince train --config simcse_paper --text wiki.txt    (needs weince[text])
+  weince train --config simcse_paper --text wiki.txt --sts sts.tsv    (needs weince[text])
 The same command again goes on from the last checkpoint.
 """
 EVALUATE_EXAMPLES = """\
@@ -31,7 +31,7 @@ examples:
   weince evaluate runs/a
   weince evaluate runs/a runs/b --device cuda
   weince evaluate runs/a --quick
-  weince evaluate runs/simcse/best --sts sts.tsv
+  weince evaluate runs/simcse_paper/best --sts sts.tsv
 """
 REPRODUCE_EXAMPLES = """\
 examples:
