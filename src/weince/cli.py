@@ -277,7 +277,13 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="example:\n  weince bench loss --pairs 256 1024 --device cpu",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    loss.add_argument("--pairs", type=int, nargs="+", default=[256, 1024, 4096], help="sizes of batch")
+    loss.add_argument(
+        "--pairs",
+        type=int,
+        nargs="+",
+        default=[256, 1024, 4096],
+        help="sizes of batch (default: 256 1024 4096)",
+    )
     loss.add_argument("--d", type=int, default=128, help="width of the embeddings (default: %(default)s)")
     loss.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
     loss.add_argument("--dtype", default="float32", help="of the embeddings (default: %(default)s)")
