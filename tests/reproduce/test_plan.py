@@ -203,6 +203,20 @@ def test_images_can_lie_elsewhere(tmp_path):
         plan(table, tmp_path, only=["cifar*"], data=f"cifar_10={here}")
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_images_that_are_nowhere_are_missed_before_a_run_is_started(options, tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = ["reproduce", "digits", "--data", str(tmp_path / "gone.npz"), "--out", str(out), *options]
+    assert main(asked) == 2
+    assert "gone.npz: no such path, nor a data set (digits, cifar10" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
+    assert main(["reproduce", "digits", "--data", "digits", "--out", str(tmp_path), "--dry-run"]) == 0
+    assert "24 runs" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weince.checkpoint import check_folder
-from weince.reproduce.plan import Run, plan
+from weince.reproduce.plan import Run, check_data, plan
 from weince.reproduce.tables import Table, named_tables, read_table
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def reproduce(
     Raises:
         ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
     """
+    from weince.reproduce.execute import is_done
     from weince.reproduce.page import Page, reading_notes, write_page
 
     if jobs < 1:
@@ -81,6 +82,8 @@ def reproduce(
         return _overhead(out, device, command, dry_run)
     asked = read_table(table)
     runs = plan(asked, out, seeds=seeds, only=only, epochs=epochs, data=data, device=device)
+    if not (slurm or table_only):  # the nodes of a cluster may see other folders; records need no images
+        check_data([run for run in runs if not is_done(run)])
     if dry_run:
         _print_plan(asked, runs)
         return out / asked.name
@@ -88,7 +91,7 @@ def reproduce(
 
     from weince.reproduce.aggregate import aggregate
     from weince.reproduce.curves import pictures
-    from weince.reproduce.execute import is_done, record
+    from weince.reproduce.execute import record
     from weince.reproduce.records import keep_records
 
     records = {run.folder: record(run) for run in runs if is_done(run)}

@@ -218,6 +218,15 @@ def _absolute(place: str) -> str:
     return str(Path(place).absolute()) if Path(place).exists() else place
 
 
+def check_data(runs: Sequence[Run]) -> None:
+    """See that the images which were said to lie somewhere do."""
+    from weince.vision.data import NAMES
+
+    for place in dict.fromkeys(str(run.extra["data"]) for run in runs if "data" in run.extra):
+        if place not in NAMES and not Path(place).exists():
+            raise ValueError(f"--data {place}: no such path, nor a data set ({', '.join(NAMES)})")
+
+
 def _check(run: Run) -> None:
     """See that the settings make a run, before anything is started."""
     try:
