@@ -112,6 +112,9 @@ def test_paired_test_is_scipys(n, seed):
 def test_paired_test_at_its_edges():
     assert paired_test([1.0, 2.0], [1.0, 2.0]).p_value == 1.0
     assert math.isnan(paired_test([2.0, 3.0], [1.0, 2.0]).p_value)  # no spread to judge the difference by
+    for scale in (1.0, 1e-6, 1e6):  # equal differences, but for rounding
+        assert math.isnan(paired_test([0.3 * scale, 0.6 * scale], [0.1 * scale, 0.4 * scale]).p_value)
+        assert paired_test([(0.1 + 0.2) * scale, 0.5 * scale], [0.3 * scale, 0.5 * scale]).p_value == 1.0
     one = paired_test([2.0], [1.0])
     assert one.difference == 1.0
     assert math.isnan(one.p_value)
