@@ -297,6 +297,40 @@ def test_gain_is_the_definition_on_held_out_batches():
     assert result.lr_statistic == pytest.approx(ratio, abs=1e-6)
 
 
+def left_out_gain(bank, label):
+    """The gain on one batch of the links fitted to all others."""
+    rest, part = (
+        type(bank)(*(x[which] for x in bank)) for which in (bank.batches != label, bank.batches == label)
+    )
+    fit = fit_link(*rest)
+    gap = naive_loglik(part, fit.lam, fit.tau) - naive_loglik(part, 0.0, fit.tau0)
+    return fit.lam, gap / len(part.scores)
+
+
+def test_cross_validation_is_the_definition():
+    bank = simulated(0.5, 0.2, batches=6)
+    result = link_test(*bank, null_draws=19, folds=6)  # every batch is a fold
+    wanted = sorted(left_out_gain(bank, label) for label in range(6))
+    found = sorted(zip(result.cv_lams, result.cv_gains, strict=True))
+    # A fit ends where a step would raise its likelihood by 1e-9 nats: 1e-6 or so in lam.
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert result.cv_gain == pytest.approx(np.mean(result.cv_gains))
+    assert result.cv_gain_sd == pytest.approx(np.std(result.cv_gains, ddof=1))
+
+
+def test_cross_validation_fits_what_the_held_in_batches_could_not():
+    bank = simulated(0.0, 0.2)
+    beaten = link_test(*bank, null_draws=1).held_out[0]
+    winners = np.where(bank.batches == beaten, bank.positives, bank.scores.argmax(axis=1))
+    bank = bank._replace(positives=winners)
+    result = link_test(*bank, null_draws=1, folds=8)
+    assert result.separated
+    wanted = [left_out_gain(bank, label)[1] for label in range(8) if label != beaten]
+    found = np.sort(result.cv_gains)
+    np.testing.assert_allclose(found[:-1], np.sort(wanted), atol=1e-6)
+    assert np.isnan(found[-1])  # without that batch the others are separated
+
+
 def test_perfect_separation_is_said():
     bank = simulated(0.0, 0.2)
     result = link_test(bank.scores, bank.scores.argmax(axis=1), bank.batches)

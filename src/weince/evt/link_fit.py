@@ -71,6 +71,8 @@ def lam_tau(theta: FloatArray) -> Interval:
 
 def fit_pair(choices: Choices, start: Pair | None = None) -> Pair:
     """Fit softmax, then the blend from there. When the blend adds nothing it *is* the softmax fit."""
+    if start is not None and np.isnan(start.null.theta[0]):
+        start = None  # other choices were separated: nothing to begin with
     null = choice.fit(choices.using(0), None if start is None else start.null.theta[:1])
     null = null._replace(theta=np.r_[null.theta, 0.0])
     if np.isnan(null.theta[0]):
