@@ -9,7 +9,7 @@ import yaml
 from reproduce.tables import small_table
 from scipy import stats
 
-from weince.evaluate.protocol import paired_test, t_interval
+from weince.evaluate.protocol import PairedTest, paired_test, t_interval
 from weince.reproduce import page as pages
 from weince.reproduce.aggregate import aggregate
 from weince.reproduce.plan import plan
@@ -152,6 +152,32 @@ def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
     )  # not of the two encoders that n counts
 
 
+def chosen_of_two(tmp_path, done, **changes):
+    """The try of the paper's loss that is chosen when these records are there."""
+    table = table_of(tmp_path, **TUNED | changes)
+    runs = plan(table, tmp_path)
+    records = {r.folder: done[k] for r in runs if (k := (r.loss, r.trial, r.seed)) in done}
+    return line_of(aggregate(table, runs, records).chosen, "linear", "paper").tried
+
+
+def test_the_one_try_that_is_begun_is_shown(tmp_path):
+    assert chosen_of_two(tmp_path, {("paper", 1, 7): record(50, 50)}) == "temperature 0.2"
+
+
+def test_tries_that_share_no_seed_yet_are_compared_all_the_same(tmp_path):
+    done = {("paper", 0, 7): record(50, 90), ("paper", 1, 21): record(51, 50)}
+    assert chosen_of_two(tmp_path, done) == "temperature 0.2"
+
+
+def test_the_choice_is_by_the_figure_that_was_asked_for(tmp_path):
+    done = {
+        ("paper", 0, 7): record(50, 50, r1_validation_mean=30),
+        ("paper", 1, 7): record(60, 60, r1_validation_mean=20),
+    }
+    assert chosen_of_two(tmp_path, done, choose_by="r1") == "temperature 0.5"
+    assert chosen_of_two(tmp_path, done, choose_by="linear") == "temperature 0.2"
+
+
 def test_nothing_done_yet(tmp_path):
     table, runs, _ = planted(tmp_path)
     summary = aggregate(table, runs, {})
@@ -222,6 +248,19 @@ def test_the_files_of_a_table(tmp_path):
     assert {row["linear_test_mean"] for row in runs} == {str(test) for _, test in PLANTED.values()}
 
 
+def test_the_papers_figures_in_the_files(tmp_path):
+    table = read_table("linear")
+    runs = plan(table, tmp_path, only=["cifar100_resnet18"])
+    summary = aggregate(table, runs, {run.folder: record(50, 51) for run in runs})
+    pages.write_page(pages.Page(table.title, table.baseline, summary, {}), tmp_path / "out")
+    rows = csv.DictReader((tmp_path / "out" / "table.csv").open(newline=""))
+    assert {row["loss"]: (row["reported"], row["reported_half"]) for row in rows} == {
+        "InfoNCE": ("50.01", "0.19"),
+        "WEINCE paper": ("53.28", "0.28"),
+        "WEINCE released": ("53.28", "0.28"),
+    }
+
+
 def test_the_page_escapes_what_it_is_given(tmp_path):
     page, _ = page_of(tmp_path)
     shown = Text(pages.html(page))
@@ -269,6 +308,7 @@ def test_figures_as_they_are_read():
     assert pages.difference(paired_test([1.0], [2.5]), 2) == "-1.50"
     assert pages.p_value(paired_test([1.0], [2.5])) == "—"
     assert pages.p_value(paired_test([1.0, 1.0001, 1.0002], [2.0, 2.0, 2.0])) == "< 0.001"
+    assert pages.p_value(PairedTest(1.0, 0.1, 0.00151, 3)) == "0.002"
 
 
 @pytest.mark.parametrize("name", ["linear", "knn", "link", "frechet"])

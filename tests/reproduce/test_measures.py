@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from reproduce.tables import small_table
 
@@ -13,7 +14,7 @@ from weince.evaluate import fingerprint
 from weince.evt import frechet_ablation, link_bank, link_test
 from weince.reproduce import overhead, reproduce
 from weince.reproduce.tables import MEASURES
-from weince.reproduce.tails import measure
+from weince.reproduce.tails import figures, measure
 from weince.vision.data import load
 from weince.vision.runs import embed_pairs
 from weince.vision.train import VisionRun, train
@@ -50,6 +51,36 @@ def test_the_frechet_ablation_of_a_run_from_the_command_line(trained):
     assert found["frechet_gain_wf"] == pytest.approx(ablation.wf_over_w.gain)
     assert found["frechet_lam_f"] == pytest.approx(ablation.lam_f_full)
     assert set(MEASURES["frechet"].figures) <= set(found)
+
+
+def test_every_figure_of_the_frechet_ablation_has_its_own_name():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(64, 3))
+    pairs = z, z + 1.5 * rng.normal(size=z.shape)
+    ablation = frechet_ablation(*link_bank(*pairs, batch_size=16, batches=4, rng=0), rng=0)
+    wanted = {
+        "frechet_lam_w": ablation.lam_w,
+        "frechet_gain_w": ablation.w_over_0.gain,
+        "frechet_gain_f": ablation.f_over_0.gain,
+        "frechet_gain_wf": ablation.wf_over_w.gain,
+        "frechet_lam_f": ablation.lam_f_full,
+    }
+    assert figures("frechet", *pairs) == wanted
+    assert (
+        len({*wanted.values(), ablation.lam_f, ablation.lam_w_full, 0.0}) == 8
+    )  # none could stand for another
+
+
+def test_the_bank_is_of_the_papers_size(monkeypatch):
+    banks = []
+
+    def look(scores, positives, batches, rng):
+        banks.append((scores.shape, np.bincount(batches).tolist()))
+        return link_test(scores[:2048, :9] * 0.9, positives[:2048] % 9, batches[:2048], null_draws=1)
+
+    monkeypatch.setattr("weince.evt.link_test", look)
+    figures("link", *np.random.default_rng(0).normal(size=(2, 10_000, 2)))
+    assert banks == [((32 * 512, 511), [512] * 32)]
 
 
 def test_the_overhead_is_timed_beside_the_papers(tmp_path, monkeypatch, capsys):
