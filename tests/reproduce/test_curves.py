@@ -40,7 +40,7 @@ def filled(tmp_path, *, epochs=3, without=(), **changes):
             log = Log(run.folder, 0)
             for epoch in range(1, epochs + 1):
                 log.add(
-                    {name: epoch * (1 + place) + column for column, name in enumerate(COLUMNS)}
+                    {name: epoch * (1 + place) ** 2 + column for column, name in enumerate(COLUMNS)}
                     | {"epoch": epoch}
                 )
     return table, runs
@@ -64,7 +64,7 @@ def made_of(runs):
 
 
 def test_thick_lines_are_means_and_thin_ones_seeds(tmp_path, drawn):
-    table, runs = filled(tmp_path)
+    table, runs = filled(tmp_path, seeds=[7, 21, 63])
     curves.pictures(table, made_of(runs))
     axes = drawn["curves"].axes
     assert [ax.get_title(loc="left") for ax in axes] == list(curves.PANELS.values())
@@ -72,7 +72,9 @@ def test_thick_lines_are_means_and_thin_ones_seeds(tmp_path, drawn):
         column = COLUMNS.index(key)
         for loss in table.losses:
             places = [place for place, run in enumerate(runs) if run.loss == loss]
-            values = np.array([[epoch * (1 + place) + column for epoch in (1, 2, 3)] for place in places])
+            values = np.array(
+                [[epoch * (1 + place) ** 2 + column for epoch in (1, 2, 3)] for place in places]
+            )
             (mean,) = [line for line in ax.get_lines() if line.get_label() == loss]
             np.testing.assert_allclose(mean.get_ydata(), values.mean(0), rtol=1e-5)
             assert mean.get_xdata().tolist() == [1, 2, 3]
@@ -132,7 +134,9 @@ def test_each_run_is_a_mark_at_its_last_epoch(tmp_path, drawn):
     assert [mark.get_label() for mark in marks] == ["InfoNCE", "paper"]
     for mark in marks:
         places = [place for place, run in enumerate(runs) if run.loss == mark.get_label()]
-        ends = [[3 * (1 + p) + COLUMNS.index(key) for key in ("alignment", "uniformity")] for p in places]
+        ends = [
+            [3 * (1 + p) ** 2 + COLUMNS.index(key) for key in ("alignment", "uniformity")] for p in places
+        ]
         np.testing.assert_allclose(mark.get_offsets(), ends, rtol=1e-5)
         assert mark.get_array().tolist() == [50.0 + p for p in places]
         assert mark.get_clim() == (50, 53)  # one scale for all

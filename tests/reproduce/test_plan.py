@@ -82,6 +82,22 @@ def test_reported_figures_are_plausible():
     assert reported()["linear"]["cifar100_resnet18"]["WEINCE"] == (53.28, 0.28, 4)
 
 
+def test_a_loss_and_a_try_have_the_last_word(tmp_path):
+    losses = {"InfoNCE": {"set": {"batch": 32}}, "longer": {"set": {"batch": 32}, "tries": [{"batch": 64}]}}
+    path = edited(tmp_path, set={"batch": 16}, losses=losses, seeds=[7])
+    runs = plan(read_table(path), tmp_path)
+    assert [run.arguments()[run.arguments().index("--batch") + 1] for run in runs] == ["32", "64"]
+
+
+def test_runs_on_other_data_are_other_runs(tmp_path):
+    places = {
+        run.folder
+        for data in ("digits", "cifar10")
+        for run in plan(read_table(edited(tmp_path, set={"data": data})), tmp_path)
+    }
+    assert len(places) == 2 * 2 * 2  # data, losses and seeds
+
+
 def test_tables_share_their_runs(tmp_path):
     linear, knn, link = (
         {run.folder for run in plan(read_table(name), tmp_path, only=["cifar100_resnet18"])}
