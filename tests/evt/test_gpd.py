@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
-from scipy.stats import anderson, chi2, expon, genpareto, kstest, norm
+from scipy.stats import anderson, chi2, expon, genpareto, kstest, norm, t, ttest_1samp
 
 from weince.evt import (
     fit_capped,
@@ -176,7 +176,12 @@ class TestOtherLaws:
         assert fit.sigma == pytest.approx(expon.fit(y, floc=0.0)[1])
         assert fit.loglik == pytest.approx(expon.logpdf(y, scale=fit.sigma).sum())
         assert fit.lr == pytest.approx(2.0 * (fit_gpd(y).loglik - fit.loglik))
-        assert fit.p_value == pytest.approx(chi2.sf(fit.lr, 1))
+        near = fit_exponential(draw(-0.1, 100))  # a p-value that is not 0 to all digits
+        assert near.p_value > 0.01
+        assert near.p_value == pytest.approx(chi2.sf(near.lr, 1))
+        # Twice the sum over sigma is a chi-square variable of 2 n degrees of freedom.
+        ends = 2.0 * y.sum() / chi2.ppf([0.95, 0.05], 1600)
+        assert fit_exponential(y, level=0.9).sigma_interval == pytest.approx(ends)
 
     def test_exponential_interval_and_test_size(self) -> None:
         fits = [fit_exponential(draw(0.0, 300, seed=s)) for s in range(200)]
@@ -192,6 +197,9 @@ class TestOtherLaws:
         assert fit.loglik == pytest.approx(genpareto.logpdf(x[x > 0.6] - 0.6, fit.xi, scale=fit.sigma).sum())
         assert fit.sigma == pytest.approx(-fit.xi * 0.4)
         assert fit.p_value > 0.01
+        # Twice the sum of the hidden ones over -xi is a chi-square variable of 2 n degrees of freedom.
+        ends = -2.0 * hidden.sum() / chi2.ppf([0.05, 0.95], 2 * hidden.size)
+        assert fit_capped(x, 0.6, level=0.9).xi_interval == pytest.approx(ends)
 
     def test_capped_interval_is_exact(self) -> None:
         fits = [fit_capped(1.0 - np.random.default_rng(s).random(20) ** 0.5) for s in range(300)]
@@ -217,6 +225,11 @@ class TestOtherLaws:
         assert found.scores.size == 50
         assert (found.scores > found.threshold).all()
         assert found.n_total == 5000
+        tied = select_exceedances(np.repeat([0.0, 1.0, 2.0], [98, 2, 1]), quantile=0.98)
+        assert (tied.threshold, tied.scores.tolist()) == (
+            1.0,
+            [2.0],
+        )  # what equals the threshold is not above
         with pytest.raises(ValueError, match="quantile"):
             select_exceedances(x, quantile=99)
 
@@ -260,7 +273,9 @@ class TestThresholds:
         for u, mean in zip(life.thresholds, life.mean_excess, strict=True):
             assert mean == pytest.approx((x[x > u] - u).mean())
         assert ((life.interval[:, 0] < 1.0) & (life.interval[:, 1] > 1.0)).all()  # memoryless
-        assert life.interval[0].mean() == pytest.approx(life.mean_excess[0])
+        few = mean_residual_life(x[:40], [1.0], level=0.9)
+        interval = ttest_1samp(x[:40][x[:40] > 1.0] - 1.0, 0.0).confidence_interval(0.9)
+        assert few.interval[0] == pytest.approx([interval.low, interval.high])
 
 
 class TestGoodnessOfFit:
@@ -304,8 +319,11 @@ class TestCurves:
     def test_points(self) -> None:
         x = 1.0 - np.random.default_rng(0).random(50000) ** 0.4
         curves = tail_curves(x, 0.8, cap=1.0)
-        top = np.sort(x)
+        top = np.sort(x[x > 0.8])
         assert curves.observed[-1] == pytest.approx(top[-1])
+        ranks = np.round(curves.probability * top.size + 0.5).astype(int)  # probability (rank - 1/2) / n
+        np.testing.assert_allclose(curves.observed, top[ranks - 1])
+        np.testing.assert_allclose(curves.probability, (ranks - 0.5) / top.size)
         assert (np.diff(curves.observed) >= 0).all()
         assert np.abs(curves.gpd - curves.observed).max() < 0.01
         assert np.abs(curves.capped - curves.observed).max() < 0.01
@@ -386,6 +404,22 @@ class TestEmbeddings:
             y = np.concatenate([x[labels == b] for b in pick])
             assert xi == pytest.approx(fit_gpd(y, u).xi, abs=1e-7)
         assert result.n_batches == 4
+
+    @pytest.mark.parametrize("alike", [True, False])
+    def test_the_interval_is_widened_by_the_design_effect(self, alike: bool) -> None:
+        """Where the profile has fallen by t^2 / 2 times the effect; batches all alike narrow nothing."""
+        labels = np.repeat(np.arange(4), 150)
+        x = sample_gpd(np.random.default_rng(2), 0.1, 1.0, (150,) if alike else (75,))
+        x = np.tile(x, 4) if alike else np.repeat(x, 8)
+        result = xi_over_batches(x, labels, quantile=0.1, n_boot=20, level=0.9)
+        fit = result.fit
+        error = np.ptp(fit.xi_interval) / 2 / norm.ppf(0.95)
+        assert result.design_effect == pytest.approx(np.var(result.xi_resampled, ddof=1) / error**2)
+        assert (result.design_effect < 1.0) is alike
+        allowed = max(result.design_effect, 1.0) * t.ppf(0.95, 3) ** 2 / 2
+        y = x[x > fit.threshold] - fit.threshold
+        for xi in result.xi_interval:
+            assert fit.loglik - profile_over_sigma(y, xi) == pytest.approx(allowed, abs=1e-4)
 
     def test_one_batch_is_refused(self) -> None:
         with pytest.raises(ValueError, match="at least 2"):
