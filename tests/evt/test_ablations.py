@@ -96,10 +96,14 @@ def test_separation_is_said():
 
 
 def halves(bank):
-    """Fits to every half of a bank of four batches: the ablation's must be one of them."""
+    """Fits to every half of a bank of four batches, and the gain on the rest: the ablation's must be one of them."""
     for i in range(4):
         for j in range(i):
-            yield fit_link(*(x[np.isin(bank.batches, (i, j))] for x in bank))
+            inside = np.isin(bank.batches, (i, j))
+            fit = fit_link(*(x[inside] for x in bank))
+            rest = bank.scores[~inside], bank.positives[~inside]
+            blend = np.array([1 - fit.lam, fit.lam, 0.0]) / fit.tau
+            yield fit, (logliks(blend, *rest) - logliks(np.array([1 / fit.tau0, 0.0, 0.0]), *rest)).mean()
 
 
 @pytest.mark.parametrize("kept", [5, 30])
@@ -112,7 +116,13 @@ def test_hard_sets_are_the_hardest_of_the_pool(kept):
         hardest = np.sort(np.delete(row, winner))[::-1][:kept]
         rows.append(np.r_[row[winner], hardest])
     naive = bank._replace(scores=np.array(rows), positives=np.zeros(len(rows), dtype=int))
-    gaps = [abs(point.lam - f.lam) + abs(point.tau - f.tau) + abs(point.tau0 - f.tau0) for f in halves(naive)]
+    gaps = [
+        abs(point.lam - f.lam)
+        + abs(point.tau - f.tau)
+        + abs(point.tau0 - f.tau0)
+        + abs(point.gain.gain - gain)
+        for f, gain in halves(naive)
+    ]
     assert min(gaps) < 1e-8
 
 
@@ -132,6 +142,21 @@ def test_pools_grow_harder():
     assert calls == [(1, 3), (2, 3), (3, 3)]
     everything = hard_negative_ablation(*bank, kept=(8,), bootstraps=50)[0]
     assert points[2].lam == pytest.approx(everything.lam, rel=1e-9)
+
+
+def test_a_pool_is_drawn_at_random():
+    """A conditional logit holds for any random choice of candidates: the fit finds the truth in whole pools."""
+    bank = simulated(0.3, 0.2, batches=16, batch_size=64)
+    order = np.argsort(-bank.scores, axis=1)  # hardest first: the first columns are no random pool
+    sorted_bank = bank._replace(
+        scores=np.take_along_axis(bank.scores, order, axis=1),
+        positives=np.argmax(order == bank.positives[:, None], axis=1),
+    )
+    (point,) = pool_ablation(*sorted_bank, pools=(16,), kept=16, bootstraps=9)
+    assert point.lam == pytest.approx(0.3, abs=0.1)
+    assert point.tau == pytest.approx(0.2, rel=0.2)
+    (hard,) = pool_ablation(*sorted_bank, pools=(126,), kept=16, bootstraps=9)
+    assert hard.lam > point.lam + 0.1
 
 
 def test_gaps_are_not_negatives():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import genpareto, kstest, linregress
+from scipy.stats import chi2, genpareto, kstest, linregress
 
 from weince import TailConfig
 from weince.evt import anchor_tails, compare_anchor_tails, daic_artefact, fit_gpd
@@ -158,6 +158,7 @@ class TestComparison:
         bounded = compare_anchor_tails(rng.random((200, 510)) ** 0.5)
         assert bounded.share_bounded > 0.9
         assert bounded.cap_gain.mean() > 3.0
+        assert bounded.p_bounded.min() == 1 / 2001  # more extreme than all of the null, but never 0
         heavy = compare_anchor_tails(1.0 - 0.001 * rng.pareto(2.0, (200, 510)).clip(max=900.0))
         assert heavy.share_bounded < 0.03
 
@@ -176,6 +177,17 @@ class TestComparison:
             19,
             19,
         ]
+
+    def test_shares_are_of_anchors_whatever_their_size(self) -> None:
+        d = np.random.default_rng(0).random((40, 510)) ** 0.7
+        d[:30, 60:] = np.inf
+        whole, *parts = (compare_anchor_tails(rows, n_null=300, alpha=0.1) for rows in (d, d[:30], d[30:]))
+        ours = ("share_negative", "share_bounded", "share_aic", "share_chi2")
+        for name in (*ours, "null_share_negative", "null_share_aic", "null_share_chi2"):
+            small, large = (getattr(part, name) for part in parts)
+            assert getattr(whole, name) == pytest.approx(0.75 * small + 0.25 * large)
+        passed = (whole.xi < 0) & (chi2.sf(whole.lr, 1) < 0.1)
+        assert 0 < whole.share_chi2 == passed.mean() < 1
 
     def test_seed(self) -> None:
         d = np.random.default_rng(0).random((20, 200))

@@ -123,6 +123,11 @@ class TestSimulation:
         result = noise_floor(sizes=(3,), replicates=2000)
         assert 0.1 < result.undefined[0] < 0.3  # all three winners at one end: about 0.54^3 + 0.10^3
         assert np.isfinite(result.softmax_error[0])
+        counts = np.random.default_rng(0).multinomial(3, WINNERS, size=2000)
+        known = counts[(counts[:, 0] < 3) & (counts[:, -1] < 3)]
+        odds = fit_slope(SCORES, known / 3 @ SCORES) * 0.75
+        squares = (odds - result.log_odds) ** 2
+        assert result.softmax_se[0] == pytest.approx(np.std(squares, ddof=1) / math.sqrt(len(known)))
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -141,6 +141,14 @@ def test_no_failure_is_no_share():
     assert result.softmax.sum() == pytest.approx(1.0)
 
 
+def test_a_tie_is_no_failure_and_the_floor_of_the_shortfall_is_flat():
+    scores = np.array([[0.5, 0.5, 1.0], [0.5, 0.5, 0.0]])
+    result = risk_gradient(scores, [0, 0], ks=[1], bins=[-0.1, 0.7, 1.1])[0]
+    assert result.failure_rate == 0.25  # the negative at the cap, one of the first anchor's two
+    assert result.risk.tolist() == [0.0, 1.0]
+    assert result.shortfall.tolist() == [1.0, 0.0]  # above 1 - eps the logit does not change
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
