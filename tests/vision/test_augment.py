@@ -282,6 +282,7 @@ def drawn(augment: Augment, height: int = 32, width: int = 32, n: int = MANY) ->
         (20, 90, (0.5, 1.0), (3 / 4, 4 / 3)),  # few boxes fit, most end in the middle
         (90, 20, (0.5, 1.0), (3 / 4, 4 / 3)),
         (24, 32, (0.2, 1.0), (0.5, 2.0)),
+        (32, 32, (0.1, 0.3), (1.5, 3.0)),  # wide ones only
     ],
 )
 def test_boxes_are_distributed_as_defined(height, width, scale, ratio):
@@ -327,8 +328,17 @@ def test_factors_orders_and_flags_are_distributed_as_defined():
 
 
 def test_draws_are_independent_of_each_other():
-    draws = drawn(Augment(32, jitter_p=1.0, blur_p=0.5))
-    columns = [*draws.box.T, draws.flip, *draws.factors.T, *draws.order.T[:3], draws.grey, draws.sigma]
+    draws = drawn(Augment(32, jitter_p=0.8, blur_p=0.5))
+    jittered = draws.factors[:, 0] != 1
+    columns = [
+        *draws.box.T,
+        draws.flip,
+        *draws.factors.T,
+        *draws.order.T[:3],
+        draws.grey,
+        draws.sigma,
+        jittered,
+    ]
     table = np.corrcoef(np.stack([c.numpy().astype(float) for c in columns]))
     height_width = {(2, 3), (0, 2), (1, 3), (0, 3), (1, 2), (0, 1)}  # parts of one box
     orders = {(i, j) for i in (9, 10, 11) for j in (9, 10, 11)}  # parts of one permutation
@@ -336,6 +346,14 @@ def test_draws_are_independent_of_each_other():
         for j in range(i + 1, len(columns)):
             if (i, j) not in height_width | orders:
                 assert abs(table[i, j]) < 5 / math.sqrt(MANY), (i, j)
+
+
+def test_a_box_has_a_row_and_a_column_of_its_own():
+    top, left, height, width = drawn(
+        Augment(32, crop_scale=(0.25, 0.25), crop_ratio=(1.0, 1.0))
+    ).box.T.numpy()
+    assert set(height) == set(width) == {16}
+    assert abs(np.corrcoef(top, left)[0, 1]) < 5 / math.sqrt(MANY)
 
 
 def test_the_largest_uniform_stays_inside_the_image():

@@ -17,6 +17,7 @@ from training import run, same_weights, small_run, weights, write_data
 from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
 from weince.vision import train as training_module
+from weince.vision.augment import Augment
 from weince.vision.log import read_log
 from weince.vision.optim import OptimizerConfig
 from weince.vision.runs import (
@@ -30,7 +31,7 @@ from weince.vision.runs import (
     snapshots,
     temperature_of,
 )
-from weince.vision.train import train
+from weince.vision.train import VisionRun, train
 
 EPOCHS = 40
 KILLS = 20
@@ -385,6 +386,25 @@ def test_checkpoints_are_taken_when_they_are_due_and_at_the_end(data, tmp_path):
     run(data, tmp_path, {"epochs": 5, "checkpoint_every": 3})
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["step_000000003.pt", "step_000000005.pt"]
+
+
+def test_what_is_not_said_is_as_the_paper_has_it():
+    """SimCLR with batches of 256 for 100 epochs of Adam at 3e-4; no blur."""
+    said = VisionRun()
+    assert (said.epochs, said.batch, said.projection, said.width) == (100, 256, 64, 64)
+    assert said.optimizer == OptimizerConfig(
+        "adam", lr=3e-4, weight_decay=0.0, schedule="constant", warmup=0.0
+    )
+    assert said.augment == Augment(
+        32,
+        crop_scale=(0.08, 1.0),
+        crop_ratio=(3 / 4, 4 / 3),
+        flip=0.5,
+        jitter=(0.8, 0.8, 0.8, 0.2),
+        jitter_p=0.8,
+        grey_p=0.2,
+        blur_p=0.0,
+    )
 
 
 def test_an_epoch_has_randomness_of_its_own_that_comes_back():
