@@ -93,7 +93,7 @@ class Step:
     Args:
         views: The model that embeds two views, as the launcher wrapped it.
         loss: Of the embeddings.
-        optimizer: Of the model's (and the loss's) parameters.
+        optimizer: Of the model's parameters.
         pixels: All images.
         augment: What makes views of them.
         generator: Of the views' random numbers, on the device.

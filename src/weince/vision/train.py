@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from weince import checkpoint
 from weince.configure import LossConfig, build_loss
-from weince.losses import LinkLoss
 from weince.tail import TailConfig
 from weince.terms import WeinceLink
 from weince.vision.augment import Augment
@@ -123,7 +122,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     torch.manual_seed(run.seed)
     model = build_model(run)
     loss = build_loss(run.loss).to(fabric.device)
-    views, optimizer = _set_up(fabric, run, model, loss)
+    views, optimizer = _set_up(fabric, run, model)
     on_gpu = fabric.device.type == "cuda"
     pixels = Pixels(data.pretrain_images, fabric.device)
     generator = torch.Generator(fabric.device)
@@ -237,7 +236,7 @@ def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
     return made
 
 
-def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: LinkLoss) -> tuple[nn.Module, Any]:
+def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR) -> tuple[nn.Module, Any]:
     """Put the model on its device, compile it, and share it among the processes."""
     if fabric.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -248,7 +247,7 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: LinkLoss) -> 
     model.to(fabric.device)
     if _asked(run.compile, fabric.device.type == "cuda"):
         model.encoder.compile()
-    optimizer = build_optimizer([*model.parameters(), *loss.parameters()], run.optimizer)
+    optimizer = build_optimizer(model.parameters(), run.optimizer)
     return fabric.setup_module(TwoViews(model, run.precision)), optimizer
 
 
