@@ -18,6 +18,7 @@ from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
 from weince.vision import train as training_module
 from weince.vision.augment import Augment
+from weince.vision.data import load
 from weince.vision.log import read_log
 from weince.vision.optim import OptimizerConfig
 from weince.vision.runs import (
@@ -388,6 +389,28 @@ def test_checkpoints_are_taken_when_they_are_due_and_at_the_end(data, tmp_path):
     assert kept == ["step_000000003.pt", "step_000000005.pt"]
 
 
+def test_what_has_no_labels_is_trained_on_where_it_is_apart(data, tmp_path, monkeypatch):
+    images = load(str(data))
+    run(data, tmp_path / "together", {"epochs": 1})
+    apart = images._replace(train_images=images.test_images, train_labels=images.test_labels)
+    monkeypatch.setattr(training_module, "load", lambda *_, **__: apart)
+    run(data, tmp_path / "apart", {"epochs": 1})
+    assert same_weights(tmp_path / "together", tmp_path / "apart")
+
+
+def test_the_tail_is_logged_by_the_settings_of_the_loss(data, tmp_path):
+    lam = {}
+    for name, loss in (
+        ("paper", LossConfig("paper")),
+        ("shut", LossConfig("paper", tail={"rho0": 1e-6})),
+        ("infonce", LossConfig("infonce")),
+    ):
+        run(data, tmp_path / name, {"epochs": 1, "loss": loss})
+        lam[name] = read_log(tmp_path / name / "log.csv")[0]["lam"]
+    assert lam["shut"] < 1e-6
+    assert min(lam["paper"], lam["infonce"]) > 0.01
+
+
 def test_what_is_not_said_is_as_the_paper_has_it():
     """SimCLR with batches of 256 for 100 epochs of Adam at 3e-4; no blur."""
     said = VisionRun()
@@ -423,7 +446,8 @@ def test_an_epoch_has_randomness_of_its_own_that_comes_back():
 def test_a_quick_look_leaves_the_evaluation_alone(data, tmp_path):
     run(data, tmp_path, {"epochs": 1})
     (tmp_path / "evaluation.json").write_text("the whole one")
-    evaluate_run(tmp_path, device="cpu", quick=True)
+    found = evaluate_run(tmp_path, device="cpu", quick=True)
+    assert found.width == 64  # the encoder's features, not the projector's 8
     assert (tmp_path / "evaluation.json").read_text() == "the whole one"
     assert '"quick": true' in (tmp_path / "evaluation_quick.json").read_text()
     assert evaluation_path(tmp_path, data="there/mine.npz").name == "evaluation_mine.json"
