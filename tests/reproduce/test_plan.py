@@ -90,12 +90,13 @@ def test_a_loss_and_a_try_have_the_last_word(tmp_path):
 
 
 def test_runs_on_other_data_are_other_runs(tmp_path):
-    places = {
-        run.folder
+    runs = [
+        run
         for data in ("digits", "cifar10")
         for run in plan(read_table(edited(tmp_path, set={"data": data})), tmp_path)
-    }
-    assert len(places) == 2 * 2 * 2  # data, losses and seeds
+    ]
+    assert len({run.folder for run in runs}) == 2 * 2 * 2  # data, losses and seeds
+    assert len({run.key for run in runs}) == 2 * 2  # by which a result that is there is known again
 
 
 def test_tables_share_their_runs(tmp_path):
