@@ -160,7 +160,8 @@ def test_a_changed_configuration_is_another_run(tmp_path):
 
 
 def test_the_command_of_a_run_reads_back_as_its_settings(tmp_path):
-    losses = {"InfoNCE": {"set": {"loss.preset": "paper", "loss.tail": {"gate": "rho", "rho0": 0.05}}}}
+    changes = {"epochs": 5, "loss.preset": "paper", "loss.tail": {"gate": "rho", "rho0": 0.05}}
+    losses = {"InfoNCE": {"set": changes}}
     run = plan(read_table(edited(tmp_path, losses=losses)), tmp_path, epochs=3, device="cpu")[0]
     read = settings.read(VisionRun, run.arguments(), command="", examples="")
     assert read.loss.tail == {"gate": "rho", "rho0": 0.05}

@@ -105,11 +105,11 @@ def plan(
         raise ValueError(f"seed {repeated[0]} is given twice; got seeds {', '.join(map(str, seeds or ()))}")
     kept = _asked_for(table, only)
     base = {row: flat(settings.load(row)) for row, *_ in kept}
-    common = {**table.set, **({} if epochs is None else {"epochs": epochs})}
+    asked = {} if epochs is None else {"epochs": epochs}
     runs = []
     for seed in seeds or table.seeds:
         for row, loss, trial, tried in kept:
-            changes = {**common, **table.losses[loss].set, **tried}
+            changes = {**table.set, **table.losses[loss].set, **tried, **asked}
             folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
             extra = {"device": device} if device else {}
             run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, extra)
