@@ -1,5 +1,6 @@
 """The command line: help, bad input, interruptions. Bad input ends with one line, exit code 2, and no trace."""
 
+import json
 import os
 import pickle
 import signal
@@ -190,7 +191,7 @@ def test_other_peoples_files_are_not_replaced(tmp_path, capsys):
     assert (tmp_path / "page" / "thesis.tex").read_text() == "x"
 
 
-def test_notes_beside_an_earlier_report_are_not_removed(tmp_path, capsys):
+def test_the_verdict_is_told_and_notes_beside_an_earlier_report_are_not_removed(tmp_path, capsys):
     z_i, z_j = views()
     line = [
         "diagnose",
@@ -200,6 +201,8 @@ def test_notes_beside_an_earlier_report_are_not_removed(tmp_path, capsys):
         *FAST,
     ]
     assert main(line) == 0
+    said = json.loads((tmp_path / "page" / "summary.json").read_text())["models"][0]["verdict"]["headline"]
+    assert f"x: {said}\n" in capsys.readouterr().err
     assert main(line) == 0  # a report alone is replaced
     (tmp_path / "page" / "notes.txt").write_text("mine")
     capsys.readouterr()

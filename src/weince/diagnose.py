@@ -10,6 +10,7 @@ The folder appears under its name only when it is complete: it is built beside i
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def diagnose(
         quick: Fewer batches and simulations: seconds instead of a minute for a few thousand pairs.
         temperature: The temperature the models were trained with, if known.
         seed: Seed of every draw.
-        progress: Show progress bars on stderr.
+        progress: Show progress bars and the verdicts on stderr.
 
     Returns:
         Path of ``index.html``.
@@ -99,7 +100,7 @@ def write_diagnosis(
         seeds: The models are seeds of one recipe: show their mean, with a t-interval over them.
         opening: What stands on the page before the diagnosis: where the models come from, for example.
         command: What the page says it was made with.
-        progress: Show progress bars on stderr.
+        progress: Show progress bars and the verdicts on stderr.
     """
     if not pairs:
         raise InputError("nothing to diagnose: give at least one model")
@@ -149,6 +150,9 @@ def write_diagnosis(
         )
         write_page(page, folder / "index.html")
         bar.update(drawing, total=1, completed=1, stage="done")
+    if progress:
+        for m, verdict in list(zip(models, verdicts, strict=True))[-len(shown) :]:
+            print(f"{m.name}: {verdict.headline}", file=sys.stderr)
     return out / "index.html"
 
 
