@@ -90,6 +90,8 @@ def test_message(call, error, message):
         (lambda: InfoNCELoss(torch.ones(2, 2)), ValueError, r"one per anchor; got shape \(2, 2\)"),
         (lambda: LinkLoss(0.5), TypeError, r"wanted terms like Term\(SoftmaxLink"),
         (lambda: InfoNCELoss(extra=[SoftmaxLink()]), TypeError, "wanted terms like"),
+        (lambda: InfoNCELoss(extra=0.5), TypeError, "must be a list of terms.*got 0.5"),
+        (lambda: InfoNCELoss(extra=Term(SoftmaxLink())), TypeError, r"must be a list of terms.*got Term\("),
         (
             lambda: InfoNCELoss(extra=[Term(SoftmaxLink(), hardest=0)]),
             ValueError,

@@ -18,7 +18,7 @@ from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats
 from weince.tail import tail_stats as _tail_stats
-from weince.terms import Term, WeinceLink, check_terms, described
+from weince.terms import Term, WeinceLink, described, terms_of
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -87,15 +87,14 @@ def link_loss(
         return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
     """
     check_choice("reduction", reduction, get_args(Reduction))
-    terms = [Term(link), *extra]
-    check_terms(terms)
+    terms = terms_of(link, extra)
     tails = [term.link.tail for term in terms if isinstance(term.link, WeinceLink)]
     tail = tails[0] if tails else TailConfig() if return_stats else None
     check_gather(gather, engine)
     spread = bool(gather) and is_spread()
     plain = labels is None and negatives is None and ids is None and ignore is None and not check_finite
     if plain and candidates == "views" and engine in ("auto", "fused") and reduction != "none" and not spread:
-        short = None if extra else _small(z_i, z_j, link, reduction, return_stats)
+        short = None if len(terms) > 1 else _small(z_i, z_j, link, reduction, return_stats)
         if short is not None:
             loss, stats = short
             return loss if stats is None else LossOutput(loss, stats)

@@ -7,7 +7,7 @@
 torch.Size([])
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Self, TypedDict, Unpack, get_args
 
@@ -20,7 +20,7 @@ from weince.engines.choose import Engine
 from weince.functional import LossOutput, Reduction
 from weince.links import Link, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig
-from weince.terms import BatchShortfallLink, Term, WeinceLink, check_terms
+from weince.terms import BatchShortfallLink, Term, WeinceLink, terms_of
 
 
 class ModuleOptions(TypedDict, total=False):
@@ -89,14 +89,14 @@ class LinkLoss(nn.Module):
         self.gather, self.check_finite = gather, check_finite
         self._learned: list[tuple[int, str, str]] = []  # term, field of its link, name in this module
         self._held: list[str] = []  # names in this module of what links learn or remember
-        self._hold(link, tuple(extra))
+        self._hold(link, extra)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Another link or other terms bring what they learn; what the former ones learnt is then gone."""
         if name == "link":
-            self._hold(value, tuple(self._terms()[1:]))
+            self._hold(value, self._terms()[1:])
         elif name == "extra":
-            self._hold(self._terms()[0].link, tuple(value))
+            self._hold(self._terms()[0].link, value)
         else:
             self._refuse_field(name, value)
             super().__setattr__(name, value)
@@ -111,14 +111,13 @@ class LinkLoss(nn.Module):
                 f"{name} belongs to the link {link}: set link = {type(link).__name__}({name}=...), or make a new loss"
             )
 
-    def _hold(self, link: Link, extra: tuple[Term, ...]) -> None:
+    def _hold(self, link: Link, extra: Iterable[Term]) -> None:
         """Take the terms, and make what their links learn or remember part of this module."""
-        terms = [Term(link), *extra]
-        check_terms(terms)
+        terms = terms_of(link, extra)
         for name in self._held:
             delattr(self, name)
         self.__dict__.pop("link", None)
-        held: dict[str, Any] = {"link": link, "extra": extra}
+        held: dict[str, Any] = {"link": link, "extra": tuple(terms[1:])}
         for name, value in held.items():
             super().__setattr__(name, value)
         self._held, self._learned = [], []

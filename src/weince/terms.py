@@ -4,7 +4,7 @@ An engine first surveys the batch's hardest negatives (:class:`Survey`), then *b
 found, then computes the loss. Most links bind to themselves; WEINCE's takes its weights from the tail.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
@@ -46,8 +46,11 @@ class Term(NamedTuple):
     hardest: int | None = None
 
 
-def check_terms(terms: Sequence[Term]) -> None:
-    """Raise if these cannot be summed into one loss."""
+def terms_of(link: Link, extra: Iterable[Term]) -> list[Term]:
+    """The terms of a loss, that of ``link`` first; raises if they cannot be summed into one."""
+    if isinstance(extra, Term) or not isinstance(extra, Iterable):  # a Term is a tuple, and not one of terms
+        raise TypeError(f"extra must be a list of terms, [Term(SoftmaxLink(0.5), weight=0.5)]; got {extra!r}")
+    terms = [Term(link), *extra]
     for term in terms:
         if not isinstance(term, Term) or not isinstance(term.link, Link):
             raise TypeError(f"wanted terms like Term(SoftmaxLink(0.5), weight=0.5); got {term!r}")
@@ -58,6 +61,7 @@ def check_terms(terms: Sequence[Term]) -> None:
         raise ValueError(
             f"all WeinceLinks of one loss must share a TailConfig; got {len(tails)} different ones"
         )
+    return terms
 
 
 def described(terms: Sequence[Term]) -> str:
