@@ -82,7 +82,7 @@ def test_the_benchmark_compares_blocks_of_one_round():
 def test_a_missing_model_is_said_in_one_line(path, tmp_path):
     for model, said in {
         str(tmp_path / "missing"): f"{Path(path).stem}: no model folder {tmp_path}/missing",
-        "nobody/nothing": f"{Path(path).stem}: cannot load model nobody/nothing from the hub or its cache",
+        "nobody/nothing": f"{Path(path).stem}: cannot load model 'nobody/nothing' from the hub's cache",
     }.items():
         with pytest.raises(SystemExit) as stopped:
             script(path).main(["--model", model])
