@@ -114,7 +114,7 @@ def measure(
     return triton.testing.do_bench(timed, warmup=20, rep=80, return_mode="median"), peak
 
 
-def cases(pairs: int, d: int, dtype: torch.dtype) -> list[tuple[str, Loss, bool]]:
+def cases(pairs: int, dtype: torch.dtype) -> list[tuple[str, Loss, bool]]:
     """Name, loss, and whether to replay it from a graph."""
     found = [("WEINCE fused", weince("fused"), False)]
     if pairs in COMPILED and dtype == torch.float32:
@@ -133,7 +133,7 @@ def cases(pairs: int, d: int, dtype: torch.dtype) -> list[tuple[str, Loss, bool]
 
 
 def run(sizes: list[tuple[int, int]], dtypes: list[torch.dtype]) -> list[Row]:
-    todo = [(n, d, dtype, *case) for n, d in sizes for dtype in dtypes for case in cases(n, d, dtype)]
+    todo = [(n, d, dtype, *case) for n, d in sizes for dtype in dtypes for case in cases(n, dtype)]
     rows = []
     for n, d, dtype, name, loss, graph in track(todo, description="losses"):
         torch.compiler.reset()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+_KEPT = 2  # checkpoints of a run: should the newest be cut, the one before is whole
 _NAME = re.compile(r"step_(\d{9})\.pt")
 
 
@@ -23,8 +24,8 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-def save(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write a checkpoint and remove all but the newest ``keep``.
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write a checkpoint and remove all but the newest two.
 
     Raises:
         OSError: It could not be written (a full disk, say); the earlier checkpoints are still there.
@@ -34,7 +35,7 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Pa
         cut.unlink(missing_ok=True)
     path = folder / f"step_{step:09d}.pt"
     write_aside(path, lambda part: torch.save(state, part), "checkpoint")
-    for old in _paths(folder)[:-keep]:
+    for old in _paths(folder)[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path
 

@@ -28,6 +28,8 @@ Partition = Callable[[FloatArray], tuple[float, FloatArray, FloatArray]]
 
 # Rows are processed in blocks of about this many scores, so that the temporaries stay in the cache.
 _BLOCK = 2**17
+# The most Newton steps of a fit; one that needs more is said not to have converged.
+_STEPS = 100
 # Scores may leave [-1, 1] by this much through rounding; anything further is not a cosine.
 _ROUNDING = 1e-3
 
@@ -227,7 +229,6 @@ class Optimum(NamedTuple):
     theta: FloatArray
     value: float
     hessian: FloatArray
-    iterations: int
     converged: bool
 
 
@@ -254,7 +255,7 @@ def _best_step(theta: FloatArray, slope: FloatArray, hessian: FloatArray) -> Flo
     return best
 
 
-def maximise(partition: Partition, target: FloatArray, start: FloatArray, *, max_iter: int = 100) -> Optimum:
+def maximise(partition: Partition, target: FloatArray, start: FloatArray) -> Optimum:
     """Newton with an exact active set and a backtracking line search, from a feasible ``start``.
 
     Stops when the step promises less than 1e-12 of the value; the optimum is then exact to rounding. Call it
@@ -263,12 +264,12 @@ def maximise(partition: Partition, target: FloatArray, start: FloatArray, *, max
     theta = np.asarray(start, dtype=np.float64)
     a, gradient, hessian = partition(theta)
     value = float(theta @ target) - a
-    for iteration in range(1, max_iter + 1):
+    for _ in range(_STEPS):
         slope = target - gradient
         step = _best_step(theta, slope, hessian)
         rise = float(slope @ step)
         if rise <= 1e-12 * (1.0 + abs(value)):
-            return Optimum(theta, value, hessian, iteration, True)
+            return Optimum(theta, value, hessian, True)
         size = 1.0
         while True:
             trial = np.maximum(theta + size * step, 0.0)
@@ -280,9 +281,9 @@ def maximise(partition: Partition, target: FloatArray, start: FloatArray, *, max
             if size < 1e-9:
                 # Rounding hides any further rise.
                 small = rise <= 1e-8 * (1.0 + abs(value))
-                return Optimum(theta, value, partition(theta)[2], iteration, small)
+                return Optimum(theta, value, partition(theta)[2], small)
         theta, value = trial, trial_value
-    return Optimum(theta, value, hessian, max_iter, False)
+    return Optimum(theta, value, hessian, False)
 
 
 def separated(choices: Choices, feature: int) -> bool:
@@ -328,7 +329,7 @@ def fit(choices: Choices, start: FloatArray | None = None) -> Optimum:
     """The maximum-likelihood weights; all NaN, with value 0, when the winners are perfectly separated."""
     k = len(choices.features)
     if any(separated(choices, j) for j in range(k)):
-        return Optimum(np.full(k, np.nan), 0.0, np.full((k, k), np.nan), 0, False)
+        return Optimum(np.full(k, np.nan), 0.0, np.full((k, k), np.nan), False)
     start = np.r_[5.0, np.zeros(k - 1)] if start is None else start
     return maximise(partition_of(choices), np.zeros(k), start)
 

@@ -171,13 +171,13 @@ def maximise_rows(y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     )
 
 
-def _golden(f: Callable[[Floats], Floats], low: Floats, high: Floats, steps: int = 40) -> Floats:
+def _golden(f: Callable[[Floats], Floats], low: Floats, high: Floats) -> Floats:
     """Maximise f row by row between low and high; 40 steps leave 4e-9 of the bracket."""
     ratio = (np.sqrt(5.0) - 1.0) / 2.0
     a, b = low.astype(np.float64), high.astype(np.float64)
     c, d = b - ratio * (b - a), a + ratio * (b - a)
     fc, fd = f(c), f(d)
-    for _ in range(steps):
+    for _ in range(40):
         shrink = fc >= fd  # the maximum lies left of d
         a, b = np.where(shrink, a, c), np.where(shrink, d, b)
         fresh = np.where(shrink, b - ratio * (b - a), a + ratio * (b - a))

@@ -80,9 +80,9 @@ def threshold_figures(gallery: Gallery, tag: str, tail: Tail) -> list[Figure]:
     return out
 
 
-def _histogram(ax: Axes, values: Floats, colour: str, label: str | None = None, bins: int = 40) -> None:
-    heights, edges = np.histogram(values, bins=bins)
-    ax.stairs(100.0 * heights / max(values.size, 1), edges, fill=True, color=colour, alpha=0.6, label=label)
+def _histogram(ax: Axes, values: Floats, colour: str) -> None:
+    heights, edges = np.histogram(values, bins=40)
+    ax.stairs(100.0 * heights / max(values.size, 1), edges, fill=True, color=colour, alpha=0.6)
 
 
 def anchor_figures(gallery: Gallery, tag: str, m: Measured) -> list[Figure]:

@@ -92,9 +92,9 @@ def number(value: float, digits: int = 3) -> str:
     return text.replace("-", MINUS)
 
 
-def span(interval: tuple[float, float], digits: int = 3) -> str:
+def span(interval: tuple[float, float]) -> str:
     """An interval for running text."""
-    return f"{number(interval[0], digits)} to {number(interval[1], digits)}"
+    return f"{number(interval[0])} to {number(interval[1])}"
 
 
 def p_text(p: float) -> str:

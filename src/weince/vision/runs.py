@@ -171,7 +171,7 @@ def evaluate_run(
 
 @torch.no_grad()
 def embed_pairs(
-    folder: Path, weights: Path | None = None, *, pairs: int = 8192, data: str | None = None, seed: int = 0
+    folder: Path, weights: Path | None = None, *, pairs: int = 8192, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings ``(pairs, d)`` of two random views of held-out images, where the loss acts.
 
@@ -184,7 +184,7 @@ def embed_pairs(
     device = find_device("auto")
     model.to(device)
     allow_tf32(run.precision)
-    images = load(data or run.data, size=run.augment.size).test_images
+    images = load(run.data, size=run.augment.size).test_images
     generator = torch.Generator(device).manual_seed(seed)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
     found: list[list[torch.Tensor]] = [[], []]
