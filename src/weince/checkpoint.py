@@ -90,6 +90,11 @@ def write_aside(path: Path, write: Callable[[Path], object], what: str = "file")
         part.unlink(missing_ok=True)
 
 
+def write_text_aside(path: Path, text: str, what: str = "file") -> None:
+    """Write a text as `write_aside` does: whole or not at all."""
+    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), what)
+
+
 def _paths(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name))

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from weince.checkpoint import check_folder, write_aside
+from weince.checkpoint import check_folder, write_text_aside
 from weince.configure import unknown
 
 LAPTOP = "digits_tiny"
@@ -219,4 +219,4 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
         if changed:
             raise ValueError(f"{folder} holds another run ({'; '.join(changed)}): choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    write_aside(path, lambda part: part.write_text(dump(settings), encoding="utf-8"), "settings")
+    write_text_aside(path, dump(settings), "settings")

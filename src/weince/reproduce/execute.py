@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from weince.checkpoint import write_aside
+from weince.checkpoint import write_text_aside
 from weince.cli import INTERRUPTED
 from weince.machine import version
 from weince.reproduce.plan import Run, has_settings
@@ -196,7 +196,7 @@ def _sign(run: Run, seconds: float) -> None:
         "measures": {**measures, run.measure: where},
     }
     text = json.dumps(made, indent=1) + "\n"
-    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "record")
+    write_text_aside(path, text, "record")
 
 
 def _repeatable(run: Run) -> str:

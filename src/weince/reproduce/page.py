@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from weince.checkpoint import write_aside
+from weince.checkpoint import write_aside, write_text_aside
 from weince.evaluate.protocol import Interval, PairedTest, pooled_spread
 from weince.reproduce.aggregate import Line, Summary
 from weince.reproduce.plan import Run
@@ -84,7 +84,7 @@ def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, 
 
 
 def _write(path: Path, text: str) -> None:
-    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "table")
+    write_text_aside(path, text, "table")
 
 
 def cells(line: Line) -> tuple[str, ...]:

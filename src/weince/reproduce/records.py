@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from weince.checkpoint import write_aside
+from weince.checkpoint import write_text_aside
 from weince.reproduce.plan import Run
 
 KEPT = ("log.csv", "made.json")
@@ -27,11 +27,7 @@ def keep_records(runs: Sequence[Run], folder: Path) -> None:
                 shutil.copyfile(source, place / source.name)
         settings = yaml.safe_load((run.folder / "run.yaml").read_text(encoding="utf-8"))
         settings |= {"data": _named(settings["data"]), "out": f"runs/{run.name}"}
-        _write(place / "run.yaml", yaml.safe_dump(settings, sort_keys=False))
-
-
-def _write(path: Path, text: str) -> None:
-    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "record")
+        write_text_aside(place / "run.yaml", yaml.safe_dump(settings, sort_keys=False), "record")
 
 
 def _named(data: str) -> str:

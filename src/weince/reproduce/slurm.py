@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weince.checkpoint import write_aside
+from weince.checkpoint import write_text_aside
 from weince.configure import unknown
 from weince.reproduce.execute import ATTEMPTS, Tell, carry_out, is_done
 from weince.reproduce.plan import Run
@@ -137,8 +137,7 @@ def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: P
         else executor.submit_array([Job(run) for run in runs])
     )
     queue |= {str(run.folder): job.job_id for run, job in zip(runs, jobs, strict=True)}
-    text = json.dumps(queue, indent=1)
-    write_aside(folder / "jobs.json", lambda part: part.write_text(text, encoding="utf-8"), "list of jobs")
+    write_text_aside(folder / "jobs.json", json.dumps(queue, indent=1), "list of jobs")
     for run in runs:
         tell(run, "started")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weince.checkpoint import write_aside
+from weince.checkpoint import write_text_aside
 
 PAIRS, BATCHES, SEED = 256, 32, 0
 
@@ -63,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     text = json.dumps(measure(options.kind, options.folder), indent=1) + "\n"
     path = options.folder / f"{options.kind}.json"
-    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), "result")
+    write_text_aside(path, text, "result")
 
 
 if __name__ == "__main__":

@@ -276,4 +276,4 @@ def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
     }
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
-    checkpoint.write_aside(job.run.out / "result.json", lambda part: part.write_text(text, encoding="utf-8"))
+    checkpoint.write_text_aside(job.run.out / "result.json", text)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from weince import settings
-from weince.checkpoint import write_aside
+from weince.checkpoint import write_aside, write_text_aside
 from weince.embeddings import Pairs, make_pairs, rename
 from weince.machine import find_device
 from weince.vision import encoders
@@ -161,11 +161,7 @@ def evaluate_run(
         quick=quick,
     )
     text = json.dumps(evaluation.record(), indent=1)
-    write_aside(
-        evaluation_path(folder, data=data, quick=quick),
-        lambda part: part.write_text(text, encoding="utf-8"),
-        "evaluation",
-    )
+    write_text_aside(evaluation_path(folder, data=data, quick=quick), text, "evaluation")
     return evaluation
 
 
