@@ -118,13 +118,22 @@ def load(chosen: str) -> dict[str, Any]:
         if path.stem not in named or path.parent != Path():
             raise ValueError(f"no such file, and {unknown('configuration', chosen, named)}")
         path = named[path.stem]
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{chosen} is not YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path, chosen)
     if not isinstance(content, dict):
         raise ValueError(f"{chosen} must hold keys and values; got {type(content).__name__}")
     return content
+
+
+def read_yaml(path: Path, name: str) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ValueError: It is not YAML; ``name`` is what the user calls it.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def dump(settings: Any) -> str:

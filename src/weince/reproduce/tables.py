@@ -8,10 +8,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from weince.configure import unknown
 from weince.evaluate.knn import RECALLS
+from weince.settings import read_yaml
 
 SEEDS = (7, 21, 63, 84)
 
@@ -143,10 +142,7 @@ def read_table(chosen: str) -> Table:
         path = named[chosen]
     elif not path.is_file():
         raise ValueError(f"{chosen}: no such table file")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{chosen} is not YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path, chosen)
     try:
         return _table(path, content)
     except (ValueError, TypeError) as error:
