@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from weince.report.bank import Settings
+from weince.report.html import style_sheet, templates
 from weince.report.measure import Measured
 from weince.report.sections import Group, Section
 from weince.report.style import Figure
@@ -55,17 +55,9 @@ def _inline(figure: Figure) -> Markup:
 
 def render(page: Page) -> str:
     """The HTML of a page. Everything but the drawings is escaped."""
-    loader = PackageLoader("weince.report", "templates")
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("weince.report")
     environment.filters["inline"] = _inline
-    style = Markup(loader.get_source(environment, "style.css")[0])
-    return environment.get_template("page.html").render(page=page, style=style)
+    return environment.get_template("page.html").render(page=page, style=style_sheet())
 
 
 def write_page(page: Page, path: Path) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from weince.checkpoint import write_aside, write_text_aside
 from weince.evaluate.protocol import Interval, PairedTest, pooled_spread
+from weince.report.html import style_sheet, templates
 from weince.reproduce.aggregate import Line, Summary
 from weince.reproduce.plan import Run
 
@@ -245,21 +245,12 @@ def _row(row: Iterable[str]) -> str:
 
 def html(page: Page) -> str:
     """The page: self-contained, no script, everything escaped."""
-    environment = Environment(
-        loader=PackageLoader("weince.reproduce", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    # The look of the diagnosis pages.
-    style = (Path(__file__).parents[1] / "report" / "templates" / "style.css").read_text(encoding="utf-8")
-    return environment.get_template("table.html").render(
+    return templates("weince.reproduce").get_template("table.html").render(
         page=page,
         numeric=NUMERIC,
         chosen=by_figure(page.summary.chosen),
         tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
-        style=Markup(style),
+        style=style_sheet(),
         drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
     )
 
