@@ -19,7 +19,6 @@ from weince import evt
 from weince.evaluate.bar import progress_bar
 from weince.evaluate.protocol import t_interval
 from weince.evt import AblationPoint, LinkBank
-from weince.reproduce.page import interval
 
 EXAMPLE = """\
 example:
@@ -66,7 +65,7 @@ def spread(values: Sequence[float]) -> str:
     """Mean ± half of its 95 % t-interval; a dash where a link could not be fitted."""
     if not np.isfinite(values).all():
         return "—"
-    return interval(t_interval(values), 3)
+    return t_interval(values).text(3)
 
 
 def at(points: Sequence[Point], law: str, kept: int, pool: int) -> list[Point]:

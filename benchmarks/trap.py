@@ -26,7 +26,6 @@ from weince.configure import LossConfig, build_loss
 from weince.evaluate.bar import progress_bar
 from weince.evaluate.protocol import t_interval
 from weince.losses import released_terms
-from weince.reproduce.page import interval
 from weince.scores import CROWD, shortfalls, unit_rows
 
 EXAMPLE = """\
@@ -155,7 +154,7 @@ def look(z_i: Tensor, z_j: Tensor, rise: float) -> Outcome:
 
 def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     """Mean ± half of its 95 % t-interval."""
-    return interval(t_interval(scale * value for value in values), digits)
+    return t_interval(scale * value for value in values).text(digits)
 
 
 def markdown(found: dict[str, list[Outcome]], steps: int, source: str, figure: str) -> str:

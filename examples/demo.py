@@ -38,7 +38,6 @@ from weince.report.training import (
     Opening,
     curves_section,
     headline,
-    interval_text,
     results_section,
 )
 from weince.vision.data import ImageData, load
@@ -133,7 +132,7 @@ def print_table(console: Console, comparison: Comparison, title: str) -> None:
     for figure in next(iter(comparison.values())):
         table.add_column(figure, justify="right")
     for name, figures in comparison.items():
-        table.add_row(name, *(interval_text(t_interval(values)) for values in figures.values()))
+        table.add_row(name, *(t_interval(values).text(1) for values in figures.values()))
     console.print(table)
     console.print(CAUTION)
 

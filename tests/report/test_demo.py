@@ -81,7 +81,7 @@ def test_finished_runs_are_kept_and_cut_ones_go_on(done, demo):
     assert tuple(again) == NAMES
     for name, figures in again.items():
         line = next(line for line in printed.splitlines() if name in line)
-        assert all(demo.interval_text(demo.t_interval(values)) in line for values in figures.values())
+        assert all(demo.t_interval(values).text(1) in line for values in figures.values())
 
 
 def test_a_trained_encoder_is_not_the_untrained_one(done, demo):

@@ -303,9 +303,9 @@ def test_every_cell_is_under_its_heading(tmp_path):
 
 def test_figures_as_they_are_read():
     one = t_interval([50.126])
-    assert pages.interval(one, 2) == "50.13"
-    assert pages.interval(None, 2) == "—"
-    assert pages.difference(paired_test([1.0], [2.5]), 2) == "-1.50"
+    assert pages.text_or_dash(one, 2) == "50.13"
+    assert pages.text_or_dash(None, 2) == "—"
+    assert pages.text_or_dash(paired_test([1.0], [2.5]), 2) == "-1.50"
     assert pages.p_value(paired_test([1.0], [2.5])) == "—"
     assert pages.p_value(paired_test([1.0, 1.0001, 1.0002], [2.0, 2.0, 2.0])) == "< 0.001"
     assert pages.p_value(PairedTest(1.0, 0.1, 0.00151, 3)) == "0.002"

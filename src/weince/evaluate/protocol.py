@@ -30,6 +30,10 @@ class Interval(NamedTuple):
     half: float
     n: int
 
+    def text(self, digits: int) -> str:
+        """``50.01 ± 0.19``; without a half width the mean alone."""
+        return f"{self.mean:.{digits}f}{_half_text(self.half, digits)}"
+
 
 class PairedTest(NamedTuple):
     """A paired t-test.
@@ -45,6 +49,14 @@ class PairedTest(NamedTuple):
     half: float
     p_value: float
     n: int
+
+    def text(self, digits: int) -> str:
+        """``+0.42 ± 0.19``: the difference with its sign; without a half width the difference alone."""
+        return f"{self.difference:+.{digits}f}{_half_text(self.half, digits)}"
+
+
+def _half_text(half: float, digits: int) -> str:
+    return "" if math.isnan(half) else f" ± {half:.{digits}f}"
 
 
 def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:

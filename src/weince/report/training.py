@@ -11,7 +11,7 @@ from itertools import cycle
 
 import numpy as np
 
-from weince.evaluate.protocol import Interval, t_interval
+from weince.evaluate.protocol import t_interval
 from weince.report.sections import Group, Section
 from weince.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend, shorten
 from weince.report.tables import Cell, Table, text
@@ -44,11 +44,6 @@ class Opening:
     diagnosis: str = "Diagnosis"
 
 
-def interval_text(found: Interval) -> str:
-    """``95.4 ± 0.8``; of a single value the value alone."""
-    return f"{found.mean:.1f}" + ("" if np.isnan(found.half) else f" ± {found.half:.1f}")
-
-
 def headline(comparison: Comparison, figure: str) -> str:
     """Which loss is highest, and whether the others are really below it."""
     intervals = {name: t_interval(values[figure]) for name, values in comparison.items()}
@@ -57,7 +52,7 @@ def headline(comparison: Comparison, figure: str) -> str:
     best = max(intervals, key=lambda name: intervals[name].mean)
     top = intervals[best]
     near = [n for n, i in intervals.items() if n != best and i.mean + i.half >= top.mean - top.half]
-    said = f"{figure}: {best} is highest, {interval_text(top)} %"
+    said = f"{figure}: {best} is highest, {top.text(1)} %"
     if not near:
         return f"{said}, and no other interval reaches its own."
     return f"{said}, but its interval overlaps {'those' if len(near) > 1 else 'that'} of {_listed(near)}."
@@ -101,9 +96,7 @@ def results_section(
 def _cell(values: Sequence[float]) -> Cell:
     found = t_interval(values)
     known = not np.isnan(found.half)
-    return Cell(
-        interval_text(found), (found.mean - found.half, found.mean + found.half) if known else found.mean
-    )
+    return Cell(found.text(1), (found.mean - found.half, found.mean + found.half) if known else found.mean)
 
 
 def _looks(names: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:

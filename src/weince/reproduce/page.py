@@ -95,11 +95,11 @@ def cells(line: Line) -> tuple[str, ...]:
         line.row,
         line.loss,
         line.tried or "as configured",
-        interval(line.reported, digits),
-        interval(line.measured, digits),
+        text_or_dash(line.reported, digits),
+        text_or_dash(line.measured, digits),
         n if n == str(line.planned) else f"{n} of {line.planned}",
         "—" if math.isnan(line.validation) else f"{line.validation:.2f}",
-        f"{difference(line.against, digits)}{_fewer_pairs(line)}",
+        f"{text_or_dash(line.against, digits)}{_fewer_pairs(line)}",
         p_value(line.against),
     )
 
@@ -111,20 +111,9 @@ def _fewer_pairs(line: Line) -> str:
     return f" (n = {line.against.n})"
 
 
-def interval(found: Interval | None, digits: int) -> str:
-    """``50.01 ± 0.19``; without a half width the mean alone, and a dash for nothing."""
-    if found is None:
-        return "—"
-    half = "" if math.isnan(found.half) else f" ± {found.half:.{digits}f}"
-    return f"{found.mean:.{digits}f}{half}"
-
-
-def difference(found: PairedTest | None, digits: int) -> str:
-    """A signed difference with its interval."""
-    if found is None:
-        return "—"
-    half = "" if math.isnan(found.half) else f" ± {found.half:.{digits}f}"
-    return f"{found.difference:+.{digits}f}{half}"
+def text_or_dash(found: Interval | PairedTest | None, digits: int) -> str:
+    """A mean, or a signed difference, with its interval; a dash for nothing."""
+    return "—" if found is None else found.text(digits)
 
 
 def p_value(found: PairedTest | None) -> str:
@@ -245,13 +234,17 @@ def _row(row: Iterable[str]) -> str:
 
 def html(page: Page) -> str:
     """The page: self-contained, no script, everything escaped."""
-    return templates("weince.reproduce").get_template("table.html").render(
-        page=page,
-        numeric=NUMERIC,
-        chosen=by_figure(page.summary.chosen),
-        tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
-        style=style_sheet(),
-        drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
+    return (
+        templates("weince.reproduce")
+        .get_template("table.html")
+        .render(
+            page=page,
+            numeric=NUMERIC,
+            chosen=by_figure(page.summary.chosen),
+            tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
+            style=style_sheet(),
+            drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
+        )
     )
 
 
