@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from scipy import stats
 
 from weince import evt
+from weince.evaluate.protocol import t_interval
 from weince.evt import AblationPoint
 from weince.report.bank import Floats
 from weince.report.measure import Measured, Theory
@@ -264,8 +264,7 @@ def mean_over(values: Floats) -> tuple[float, tuple[float, float]]:
     known = values[np.isfinite(values)]
     if known.size < 2:
         return float("nan"), (float("nan"), float("nan"))
-    half = float(stats.t.ppf(0.975, known.size - 1) * known.std(ddof=1) / np.sqrt(known.size))
-    mean = float(known.mean())
+    mean, half, _ = t_interval(known)
     return mean, (mean - half, mean + half)
 
 
