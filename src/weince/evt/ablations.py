@@ -14,8 +14,15 @@ from numpy.typing import ArrayLike
 
 from weince.evt import choice
 from weince.evt.choice import Choices, FloatArray, IntArray
-from weince.evt.link_fit import Interval, check_level, fit_pair, lam_tau
-from weince.evt.link_test import LinkBank, Progress, clustered_t, resampled_interval, split_batches
+from weince.evt.link_fit import Interval, check_level, fit_pair
+from weince.evt.link_test import (
+    LinkBank,
+    Progress,
+    batch_gains,
+    clustered_t,
+    resampled_interval,
+    split_batches,
+)
 
 
 @dataclass(frozen=True)
@@ -204,12 +211,8 @@ def _ablation_point(
     choices = choice.read_choices(*bank)
     inside, outside = split_batches(len(choices.labels), 0.5, rng)
     pair = fit_pair(choices.take(inside))
-    judged = choices.take(outside)
-    gains = choice.batch_means(judged, pair.full.theta) - choice.batch_means(judged, pair.null.theta)
-    separated = bool(np.isnan(pair.full.theta).any())
-    lam, tau = (np.nan, np.nan) if separated else lam_tau(pair.full.theta)
-    tau0 = np.nan if np.isnan(pair.null.theta[0]) else lam_tau(pair.null.theta)[1]
-    return AblationPoint(kept, pool, lam, tau, tau0, _gain(gains, bootstraps, 0.95, rng), separated)
+    gain = _gain(batch_gains(choices.take(outside), pair), bootstraps, 0.95, rng)
+    return AblationPoint(kept, pool, *pair.lam_tau, pair.tau0, gain, pair.separated)
 
 
 def hard_negative_ablation(

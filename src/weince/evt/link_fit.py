@@ -62,8 +62,23 @@ class Pair(NamedTuple):
     null: Optimum
     full: Optimum
 
+    @property
+    def separated(self) -> bool:
+        """Whether no finite fit exists, see `weince.evt.choice.separated`."""
+        return bool(np.isnan(self.full.theta).any())
 
-def lam_tau(theta: FloatArray) -> Interval:
+    @property
+    def lam_tau(self) -> tuple[float, float]:
+        """(lam, tau) of the blend; NaN without a finite fit."""
+        return (np.nan, np.nan) if self.separated else _lam_tau(self.full.theta)
+
+    @property
+    def tau0(self) -> float:
+        """Temperature of softmax; NaN without a finite fit."""
+        return np.nan if np.isnan(self.null.theta[0]) else _lam_tau(self.null.theta)[1]
+
+
+def _lam_tau(theta: FloatArray) -> tuple[float, float]:
     """(lam, tau) of the weights (a, b). With no weight at all: lam 0, tau infinite."""
     total = float(theta.sum())
     return (0.0, np.inf) if total == 0.0 else (float(theta[1]) / total, 1.0 / total)
@@ -161,7 +176,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
     none = (np.nan, np.nan), (np.nan, np.nan), "none"
     if len(choices.labels) < 2 or np.isnan(theta).any() or theta.sum() == 0.0:
         return none
-    lam, tau = lam_tau(theta)
+    lam, tau = _lam_tau(theta)
     robust, plain = (_slopes(theta) @ v @ _slopes(theta).T for v in _sandwich(choices, theta))
     if np.any(np.diag(plain) <= 0.0):
         return none
@@ -193,7 +208,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
 def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
     """What a reader must know before trusting this fit."""
     beaten, n = int(choices.beaten[0].sum()), choices.anchors
-    if np.isnan(pair.full.theta).any():
+    if pair.separated:
         return (
             f"Perfect separation: all {n} fitted anchors have their winner at the top, so the likelihood "
             "rises without end as the temperature falls to 0 and no finite fit exists: use harder negatives.",
@@ -218,14 +233,11 @@ def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
 
 def link_fit(choices: Choices, pair: Pair, level: float) -> LinkFit:
     """The report on a pair of fits."""
-    separated = bool(np.isnan(pair.full.theta).any())
-    lam, tau = (np.nan, np.nan) if separated else lam_tau(pair.full.theta)
-    tau0 = np.nan if np.isnan(pair.null.theta[0]) else lam_tau(pair.null.theta)[1]
     lams, taus, method = _intervals(choices, pair.full, level)
     converged = pair.null.converged and pair.full.converged
     notes = _notes(choices, pair)
-    values = (np.nan, np.nan) if separated else (pair.full.value, pair.null.value)
-    return LinkFit(lam, tau, tau0, *values, lams, taus, method, converged, separated, notes)
+    values = (np.nan, np.nan) if pair.separated else (pair.full.value, pair.null.value)
+    return LinkFit(*pair.lam_tau, pair.tau0, *values, lams, taus, method, converged, pair.separated, notes)
 
 
 def fit_link(

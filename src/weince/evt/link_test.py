@@ -16,7 +16,7 @@ from scipy import stats
 
 from weince.evt import choice
 from weince.evt.choice import Choices, FloatArray, IntArray
-from weince.evt.link_fit import Interval, Pair, check_level, fit_pair, lam_tau, link_fit
+from weince.evt.link_fit import Interval, Pair, check_level, fit_pair, link_fit
 
 Progress = Callable[[int, int], None]
 
@@ -189,12 +189,13 @@ def _cross_validate(
     for fold in np.array_split(order, min(folds, len(order))):
         rest = choices.take(np.setdiff1d(order, fold))
         pair = fit_pair(rest, start)
-        gains.append(float(_gains(choices.take(fold), pair).mean()))
-        lams.append(np.nan if np.isnan(pair.full.theta).any() else lam_tau(pair.full.theta)[0])
+        gains.append(float(batch_gains(choices.take(fold), pair).mean()))
+        lams.append(pair.lam_tau[0])
     return np.array(gains), np.array(lams)
 
 
-def _gains(choices: Choices, pair: Pair) -> FloatArray:
+def batch_gains(choices: Choices, pair: Pair) -> FloatArray:
+    """Mean gain of the blend over softmax in each batch, nats per anchor, shape (batches,)."""
     return choice.batch_means(choices, pair.full.theta) - choice.batch_means(choices, pair.null.theta)
 
 
@@ -202,7 +203,7 @@ def _bootstrap(
     fitted: Choices, pair: Pair, ratio: float, draws: int, rng: np.random.Generator
 ) -> tuple[FloatArray, float]:
     """Null ratios and the p-value; none when no finite fit exists."""
-    if np.isnan(pair.full.theta).any():
+    if pair.separated:
         return np.empty(0), np.nan
     null = choice.null_ratios(fitted, float(pair.null.theta[0]), draws, rng)
     return null, (1.0 + float(np.sum(null >= ratio))) / (draws + 1.0)
@@ -262,7 +263,7 @@ def link_test(
     pair = fit_pair(fitted)
     estimate = link_fit(fitted, pair, level)
     tell(2, 5)
-    gains = _gains(choices.take(outside), pair)
+    gains = batch_gains(choices.take(outside), pair)
     t, t_p = clustered_t(gains)
     interval = resampled_interval(gains, bootstraps, level, generator)
     tell(3, 5)
