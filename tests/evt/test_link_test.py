@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from weince.evt import choice
+from weince.evt import choice, link_null
 from weince.evt.link_fit import _sandwich, fit_grid, fit_link, fit_pair
 from weince.evt.link_test import link_bank, link_test, resampled_interval, simulate_winners
 
@@ -108,8 +108,8 @@ def test_shared_partition_gives_the_ratios_of_full_refits():
     bank = simulated(0.0, 0.2, batches=6)
     choices = choice.read_choices(*bank)
     weight = 1.0 / fit_link(*bank).tau0
-    ratios = choice.null_ratios(choices, weight, 30, np.random.default_rng(5))
-    sums = choice._drawn_sums(choices, np.array([weight, 0.0]), 30, np.random.default_rng(5))
+    ratios = link_null.null_ratios(choices, weight, 30, np.random.default_rng(5))
+    sums = link_null._drawn_sums(choices, np.array([weight, 0.0]), 30, np.random.default_rng(5))
     partition = choice.partition_of(choices)
     for ratio, target in zip(ratios, sums, strict=True):
         both = optimize.minimize(
@@ -132,7 +132,7 @@ def test_shared_partition_gives_the_ratios_of_full_refits():
 def test_drawn_winners_have_the_models_mean():
     choices = choice.read_choices(*simulated(0.0, 0.2, batches=4))
     theta = np.array([4.0, 0.0])
-    sums = choice._drawn_sums(choices, theta, 4000, np.random.default_rng(0))
+    sums = link_null._drawn_sums(choices, theta, 4000, np.random.default_rng(0))
     _, mean, cov = choice.partition_of(choices)(theta)
     error = (sums.mean(axis=0) - mean) / np.sqrt(np.diag(cov) / 4000)
     assert np.all(np.abs(error) < 4)

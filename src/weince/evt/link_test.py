@@ -17,6 +17,7 @@ from scipy import stats
 from weince.evt import choice
 from weince.evt.choice import Choices, FloatArray, IntArray
 from weince.evt.link_fit import Interval, Pair, check_level, fit_pair, link_fit
+from weince.evt.link_null import null_ratios
 
 Progress = Callable[[int, int], None]
 
@@ -205,7 +206,7 @@ def _bootstrap(
     """Null ratios and the p-value; none when no finite fit exists."""
     if pair.separated:
         return np.empty(0), np.nan
-    null = choice.null_ratios(fitted, float(pair.null.theta[0]), draws, rng)
+    null = null_ratios(fitted, float(pair.null.theta[0]), draws, rng)
     return null, (1.0 + float(np.sum(null >= ratio))) / (draws + 1.0)
 
 
