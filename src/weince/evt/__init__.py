@@ -18,6 +18,7 @@ from weince.evt.anchors import (
     compare_anchor_tails,
     daic_artefact,
 )
+from weince.evt.batch_tail import BatchXi, NegativeCosines, unique_negative_cosines, xi_over_batches
 from weince.evt.gpd import (
     CappedFit,
     Exceedances,
@@ -39,18 +40,14 @@ from weince.evt.noise_floor import (
     noise_floor,
 )
 from weince.evt.pot import (
-    BatchXi,
     GoodnessOfFit,
     MeanResidualLife,
-    NegativeCosines,
     TailCurves,
     ThresholdStability,
     goodness_of_fit,
     mean_residual_life,
     tail_curves,
     threshold_stability,
-    unique_negative_cosines,
-    xi_over_batches,
 )
 from weince.evt.risk import RiskGradient, culprit_probabilities, risk_gradient
 from weince.evt.top1 import Top1, top1_asymptotics
