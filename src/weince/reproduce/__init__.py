@@ -21,6 +21,8 @@ from weince.reproduce.tables import Table, named_tables, read_table
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from weince.reproduce.page import Page
+
 __all__ = ["named_tables", "reproduce"]
 
 
@@ -62,13 +64,14 @@ def reproduce(
         command: What the table says it was made with.
 
     Returns:
-        The page; the table's file itself after a dry run.
+        Path of the page; after a dry run, of the folder it would be in.
 
     Raises:
         ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
     """
-    from weince.reproduce.execute import is_done
-    from weince.reproduce.page import Page, reading_notes, write_page
+    from weince.reproduce.execute import is_done, record
+    from weince.reproduce.page import write_page
+    from weince.reproduce.records import keep_records
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -88,32 +91,13 @@ def reproduce(
         _print_plan(asked, runs)
         return out / asked.name
     failed = {} if table_only else _carry_out(runs, out, jobs, slurm, slurm_options)
-
-    from weince.reproduce.aggregate import aggregate
-    from weince.reproduce.curves import pictures
-    from weince.reproduce.execute import record
-    from weince.reproduce.records import keep_records
-
     records = {run.folder: record(run) for run in runs if is_done(run)}
     if table_only:
         _print_missing(asked, [run for run in runs if run.folder not in records])
         if not records:
             raise ValueError(f"none of the {len(runs)} runs of {asked.name} is in {out / 'runs'}")
     made = [(run, records[run.folder]) for run in runs if run.folder in records]
-    begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
-    shown = [run for run in runs if _cell(run) in begun]
-    facts = _facts(asked, runs, shown, made, epochs, command)
-    summary = aggregate(asked, shown, records)
-    page = Page(
-        asked.title,
-        asked.baseline,
-        summary,
-        facts,
-        failed=list(failed.values()),
-        notes=reading_notes(summary, asked.choose_by),
-        pictures=pictures(asked, made),
-    )
-    path = write_page(page, out / asked.name, made)
+    path = write_page(_page(asked, runs, made, failed, epochs, command), out / asked.name, made)
     if keep is not None:
         keep_records([run for run, _ in made], keep)
     if failed:
@@ -165,6 +149,34 @@ def _bar() -> "Progress":
 def _cell(run: Run) -> tuple[str, str, int]:
     """The configuration that a run is a seed of."""
     return run.row, run.loss, run.trial
+
+
+def _page(
+    table: Table,
+    runs: Sequence[Run],
+    made: Sequence[tuple[Run, Mapping[str, Any]]],
+    failed: Mapping[str, str],
+    epochs: int | None,
+    command: str,
+) -> "Page":
+    """The page of a table: the configurations of which a run is done, or at least was tried."""
+    from weince.reproduce.aggregate import aggregate
+    from weince.reproduce.curves import pictures
+    from weince.reproduce.page import Page, reading_notes
+
+    records = {run.folder: record for run, record in made}
+    begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
+    shown = [run for run in runs if _cell(run) in begun]
+    summary = aggregate(table, shown, records)
+    return Page(
+        table.title,
+        table.baseline,
+        summary,
+        _facts(table, runs, shown, made, epochs, command),
+        failed=list(failed.values()),
+        notes=reading_notes(summary, table.choose_by),
+        pictures=pictures(table, made),
+    )
 
 
 def _facts(
