@@ -229,21 +229,16 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
     return words, off
 
 
+Said = tuple[str, str, str, float]
+"""Of a `Verdict`: softmax, link, tail and crowded, which hold whatever the advice is."""
+
+
 def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
     """The verdict on one model."""
-    t = m.link
     said = _softmax_sentence(m), _link_sentence(m), _tail_sentence(m, rules), m.crowded
     if m.crowded > rules.crowded:
-        headline = f"Look at the embeddings first: {crowd_text(m)} of the anchors all but coincide with another item."
-        advice = (
-            "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
-            "they differ, the encoder has hardly been trained, or part of it has collapsed: a diagnosis of earlier "
-            "checkpoints tells since when, one of an encoder trained with InfoNCE whether the loss does it. Then "
-            "diagnose again: the link and the temperature above are fitted to these items too, so neither is worth "
-            "a change yet."
-        )
-        return Verdict("crowded", headline, *said, advice, None)
-    if t.separated:
+        return _crowded(m, said)
+    if m.link.separated:
         advice = (
             "Nothing follows from this: use harder candidates (larger batches, or a harder evaluation set) "
             "and run it again."
@@ -253,40 +248,65 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         advice = "Check that row k of z_i and row k of z_j belong together."
         headline = "No answer: a higher cosine does not make a partner likelier here."
         return Verdict("uninformative", headline, *said, advice, None)
+    if m.link.gain >= rules.worth:
+        return _another_link(m, settings, rules, said)
+    return _keep_softmax(m, settings, rules, said)
+
+
+def _crowded(m: Measured, said: Said) -> Verdict:
+    """Part of the embeddings coincide: nothing else is worth a change before that."""
+    headline = (
+        f"Look at the embeddings first: {crowd_text(m)} of the anchors all but coincide with another item."
+    )
+    advice = (
+        "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
+        "they differ, the encoder has hardly been trained, or part of it has collapsed: a diagnosis of earlier "
+        "checkpoints tells since when, one of an encoder trained with InfoNCE whether the loss does it. Then "
+        "diagnose again: the link and the temperature above are fitted to these items too, so neither is worth "
+        "a change yet."
+    )
+    return Verdict("crowded", headline, *said, advice, None)
+
+
+def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+    """The blend gains enough: is the gain sure, and does the temperature come before it?"""
+    t, gain = m.link, number(m.link.gain)
     words, off = _temperature_words(m, settings, rules)
-    gain = number(t.gain)
-    if t.gain >= rules.worth:
-        small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
-        if small_p and t.gain_interval[0] > 0.0 and off and _lost(m) > t.gain:
-            headline = (
-                f"Change the temperature first: yours costs {number(_lost(m))} nats per anchor; the blended link "
-                f"would add {gain}."
-            )
-            advice = f"{words} Set it there first; the link is the smaller step, and comes second."
-            return Verdict("both", headline, *said, advice, both_code(t.lam, t.tau, t.tau0))
-        if small_p and t.gain_interval[0] > 0.0:
-            headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
-            advice = f"Worth a try in the next training run. {words}"
-            if settings.temperature is None:
-                advice += (
-                    " Say which temperature you trained with before you change the link: one that is off can make "
-                    "for a gain like this."
-                )
-            return Verdict("link", headline, *said, advice, link_code(t.lam, t.tau))
+    small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
+    if not (small_p and t.gain_interval[0] > 0.0):
         headline = f"Unclear: a gain of {gain} nats per anchor, but the evidence for it is thin."
         advice = f"Give it more pairs before changing the link. {words}"
         return Verdict("unclear", headline, *said, advice, softmax_code(t.tau0) if off else None)
-    small = f"another link would gain {gain} nats per anchor, less than {rules.worth:g}"
+    if off and _lost(m) > t.gain:
+        headline = (
+            f"Change the temperature first: yours costs {number(_lost(m))} nats per anchor; the blended link "
+            f"would add {gain}."
+        )
+        advice = f"{words} Set it there first; the link is the smaller step, and comes second."
+        return Verdict("both", headline, *said, advice, both_code(t.lam, t.tau, t.tau0))
+    headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
+    advice = f"Worth a try in the next training run. {words}"
+    if settings.temperature is None:
+        advice += (
+            " Say which temperature you trained with before you change the link: one that is off can make "
+            "for a gain like this."
+        )
+    return Verdict("link", headline, *said, advice, link_code(t.lam, t.tau))
+
+
+def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+    """The blend gains too little: softmax stays, perhaps at another temperature."""
+    t = m.link
+    words, off = _temperature_words(m, settings, rules)
+    small = f"another link would gain {number(t.gain)} nats per anchor, less than {rules.worth:g}"
     if t.lam == 0.0:
         small = "the data ask for no other link"
     if off:
         headline = f"Keep softmax, change its temperature: {small}."
         return Verdict("temperature", headline, *said, words, softmax_code(t.tau0))
-    headline = f"Keep softmax: {small}."
     advice = f"No other link is worth the change. {words}"
     if t.gain_interval[1] >= rules.worth:
         advice += f" A gain of up to {number(t.gain_interval[1])} is not excluded; more pairs would tell."
     # A temperature known to be good needs no line of code.
-    return Verdict(
-        "nothing", headline, *said, advice, softmax_code(t.tau0) if settings.temperature is None else None
-    )
+    code = softmax_code(t.tau0) if settings.temperature is None else None
+    return Verdict("nothing", f"Keep softmax: {small}.", *said, advice, code)
