@@ -11,7 +11,7 @@ from weince import evt
 from weince.evaluate.protocol import t_interval
 from weince.evt import AblationPoint
 from weince.report.bank import Floats
-from weince.report.measure import Measured, Theory
+from weince.report.measure import Curves, Measured, Theory
 from weince.report.style import (
     BLUE,
     GREEN,
@@ -32,10 +32,17 @@ GAIN = "gain (nats per anchor)"
 
 def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | None) -> list[Figure]:
     """Held-out likelihood over lam and over the temperature; gains by batch; the simulated null."""
-    t, c = m.link, m.curves
-    if c is None:
+    if m.curves is None:
         return []
-    out = []
+    return [
+        _gain_over_lam(gallery, tag, m.link, m.curves),
+        _loss_over_temperature(gallery, tag, m.link, m.curves, temperature),
+        _gain_by_batch(gallery, tag, m.link),
+        _ratio_and_null(gallery, tag, m.link),
+    ]
+
+
+def _gain_over_lam(gallery: Gallery, tag: str, t: evt.LinkTest, c: Curves) -> Figure:
     with gallery.panel(f"link-lam-{tag}", "Held-out gain over softmax, with λ fixed and τ refitted") as panel:
         ax = panel.ax
         ax.axhline(0.0, color=INK, linewidth=1.0)
@@ -44,7 +51,12 @@ def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | N
         ax.plot(c.lams, c.lam_gain, color=BLUE, marker="o", markersize=3)
         ax.set(xlabel="λ  (0: softmax, 1: shortfall)", ylabel=GAIN)
         legend(ax)
-    out.append(panel.done)
+    return panel.done
+
+
+def _loss_over_temperature(
+    gallery: Gallery, tag: str, t: evt.LinkTest, c: Curves, temperature: float | None
+) -> Figure:
     with gallery.panel(f"link-tau-{tag}", "What softmax loses at other temperatures") as panel:
         ax = panel.ax
         ax.axvspan(*c.tau_range, color=GREEN, alpha=0.18, linewidth=0, label="good enough")
@@ -57,7 +69,10 @@ def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | N
         steps = [a * 10.0**e for e in range(-4, 2) for a in (1, 2, 5)]
         log_axis(ax, "x", ticks=[s for s in steps if low <= s <= high])
         legend(ax)
-    out.append(panel.done)
+    return panel.done
+
+
+def _gain_by_batch(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
     with gallery.panel(f"link-batches-{tag}", "Gain of each held-out batch") as panel:
         gains = np.sort(t.gain_by_batch)
         ax = panel.ax
@@ -68,7 +83,10 @@ def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | N
         ax.set(xlabel="held-out batch, in order of its gain", ylabel=GAIN)
         ax.locator_params(axis="x", integer=True, nbins=8)
         legend(ax)
-    out.append(panel.done)
+    return panel.done
+
+
+def _ratio_and_null(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
     with gallery.panel(f"link-null-{tag}", "Likelihood ratio against what softmax would give") as panel:
         ax = panel.ax
         null = np.array(t.lr_null)
@@ -84,8 +102,7 @@ def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | N
         ax.minorticks_off()
         ax.set(xlabel="likelihood ratio", ylabel="simulations")
         legend(ax)
-    out.append(panel.done)
-    return out
+    return panel.done
 
 
 def _whiskers(ax: Axes, y: Sequence[float], mid: Floats, intervals: Floats, colours: Sequence[str]) -> None:
