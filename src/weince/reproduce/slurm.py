@@ -61,21 +61,8 @@ def run_on_slurm(
     Returns:
         Why runs failed, by their names; the others are done.
     """
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise ValueError("--slurm needs submitit: pip install 'weince[slurm]'") from None
-
     folder = out.absolute() / "slurm"
-    folder.mkdir(parents=True, exist_ok=True)
-    if submitit.SlurmExecutor.affinity() < 0:
-        raise ValueError("--slurm needs Slurm's commands here; srun is not found")
-    executor = submitit.SlurmExecutor(folder, max_num_timeout=100)
-    usual = {"job_name": "weince", "time": 720, "cpus_per_task": 4, "array_parallelism": jobs}
-    if all(run.extra.get("device") != "cpu" for run in runs):
-        usual["gpus_per_node"] = 1
-    executor.update_parameters(**sbatch_options(usual, options or {}, executor._valid_parameters()))
-
+    executor = _executor(folder, runs, jobs, options or {})
     queue = _read(folder / "jobs.json")
     queued = _queued()
     new = [run for run in runs if not is_done(run) and queue.get(str(run.folder)) not in queued]
@@ -107,6 +94,24 @@ def run_on_slurm(
         if waiting:
             time.sleep(POLL)
     return failed
+
+
+def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str, Any]) -> Any:
+    """What submits jobs, `jobs` of them at once, each with a GPU unless a run is to go without."""
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise ValueError("--slurm needs submitit: pip install 'weince[slurm]'") from None
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if submitit.SlurmExecutor.affinity() < 0:
+        raise ValueError("--slurm needs Slurm's commands here; srun is not found")
+    executor = submitit.SlurmExecutor(folder, max_num_timeout=100)
+    usual = {"job_name": "weince", "time": 720, "cpus_per_task": 4, "array_parallelism": jobs}
+    if all(run.extra.get("device") != "cpu" for run in runs):
+        usual["gpus_per_node"] = 1
+    executor.update_parameters(**sbatch_options(usual, options, executor._valid_parameters()))
+    return executor
 
 
 def sbatch_options(
