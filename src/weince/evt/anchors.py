@@ -208,6 +208,17 @@ def _signed_root(xi: Floats, lr: Floats) -> Floats:
     return np.where(xi < 0.0, 1.0, -1.0) * np.sqrt(lr)
 
 
+def _shares(xi: Floats, lr: Floats, alpha: float) -> tuple[float, float, float]:
+    """How often xi < 0: at all, with the better AIC too, and with a ratio beyond the chi-square quantile too."""
+    negative = xi < 0.0
+    limit = float(chi2.ppf(1.0 - alpha, 1))
+    return (
+        float(negative.mean()),
+        float((negative & (lr > 2.0)).mean()),
+        float((negative & (lr > limit)).mean()),
+    )
+
+
 def compare_anchor_tails(
     shortfalls: ArrayLike,
     *,
@@ -243,7 +254,6 @@ def compare_anchor_tails(
     n = np.array([min(_tail_size(k, k_min, k_max, int(c)), int(c) - 1) if c else 0 for c in counts])
     xi, lr, gain, p = np.full(len(d), np.nan), np.zeros(len(d)), np.zeros(len(d)), np.ones(len(d))
     null_shares = np.zeros((len(d), 3))
-    limit = float(chi2.ppf(1.0 - alpha, 1))
     sizes = np.unique(n[n >= _FEWEST_EXCEEDANCES])
     for done, size in enumerate(sizes, start=1):
         rows = n == size
@@ -252,15 +262,10 @@ def compare_anchor_tails(
         null_roots = np.sort(_signed_root(null_xi, null_lr))
         below = np.searchsorted(null_roots, _signed_root(xi[rows], lr[rows]), side="left")
         p[rows] = np.where(fitted, (n_null - below + 1.0) / (n_null + 1.0), 1.0)
-        bounded = null_xi < 0.0
-        null_shares[rows] = [
-            bounded.mean(),
-            (bounded & (null_lr > 2)).mean(),
-            (bounded & (null_lr > limit)).mean(),
-        ]
+        null_shares[rows] = _shares(null_xi, null_lr, alpha)
         if progress is not None:
             progress(done, sizes.size)
-    negative = xi < 0.0
+    share_negative, share_aic, share_chi2 = _shares(xi, lr, alpha)
     null_negative, null_aic, null_chi2 = (float(share) for share in null_shares.mean(axis=0))
     return AnchorComparison(
         xi=xi,
@@ -269,10 +274,10 @@ def compare_anchor_tails(
         cap_gain=gain,
         p_bounded=p,
         n=n,
-        share_negative=float(negative.mean()),
+        share_negative=share_negative,
         share_bounded=float((p <= alpha).mean()),
-        share_aic=float((negative & (lr > 2.0)).mean()),
-        share_chi2=float((negative & (lr > limit)).mean()),
+        share_aic=share_aic,
+        share_chi2=share_chi2,
         null_share_negative=null_negative,
         null_share_aic=null_aic,
         null_share_chi2=null_chi2,
