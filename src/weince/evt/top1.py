@@ -155,6 +155,17 @@ def _build(noise: Noise, s: Floats, temperature: float, alpha: float, beta: floa
     return _Model(noise, -np.log1p(-s), beta, shape)
 
 
+def _read_levels(scores: ArrayLike, sizes: Sequence[int]) -> tuple[Floats, NDArray[np.int64]]:
+    """Check the score levels (levels,) and the numbers of candidates (sizes,)."""
+    s = np.asarray(scores, dtype=np.float64)
+    if s.ndim != 1 or s.size < 2 or not (np.abs(s) < 1.0).all():
+        raise ValueError(f"scores must be at least two numbers in (-1, 1), got {scores!r}")
+    n = np.array(sizes, dtype=np.int64)
+    if n.size == 0 or (n % s.size).any() or n.min() < s.size or (np.diff(n) <= 0).any():
+        raise ValueError(f"sizes must be increasing multiples of the {s.size} score levels, got {sizes}")
+    return s, n
+
+
 def top1_asymptotics(
     noise: Noise,
     *,
@@ -184,12 +195,7 @@ def top1_asymptotics(
     """
     if noise not in get_args(Noise):
         raise ValueError(f"noise must be one of {', '.join(get_args(Noise))}; got {noise!r}")
-    s = np.asarray(scores, dtype=np.float64)
-    if s.ndim != 1 or s.size < 2 or not (np.abs(s) < 1.0).all():
-        raise ValueError(f"scores must be at least two numbers in (-1, 1), got {scores!r}")
-    n = np.array(sizes, dtype=np.int64)
-    if n.size == 0 or (n % s.size).any() or n.min() < s.size or (np.diff(n) <= 0).any():
-        raise ValueError(f"sizes must be increasing multiples of the {s.size} score levels, got {sizes}")
+    s, n = _read_levels(scores, sizes)
     if not min(temperature, alpha, beta, shape) > 0.0 or replicates < 1:
         raise ValueError("temperature, alpha, beta, shape and replicates must be positive")
     model = _build(noise, s, temperature, alpha, beta, shape)
