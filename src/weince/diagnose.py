@@ -102,18 +102,13 @@ def write_diagnosis(
         command: What the page says it was made with.
         progress: Show progress bars and the verdicts on stderr.
     """
-    if not pairs:
-        raise InputError("nothing to diagnose: give at least one model")
-    if trend and len(pairs) < 2:
-        raise InputError("a trend needs at least two checkpoints, got 1")
-    if seeds and (trend or len(pairs) < 2):
-        raise InputError(f"a mean over seeds needs two models or more, and no trend; got {len(pairs)}")
+    _check_number(len(pairs), trend, seeds)
     check_out(out)
     with finished_folder(out) as folder, _bar(progress) as bar:
         models = _measure_all(pairs, settings, bar)
         drawing = bar.add_task("page", total=None, stage="simulations")
         theory = measure_theory(settings, quick=quick)
-        verdicts = [decide(m, settings) for m in models]
+        judged = [(m, decide(m, settings)) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, stage=f"figure {slug}"))
         opened = opening.sections(gallery) if opening else ()
@@ -123,13 +118,9 @@ def write_diagnosis(
         for section in (*opened, *sections):
             for table in section.tables:
                 table.write_csv(folder / "tables")
-        summary = summarise(models, verdicts, settings, command)
+        summary = summarise(judged, settings, command)
         if seeds:
-            means = {q.key: figures_link.mean_over(q.value) for q in figures_link.quantities(models)}
-            summary["mean_over_seeds"] = {
-                key: {"mean": _clean(mean), "interval": _clean(interval)}
-                for key, (mean, interval) in means.items()
-            }
+            summary["mean_over_seeds"] = _means(models)
         (folder / "summary.json").write_text(
             json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
         )
@@ -139,7 +130,7 @@ def write_diagnosis(
             opening=opening,
             opened=opened,
             command=command,
-            models=list(zip(models, verdicts, strict=True)),
+            models=judged,
             compared=compared,
             trend=trend,
             seeds=seeds,
@@ -151,9 +142,19 @@ def write_diagnosis(
         write_page(page, folder / "index.html")
         bar.update(drawing, total=1, completed=1, stage="done")
     if progress:
-        for m, verdict in list(zip(models, verdicts, strict=True))[-len(shown) :]:
+        for m, verdict in judged[-len(shown) :]:
             print(f"{m.name}: {verdict.headline}", file=sys.stderr)
     return out / "index.html"
+
+
+def _check_number(models: int, trend: bool, seeds: bool) -> None:
+    """Refuse too few models for what is to be shown of them."""
+    if not models:
+        raise InputError("nothing to diagnose: give at least one model")
+    if trend and models < 2:
+        raise InputError("a trend needs at least two checkpoints, got 1")
+    if seeds and (trend or models < 2):
+        raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}")
 
 
 def _title(models: Sequence[Measured], trend: bool) -> str:
@@ -244,9 +245,7 @@ def finished_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def summarise(
-    models: Sequence[Measured], verdicts: Sequence[Verdict], settings: Settings, command: str
-) -> dict[str, Any]:
+def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, command: str) -> dict[str, Any]:
     """The numbers of a diagnosis as JSON can hold them: NaN is null, infinity a string."""
     return {
         "format": FORMAT,
@@ -254,7 +253,15 @@ def summarise(
         "command": command,
         "settings": asdict(settings),
         "thresholds": asdict(THRESHOLDS),
-        "models": [_clean(_model(m, v)) for m, v in zip(models, verdicts, strict=True)],
+        "models": [_clean(_model(m, v)) for m, v in judged],
+    }
+
+
+def _means(models: Sequence[Measured]) -> dict[str, Any]:
+    """The mean of every quantity over the models, with its interval, as JSON can hold them."""
+    means = {q.key: figures_link.mean_over(q.value) for q in figures_link.quantities(models)}
+    return {
+        key: {"mean": _clean(mean), "interval": _clean(interval)} for key, (mean, interval) in means.items()
     }
 
 
