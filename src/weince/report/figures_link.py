@@ -11,7 +11,7 @@ from weince import evt
 from weince.evaluate.protocol import t_interval
 from weince.evt import AblationPoint
 from weince.report.bank import Floats
-from weince.report.measure import Curves, Measured, Theory
+from weince.report.measure import Curves, Measured
 from weince.report.style import (
     BLUE,
     GREEN,
@@ -204,9 +204,8 @@ def risk_figures(gallery: Gallery, tag: str, risk: Sequence[evt.RiskGradient]) -
     return out
 
 
-def theory_figures(gallery: Gallery, theory: Theory) -> tuple[list[Figure], list[Figure]]:
-    """Noise floor, and top-1 asymptotics."""
-    f = theory.noise
+def noise_figure(gallery: Gallery, f: evt.NoiseFloor) -> Figure:
+    """Error of either link over the number of winners it sees."""
     with gallery.panel("noise-floor", "Error of the log-odds under the right and the wrong link") as panel:
         ax = panel.ax
         ax.plot(f.sizes, f.softmax_line, color=RED, label="softmax, theory")
@@ -220,11 +219,15 @@ def theory_figures(gallery: Gallery, theory: Theory) -> tuple[list[Figure], list
         log_axis(ax, "x")
         log_axis(ax, "y")
         legend(ax)
-    noise = panel.done
+    return panel.done
+
+
+def top1_figure(gallery: Gallery, top1: Sequence[evt.Top1]) -> Figure:
+    """Error of the closed form over the number of candidates, for the noises for which it is a limit."""
     with gallery.panel("top1", "Largest error of the closed form over the number of candidates") as panel:
         ax = panel.ax
         looks = {"normal": (RED, "o"), "pareto": (PURPLE, "s"), "beta": (BLUE, "^")}
-        for t in theory.top1:
+        for t in top1:
             if t.noise in looks:
                 colour, marker = looks[t.noise]
                 ax.plot(t.sizes, t.error, color=colour, marker=marker, markersize=4, label=f"{t.noise} noise")
@@ -232,7 +235,7 @@ def theory_figures(gallery: Gallery, theory: Theory) -> tuple[list[Figure], list
         log_axis(ax, "x")
         log_axis(ax, "y")
         legend(ax)
-    return [noise], [panel.done]
+    return panel.done
 
 
 @dataclass(frozen=True)

@@ -256,8 +256,7 @@ class Writer:
         tables = (self.table("anchors", "Anchor by anchor", rows), artefact)
         return Section("anchors", "Anchor by anchor", read, (*draw, shared), tables)
 
-    def theory(self, theory: Theory) -> tuple[Section, Section]:
-        noise, top1 = figures_link.theory_figures(self.gallery, theory)
+    def noise_floor(self, theory: Theory) -> Section:
         f, mismatch = theory.noise, theory.mismatch
         floor = Table(
             "noise-floor",
@@ -281,6 +280,15 @@ class Writer:
                 ("divergence left there (nats)", [num(mismatch.divergence, 4)]),
             ],
         )
+        read = (
+            "This does not depend on your embeddings: winners are drawn from a shortfall law, and both links are "
+            "fitted to them. The right link's error falls as 1/n; that of softmax stops at the square of its bias, "
+            "however many winners it sees."
+        )
+        drawn = (Group("", (figures_link.noise_figure(self.gallery, f),)),)
+        return Section("noise-floor", "Noise floor of a wrong link", read, drawn, (floor, ratio))
+
+    def top1(self, theory: Theory) -> Section:
         rows = tuple(
             (text(t.noise), num(t.error[0], 5), num(t.error[-1], 5), num(t.simulated_error[-1], 5))
             for t in theory.top1
@@ -288,22 +296,13 @@ class Writer:
         sizes = theory.top1[0].sizes
         header = ("noise", f"error, n = {sizes[0]}", f"error, n = {sizes[-1]:,}", "simulated, largest n")
         limits = Table("top1", "Largest difference from the closed form", header, rows)
-        floor_read = (
-            "This does not depend on your embeddings: winners are drawn from a shortfall law, and both links are "
-            "fitted to them. The right link's error falls as 1/n; that of softmax stops at the square of its bias, "
-            "however many winners it sees."
-        )
-        top1_read = (
+        read = (
             "Nor does this: among n random utilities, the winner's law is softmax, power or shortfall exactly for "
             "Gumbel, Frechet and Weibull noise, and in the limit for others. Straight lines are power-law rates; "
             "the normal's curve is nearly flat because its rate is logarithmic in n."
         )
-        floors = (Group("", tuple(noise)),)
-        winners = (Group("", tuple(top1)),)
-        return (
-            Section("noise-floor", "Noise floor of a wrong link", floor_read, floors, (floor, ratio)),
-            Section("top1", "Who wins among n candidates", top1_read, winners, (limits,)),
-        )
+        drawn = (Group("", (figures_link.top1_figure(self.gallery, theory.top1),)),)
+        return Section("top1", "Who wins among n candidates", read, drawn, (limits,))
 
 
 def _good_temperatures(m: Measured) -> Cell:
@@ -358,5 +357,6 @@ def write_sections(
         w.ablations(),
         w.risk(),
         w.anchors(theory),
-        *w.theory(theory),
+        w.noise_floor(theory),
+        w.top1(theory),
     ]
