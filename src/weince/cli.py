@@ -12,10 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from weince import usage
 from weince.machine import version
+
+if TYPE_CHECKING:
+    from weince.embeddings import Pairs
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -70,7 +73,6 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from weince.diagnose import check_out, write_diagnosis
-    from weince.embeddings import encode_sentences, load_pairs
     from weince.report.bank import QUICK, Settings
 
     asked = {
@@ -81,6 +83,23 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     }  # fmt: skip
     settings = replace(QUICK if options.quick else Settings(), **asked)
     check_out(options.out)
+    pairs, temperature = _pairs_to_diagnose(options, settings.seed)
+    index = write_diagnosis(
+        pairs,
+        options.out,
+        replace(settings, temperature=temperature),
+        quick=options.quick,
+        trend=options.trend,
+        seeds=options.seeds,
+        command=options.command_line,
+    )
+    print(index)
+
+
+def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pairs], float | None]":
+    """The embeddings of the inputs, whatever these are, and the temperature they were trained with, if known."""
+    from weince.embeddings import encode_sentences, load_pairs
+
     runs = [path for path in options.inputs if (path / "run.yaml").is_file()]
     if runs and runs != options.inputs:
         got = ", ".join(map(str, options.inputs))
@@ -92,23 +111,14 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     if runs:
         from weince.vision.runs import run_pairs, temperature_of
 
-        pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=settings.seed)
-        if options.temperature is None:
-            settings = replace(settings, temperature=temperature_of(options.inputs))
-    elif options.sentences is not None:
+        pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
+        known = temperature_of(options.inputs) if options.temperature is None else options.temperature
+        return pairs, known
+    if options.sentences is not None:
         pairs = encode_sentences(options.inputs, options.sentences, names=options.names)
     else:
-        pairs = load_pairs(options.inputs, names=options.names, seed=settings.seed)
-    index = write_diagnosis(
-        pairs,
-        options.out,
-        settings,
-        quick=options.quick,
-        trend=options.trend,
-        seeds=options.seeds,
-        command=options.command_line,
-    )
-    print(index)
+        pairs = load_pairs(options.inputs, names=options.names, seed=seed)
+    return pairs, options.temperature
 
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
