@@ -120,6 +120,18 @@ def link_bank(
     for b, pairs in enumerate(order.reshape(count, batch_size)):
         z = views[:, pairs].reshape(size, -1)
         scores[b * size : (b + 1) * size] = np.clip(z @ z.T, -1.0, 1.0)[others].reshape(size, size - 1)
+    return in_batches(scores, batch_size)
+
+
+def in_batches(scores: FloatArray, batch_size: int) -> LinkBank:
+    """The bank of full batches one after the other, in each of them all first views, then all second ones.
+
+    Args:
+        scores: ``(batches * 2 * batch_size, 2 * batch_size - 1)``: each view against the others of its batch.
+        batch_size: Pairs in a batch.
+    """
+    size = 2 * batch_size
+    count = len(scores) // size
     anchor = np.arange(size)
     partner = (anchor + batch_size) % size
     # Leaving out an anchor's own column moves those after it one to the left.

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from weince import evt
 from weince.embeddings import InputError, Pairs
+from weince.evt.link_test import in_batches
 
 Floats = NDArray[np.float64]
 
@@ -100,26 +101,21 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
     order = np.random.default_rng(seed).permutation(len(pairs.z_i))[: count * batch_size]
     size = 2 * batch_size
     others = ~np.eye(size, dtype=bool)
-    upper = np.triu(others)
+    partner = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
+    once = np.triu(others) & ~partner
     scores = np.empty((count * size, size - 1))
     negatives = []
     for b, rows in enumerate(order.reshape(count, batch_size)):
         z = np.concatenate([pairs.z_i[rows], pairs.z_j[rows]]).astype(np.float64)
         z /= np.linalg.norm(z, axis=1, keepdims=True)
         s = np.clip(z @ z.T, -1.0, 1.0)
-        partner = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
         if pairs.ids is not None:
             twice = np.tile(pairs.ids[rows], 2)
             s[(twice[:, None] == twice) & ~partner] = np.nan
         scores[b * size : (b + 1) * size] = s[others].reshape(size, size - 1)
-        once = s[upper & ~partner]
-        negatives.append(once[~np.isnan(once)])
+        competing = s[once]
+        negatives.append(competing[~np.isnan(competing)])
     if not all(len(x) for x in negatives):
         raise InputError(f"{pairs.name}: in some batch all pairs have one id, so nothing competes there")
-    anchor = np.arange(size)
-    beside = (anchor + batch_size) % size
-    # Leaving out an anchor's own column moves those after it one to the left.
-    positives = np.tile(beside - (beside > anchor), count).astype(np.int64)
-    link = evt.LinkBank(scores, positives, np.repeat(np.arange(count), size).astype(np.int64))
     origin = np.repeat(np.arange(count), [len(x) for x in negatives]).astype(np.int64)
-    return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin))
+    return Bank(in_batches(scores, batch_size), evt.NegativeCosines(np.concatenate(negatives), origin))
