@@ -147,13 +147,8 @@ class BatchShortfallLink(nn.Module, Link):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.share, self.fewest, self.least_r2, self.momentum, self.eps = (
-            share,
-            fewest,
-            least_r2,
-            momentum,
-            eps,
-        )
+        self.share, self.fewest, self.least_r2 = share, fewest, least_r2
+        self.momentum, self.eps = momentum, eps
         # One element, not a scalar: torch.compile loses what is written to a float64 scalar on the CPU. In float32,
         # since not every device has float64; a module in float64 (``loss.double()``) keeps all its digits.
         self.register_buffer("slope_now", torch.tensor([initial], dtype=torch.float32))
