@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weince.evt import choice
-from weince.evt.choice import Choices, FloatArray, IntArray
-from weince.evt.link_fit import Interval, check_level, fit_pair
+from weince.evt.choice import Choices, IntArray
+from weince.evt.gpd import Floats, Interval, Progress
+from weince.evt.link_fit import check_level, fit_pair
 from weince.evt.link_test import (
     LinkBank,
-    Progress,
     batch_gains,
     clustered_t,
     resampled_interval,
@@ -95,19 +95,19 @@ class TrendPoint:
     ablation: FrechetAblation
 
 
-def _gain(values: FloatArray, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
+def _gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
     interval = resampled_interval(values, bootstraps, level, rng)
     return Gain(float(values.mean()), interval, clustered_t(values)[1])
 
 
-def _embed(theta: FloatArray, columns: Sequence[int]) -> FloatArray:
+def _embed(theta: Floats, columns: Sequence[int]) -> Floats:
     """Place the weights of some features among all three."""
     out = np.zeros(3)
     out[list(columns)] = theta
     return out
 
 
-def _fit_blend(choices: Choices, columns: tuple[int, ...], smaller: FloatArray) -> FloatArray:
+def _fit_blend(choices: Choices, columns: tuple[int, ...], smaller: Floats) -> Floats:
     """Weights (3,) of the link in ``columns``, from those of a link nested in it.
 
     When the larger link gains nothing, the smaller one's weights come back unchanged, so that the gain
@@ -160,12 +160,12 @@ def frechet_ablation(
     )
 
 
-def _share(theta: FloatArray, column: int) -> float:
+def _share(theta: Floats, column: int) -> float:
     total = float(theta.sum())
     return 0.0 if total == 0.0 else float(theta[column]) / total
 
 
-def _shuffled_negatives(scores: FloatArray, winners: IntArray, rng: np.random.Generator) -> FloatArray:
+def _shuffled_negatives(scores: Floats, winners: IntArray, rng: np.random.Generator) -> Floats:
     """Scores (anchors, candidates - 1) of each anchor's negatives in random order, NaN (absent) last."""
     rows = np.arange(len(scores))
     negatives = np.ones(scores.shape, dtype=bool)

@@ -20,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FloatArray = NDArray[np.float64]
+from weince.evt.gpd import Floats
+
 IntArray = NDArray[np.int64]
 # theta (k,) -> A, its gradient (k,) and its Hessian (k, k).
-Partition = Callable[[FloatArray], tuple[float, FloatArray, FloatArray]]
+Partition = Callable[[Floats], tuple[float, Floats, Floats]]
 
 # Rows are processed in blocks of about this many scores, so that the temporaries stay in the cache.
 _BLOCK = 2**17
@@ -33,22 +34,22 @@ _STEPS = 100
 _ROUNDING = 1e-3
 
 
-def translation(scores: FloatArray, eps: float) -> FloatArray:
+def translation(scores: Floats, eps: float) -> Floats:
     """The softmax (Gumbel) coordinate: the score itself."""
     return scores
 
 
-def shortfall(scores: FloatArray, eps: float) -> FloatArray:
+def shortfall(scores: Floats, eps: float) -> Floats:
     """The endpoint (Weibull) coordinate ``-log(1 - s)``, with ``1 - s`` floored at ``eps``."""
     return np.asarray(-np.log(np.maximum(1.0 - scores, eps)))
 
 
-def power(scores: FloatArray, eps: float) -> FloatArray:
+def power(scores: Floats, eps: float) -> Floats:
     """The heavy-tail (Frechet) coordinate ``log((1 + s) / 2)``, with its argument floored at ``eps``."""
     return np.asarray(np.log(np.maximum(0.5 * (1.0 + scores), eps)))
 
 
-Coordinate = Callable[[FloatArray, float], FloatArray]
+Coordinate = Callable[[Floats, float], Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Choices:
         beaten: ``(k, anchors)``, True where some candidate has a larger feature than the winner.
     """
 
-    features: FloatArray
+    features: Floats
     absent: NDArray[np.bool_] | None
     batches: IntArray
     labels: IntArray
@@ -89,13 +90,13 @@ class Choices:
         columns = self.features[: len(keep)] if keep == list(range(len(keep))) else self.features[keep]
         return Choices(columns, self.absent, self.batches, self.labels, self.beaten[keep])
 
-    def by_batch(self, values: FloatArray) -> FloatArray:
+    def by_batch(self, values: Floats) -> Floats:
         """Sums of ``values`` (anchors, ...) over the anchors of each batch."""
         starts = np.searchsorted(self.batches, np.arange(len(self.labels)))
         return np.asarray(np.add.reduceat(values, starts, axis=0))
 
 
-def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[FloatArray, IntArray]:
+def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArray]:
     """Check scores (NaN or -inf: no candidate there) and winners; absent scores come back as NaN."""
     s = np.array(scores, dtype=np.float64)
     if s.ndim != 2 or s.shape[0] == 0:
@@ -165,7 +166,7 @@ def read_choices(
     return Choices(features, None if even else gaps, codes.astype(np.int64), labels, beaten)
 
 
-def candidate_weights(choices: Choices, theta: FloatArray, rows: slice) -> tuple[FloatArray, FloatArray]:
+def candidate_weights(choices: Choices, theta: Floats, rows: slice) -> tuple[Floats, Floats]:
     """Unnormalised weights ``exp(logit - top)`` of a block, and ``top``, its rows' largest logit."""
     u = theta[0] * choices.features[0, rows]
     for weight, feature in zip(theta[1:], choices.features[1:], strict=True):
@@ -185,7 +186,7 @@ def blocks(anchors: int, candidates: int) -> list[slice]:
     return [slice(i, min(i + step, anchors)) for i in range(0, anchors, step)]
 
 
-def log_partitions(choices: Choices, theta: FloatArray) -> FloatArray:
+def log_partitions(choices: Choices, theta: Floats) -> Floats:
     """``log sum_k exp(theta . x_ik)`` of every anchor: minus its log-likelihood. Shape (anchors,)."""
     out = np.empty(choices.anchors)
     for rows in blocks(*choices.features.shape[1:]):
@@ -194,7 +195,7 @@ def log_partitions(choices: Choices, theta: FloatArray) -> FloatArray:
     return out
 
 
-def moments(choices: Choices, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def moments(choices: Choices, theta: Floats) -> tuple[Floats, Floats, Floats]:
     """Log-partition (anchors,), mean (anchors, k) and covariance (anchors, k, k) of the chosen features."""
     k, n, _ = choices.features.shape
     value, mean, cov = np.empty(n), np.empty((n, k)), np.empty((n, k, k))
@@ -215,7 +216,7 @@ def moments(choices: Choices, theta: FloatArray) -> tuple[FloatArray, FloatArray
 def partition_of(choices: Choices) -> Partition:
     """``A`` with its derivatives, summed over all anchors."""
 
-    def evaluate(theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    def evaluate(theta: Floats) -> tuple[float, Floats, Floats]:
         value, mean, cov = moments(choices, theta)
         return float(value.sum()), mean.sum(axis=0), cov.sum(axis=0)
 
@@ -225,13 +226,13 @@ def partition_of(choices: Choices) -> Partition:
 class Optimum(NamedTuple):
     """The maximum of ``theta . T - A(theta)`` over ``theta >= 0``."""
 
-    theta: FloatArray
+    theta: Floats
     value: float
-    hessian: FloatArray
+    hessian: Floats
     converged: bool
 
 
-def best_step(theta: FloatArray, slope: FloatArray, hessian: FloatArray) -> FloatArray:
+def best_step(theta: Floats, slope: Floats, hessian: Floats) -> Floats:
     """The step that maximises the quadratic model with ``theta + step >= 0``, over all active sets."""
     k = len(theta)
     scale = np.trace(hessian) / k
@@ -254,7 +255,7 @@ def best_step(theta: FloatArray, slope: FloatArray, hessian: FloatArray) -> Floa
     return best
 
 
-def maximise(partition: Partition, target: FloatArray, start: FloatArray) -> Optimum:
+def maximise(partition: Partition, target: Floats, start: Floats) -> Optimum:
     """Newton with an exact active set and a backtracking line search, from a feasible ``start``.
 
     Stops when the step promises less than 1e-12 of the value; the optimum is then exact to rounding. Call it
@@ -293,7 +294,7 @@ def separated(choices: Choices, feature: int) -> bool:
     return not bool(choices.beaten[feature].any())
 
 
-def fit(choices: Choices, start: FloatArray | None = None) -> Optimum:
+def fit(choices: Choices, start: Floats | None = None) -> Optimum:
     """The maximum-likelihood weights; all NaN, with value 0, when the winners are perfectly separated."""
     k = len(choices.features)
     if any(separated(choices, j) for j in range(k)):
@@ -302,7 +303,7 @@ def fit(choices: Choices, start: FloatArray | None = None) -> Optimum:
     return maximise(partition_of(choices), np.zeros(k), start)
 
 
-def batch_means(choices: Choices, theta: FloatArray) -> FloatArray:
+def batch_means(choices: Choices, theta: Floats) -> Floats:
     """Mean log-likelihood per anchor in each batch, shape (batches,)."""
     counts = np.bincount(choices.batches)
     return -choices.by_batch(log_partitions(choices, theta)) / counts

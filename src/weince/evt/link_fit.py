@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from weince.evt import choice
-from weince.evt.choice import Choices, FloatArray, Optimum
+from weince.evt.choice import Choices, Optimum
+from weince.evt.gpd import Floats, Interval
 
-Interval = tuple[float, float]
 # Intervals of tau are sought this far from the estimate, in log tau.
 _FAR = 8.0
 
@@ -78,7 +78,7 @@ class Pair(NamedTuple):
         return np.nan if np.isnan(self.null.theta[0]) else _lam_tau(self.null.theta)[1]
 
 
-def _lam_tau(theta: FloatArray) -> tuple[float, float]:
+def _lam_tau(theta: Floats) -> tuple[float, float]:
     """(lam, tau) of the weights (a, b). With no weight at all: lam 0, tau infinite."""
     total = float(theta.sum())
     return (0.0, np.inf) if total == 0.0 else (float(theta[1]) / total, 1.0 / total)
@@ -99,7 +99,7 @@ def fit_pair(choices: Choices, start: Pair | None = None) -> Pair:
     return Pair(null, full)
 
 
-def _sandwich(choices: Choices, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _sandwich(choices: Choices, theta: Floats) -> tuple[Floats, Floats]:
     """Cluster-robust and model-based covariance of the weights, (2, 2) each."""
     _, mean, cov = choice.moments(choices, theta)
     sums = choices.by_batch(mean)
@@ -111,7 +111,7 @@ def _sandwich(choices: Choices, theta: FloatArray) -> tuple[FloatArray, FloatArr
     return small * inverse @ (sums.T @ sums) @ inverse, inverse
 
 
-def _slopes(theta: FloatArray) -> FloatArray:
+def _slopes(theta: Floats) -> Floats:
     """Derivatives (2, 2) of (lam, log tau) by the weights (a, b)."""
     total = theta.sum()
     return np.asarray(np.array([[-theta[1], theta[0]], [-total, -total]]) / total**2)
@@ -121,7 +121,7 @@ def _profile_lam(choices: Choices, lam: float, start: float) -> float:
     """Best log-likelihood with ``lam`` held fixed."""
     direction = np.array([1.0 - lam, lam])
 
-    def along(scale: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    def along(scale: Floats) -> tuple[float, Floats, Floats]:
         value, mean, cov = choice.moments(choices, scale[0] * direction)
         return (
             float(value.sum()),
@@ -136,7 +136,7 @@ def _profile_tau(choices: Choices, tau: float, start: float) -> float:
     """Best log-likelihood with ``tau`` held fixed."""
     turn = np.array([-1.0, 1.0]) / tau
 
-    def along(lam: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    def along(lam: Floats) -> tuple[float, Floats, Floats]:
         value, mean, cov = choice.moments(choices, np.array([1.0 / tau, 0.0]) + lam[0] * turn)
         return (
             float(value.sum()),

@@ -10,7 +10,6 @@ from numpy.polynomial import chebyshev
 
 from weince.evt.choice import (
     Choices,
-    FloatArray,
     Partition,
     best_step,
     blocks,
@@ -19,12 +18,13 @@ from weince.evt.choice import (
     maximise,
     partition_of,
 )
+from weince.evt.gpd import Floats
 
 
 class Interpolant:
     """A Chebyshev interpolant of ``A`` on a box of two weights; derivatives are those of the polynomial."""
 
-    def __init__(self, choices: Choices, low: FloatArray, high: FloatArray, degree: int) -> None:
+    def __init__(self, choices: Choices, low: Floats, high: Floats, degree: int) -> None:
         self.low, self.high = low, high
         nodes = chebyshev.chebpts1(degree + 1)
         a, b = (0.5 * (lo + hi + nodes * (hi - lo)) for lo, hi in zip(low, high, strict=True))
@@ -35,7 +35,7 @@ class Interpolant:
         self._slopes = np.zeros((degree + 1, degree + 1))
         self._slopes[:-1] = chebyshev.chebder(np.eye(degree + 1))
 
-    def __call__(self, theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    def __call__(self, theta: Floats) -> tuple[float, Floats, Floats]:
         width = self.high - self.low
         x = (2.0 * theta - self.low - self.high) / width
         if np.any(np.abs(x) > 1.0 + 1e-9):
@@ -52,7 +52,7 @@ class Interpolant:
         return float(flat[0] @ along[0]), gradient, bend * np.outer(2.0 / width, 2.0 / width)
 
 
-def _drawn_sums(choices: Choices, theta: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:
+def _drawn_sums(choices: Choices, theta: Floats, draws: int, rng: np.random.Generator) -> Floats:
     """Feature sums ``T`` (draws, k) of winners drawn from the model with weights ``theta``."""
     sums = np.zeros((draws, len(choices.features)))
     for rows in blocks(*choices.features.shape[1:]):
@@ -70,10 +70,10 @@ def _drawn_sums(choices: Choices, theta: FloatArray, draws: int, rng: np.random.
     return sums
 
 
-def _ratio(partition: Partition, target: FloatArray, start: FloatArray) -> tuple[float, FloatArray, bool]:
+def _ratio(partition: Partition, target: Floats, start: Floats) -> tuple[float, Floats, bool]:
     """Likelihood ratio of both weights against the first alone; the optimum; whether both fits converged."""
 
-    def first_only(theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    def first_only(theta: Floats) -> tuple[float, Floats, Floats]:
         a, gradient, hessian = partition(np.array([theta[0], 0.0]))
         return a, gradient[:1], hessian[:1, :1]
 
@@ -83,7 +83,7 @@ def _ratio(partition: Partition, target: FloatArray, start: FloatArray) -> tuple
     return 2.0 * max(full.value - null.value, 0.0), full.theta, null.converged and full.converged
 
 
-def null_ratios(choices: Choices, weight: float, draws: int, rng: np.random.Generator) -> FloatArray:
+def null_ratios(choices: Choices, weight: float, draws: int, rng: np.random.Generator) -> Floats:
     """Likelihood ratios (draws,) of two features against the first, for winners drawn with ``(weight, 0)``.
 
     All draws share ``A``, so it is interpolated once over the region where their optima fall, to 1e-5 nats,

@@ -6,7 +6,6 @@ on half of the batches and compared on the other half, in nats per anchor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,17 +14,16 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from weince.evt import choice
-from weince.evt.choice import Choices, FloatArray, IntArray
-from weince.evt.link_fit import Interval, Pair, check_level, fit_pair, link_fit
+from weince.evt.choice import Choices, IntArray
+from weince.evt.gpd import Floats, Interval, Progress
+from weince.evt.link_fit import Pair, check_level, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
-
-Progress = Callable[[int, int], None]
 
 
 class LinkBank(NamedTuple):
     """What the link test reads: scores (anchors, candidates), winners' columns and batches (anchors,)."""
 
-    scores: FloatArray
+    scores: Floats
     positives: IntArray
     batches: IntArray
 
@@ -123,7 +121,7 @@ def link_bank(
     return in_batches(scores, batch_size)
 
 
-def in_batches(scores: FloatArray, batch_size: int) -> LinkBank:
+def in_batches(scores: Floats, batch_size: int) -> LinkBank:
     """The bank of full batches one after the other, in each of them all first views, then all second ones.
 
     Args:
@@ -169,7 +167,7 @@ def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tupl
     return np.sort(order[:count]), np.sort(order[count:])
 
 
-def clustered_t(gains: FloatArray) -> tuple[float, float]:
+def clustered_t(gains: Floats) -> tuple[float, float]:
     """t statistic and one-sided p-value of a mean gain above 0 over batches; identical zeros give (0, 1)."""
     if not gains.any():
         return 0.0, 1.0
@@ -179,7 +177,7 @@ def clustered_t(gains: FloatArray) -> tuple[float, float]:
     return t, float(stats.t.sf(t, len(gains) - 1))
 
 
-def resampled_interval(gains: FloatArray, draws: int, level: float, rng: np.random.Generator) -> Interval:
+def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.Generator) -> Interval:
     """Interval of the mean gain from the percentiles of its resamples over batches.
 
     Resampling takes the spread of the batches at hand for the true one, too small by ``(n - 1) / n`` and known from
@@ -195,7 +193,7 @@ def resampled_interval(gains: FloatArray, draws: int, level: float, rng: np.rand
 
 def _cross_validate(
     choices: Choices, folds: int, start: Pair, rng: np.random.Generator
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[Floats, Floats]:
     """Mean gain and fitted lam of each fold, over a random division of the batches."""
     order = rng.permutation(len(choices.labels)).astype(np.int64)
     gains, lams = [], []
@@ -207,14 +205,14 @@ def _cross_validate(
     return np.array(gains), np.array(lams)
 
 
-def batch_gains(choices: Choices, pair: Pair) -> FloatArray:
+def batch_gains(choices: Choices, pair: Pair) -> Floats:
     """Mean gain of the blend over softmax in each batch, nats per anchor, shape (batches,)."""
     return choice.batch_means(choices, pair.full.theta) - choice.batch_means(choices, pair.null.theta)
 
 
 def _bootstrap(
     fitted: Choices, pair: Pair, ratio: float, draws: int, rng: np.random.Generator
-) -> tuple[FloatArray, float]:
+) -> tuple[Floats, float]:
     """Null ratios and the p-value; none when no finite fit exists."""
     if pair.separated:
         return np.empty(0), np.nan

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from weince.evt.choice import FloatArray, IntArray, read_scores
-from weince.evt.link_test import Progress
+from weince.evt.choice import IntArray, read_scores
+from weince.evt.gpd import Floats, Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,16 +33,16 @@ class RiskGradient:
     """
 
     k: int
-    edges: FloatArray
-    risk: FloatArray
-    softmax: FloatArray
-    shortfall: FloatArray
-    blend: FloatArray
+    edges: Floats
+    risk: Floats
+    softmax: Floats
+    shortfall: Floats
+    blend: Floats
     failure_rate: float
-    negatives: FloatArray
+    negatives: Floats
 
 
-def culprit_probabilities(scores: ArrayLike, positive: float, k: int) -> FloatArray:
+def culprit_probabilities(scores: ArrayLike, positive: float, k: int) -> Floats:
     """Probability that each negative is the culprit of a random subset of ``k``, drawn without replacement.
 
     The r-th best of N negatives is the best of the subset with probability ``C(N - r, k - 1) / C(N, k)``; it
@@ -67,10 +67,10 @@ def culprit_probabilities(scores: ArrayLike, positive: float, k: int) -> FloatAr
     return np.where(s > positive, even, 0.0)
 
 
-def _best_by_rank(n: int, k: int) -> FloatArray:
+def _best_by_rank(n: int, k: int) -> Floats:
     """``C(n - r, k - 1) / C(n, k)`` for r = 1 .. n, through logarithms of the gamma function."""
 
-    def log_binomial(top: FloatArray, bottom: int) -> FloatArray:
+    def log_binomial(top: Floats, bottom: int) -> Floats:
         return np.asarray(
             special.gammaln(top + 1.0) - special.gammaln(bottom + 1.0) - special.gammaln(top - bottom + 1.0)
         )
@@ -82,7 +82,7 @@ def _best_by_rank(n: int, k: int) -> FloatArray:
     return out
 
 
-def _split_negatives(s: FloatArray, winners: IntArray) -> tuple[FloatArray, FloatArray]:
+def _split_negatives(s: Floats, winners: IntArray) -> tuple[Floats, Floats]:
     """Positive scores (anchors,) and negative scores (anchors, candidates - 1), NaN after each row's last."""
     rows = np.arange(len(s))
     keep = np.ones(s.shape, dtype=bool)
@@ -92,7 +92,7 @@ def _split_negatives(s: FloatArray, winners: IntArray) -> tuple[FloatArray, Floa
     return s[rows, winners], np.take_along_axis(negatives, order, axis=1)
 
 
-def _per_anchor(name: str, value: ArrayLike, anchors: int, high: float = np.inf) -> FloatArray:
+def _per_anchor(name: str, value: ArrayLike, anchors: int, high: float = np.inf) -> Floats:
     """A number, or one per anchor, as a column (anchors, 1)."""
     array = np.asarray(value, dtype=np.float64)
     if array.shape not in ((), (anchors,)) or not np.all((array >= 0.0) & (array <= high)):
@@ -165,7 +165,7 @@ def risk_gradient(
     return tuple(out)
 
 
-def _edges(bins: int | Sequence[float], negatives: FloatArray) -> FloatArray:
+def _edges(bins: int | Sequence[float], negatives: Floats) -> Floats:
     low, high = float(np.nanmin(negatives)), float(np.nanmax(negatives))
     if isinstance(bins, int):
         if bins < 1:
@@ -179,12 +179,12 @@ def _edges(bins: int | Sequence[float], negatives: FloatArray) -> FloatArray:
     return edges
 
 
-def _shares(mass: FloatArray) -> FloatArray:
+def _shares(mass: Floats) -> Floats:
     total = float(mass.sum())
     return mass / total if total > 0.0 else np.full(len(mass), np.nan)
 
 
-def _random_order(negatives: FloatArray, rng: np.random.Generator) -> FloatArray:
+def _random_order(negatives: Floats, rng: np.random.Generator) -> Floats:
     """Every row shuffled, its NaN still last."""
     keys = np.where(np.isnan(negatives), 2.0, rng.random(negatives.shape))
     return np.take_along_axis(negatives, np.argsort(keys, axis=1), axis=1)
@@ -193,13 +193,13 @@ def _random_order(negatives: FloatArray, rng: np.random.Generator) -> FloatArray
 class _Link(NamedTuple):
     """A link on a draw: negatives' logits and slopes (anchors, negatives), positives' logits (anchors, 1)."""
 
-    logit: FloatArray
-    slope: FloatArray
-    won: FloatArray
+    logit: Floats
+    slope: Floats
+    won: Floats
 
 
 def _links(
-    won: FloatArray, s: FloatArray, tau: float, beta: FloatArray, lam: FloatArray, eps: float
+    won: Floats, s: Floats, tau: float, beta: Floats, lam: Floats, eps: float
 ) -> tuple[_Link, _Link, _Link]:
     """Softmax, shortfall and their blend."""
     short = np.maximum(1.0 - s, eps)
@@ -211,7 +211,7 @@ def _links(
     return softmax, shortfall, blend
 
 
-def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> FloatArray:
+def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> Floats:
     """Gradient magnitude by bin (bins,), over the disjoint subsets of ``k`` that the columns are cut into."""
     used = which.shape[1] // k * k
     u = link.logit[:, :used].reshape(len(which), -1, k)
@@ -222,9 +222,7 @@ def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> FloatArra
     return np.asarray(np.bincount(which[:, :used].ravel(), pull.ravel(), minlength=bins), dtype=np.float64)
 
 
-def _risk(
-    won: FloatArray, negatives: FloatArray, counts: IntArray, k: int, edges: FloatArray
-) -> tuple[FloatArray, float]:
+def _risk(won: Floats, negatives: Floats, counts: IntArray, k: int, edges: Floats) -> tuple[Floats, float]:
     """Expected failures by bin of the culprit's score, and the failure rate. Ties share a bin anyway."""
     mass = np.zeros(len(edges) - 1)
     ranked = -np.sort(-negatives, axis=1)

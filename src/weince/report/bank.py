@@ -4,13 +4,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weince import evt
 from weince.embeddings import InputError, Pairs
 from weince.evt.link_test import in_batches
-
-Floats = NDArray[np.float64]
 
 FEWEST_BATCHES = 4  # two to fit the link on, two to judge it
 FEWEST_PAIRS = 32  # in a batch

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from weince import evt
 from weince.evaluate.protocol import t_interval
 from weince.evt import AblationPoint
-from weince.report.bank import Floats
+from weince.evt.gpd import Floats
 from weince.report.measure import Curves, Measured
 from weince.report.style import (
     BLUE,

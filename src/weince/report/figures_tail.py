@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weince import evt
-from weince.report.bank import Floats
+from weince.evt.gpd import Floats
 from weince.report.measure import Measured, Tail
 from weince.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend
 

@@ -12,8 +12,9 @@ import numpy as np
 from weince import evt
 from weince.embeddings import InputError, Pairs
 from weince.evt import choice
+from weince.evt.gpd import Floats
 from weince.evt.top1 import Noise
-from weince.report.bank import Bank, Floats, Settings, build_bank, plan
+from weince.report.bank import Bank, Settings, build_bank, plan
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
