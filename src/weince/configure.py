@@ -11,16 +11,13 @@ from typing import Any, Literal, get_args
 
 from weince.candidates import Candidates
 from weince.engines.choose import Engine
-from weince.links import SoftmaxLink
-from weince.losses import RELEASED_TAIL, InfoNCELoss, LinkLoss, WeibitLoss, WeinceLoss
+from weince.losses import RELEASED_TAIL, InfoNCELoss, LinkLoss, WeibitLoss, WeinceLoss, released_terms
 from weince.tail import TailConfig
-from weince.terms import BatchShortfallLink, Term
+from weince.terms import Term
 
 Preset = Literal["infonce", "paper", "blend", "released", "weibit"]
 
 _TAILS = {"paper": TailConfig(), "blend": RELEASED_TAIL, "released": RELEASED_TAIL}
-_RELEASED_WEIGHT = 0.5  # of each of its two extra terms
-_HARDEST = 50
 
 
 @dataclass(frozen=True)
@@ -83,14 +80,14 @@ def _tail(config: LossConfig) -> TailConfig:
 
 
 def _extra(config: LossConfig) -> list[Term]:
-    usual = _RELEASED_WEIGHT if config.preset == "released" else 0.0
-    softmax = usual if config.softmax_term is None else config.softmax_term
-    shortfall = usual if config.shortfall_term is None else config.shortfall_term
+    """The released code's two extra terms with the weights that are asked for, without those of weight 0."""
     terms = []
-    if softmax > 0:
-        terms.append(Term(SoftmaxLink(config.temperature), weight=softmax, hardest=_HARDEST))
-    if shortfall > 0:
-        terms.append(Term(BatchShortfallLink(), weight=shortfall, hardest=_HARDEST))
+    asked = config.softmax_term, config.shortfall_term
+    for term, weight in zip(released_terms(config.temperature), asked, strict=True):
+        if weight is None:
+            weight = term.weight if config.preset == "released" else 0.0
+        if weight > 0:
+            terms.append(term._replace(weight=weight))
     return terms
 
 
