@@ -146,9 +146,8 @@ def _run_train(options: argparse.Namespace) -> None:
     from weince.vision.train import VisionRun, train
 
     folder = train(settings.read(VisionRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES))
-    if (
-        os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-    ):  # of the processes of a run, the first
+    # Of the processes of a run, the first.
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
         print(folder)
 
 

@@ -104,9 +104,8 @@ def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 def named_configs() -> dict[str, Path]:
     """The configurations that come with the package, by name."""
     here = Path(__file__).parent
-    folder = next(
-        (f for f in (here / "configs", here.parents[1] / "configs") if f.is_dir()), here
-    )  # wheel, checkout
+    places = here / "configs", here.parents[1] / "configs"  # of a wheel, of a checkout
+    folder = next((place for place in places if place.is_dir()), here)
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

@@ -33,9 +33,8 @@ class Layers(NamedTuple):
 
     weight: Tensor  # (seeds, classes, features)
     bias: Tensor  # (seeds, 1, classes)
-    moments: tuple[
-        Tensor, Tensor, Tensor, Tensor
-    ]  # first and second of the weight, first and second of the bias
+    # first and second of the weight, first and second of the bias
+    moments: tuple[Tensor, Tensor, Tensor, Tensor]
     steps: Tensor  # ()
 
     def clone(self) -> "Layers":

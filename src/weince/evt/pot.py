@@ -178,9 +178,8 @@ def _hazard(y: Floats, xi: Floats, sigma: Floats) -> Floats:
     """Minus log survival of rows of excesses (rows, n): unit exponential when the law is right."""
     shape, scaled = xi[:, None], y / sigma[:, None]
     small = np.abs(shape) < 1e-9
-    inside = np.maximum(
-        shape * scaled, -1.0 + 1e-16
-    )  # the largest point of a uniform fit sits on its endpoint
+    # The largest point of a uniform fit sits on its endpoint.
+    inside = np.maximum(shape * scaled, -1.0 + 1e-16)
     hazard: Floats = np.where(small, scaled, np.log1p(inside) / np.where(small, 1.0, shape))
     return hazard
 

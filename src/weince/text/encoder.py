@@ -78,9 +78,8 @@ def load_backbone(model: str) -> tuple[nn.Module, Any]:
             )
     except Exception as error:  # what a broken folder or a missing network raises varies with the version
         raise cannot_load(model, local, error) from error
-    missing = sorted(
-        name for name in found["missing_keys"] if not name.startswith("pooler.")
-    )  # we use no pooler
+    # We use no pooler.
+    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise OSError(
             f"cannot load model {model!r}: {len(missing)} weights are missing, the first {missing[0]}"
@@ -187,9 +186,8 @@ def save_encoder(
             part / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
         )
         os.chmod(part, 0o755)
-        shutil.rmtree(
-            folder, ignore_errors=True
-        )  # what is lost if the run dies here, it makes again on resuming
+        # What is lost if the run dies here, it makes again on resuming.
+        shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)

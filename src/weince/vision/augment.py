@@ -30,9 +30,8 @@ class Draws(NamedTuple):
 
     box: Tensor  # (n, 4) top, left, height, width of the crop in whole pixels
     flip: Tensor  # (n,) bool
-    factors: (
-        Tensor | None
-    )  # (n, 4) of brightness, contrast, saturation (1 leaves them), shift of the hue in turns
+    # (n, 4) of brightness, contrast, saturation (1 leaves them), shift of the hue in turns
+    factors: Tensor | None
     order: Tensor | None  # (n, 4) which of the four comes first, second, third, last
     grey: Tensor | None  # (n,) bool
     sigma: Tensor | None  # (n,) of the blur in pixels; 0 leaves the image sharp
@@ -197,9 +196,8 @@ def resampling(start: Tensor, length: Tensor, reverse: Tensor, cells: int, size:
     scale = (length / size)[:, None]
     centre = (start[:, None] + target * scale)[:, :, None]
     source = torch.arange(cells, device=start.device) + 0.5
-    reach = scale.clamp(min=1.0)[
-        :, :, None
-    ]  # a triangle as wide as the pixels are, on the coarser of the two grids
+    # A triangle as wide as the pixels are, on the coarser of the two grids.
+    reach = scale.clamp(min=1.0)[:, :, None]
     weights = (1 - (source - centre).abs() / reach).clamp(min=0.0)
     end = (start + length)[:, None, None]
     weights = torch.where((source > start[:, None, None]) & (source < end), weights, 0.0)
@@ -274,9 +272,8 @@ def blur(views: Tensor, sigma: Tensor) -> Tensor:
     kernel = kernel / kernel.sum(dim=1, keepdim=True)
     kernel = torch.where(sigma[:, None] == 0, (offsets == 0).to(kernel.dtype), kernel)
     lines = torch.arange(size, device=views.device)
-    source = (
-        lines[:, None] + offsets
-    ).abs()  # (size, kernel): mirrored about the first line, then about the last
+    # (size, kernel): mirrored about the first line, then about the last.
+    source = (lines[:, None] + offsets).abs()
     source = torch.where(source >= size, 2 * (size - 1) - source, source)
     hits = (source[:, :, None] == lines).to(kernel.dtype)  # (size, kernel, size)
     matrix = torch.einsum("nk,ikj->nij", kernel, hits)

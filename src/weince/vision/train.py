@@ -171,9 +171,8 @@ def _launch(run: VisionRun) -> "Fabric":
         raise ValueError(
             f"{devices} devices were asked for; torch sees {torch.cuda.device_count()} GPU(s) here"
         )
-    warnings.filterwarnings(
-        "ignore", message="The `srun` command is available"
-    )  # that is for the user to know
+    # Whether to use srun is for the user to know.
+    warnings.filterwarnings("ignore", message="The `srun` command is available")
     fabric = Fabric(
         accelerator="cpu" if on_cpu else "cuda",
         devices=devices,
