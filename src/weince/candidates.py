@@ -170,16 +170,17 @@ def contests(
         found = _across(candidates, z_i, z_j, negatives, ids, ignore)
     if alone:
         for contest in found:
-            check_enough(contest, len(contest.candidates))
+            _check_enough(contest)
     return found
 
 
-def check_enough(contest: Contest, candidates: int) -> None:
-    """Raise if there is nothing to contrast with, given the number of candidates on all ranks."""
+def _check_enough(contest: Contest) -> None:
+    """Raise if there is nothing to contrast with."""
+    candidates = len(contest.candidates)
     if contest.itself is not None and contest.positive is not None and candidates < 4:
         raise ValueError(f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2}")
     if candidates < 2:
-        shape = (candidates, contest.candidates.shape[1])
+        shape = tuple(contest.candidates.shape)
         raise ValueError(f"wanted at least 2 rows to contrast; got candidates of shape {shape}")
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weince.candidates import Contest, check_enough
+from weince.candidates import Contest
 
 Gather = bool | Literal["ring"]
 
@@ -109,7 +109,6 @@ def meet(contest: Contest, settings: str = "") -> Contest:
     """
     _refuse_ignore(contest)
     ranks = _introduce(contest, settings)
-    check_enough(contest, sum(ranks.candidates))
     return replace(contest, ranks=ranks)
 
 
@@ -136,7 +135,7 @@ def share(contest: Contest, settings: str = "") -> Contest:
         return None if values is None else (values[0], _gathered(values[1].long(), ranks.candidates))
 
     rows: Tensor = _GatherRows.apply(contest.candidates, ranks)  # type: ignore[no-untyped-call]
-    whole = replace(
+    return replace(
         contest,
         candidates=rows,
         positive=None if contest.positive is None else contest.positive + offset,
@@ -147,8 +146,6 @@ def share(contest: Contest, settings: str = "") -> Contest:
         raw=None,
         symmetric=False,
     )
-    check_enough(whole, len(rows))
-    return whole
 
 
 def _introduce(contest: Contest, settings: str) -> Ranks:
@@ -165,7 +162,7 @@ def _introduce(contest: Contest, settings: str) -> Ranks:
     with _together("exchanging the sizes of their batches"):
         dist.all_gather(every, mine)
     anchors, candidates, *others = torch.stack(every).T.tolist()
-    # Raised on every rank alike, so that none waits for another.
+    # Raised on every rank alike, so that none waits for another. With a row on each of several there are negatives.
     if 0 in anchors:
         raise ValueError(
             f"wanted at least one row on every rank; got none on rank {anchors.index(0)} of {len(anchors)}"
