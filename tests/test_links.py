@@ -6,7 +6,7 @@ import torch
 from weince import BlendLink, Link, PowerLink, ShortfallLink, SoftmaxLink
 from weince.links import check_positive
 
-SCORES = torch.tensor([[-1.0, -0.3, 0.0, 0.4], [0.7, 0.99, 0.99999, 1.0]], dtype=torch.float64)
+SCORES = torch.tensor([[-1.0, -0.3, 0.0, 0.4], [0.99, 0.99999, 1 - 5e-7, 1.0]], dtype=torch.float64)
 PER_ANCHOR = {"lam": torch.tensor([0.3, 0.8]).double(), "beta": torch.tensor([2.0, 5.0]).double()}
 LINKS = [
     SoftmaxLink(0.2),
@@ -78,6 +78,7 @@ def test_a_link_of_ones_own_needs_only_a_logit():
     [
         (lambda: SoftmaxLink(0.0), "temperature must be positive and finite; got 0.0"),
         (lambda: SoftmaxLink(math.nan), "temperature must be positive and finite; got nan"),
+        (lambda: SoftmaxLink(torch.tensor(math.inf)), "temperature must be positive and finite; got inf"),
         (lambda: ShortfallLink(-1.0), "beta must be positive"),
         (lambda: ShortfallLink(1.0, endpoint=0.9), "endpoint must be at least 1"),
         (lambda: PowerLink(math.inf), "alpha must be positive"),
@@ -88,6 +89,12 @@ def test_a_link_of_ones_own_needs_only_a_logit():
 def test_bad_parameters_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_kernels_know_a_plain_blend_alone():
+    assert BlendLink(0.5, 1.0).in_kernels
+    assert not BlendLink(0.5, 1.0, endpoint=1.1).in_kernels
+    assert not BlendLink(0.5, 1.0, softmax_at=torch.zeros(2, dtype=torch.long)).in_kernels
 
 
 def test_a_tensor_is_not_read():

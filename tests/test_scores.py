@@ -46,3 +46,17 @@ def test_unit_rows_have_length_1_whatever_their_norm(dtype):
     torch.testing.assert_close(
         scores.unit_rows(rows).norm(dim=1).double(), torch.ones(50).double(), rtol=1e-6, atol=0
     )
+
+
+def test_a_shortfall_is_never_below_0_nor_above_2():
+    """A link of one's own may take its root or its logarithm."""
+    rows = scores.unit_rows(torch.randn(200, 30))
+    assert (rows @ rows.T).max() > 1
+    found = scores.shortfalls(rows, torch.cat([rows, -rows]))
+    assert (found.min(), found.max()) == (0, 2)
+
+
+def test_a_short_float16_row_does_not_shrink_the_gradient_of_another():
+    rows = torch.tensor([[1e-6, 0.0], [1.0, 0.0]], dtype=torch.float16, requires_grad=True)
+    scores.unit_rows(rows).backward(torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
+    assert rows.grad.tolist() == [[0, 65504], [0, 1]]
