@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import reference
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weince import TailConfig
+from weince import TailConfig, tail
 from weince.functional import tail_stats as stats_of_scores
 from weince.tail import fit_tail, nearest_rank, tail_stats
 
@@ -27,7 +27,7 @@ CONFIGS = [
 def ragged(rows, seed=0):
     """Shortfalls of anchors with different numbers of negatives, as lists and as a padded, sorted tensor."""
     generator = torch.Generator().manual_seed(seed)
-    lists = [(2 * torch.rand(n, generator=generator, dtype=torch.float64)).tolist() for n in rows]
+    lists = [(2 * torch.rand(n, generator=generator, dtype=torch.float64) ** 3).tolist() for n in rows]
     padded = torch.full((len(rows), max(rows)), math.inf, dtype=torch.float64)
     for row, values in zip(padded, lists, strict=True):
         row[: len(values)] = torch.tensor(sorted(values), dtype=torch.float64)
@@ -46,10 +46,12 @@ def test_statistics_match_the_loops(config):
 
 
 def test_anchors_that_do_not_count_have_no_part_in_the_pivot():
-    lists, padded = ragged([40, 40, 40, 40, 40])
-    counted = [True, False, True, False, True]
+    """Nor have those without negatives."""
+    sizes = [40, 40, 40, 40, 40, 0, 0]
+    lists, padded = ragged(sizes)
+    counted = [True, False, True, False, True, True, True]
     config = TailConfig(rho0_quantile=0.5)
-    got = tail_stats(padded[:, :32], torch.tensor([40]), config, torch.tensor(counted))
+    got = tail_stats(padded[:, :32], torch.tensor(sizes), config, torch.tensor(counted))
     wanted = reference.tail_statistics(lists, counted, config)
     torch.testing.assert_close(
         got.lam, torch.tensor([anchor["lam"] for anchor in wanted], dtype=torch.float64)
@@ -57,6 +59,7 @@ def test_anchors_that_do_not_count_have_no_part_in_the_pivot():
 
 
 @given(st.integers(1, 5000), st.sampled_from([0.1, 0.05, 0.5, 1.0, 0.013]), st.integers(1, 64))
+@example(90, 0.35, 1)  # 31.499999999999996
 def test_tail_size_is_the_same_for_numbers_and_tensors(negatives, share, k_min):
     config = TailConfig(k=share, k_min=k_min)
     wanted = min(max(k_min, round(share * negatives)), 1024, negatives)
@@ -81,6 +84,13 @@ def test_equal_shortfalls_give_plain_infonce(d):
     assert stats.lam.tolist() == stats.beta.tolist() == stats.daic.tolist() == [0.0] * 3
 
 
+@pytest.mark.parametrize("d", [1e-7, 0.3, 0.7, 1.9])
+def test_also_on_devices_without_float64(monkeypatch, d):
+    monkeypatch.setattr(tail, "wide", torch.Tensor.float)
+    fit = fit_tail(torch.full((3, 37), d), torch.tensor([37]), TailConfig(k=37))
+    assert not fit.made.any()
+
+
 @pytest.mark.parametrize("k", [1, 2])
 def test_fewer_than_three_points_give_plain_infonce(k):
     stats = tail_stats(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([3]), TailConfig(k=k))
@@ -94,6 +104,12 @@ def test_a_power_law_gives_back_its_exponent():
     assert float(fit.beta) == pytest.approx(3.5, rel=1e-12)
     assert float(fit.daic) > 0
     assert float(fit.r2) == pytest.approx(1)
+
+
+def test_the_fit_of_float32_shortfalls_runs_in_float64():
+    hardest = 0.3 + 1e-5 * torch.arange(40).unsqueeze(0)
+    found, wanted = (fit_tail(d, torch.tensor([40]), TailConfig(k=40)) for d in (hardest, hardest.double()))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
 
 
 @given(st.lists(st.floats(0.001, 2), min_size=1, max_size=40), st.floats(0, 1))
