@@ -63,6 +63,11 @@ NAN = torch.randn(4, 3).index_fill(0, torch.tensor([2]), math.nan)
             ValueError,
             r"ids must have shape \(4,\) or \(8,\); got \(5,\)",
         ),
+        (
+            lambda: WeinceLoss(candidates="cross")(Z, Z, negatives=Z[:, :2]),
+            ValueError,
+            r"negatives must match z_i of shape \(4, 3\).*got \(4, 2\)",
+        ),
         (lambda: WeinceLoss()(Z, Z, negatives=Z), TypeError, 'negatives= goes with candidates="cross"'),
         (
             lambda: WeinceLoss()(Z, Z, ignore=torch.zeros(4, 4, dtype=torch.bool)),

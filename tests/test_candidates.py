@@ -1,0 +1,25 @@
+"""What contests hold beside the roles, which the losses are tested for."""
+
+import pytest
+import torch
+
+from weince.candidates import contests
+
+
+@pytest.mark.parametrize("candidates", ["views", "cross", "clip"])
+def test_bfloat16_rows_come_along_as_they_are(candidates):
+    z_i, z_j = torch.randn(2, 4, 3).bfloat16()
+    both = torch.cat([z_i, z_j])
+    wanted = {"views": [(both, both)], "cross": [(z_i, z_j)], "clip": [(z_i, z_j), (z_j, z_i)]}[candidates]
+    for contest, rows in zip(contests(candidates, z_i, z_j), wanted, strict=True):
+        torch.testing.assert_close(contest.raw, rows, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("narrow", [(), (0,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_they_come_where_all_are_bfloat16(narrow):
+    given = [z.bfloat16() if index in narrow else z for index, z in enumerate(torch.randn(3, 4, 3))]
+    (contest,) = contests("cross", *given[:2], negatives=given[2])
+    if len(narrow) < 3:
+        assert contest.raw is None
+    else:
+        torch.testing.assert_close(contest.raw, (given[0], torch.cat(given[1:])), rtol=0, atol=0)
