@@ -148,6 +148,18 @@ def test_the_released_terms_go_with_any_loss():
     assert InfoNCELoss(0.2)(z_i, z_j) < first < total
 
 
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_terms_over_different_numbers_of_negatives(engine):
+    z = torch.randn(2, 9, 4, dtype=torch.float64)
+    few, fewer = Term(SoftmaxLink(0.2), hardest=5), Term(SoftmaxLink(0.3), weight=0.5, hardest=1)
+    none, one, other, both = (
+        gradients(InfoNCELoss(extra=extra, engine=engine), *z) for extra in ([], [few], [fewer], [few, fewer])
+    )
+    torch.testing.assert_close(both[0], one[0] + other[0] - none[0])
+    for total, first, second, plain in zip(both[1], one[1], other[1], none[1], strict=True):
+        torch.testing.assert_close(total, first + second - plain)
+
+
 def test_extra_terms_may_come_from_a_generator():
     z_i, z_j = pairs()
     terms = [Term(SoftmaxLink(t), 0.5, 5) for t in (0.1, 0.2)]
@@ -330,6 +342,14 @@ def test_a_link_of_ones_own_trains():
         return F.cross_entropy(logits, torch.arange(80).roll(40))
 
     torch.testing.assert_close(ours, gradients(plain, z_i, z_j))
+
+
+@pytest.mark.parametrize("wide", [0, 1])
+def test_of_two_precisions_the_wider_counts(wide):
+    views = list(torch.randn(2, 6, 4))
+    wanted = InfoNCELoss(candidates="clip")(*(z.double() for z in views))
+    views[wide] = views[wide].double()
+    torch.testing.assert_close(InfoNCELoss(candidates="clip")(*views), wanted, rtol=1e-6, atol=0)
 
 
 def test_duplicates_with_ids_are_no_negatives():
