@@ -13,8 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from weince import BatchShortfallLink, InfoNCELoss, LinkLoss, TailConfig, WeibitLoss, WeinceLoss
+from weince import (
+    BatchShortfallLink,
+    InfoNCELoss,
+    LinkLoss,
+    SoftmaxLink,
+    TailConfig,
+    Term,
+    WeibitLoss,
+    WeinceLoss,
+)
 from weince.cached import cached_step
+from weince.functional import info_nce_loss
 
 PAIRS = 24
 SIZES = {
@@ -67,10 +77,11 @@ class Model(nn.Module):
         self.loss = MAKERS[name](temperature, candidates=candidates, reduction=reduction, **how)
         self.to(dtype)
 
-    def forward(self, x_i, x_j, negatives=None, **options):
+    def forward(self, x_i, x_j=None, negatives=None, **options):
         if negatives is not None:
             options["negatives"] = self.encoder(negatives)
-        return self.loss(self.encoder(x_i), self.encoder(x_j), return_stats=True, **options)
+        z_j = None if x_j is None else self.encoder(x_j)
+        return self.loss(self.encoder(x_i), z_j, return_stats=True, **options)
 
 
 def batch(layout, dtype, rows=slice(None)):
@@ -88,6 +99,7 @@ def batch(layout, dtype, rows=slice(None)):
         inputs["ids"] = (torch.arange(PAIRS) % 17)[rows]
     if "labels" in options:
         inputs["labels"] = torch.tensor([0, 1, 2, 3, 4] * 4 + [5, 6, 7, 0])[rows]  # three stand alone
+        del inputs["x_j"]  # beside which none would
     return inputs
 
 
@@ -120,7 +132,11 @@ def compare_all(rank, world):
     found["cached"] = cached(rank, world)
     found["slope"] = {gather: slope(gather, spans("uneven", world)[rank]) for gather in (True, "ring")}
     found["largest"] = {gather: largest(gather, rank) for gather in (True, "ring")}
+    found["transposed"] = {gather: transposed(gather, rank) for gather in (True, "ring")}
+    found["terms"] = {gather: several_terms(gather, rank) for gather in (True, "ring")}
+    found["extremes"] = {gather: extremes(gather, rank) for gather in (True, "ring")}
     found["errors"] = errors(rank, world)
+    found["second"] = {gather: second_derivative(gather) for gather in (True, "ring")}
     found["unlike"] = {gather: unlike(gather, rank) for gather in (True, "ring")}
     found["alone"] = alone(rank, world)
     return found
@@ -138,8 +154,9 @@ def cached(rank, world):
 def slope(gather, rows):
     """One slope from the pairs of all ranks, in a loss that wants no anchor's tail nor its hardest negatives."""
     inputs = batch("views, ids", torch.float64, rows)
+    ids = inputs["ids"].int() if rows.start else inputs["ids"]  # ranks need not agree on the kind of integer
     x_i, link = inputs["x_i"].requires_grad_(), BatchShortfallLink(fewest=64)
-    loss = LinkLoss(link, gather=gather)(x_i, inputs["x_j"], ids=inputs["ids"])
+    loss = LinkLoss(link, gather=gather)(x_i, inputs["x_j"], ids=ids)
     loss.backward()
     return {"loss": loss.detach(), "gradient": x_i.grad, "slope": link.slope_now}
 
@@ -166,6 +183,34 @@ def largest(gather, rank):
     return seen.numel
 
 
+def transposed(gather, rank):
+    """Losses of the same keys as they usually lie in memory, and the other way round."""
+    torch.manual_seed(rank)
+    queries, keys = torch.randn(2, 5, 4)
+    loss = InfoNCELoss(candidates="cross", gather=gather)
+    return loss(queries, keys), loss(queries, keys.T.contiguous().T)
+
+
+def several_terms(gather, rank):
+    """Loss and gradient of terms over different numbers of hardest negatives."""
+    torch.manual_seed(rank)
+    z_i, z_j = torch.randn(2, 5, 4, dtype=torch.float64)
+    extra = [Term(SoftmaxLink(0.2), hardest=4), Term(SoftmaxLink(0.3), weight=0.5, hardest=1)]
+    loss = InfoNCELoss(extra=extra, gather=gather)(z_i.requires_grad_(), z_j)
+    loss.backward()
+    return loss.detach(), z_i.grad
+
+
+def extremes(gather, rank):
+    """Gradients of anchors with hardly any loss, and the nearest negatives where they are nearly duplicates."""
+    torch.manual_seed(rank)
+    base = torch.eye(4, 6, dtype=torch.float64).roll(rank, 0)
+    far_i, far_j = base + 0.05 * torch.rand(2, 4, 6, dtype=torch.float64)
+    InfoNCELoss(0.04, gather=gather, candidates="cross")(far_i.requires_grad_(), far_j).backward()
+    near_i, near_j = (base + 1e-3 * torch.randn(2, 4, 6, dtype=torch.float64)).float()
+    return far_i.grad, InfoNCELoss(gather=gather)(near_i, near_j, return_stats=True).stats.rho
+
+
 def errors(rank, world):
     """What is said, on every rank, of batches that cannot be shared."""
     rows = torch.randn(3, 4)
@@ -173,18 +218,33 @@ def errors(rank, world):
     for z, options in (
         (rows[: 3 * (rank > 0)], {}),
         (rows, {"ignore": torch.zeros(6, 6, dtype=torch.bool)}),
+        (rows, {"ignore": torch.zeros(6, 6, dtype=torch.bool), "gather": "ring"}),
     ):
         try:
-            InfoNCELoss()(z, z, **options)
+            info_nce_loss(z, z, **options)
         except ValueError as error:
             said.append(str(error))
     return said
+
+
+def second_derivative(gather):
+    """What is said of it."""
+    z = torch.randn(3, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(InfoNCELoss(gather=gather)(z, z.flip(0)), z, create_graph=True)
+    try:
+        grad.sum().backward()
+    except NotImplementedError as error:
+        return str(error)
 
 
 def unlike(gather, rank):
     """What is said, on every rank, where the last one does otherwise, or all bring too few temperatures."""
     last = rank == dist.get_world_size() - 1
     z, ids = torch.randn(3, 4), torch.arange(3)
+
+    def hardest(**options):
+        return InfoNCELoss(extra=[Term(SoftmaxLink(), **options)], gather=gather)(z, z)
+
     calls = {
         "width": lambda: InfoNCELoss(gather=gather)(z[:, : 3 if last else 4], z[:, : 3 if last else 4]),
         "dtype": lambda: InfoNCELoss(gather=gather)(z.double() if last else z, z),
@@ -192,6 +252,8 @@ def unlike(gather, rank):
         "temperature": lambda: InfoNCELoss(0.1 if last else 0.5, gather=gather)(z, z),
         "statistics": lambda: InfoNCELoss(gather=gather)(z, z, return_stats=last),
         "anchors": lambda: InfoNCELoss(torch.full((5,), 0.5), gather=gather)(z, z),
+        "weight": lambda: hardest(weight=0.5 if last else 1.0),
+        "hardest": lambda: hardest(hardest=2 if last else 1),
         "mode": lambda: WeinceLoss.released(gather=gather).train(last)(z, z),
     }
     said = {}

@@ -98,10 +98,12 @@ def test_every_rank_hears_why(found):
         assert each[0]["errors"] == ["wanted at least 2 pairs, so that there are negatives; got 0"]
         return
     for rank in each:
-        empty, ignore = rank["errors"]
+        empty, *ignored = rank["errors"]
         assert empty == f"wanted at least one row on every rank; got none on rank 0 of {world}"
-        assert "ignore= marks pairs of one process" in ignore
-        assert "ids=, or pass gather=False" in ignore
+        assert len(ignored) == 2
+        for ignore in ignored:
+            assert "ignore= marks pairs of one process" in ignore
+            assert "ids=, or pass gather=False" in ignore
 
 
 @pytest.mark.parametrize("gather", [True, "ring"])
@@ -118,10 +120,41 @@ def test_ranks_that_do_not_do_the_same_hear_it(found, gather):
         assert dtype == f"wanted the same precision in bits on all ranks; got {[32] * (world - 1) + [64]}"
         assert ids == f"wanted the same number of ids per row on all ranks; got {[0] * (world - 1) + [1]}"
         last = rank == world - 1
-        own = [f"temperature={0.1 if last else 0.5}", f"tail={'Tail' if last else None}", f"training={last}"]
+        own = [
+            f"temperature={0.1 if last else 0.5}",
+            f"tail={'Tail' if last else None}",
+            f"{0.5 if last else 1.0} SoftmaxLink(temperature=0.5) over all",
+            f"over {2 if last else 1}",
+            f"training={last}",
+        ]
         for message, setting in zip(losses, own, strict=True):
             assert message.startswith("wanted the same loss on all ranks; got candidates='views', gather=")
             assert setting in message
+
+
+@pytest.mark.parametrize("gather", [True, "ring"])
+def test_how_rows_lie_in_memory_does_not_matter(found, gather):
+    for rank in found[1]:
+        usual, transposed = rank["transposed"][gather]
+        torch.testing.assert_close(usual, transposed)
+
+
+@pytest.mark.parametrize("gather", [True, "ring"])
+def test_a_second_derivative_is_refused(found, gather):
+    for rank in found[1]:
+        assert "have a first derivative only" in rank["second"][gather]
+
+
+def test_terms_over_different_numbers_of_negatives(found):
+    for rank in found[1]:
+        torch.testing.assert_close(rank["terms"]["ring"], rank["terms"][True])
+
+
+def test_a_ring_keeps_the_digits_of_small_numbers(found):
+    for rank in found[1]:
+        (gradient, rho), (in_ring, rho_in_ring) = (rank["extremes"][gather] for gather in (True, "ring"))
+        torch.testing.assert_close(in_ring, gradient, rtol=1e-6, atol=0)
+        torch.testing.assert_close(rho_in_ring, rho, rtol=1e-4, atol=0)
 
 
 def test_without_gather_each_for_itself(found):
