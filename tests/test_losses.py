@@ -446,6 +446,19 @@ def test_a_second_derivative_is_refused():
             torch.autograd.grad(gradient.sum(), [z_i, temperature], allow_unused=True, retain_graph=True)
 
 
+@pytest.mark.parametrize(
+    ("engine", "reduction"), [("dense", "mean"), ("chunked", "mean"), ("chunked", "none")]
+)
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_second_derivative_by_queries_or_keys_alone(which, engine, reduction):
+    views = list(pairs())
+    views[which].requires_grad_()
+    loss = InfoNCELoss(candidates="cross", engine=engine, reduction=reduction)(*views).sum()
+    (gradient,) = torch.autograd.grad(loss, views[which], create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivative only"):
+        gradient.square().sum().backward()
+
+
 def test_keys_without_gradient_cost_none():
     z_i, z_j = pairs()
     leaf = z_i.clone().requires_grad_()
@@ -509,6 +522,40 @@ def test_the_batch_slope_is_clamped_and_doubtful_fits_are_left_out(shortfalls, t
         assert float(link.slope_now) == 4.0
     else:
         assert float(link.slope_now) == pytest.approx(target, rel=0.02)
+
+
+def test_the_batch_slope_of_fewer_pairs_than_the_fewest():
+    """It is that of all pairs: as many of the smallest are dropped."""
+    z, links = torch.randn(2, 12, 4), (BatchShortfallLink(), BatchShortfallLink(fewest=12 * 11))
+    for link in links:
+        LinkLoss(link, candidates="cross")(*z)
+    assert links[0].slope_now == links[1].slope_now != 4
+
+
+def test_a_step_of_training_does_not_change_what_was_evaluated_before():
+    """The chunked engine reads the slope again in the backward pass."""
+    z_i, z_j = torch.randn(2, 12, 4)
+    loss = LinkLoss(BatchShortfallLink(), engine="chunked", reduction="none").eval()
+    losses = loss(z_i.requires_grad_(), z_j)
+    (wanted,) = torch.autograd.grad(losses.sum(), z_i, retain_graph=True)
+    loss.train()(z_i, z_j)
+    torch.testing.assert_close(torch.autograd.grad(losses.sum(), z_i), (wanted,))
+
+
+def test_the_batch_slope_and_its_link_know_their_eps():
+    z = torch.randn(2, 12, 2)
+    link = BatchShortfallLink(eps=0.3)
+    got = LinkLoss(link, candidates="cross")(*z)
+    slope = float(link.slope_now)
+    assert slope not in (4.0, _slope_of(z.clone(), eps=1e-6))
+    wanted = LinkLoss(ShortfallLink(slope, eps=0.3), candidates="cross")(*z)
+    torch.testing.assert_close(got, wanted)
+
+
+def _slope_of(z, **options):
+    link = BatchShortfallLink(**options)
+    LinkLoss(link, candidates="cross")(*z)
+    return float(link.slope_now)
 
 
 def test_the_batch_slope_counts_the_pairs_that_are_there():

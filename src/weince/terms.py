@@ -167,7 +167,7 @@ class BatchShortfallLink(nn.Module, Link):
         fit = fit_tail(
             survey.smallest(count).unsqueeze(0), size.unsqueeze(0), TailConfig(drop=0.05, eps=self.eps)
         )
-        kept = fit.made & (fit.r2 >= self.least_r2) & (fit.beta > 0)
+        kept = (fit.r2 >= self.least_r2) & (fit.beta > 0)  # which is 0 where no fit can be made
         fitted, before = fit.beta.clamp(0.5, 16.0), self.slope_now.to(fit.beta.dtype)
         return torch.where(kept, self.momentum * before + (1 - self.momentum) * fitted, before)
 
