@@ -100,9 +100,10 @@ def test_fewer_than_three_points_give_plain_infonce(k):
 def test_a_power_law_gives_back_its_exponent():
     """If F(d) = (d / c)^beta holds exactly at the plotting positions, the fitted slope is beta."""
     f = torch.arange(1, 101).double() / 101
-    fit = fit_tail((0.7 * f ** (1 / 3.5)).unsqueeze(0), torch.tensor([100]), TailConfig(k=100))
+    d, config = 0.7 * f ** (1 / 3.5), TailConfig(k=100)
+    fit = fit_tail(d.unsqueeze(0), torch.tensor([100]), config)
     assert float(fit.beta) == pytest.approx(3.5, rel=1e-12)
-    assert float(fit.daic) > 0
+    assert float(fit.daic) == pytest.approx(reference.tail_fit(d.tolist(), config)[1])  # of an error of 1e-12
     assert float(fit.r2) == pytest.approx(1)
 
 
@@ -113,10 +114,16 @@ def test_the_fit_of_float32_shortfalls_runs_in_float64():
 
 
 @given(st.lists(st.floats(0.001, 2), min_size=1, max_size=40), st.floats(0, 1))
+@example([0.01 * i for i in range(1, 92)], 0.35)  # 31.499999999999996
 def test_nearest_rank(values, q):
     tensor = torch.tensor(values, dtype=torch.float64)
     got = nearest_rank(tensor, torch.ones(len(values), dtype=torch.bool), q)
     assert float(got) == sorted(values)[round(q * (len(values) - 1))]
+
+
+@pytest.mark.parametrize("q", [0.0, 0.2, 1.0])
+def test_the_nearest_rank_of_nothing(q):
+    assert nearest_rank(torch.tensor([0.1, 0.2]), torch.tensor([False, False]), q) == math.inf
 
 
 def test_statistics_of_a_similarity_matrix():
@@ -133,6 +140,23 @@ def test_statistics_of_a_similarity_matrix():
             torch.testing.assert_close(getattr(got, name), expected, rtol=1e-9, atol=1e-12)
 
 
+def test_statistics_of_a_matrix_of_negatives_alone():
+    lists, _ = ragged([7] * 4)
+    scores = 1 - torch.tensor(lists, dtype=torch.float64)
+    config = TailConfig(k=1.0, k_min=1)
+    got = stats_of_scores(scores, torch.zeros(4, 7, dtype=torch.bool), tail=config)
+    wanted = [anchor["beta"] for anchor in reference.tail_statistics(lists, [True] * 4, config)]
+    torch.testing.assert_close(got.beta, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+def test_statistics_of_rounded_similarities_are_theirs_and_have_no_gradient():
+    scores = torch.linspace(0.2, 0.99, 60).reshape(2, 30).bfloat16().requires_grad_()
+    positives = torch.tensor([0, 1], dtype=torch.int32)
+    got, wanted = (stats_of_scores(s, positives) for s in (scores, scores.float()))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    assert not any(values.requires_grad for values in got)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -146,7 +170,12 @@ def test_statistics_of_a_similarity_matrix():
         ({"k_max": 8}, ValueError, "k_max=8"),
         ({"rho0": 0.0}, ValueError, "rho0 must be positive"),
         ({"rho0_quantile": 1.1}, ValueError, "rho0_quantile"),
+        ({"rho0_quantile": -0.1}, ValueError, r"rho0_quantile must lie in \[0, 1\]; got -0.1"),
         ({"drop": 1.0}, ValueError, "drop must be a share"),
+        ({"drop": -0.1}, ValueError, "drop must be a share"),
+        ({"endpoint": 0.9}, ValueError, "endpoint must be at least 1"),
+        ({"beta": math.inf}, ValueError, "beta must be"),
+        ({"kappa_rho": 0.0}, ValueError, "kappa_rho must be positive"),
         ({"beta": "fitted"}, ValueError, 'beta must be "fit" or a number'),
         ({"beta": -1.0}, ValueError, "beta must be"),
         ({"beta": True}, TypeError, "beta must be.*got True"),
