@@ -23,3 +23,9 @@ def test_they_come_where_all_are_bfloat16(narrow):
         assert contest.raw is None
     else:
         torch.testing.assert_close(contest.raw, (given[0], torch.cat(given[1:])), rtol=0, atol=0)
+
+
+def test_ids_of_32_bits_are_the_same():
+    z, ids = torch.randn(3, 4, 3), torch.tensor([0, 1, 0, 2])
+    narrow, wide = (contests("cross", *z[:2], negatives=z[2], ids=i)[0].ids for i in (ids.int(), ids))
+    assert [i.tolist() for i in narrow] == [i.tolist() for i in wide]

@@ -44,7 +44,7 @@ def layout(name):
     """Arguments of the loss, and per contest the anchors, candidates and roles of the reference."""
     n = 11
     a, b, extra = embeddings(n, 1), embeddings(n, 2), embeddings(5, 3)
-    ids = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 0])
+    ids = torch.tensor([-1, 1, 2, 3, 4, 5, 6, 7, 8, 1, -1])
     both = torch.cat([a, b])
     ignore = torch.rand(2 * n, 2 * n, generator=torch.Generator().manual_seed(4)) < 0.3
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 1])  # label 3 stands alone
@@ -159,6 +159,14 @@ def test_algorithm_1(name, config):
         numbers = torch.tensor([anchor[field] for anchor in expected], dtype=torch.float64)
         torch.testing.assert_close(getattr(got.stats, field), numbers, rtol=1e-9, atol=1e-9)
     assert float(got.stats.lam.max()) > 0.01, "a case in which the blend does nothing tests nothing"
+
+
+def test_eps_counts_in_the_fit_and_in_the_logit():
+    arguments, candidates, (contest,) = layout("views")
+    config = TailConfig(k=12, eps=0.1, gate="aic", margin=-5.0)
+    got = WeinceLoss(0.3, tail=config, candidates=candidates)(**arguments)
+    wanted, _ = reference.weince(*contest, temperature=0.3, config=config)
+    same(got, wanted, [arguments["z_i"], arguments["z_j"]])
 
 
 @pytest.mark.parametrize(
