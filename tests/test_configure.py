@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from weince import InfoNCELoss, TailConfig, WeibitLoss, WeinceLoss
+from weince import BatchShortfallLink, InfoNCELoss, SoftmaxLink, TailConfig, Term, WeibitLoss, WeinceLoss
 from weince.configure import LossConfig, build_loss
 from weince.losses import RELEASED_TAIL, released_terms
 
@@ -9,7 +9,7 @@ from weince.losses import RELEASED_TAIL, released_terms
 @pytest.fixture
 def batch():
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(24, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    return tuple(torch.randn(40, 8, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ def batch():
         (LossConfig("paper", tail={"gate": "rho"}), WeinceLoss(0.5, tail=TailConfig(gate="rho"))),
         (LossConfig("released", softmax_term=0, shortfall_term=0.0), WeinceLoss(0.5, tail=RELEASED_TAIL)),
         (LossConfig("infonce", softmax_term=0.5, shortfall_term=0.5), InfoNCELoss(0.5, extra=released_terms(0.5))),
+        (
+            LossConfig("infonce", 0.2, softmax_term=0.3, shortfall_term=0.7),
+            InfoNCELoss(0.2, extra=[Term(SoftmaxLink(0.2), 0.3, 50), Term(BatchShortfallLink(), 0.7, 50)]),
+        ),
     ],
 )  # fmt: skip
 def test_a_configuration_is_the_loss_written_by_hand(config, same, batch):
@@ -32,6 +36,13 @@ def test_a_configuration_is_the_loss_written_by_hand(config, same, batch):
 def test_the_preset_keeps_its_other_tail_settings():
     link = build_loss(LossConfig("blend", tail={"gate": "aic"})).link
     assert link.tail == TailConfig(beta=1.0, drop=0.05, soft_cap=False, gate="aic")
+
+
+@pytest.mark.parametrize(
+    "config", [LossConfig(), LossConfig("infonce"), LossConfig("released", softmax_term=0, shortfall_term=0)]
+)
+def test_a_term_without_weight_is_none(config):
+    assert build_loss(config).extra == ()
 
 
 def test_candidates_reach_the_loss():
@@ -47,6 +58,7 @@ def test_candidates_reach_the_loss():
         ({"preset": "infonce", "tail": {"k": 8}}, "no meaning for preset 'infonce'"),
         ({"temperature": 0.0}, "temperature must be positive; got 0.0"),
         ({"preset": "infonce", "temperature": float("nan")}, "temperature must be positive; got nan"),
+        ({"temperature": float("inf")}, "temperature must be positive; got inf"),
         ({"softmax_term": float("inf")}, "softmax_term must be a weight of at least 0; got inf"),
         ({"tail": {"rho0": "near"}}, "tail: rho0 must be a number"),
         ({"tail": {"margin": "a"}}, "tail: margin must be a number; got 'a'"),
