@@ -204,10 +204,10 @@ def several_terms(gather, rank):
 def extremes(gather, rank):
     """Gradients of anchors with hardly any loss, and the nearest negatives where they are nearly duplicates."""
     torch.manual_seed(rank)
-    base = torch.eye(4, 6, dtype=torch.float64).roll(rank, 0)
-    far_i, far_j = base + 0.05 * torch.rand(2, 4, 6, dtype=torch.float64)
+    rows = torch.eye(16, dtype=torch.float64)
+    far_i, far_j = rows[4 * rank :][:4] + 0.02 * torch.rand(2, 4, 16, dtype=torch.float64)
     InfoNCELoss(0.04, gather=gather, candidates="cross")(far_i.requires_grad_(), far_j).backward()
-    near_i, near_j = (base + 1e-3 * torch.randn(2, 4, 6, dtype=torch.float64)).float()
+    near_i, near_j = (rows[:4] + 1e-3 * torch.randn(2, 4, 16, dtype=torch.float64)).float()
     return far_i.grad, InfoNCELoss(gather=gather)(near_i, near_j, return_stats=True).stats.rho
 
 
