@@ -41,6 +41,7 @@ def test_equals_the_step_on_the_whole_batch(loss, micro_batch):
     wanted = loss(model(views[0]), model(views[1]))
     wanted.backward()
     got = cached_step(twin, views, loss, micro_batch=micro_batch)
+    assert not got.requires_grad
     torch.testing.assert_close(got, wanted.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients(twin), gradients(model), rtol=1e-11, atol=1e-13)
 

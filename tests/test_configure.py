@@ -45,8 +45,11 @@ def test_a_term_without_weight_is_none(config):
     assert build_loss(config).extra == ()
 
 
-def test_candidates_reach_the_loss():
-    assert build_loss(LossConfig("paper"), candidates="cross").candidates == "cross"
+@pytest.mark.parametrize("preset", ["infonce", "weibit", "paper"])
+def test_candidates_and_terms_reach_the_loss(preset):
+    loss = build_loss(LossConfig(preset, softmax_term=0.3), candidates="cross")
+    assert loss.candidates == "cross"
+    assert loss.extra == (Term(SoftmaxLink(0.5), weight=0.3, hardest=50),)
 
 
 @pytest.mark.parametrize(

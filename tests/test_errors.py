@@ -64,6 +64,11 @@ NAN = torch.randn(4, 3).index_fill(0, torch.tensor([2]), math.nan)
             r"ids must have shape \(4,\) or \(8,\); got \(5,\)",
         ),
         (
+            lambda: InfoNCELoss(torch.full((8,), 0.5), candidates="cross")(Z, Z, negatives=Z),
+            ValueError,
+            "temperature must hold one value, or one for each of 4 anchors; got 8",
+        ),
+        (
             lambda: WeinceLoss(candidates="cross")(Z, Z, negatives=Z[:, :2]),
             ValueError,
             r"negatives must match z_i of shape \(4, 3\).*got \(4, 2\)",

@@ -13,6 +13,7 @@ from test_properties import batches, smooth_batches
 from torch import nn
 
 from weince import (
+    BatchShortfallLink,
     InfoNCELoss,
     LinkLoss,
     PowerLink,
@@ -272,6 +273,16 @@ def test_the_batch_slope_takes_a_share_of_the_matrix(monkeypatch):
     with Largest() as largest:
         WeinceLoss.released(engine="chunked")(z_i, z_j).backward()
     assert largest.numel < 160_000 / 3
+
+
+def test_the_batch_slope_of_many_blocks():
+    z, slopes = torch.randn(2, 20, 8), []
+    for engine in ("dense", "chunked"):
+        link = BatchShortfallLink(fewest=16)
+        LinkLoss(link, engine=engine)(*z, ids=torch.arange(20) % 17)
+        slopes.append(float(link.slope_now))
+    assert slopes[0] == pytest.approx(slopes[1], rel=1e-6)
+    assert slopes[0] != 4
 
 
 def test_learned_parameters():

@@ -301,6 +301,14 @@ def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
         assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-4
 
 
+def test_an_anchor_with_few_negatives_near_the_cap_has_no_others():
+    rows = torch.randn(8) + 0.01 * torch.randn(6, 8)
+    rho = WeinceLoss()(rows[:3], rows[3:], ids=torch.tensor([0, 0, 1]), return_stats=True).stats.rho
+    unit, ids = unit_rows(rows.double()), torch.tensor([0, 0, 1, 0, 0, 1])
+    wanted = (1 - unit @ unit.T).masked_fill(ids == ids.unsqueeze(1), torch.inf).amin(1)
+    torch.testing.assert_close(rho.double(), wanted, rtol=1e-3, atol=0)
+
+
 def test_duplicates_stand_at_the_cap():
     """Exact duplicates have shortfall eps, not 0: rho and the fit are floored."""
     z_i, z_j = embeddings(20, 1).detach(), embeddings(20, 2).detach()
