@@ -163,6 +163,15 @@ def test_an_encoder_may_be_frozen(frozen):
     assert gradients(other) == [None] * 4
 
 
+def test_a_loss_may_leave_a_view_out():
+    views, model = two_views(), encoder()
+    cached_step(model, views, lambda a, b: a.square().mean(), micro_batch=5)
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    twin(views[0]).square().mean().backward()
+    torch.testing.assert_close(gradients(model), gradients(twin), rtol=1e-11, atol=1e-13)
+
+
 def test_a_scaler_scales_the_gradient_and_not_the_value():
     views, model = two_views(), encoder()
     twin = copy.deepcopy(model)
@@ -215,6 +224,7 @@ def test_activations_of_one_micro_batch_at_a_time():
         ({"encoder": lambda x: (x, x)}, ValueError, r"must return \(rows, d\) for 5 rows; got tuple"),
         ({"loss": lambda a, b: a}, ValueError, r"must be a scalar; got shape \(22, 8\)"),
         ({"encoder": lambda x: x.sum(0)}, ValueError, r"must return \(rows, d\) for 5 rows; got \(6,\)"),
+        ({"encoder": lambda x: x[1:]}, ValueError, r"must return \(rows, d\) for 5 rows; got \(4, 6\)"),
         ({"encoder": encoder().requires_grad_(False)}, ValueError, "no encoder takes a gradient"),
     ],
 )

@@ -269,12 +269,13 @@ def test_near_the_cap_float32_knows_the_shortfall(shortfall):
     torch.testing.assert_close(single.loss.double(), double.loss, rtol=1e-5, atol=0)
 
 
-def test_anchors_without_a_positive_do_not_move_the_pivot():
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_anchors_without_a_positive_do_not_move_the_pivot(engine):
     """The lone rows lie near each other, so that their rho would be the quantile if they counted."""
     z = embeddings(30, 7).detach()
     z[20:] = z[20] + 0.01 * z[20:]
     labels = torch.cat([torch.arange(20) % 4, torch.arange(10, 20)])
-    got = WeinceLoss(candidates="labels")(z, labels=labels, return_stats=True)
+    got = WeinceLoss(candidates="labels", engine=engine)(z, labels=labels, return_stats=True)
     wanted, statistics = reference.weince(z, z, reference.roles_labels(labels.tolist()))
     torch.testing.assert_close(got.loss, wanted, rtol=1e-9, atol=1e-9)
     lam = torch.tensor([anchor["lam"] for anchor in statistics], dtype=torch.float64)
@@ -309,12 +310,13 @@ def test_an_anchor_with_few_negatives_near_the_cap_has_no_others():
     torch.testing.assert_close(rho.double(), wanted, rtol=1e-3, atol=0)
 
 
-def test_duplicates_stand_at_the_cap():
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_duplicates_stand_at_the_cap(engine):
     """Exact duplicates have shortfall eps, not 0: rho and the fit are floored."""
     z_i, z_j = embeddings(20, 1).detach(), embeddings(20, 2).detach()
     z_i[5] = 3 * z_i[4]
     both = torch.cat([z_i, z_j])
-    got = WeinceLoss(tail=TailConfig(k=8))(z_i, z_j, return_stats=True)
+    got = WeinceLoss(tail=TailConfig(k=8), engine=engine)(z_i, z_j, return_stats=True)
     wanted, statistics = reference.weince(both, both, reference.roles_views(20), config=TailConfig(k=8))
     torch.testing.assert_close(got.loss, wanted, rtol=1e-9, atol=1e-9)
     assert got.stats.rho[4] == got.stats.rho[5] == 1e-6
