@@ -318,7 +318,10 @@ def test_functions_and_modules_are_the_same():
     torch.testing.assert_close(
         functional.info_nce_loss(z_i, z_j, temperature=0.2), InfoNCELoss(0.2)(z_i, z_j)
     )
-    torch.testing.assert_close(functional.weibit_loss(z_i, z_j, beta=2.0), WeibitLoss(2.0)(z_i, z_j))
+    for beta, endpoint in ((2.0, 1.0), (2.0, 1.3)):
+        wanted = LinkLoss(weince.ShortfallLink(beta, endpoint))(z_i, z_j)
+        torch.testing.assert_close(functional.weibit_loss(z_i, z_j, beta=beta, endpoint=endpoint), wanted)
+        torch.testing.assert_close(WeibitLoss(beta, endpoint)(z_i, z_j), wanted)
     torch.testing.assert_close(functional.weince_loss(z_i, z_j), WeinceLoss.paper()(z_i, z_j))
     torch.testing.assert_close(
         functional.power_loss(z_i, z_j, alpha=3.0), LinkLoss(weince.PowerLink(3.0))(z_i, z_j)
