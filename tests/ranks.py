@@ -25,6 +25,7 @@ from weince import (
 )
 from weince.cached import cached_step
 from weince.functional import info_nce_loss
+from weince.scores import unit_rows
 
 PAIRS = 24
 SIZES = {
@@ -135,6 +136,7 @@ def compare_all(rank, world):
     found["transposed"] = {gather: transposed(gather, rank) for gather in (True, "ring")}
     found["terms"] = {gather: several_terms(gather, rank) for gather in (True, "ring")}
     found["extremes"] = {gather: extremes(gather, rank) for gather in (True, "ring")}
+    found["twins"] = {g: batch_slope(*(z[rank::world] for z in twins()), gather=g) for g in (True, "ring")}
     found["errors"] = errors(rank, world)
     found["second"] = {gather: second_derivative(gather) for gather in (True, "ring")}
     found["unlike"] = {gather: unlike(gather, rank) for gather in (True, "ring")}
@@ -209,6 +211,23 @@ def extremes(gather, rank):
     InfoNCELoss(0.04, gather=gather, candidates="cross")(far_i.requires_grad_(), far_j).backward()
     near_i, near_j = (rows[:4] + 1e-3 * torch.randn(2, 4, 16, dtype=torch.float64)).float()
     return far_i.grad, InfoNCELoss(gather=gather)(near_i, near_j, return_stats=True).stats.rho
+
+
+def twins():
+    """Pairs in float32, each of which has a negative at a shortfall between 1e-5 and 1e-3."""
+    generator = torch.Generator().manual_seed(5)
+    z_i, step = unit_rows(torch.randn(128, 32, generator=generator, dtype=torch.float64)).chunk(2)
+    z_j = z_i + 1.5 * step
+    distances = (2 * torch.logspace(-5, -3, 32, dtype=torch.float64)).sqrt().unsqueeze(1)
+    z_i[1::2] = z_i[::2] + distances * step[::2]
+    return z_i.float(), z_j.float()
+
+
+def batch_slope(z_i, z_j, **options):
+    """The slope that is fitted to the 60 smallest shortfalls of a batch, nearly all of them between twins."""
+    link = BatchShortfallLink(share=0.0, fewest=60, momentum=0.0, least_r2=0.5)
+    LinkLoss(link.to(z_i.dtype), **options)(z_i, z_j)
+    return link.slope_now.double()
 
 
 def errors(rank, world):

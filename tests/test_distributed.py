@@ -157,6 +157,13 @@ def test_a_ring_keeps_the_digits_of_small_numbers(found):
         torch.testing.assert_close(rho_in_ring, rho, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("gather", [True, "ring"])
+def test_the_slope_of_a_batch_is_fitted_to_exact_shortfalls(found, gather):
+    wanted = ranks.batch_slope(*(z.double() for z in ranks.twins()))
+    for rank in found[1]:
+        torch.testing.assert_close(rank["twins"][gather], wanted, rtol=1e-5, atol=0)
+
+
 def test_without_gather_each_for_itself(found):
     for rank in found[1]:
         loss, z_i, z_j = rank["alone"]

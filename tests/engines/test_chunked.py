@@ -8,7 +8,7 @@ import torch
 from engines.test_dense import CONFIGS, LAYOUTS, layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ranks import Largest
+from ranks import Largest, batch_slope, twins
 from test_properties import batches, smooth_batches
 from torch import nn
 
@@ -212,6 +212,12 @@ def test_near_the_cap_the_gradient_too_knows_the_shortfall(shortfall, reduction)
     got = run(WeibitLoss(engine="chunked", **options), as_leaves(arguments, torch.float32), weights)
     torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-5, atol=1e-5)
     assert relative(got[1], wanted[1]) <= 1e-3
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_the_slope_of_a_batch_is_fitted_to_exact_shortfalls(engine):
+    wanted = batch_slope(*(z.double() for z in twins()), engine="dense")
+    torch.testing.assert_close(batch_slope(*twins(), engine=engine), wanted, rtol=1e-5, atol=0)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
