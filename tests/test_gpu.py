@@ -146,7 +146,7 @@ def test_gather_over_nccl(tmp_path):
         for together in (False, True):
             leaves = [z.requires_grad_() for z in pairs(64, 32)]
             (contest,) = contests("cross", *leaves)
-            contest = share(contest) if together else contest
+            contest = share(contest, "") if together else contest
             loss = dense(contest, [Term(WeinceLink(0.5))], config).loss.mean()
             found.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
     finally:

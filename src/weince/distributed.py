@@ -100,7 +100,7 @@ class Coming(NamedTuple):
         return self.tensors
 
 
-def meet(contest: Contest, settings: str = "") -> Contest:
+def meet(contest: Contest, settings: str) -> Contest:
     """The contest of the local anchors and candidates, which knows of the other ranks; for a ring.
 
     Args:
@@ -120,7 +120,7 @@ def _refuse_ignore(contest: Contest) -> None:
         )
 
 
-def share(contest: Contest, settings: str = "") -> Contest:
+def share(contest: Contest, settings: str) -> Contest:
     """The contest of the local anchors against the candidates of all ranks, in the order of the ranks.
 
     Args:
