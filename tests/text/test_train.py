@@ -439,3 +439,10 @@ def test_checkpoints_are_taken_as_often_as_asked(run, every, steps):
     backbone, tokenizer = load_backbone(str(best))
     dev = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
     assert dev == pytest.approx(max(rows), abs=1e-6)
+
+
+def test_the_bar_is_not_in_the_way_of_the_result(run, capsys):
+    train(replace(run, out=run.out / "[v2] bert"), bar=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "[v2] bert" in shown.err

@@ -53,16 +53,17 @@ def progress_bar(name: str, steps: int, done: int, *, shown: bool) -> Iterator[C
     if not shown:
         yield lambda row: None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # the name of a folder
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[said]}"),
     )
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:  # stdout is for the result
         dev = ""
         task = progress.add_task(name, total=steps, completed=done, said="")
 
