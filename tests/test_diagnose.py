@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +45,27 @@ def test_a_failure_leaves_the_earlier_page_alone(tmp_path):
         write_diagnosis([small(pairs=128), small("few", pairs=40)], out, FAST, progress=False)
     assert (out / "index.html").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["page"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("way", ["link", "."])
+def test_a_folder_that_cannot_be_renamed_is_filled(way, again, tmp_path, monkeypatch):
+    """A link to another disk, or the folder where the user stands."""
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.chdir(real if way == "." else tmp_path)
+    if again:
+        earlier(Path(way))
+    with finished_folder(Path(way)) as folder:
+        (folder / "index.html").write_text("new")
+        (folder / "tables").mkdir()
+        (folder / "summary.json").write_text(json.dumps({"format": FORMAT}))
+    assert (real / "index.html").read_text() == "new"
+    assert sorted(path.name for path in real.iterdir()) == ["index.html", "summary.json", "tables"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    assert (tmp_path / "link").is_symlink()
+    check_out(Path(way))
 
 
 def interrupted(out):

@@ -4,7 +4,8 @@
 
     index = diagnose({"my encoder": (z_i, z_j)}, "report")
 
-The folder appears under its name only when it is complete: it is built beside it and renamed at the end.
+The folder appears under its name only when it is complete: it is built beside it and renamed at the end. One that is
+there already is filled at the end.
 """
 
 import json
@@ -235,14 +236,24 @@ def finished_folder(out: Path) -> Iterator[Path]:
         yield work
         work.chmod(0o755)
         if out.exists():
-            old = work.with_name(work.name + "-old")
-            out.rename(old)
-            work.rename(out)
-            shutil.rmtree(old)
+            _refill(out, work)
         else:
             work.rename(out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _refill(out: Path, work: Path) -> None:
+    """Move a report into a folder that is there, which cannot be renamed if it is a link, a mount or ``.``.
+
+    The old page goes first and the new one comes last. In between the summary, old or new, says whose folder it is.
+    """
+    for name in set(WRITTEN) - {"summary.json"}:
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for name in ("summary.json", "tables", "figures", "index.html"):
+        if (work / name).exists():
+            shutil.move(work / name, out / name)
 
 
 def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, command: str) -> dict[str, Any]:
