@@ -121,6 +121,19 @@ def test_a_single_row_counts_nothing_as_theirs():
     assert gradient.abs().max() == 0
 
 
+@pytest.mark.parametrize(("n", "references"), [(0, None), (4, 0), (0, 3), (0, 0)])
+def test_no_rows_and_a_memory_that_is_still_empty_count_nothing_as_theirs(n, references):
+    z, y = rows(n), labels(n)
+    ref = {} if references is None else {"ref_emb": rows(references, 1), "ref_labels": labels(references)}
+    for loss in (WeinceLoss(), losses.SupConLoss()):
+        z.grad = None
+        value = loss(z, y, **ref)
+        value.backward()
+        assert value == 0
+        assert z.grad.shape == z.shape
+        assert not z.grad.any()
+
+
 def test_in_their_trainer():
     """Rows of a label come nearer to each other than to the rest, as SupCon sees it."""
     torch.manual_seed(1)

@@ -86,8 +86,9 @@ class WeinceLoss(BaseMetricLossFunction):  # type: ignore[misc]
         if labels is None or ref_labels is None:
             missing = "labels" if labels is None else "ref_labels"
             raise ValueError(f"WeinceLoss wants a label for every row; got no {missing}")
-        if len(ref_emb) == 1 and ref_emb is embeddings:
-            zero: dict[str, Any] = self.zero_losses()  # nothing to contrast with
+        # Nothing to contrast with: rows that stand alone, or a memory of references that is still empty.
+        if len(ref_emb) <= (ref_emb is embeddings) or not len(embeddings):
+            zero: dict[str, Any] = self.zero_losses()
             return zero
         if ref_emb is embeddings:
             value = self.loss(embeddings, labels=labels)
