@@ -121,6 +121,17 @@ def test_a_single_row_counts_nothing_as_theirs():
     assert gradient.abs().max() == 0
 
 
+def test_a_batch_of_a_single_label_has_the_loss_of_the_formula():
+    """There it is 0: their code leaves out a batch without negatives."""
+    z, y = rows(5), torch.zeros(5, dtype=torch.int64)
+    others = 1 - torch.eye(5, dtype=torch.float64)
+    u = nn.functional.normalize(z)
+    logits = (u @ u.T / 0.2).where(others.bool(), -torch.inf)
+    wanted = -(logits.log_softmax(1).where(others.bool(), 0.0).sum(1) / 4).mean()
+    torch.testing.assert_close(WeinceLoss(0.2, tail=CLOSED)(z, y), wanted)
+    assert losses.SupConLoss(0.2)(z, y) == 0
+
+
 @pytest.mark.parametrize(("n", "references"), [(0, None), (4, 0), (0, 3), (0, 0)])
 def test_no_rows_and_a_memory_that_is_still_empty_count_nothing_as_theirs(n, references):
     z, y = rows(n), labels(n)
