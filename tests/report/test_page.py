@@ -27,7 +27,9 @@ def report(tmp_path_factory):
     np.savez(folder / f"{HOSTILE}.npz", z_i=z_i, z_j=z_j)
     hostile = load_pairs([folder / f"{HOSTILE}.npz"])
     assert hostile[0].name == HOSTILE
-    models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), small("a " + "very " * 12 + "long name", seed=3)]
+    long = "a_" + "very_" * 12 + "long_name"  # as folders of runs have: nowhere to break a line
+    long_one = replace(small(long, seed=3), notes=(f"Embedded by {long}.",))
+    models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), long_one]
     options = {"quick": True, "seeds": True, "command": f"weince {HOSTILE}", "progress": False}
     index = write_diagnosis(models, folder / "out", FAST, **options)
     assert index == folder / "out" / "index.html"
