@@ -12,6 +12,7 @@ import torch
 
 from weince import cli, settings, usage
 from weince.cli import main
+from weince.vision import runs
 from weince.vision import train as train_module
 
 
@@ -103,9 +104,21 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     small = ["--config", "digits_tiny", "--epochs", "1", "--device", "cpu", "--out", "run"]
     assert main(["train", *small]) == 0
     assert capsys.readouterr().out == "run\n"
+    judge = runs.evaluate_run
+
+    def interrupted(folder, **options):
+        if folder.name == "second":
+            raise KeyboardInterrupt
+        return judge(folder, **options)
+
+    monkeypatch.setattr(runs, "evaluate_run", interrupted)
     assert main(["evaluate", "run", "--quick", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.endswith("run/evaluation_quick.json\n")
     assert (tmp_path / "run" / "evaluation_quick.json").is_file()
+    assert main(["evaluate", "run", "second", "--quick", "--device", "cpu"]) == 130
+    shown = capsys.readouterr()
+    assert shown.out.endswith("run/evaluation_quick.json\n")
+    assert shown.err.endswith("weince: interrupted, what was printed before is complete\n")
     monkeypatch.setenv("RANK", "1")  # of the processes of torchrun, the first speaks
     assert main(["train", *small, "--devices", "1"]) == 0
     assert capsys.readouterr().out == ""

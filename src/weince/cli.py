@@ -173,7 +173,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--published", type=float, help="with --sts: a figure for STS-B test to print beside ours"
     )
-    parser.set_defaults(run=_run_evaluate)
+    parser.set_defaults(run=_run_evaluate, interrupted="what was printed before is complete")
 
 
 def _run_evaluate_sts(options: argparse.Namespace) -> None:
