@@ -120,6 +120,12 @@ def test_pairs_that_share_a_sentence_are_connected(pairs):
             assert (ids[i] == ids[j]) == (groups[i] == groups[j])
 
 
+def test_sentences_keep_separators_that_end_no_line(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_bytes("\ufeffa\u2028b\tc\x85d\r\ne\x0cf\tg\n\n".encode())
+    assert read_sentence_pairs(path) == (["a\u2028b", "e\x0cf"], ["c\x85d", "g"])
+
+
 def test_sentence_files(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("a b\tc\textra\n\nd\te\n", encoding="utf-8")

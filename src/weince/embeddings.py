@@ -283,7 +283,8 @@ def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
 def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
     """The first two columns of a tab-separated file without header; other columns are left alone."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # A sentence may hold what splitlines() takes for the end of a line, such as U+2028.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name}: cannot be read ({_one_line(error)})") from error
     rows = [line.split("\t") for line in lines if line.strip()]
