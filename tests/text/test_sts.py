@@ -201,6 +201,12 @@ def test_sts_files_in_other_encodings_and_quotes(tmp_path):
     assert read_sts(path)["STSB", "dev"].second == ['two" she said']
 
 
+def test_an_sts_file_may_begin_with_a_byte_order_mark(toy_sts, tmp_path):
+    marked = tmp_path / "marked.tsv"
+    marked.write_bytes(b"\xef\xbb\xbf" + toy_sts.read_bytes())
+    assert read_sts(marked).keys() == read_sts(toy_sts).keys()
+
+
 def test_a_wrong_path_of_the_pairs_does_not_wait_for_a_model(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such STS file: .*no\.tsv"):
         evaluate_sts(str(tmp_path / "no-model"), tmp_path / "no.tsv")

@@ -77,7 +77,7 @@ def read_sts(path: Path) -> Sts:
         )
     found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin with a byte order mark
             rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             heading = next(rows, [])
             if tuple(heading[:4]) != COLUMNS or len(heading) != 6:
