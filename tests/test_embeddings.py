@@ -130,8 +130,8 @@ def test_sentence_files(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("a b\tc\textra\n\nd\te\n", encoding="utf-8")
     assert read_sentence_pairs(path) == (["a b", "d"], ["c", "e"])
-    path.write_text("a\tb\nonly one\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 2"):
+    path.write_text("a\tb\n\nonly one\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 3"):
         read_sentence_pairs(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_sentence_pairs(tmp_path / "missing.tsv")

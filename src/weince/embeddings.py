@@ -287,8 +287,8 @@ def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name}: cannot be read ({_one_line(error)})") from error
+    short = next((i for i, line in enumerate(lines, 1) if line.strip() and "\t" not in line), None)
     rows = [line.split("\t") for line in lines if line.strip()]
-    short = next((i for i, row in enumerate(rows, 1) if len(row) < 2), None)
     if short is not None or not rows:
         raise InputError(f"{path.name}: want two tab-separated sentences a line, not so in line {short or 1}")
     return [row[0] for row in rows], [row[1] for row in rows]
