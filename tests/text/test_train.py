@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from transformers import AutoModel, AutoTokenizer
 
 from weince import checkpoint, settings
+from weince.capture import Embedded
 from weince.configure import LossConfig, build_loss
 from weince.text import train as module
 from weince.text.data import Drawn, batches
 from weince.text.encoder import SentenceEncoder, Tokens, load_backbone, tokenise
 from weince.text.log import read_log
-from weince.text.step import Embedded, Step, tail_stats
+from weince.text.step import Step, tail_stats
 from weince.text.sts import StsTask, evaluate_sts, read_sts
 from weince.text.train import TextRun, train
 

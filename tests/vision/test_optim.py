@@ -4,7 +4,8 @@ import math
 import pytest
 import torch
 
-from weince.vision.optim import LARS, OptimizerConfig, build_optimizer, rate, restore, set_rate
+from weince.capture import restore, set_rate
+from weince.vision.optim import LARS, OptimizerConfig, build_optimizer, rate
 
 
 def test_lars_is_momentum_scaled_by_the_norm_of_each_matrix():

@@ -123,7 +123,7 @@ def test_images_on_disk_are_read_batch_by_batch(tmp_path, images):
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
 def test_a_captured_step_is_the_eager_one(images, preset):
     """Also when the generator is seeded anew between steps, and when the rate changes."""
-    from weince.vision.optim import set_rate
+    from weince.capture import set_rate
 
     finals = []
     for graph in (False, True):

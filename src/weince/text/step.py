@@ -6,11 +6,13 @@ next word pieces.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from weince.capture import EAGER_STEPS, Embedded, run_aside
 from weince.functional import LossOutput, weince_loss
 from weince.losses import LinkLoss
 from weince.tail import TailConfig, TailStats
@@ -19,17 +21,6 @@ from weince.text.encoder import SentenceEncoder, Tokens
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
-EAGER_STEPS = 3
-"""Steps before a graph is captured, in which libraries choose their algorithms and the optimiser its state."""
-
-
-class Embedded(NamedTuple):
-    """Vectors of the two views ``(n, d)`` and their loss, none with a gradient."""
-
-    z_i: Tensor
-    z_j: Tensor
-    loss: Tensor
-
 
 class Step:
     """A callable that trains on one batch.
@@ -37,7 +28,7 @@ class Step:
     Args:
         encoder: What is trained.
         loss: Of the two views of a batch.
-        lr: Learning rate of AdamW, which :meth:`set_rate` changes.
+        lr: Learning rate of AdamW, which :func:`weince.capture.set_rate` changes.
         clip: Largest norm of the gradient.
         precision: Of the encoder.
         graph: ``(sentences, length)`` of the batches to run as a CUDA graph; others run one operation at a time.
@@ -88,24 +79,10 @@ class Step:
         if self.graph is not None:
             self.graph.replay()
         else:
-            self._run_aside(self.place)
+            self.last = run_aside(partial(self._run, self.place, None))
+            self.eager += 1
         assert self.last is not None
         return self.last
-
-    def set_rate(self, rate: float) -> None:
-        """Change the learning rate."""
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the optimiser's state; the learning rate is to be set again."""
-        self.optimiser.load_state_dict(state)
-        for group in self.optimiser.param_groups:
-            if self.shape is not None:
-                group["lr"] = torch.zeros((), device=self.device)
 
     def _run(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
         with autocast(self.device, self.precision):
@@ -117,15 +94,6 @@ class Step:
         nn.utils.clip_grad_norm_(self.encoder.parameters(), self.clip)
         self.optimiser.step()
         return Embedded(z_i.detach(), z_j.detach(), loss.detach())
-
-    def _run_aside(self, tokens: Tokens) -> None:
-        """A step on a side stream, as a capture wants the steps before it to be."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.last = self._run(tokens, None)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.eager += 1
 
 
 @torch.no_grad()

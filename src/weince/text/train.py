@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from weince import checkpoint, settings
+from weince.capture import Embedded, restore, set_rate
 from weince.configure import LossConfig, build_loss
 from weince.machine import find_device
 from weince.tail import TailStats
 from weince.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, save_encoder, tokenise
 from weince.text.log import Row, append_log, progress_bar, read_log, start_log
-from weince.text.step import Embedded, Precision, Step, matmul_precision, tail_stats
+from weince.text.step import Precision, Step, matmul_precision, tail_stats
 from weince.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
 
 FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every", "graph"}
@@ -157,7 +158,7 @@ class _Job:
         self.step, self.best, self.best_step = found.step, state["best"], state["best_step"]
         self.encoder.load_state_dict(state["encoder"])
         self.loss.load_state_dict(state["loss"])
-        self.take.load_state_dict(state["optimiser"])
+        restore(self.take.optimiser, state["optimiser"])
         torch.set_rng_state(state["rng"])
         if self.device.type == "cuda" and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
@@ -227,7 +228,7 @@ class _Job:
 
     def take_step(self, drawn: Drawn, tokens: Tokens) -> tuple[Embedded, Tensor | None]:
         """One step of training: the vectors and the loss, and the ids that were passed on."""
-        self.take.set_rate(self.run.lr * (1 - self.step / self.steps))
+        set_rate(self.take.optimiser, self.run.lr * (1 - self.step / self.steps))
         ids = None if drawn.ids is None else torch.from_numpy(drawn.ids).to(self.device)
         embedded = self.take(tokens, ids)
         self.step += 1

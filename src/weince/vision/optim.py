@@ -100,20 +100,3 @@ def rate(config: OptimizerConfig, done: float, epochs: int) -> float:
         return config.lr
     share = (done - config.warmup) / max(epochs - config.warmup, 1e-12)
     return config.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
-
-
-def set_rate(optimizer: Optimizer, value: float) -> None:
-    """Give every group this rate, in place where it is a tensor."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(value)
-        else:
-            group["lr"] = value
-
-
-def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimiser's state; its rates stay where they are, as tensors on the device or as numbers."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, lr in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = lr

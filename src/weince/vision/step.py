@@ -3,21 +3,19 @@
 On one GPU the whole step is captured as a CUDA graph: the host then only says which images are next.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from weince.capture import EAGER_STEPS, Embedded, run_aside
 from weince.losses import LinkLoss
 from weince.vision.augment import Augment
 from weince.vision.encoders import SimCLR
 
 Precision = Literal["fp32", "tf32", "bf16", "bf16-embeddings"]
-
-EAGER_STEPS = 3
-"""Steps before a graph is captured, in which libraries choose their algorithms and the optimiser its state."""
 
 GPU_SHARE = 0.5
 """Share of a GPU's memory that the images may have."""
@@ -28,20 +26,11 @@ def allow_tf32(precision: Precision) -> None:
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
-class Embedded(NamedTuple):
-    """Embeddings of the two views ``(n, d)`` and their loss, none with a gradient."""
-
-    z_i: Tensor
-    z_j: Tensor
-    loss: Tensor
-
-
 class Pixels:
     """Images ``(n, height, width, 3)`` as uint8, on the device if they fit there, else where they are."""
 
     def __init__(self, images: np.ndarray, device: torch.device) -> None:
         self.device = device
-        self.shape = images.shape
         fits = device.type == "cpu" or images.nbytes < GPU_SHARE * torch.cuda.mem_get_info(device)[0]
         self.images: np.ndarray | Tensor = images
         if fits and not isinstance(images, np.memmap):
@@ -137,10 +126,8 @@ class Step:
             self._capture()
         if self.graph is not None:
             self.graph.replay()
-        elif self.to_capture:
-            self._run_aside()
         else:
-            self.last = self._run()
+            self.last = run_aside(self._run) if self.to_capture else self._run()
         self.done += 1
 
     def _run(self) -> Embedded:
@@ -157,14 +144,6 @@ class Step:
 
     def _view(self, images: Tensor, u: Tensor) -> Tensor:
         return self.augment.view(images, u).contiguous(memory_format=torch.channels_last)
-
-    def _run_aside(self) -> None:
-        """A step on a side stream, as a capture wants the steps before it to be."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.last = self._run()
-        torch.cuda.current_stream().wait_stream(stream)
 
     def _capture(self) -> None:
         self.graph = torch.cuda.CUDAGraph()

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from weince import checkpoint
+from weince.capture import restore, set_rate
 from weince.configure import LossConfig, build_loss
 from weince.tail import TailConfig
 from weince.terms import WeinceLink
@@ -31,7 +32,7 @@ from weince.vision.augment import Augment
 from weince.vision.data import load
 from weince.vision.encoders import SimCLR
 from weince.vision.log import Log, check_finite, measure, progress_bar
-from weince.vision.optim import OptimizerConfig, build_optimizer, rate, restore, set_rate
+from weince.vision.optim import OptimizerConfig, build_optimizer, rate
 from weince.vision.runs import build_model, claim, save_weights
 from weince.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GLANCE = 50
-"""Steps between two looks at the loss for the progress bar; each look waits for the device."""
+"""Steps between two looks whether the loss is still a number; each look waits for the device."""
 
 
 @dataclass(frozen=True)

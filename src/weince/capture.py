@@ -1,0 +1,48 @@
+"""What the training steps of images and of sentences share: both may run as a CUDA graph."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+T = TypeVar("T")
+
+EAGER_STEPS = 3
+"""Steps before a graph is captured, in which libraries choose their algorithms and the optimiser its state."""
+
+
+class Embedded(NamedTuple):
+    """Embeddings of the two views ``(n, d)`` and their loss, none with a gradient."""
+
+    z_i: Tensor
+    z_j: Tensor
+    loss: Tensor
+
+
+def run_aside(step: Callable[[], T]) -> T:
+    """Run a step on a side stream, as a capture wants the steps before it to be."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        made = step()
+    torch.cuda.current_stream().wait_stream(stream)
+    return made
+
+
+def set_rate(optimizer: Optimizer, value: float) -> None:
+    """Give every group this learning rate, in place where it is a tensor, which a captured step reads."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimiser's state; its rates stay where they are, as tensors on the device or as numbers."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, lr in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = lr
