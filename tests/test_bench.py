@@ -1,5 +1,7 @@
 """The comparison on the user's machine: what takes part, what is skipped, what is printed."""
 
+import time
+
 import pytest
 import torch
 from rich.console import Console
@@ -63,14 +65,27 @@ def test_what_does_not_run_says_why(monkeypatch):
     assert "skipped, needs about 5 GiB" in text
 
 
+def test_a_slow_first_call_does_not_count(monkeypatch):
+    calls = []
+
+    def compiles_first(z_i, z_j):
+        calls.append(time.sleep(1.2 if not calls else 0))
+        return plain_info_nce(z_i, z_j)
+
+    monkeypatch.setattr(bench, "_entries", lambda device, compiled: [bench.Entry(YARDSTICK, compiles_first)])
+    monkeypatch.setattr(bench, "ENOUGH_SECONDS", 1.0)
+    (timing,) = bench_loss(pairs=[4], d=3, repeats=3, device="cpu")
+    assert timing.ms < 1000
+    assert len(calls) == 3 + bench.WARM_UP
+
+
 def test_the_command(capsys):
-    assert (
-        main(
-            ["bench", "loss", "--pairs", "4", "--d", "3", "--repeats", "1", "--device", "cpu", "--no-compile"]
-        )
-        == 0
-    )
-    assert YARDSTICK in capsys.readouterr().out
+    options = ["--pairs", "4", "--d", "3", "--repeats", "1", "--device", "cpu", "--no-compile"]
+    assert main(["bench", "loss", *options]) == 0
+    said = capsys.readouterr()
+    assert YARDSTICK in said.out
+    assert "4 pairs" in said.err  # the bar: stdout is for the table
+    assert "4 pairs" not in said.out
     assert main(["bench", "loss", "--pairs", "1"]) == 2
     assert "weince: wanted pairs of at least 2" in capsys.readouterr().err
 

@@ -168,6 +168,7 @@ def _peers() -> Iterator[Entry]:
 def _one_size(
     entries: Sequence[Entry], pairs: int, d: int, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> list[Timing]:
+    from rich.console import Console
     from rich.progress import track
 
     generator = torch.Generator().manual_seed(0)
@@ -182,7 +183,7 @@ def _one_size(
     seconds: dict[str, list[float]] = {entry.name: [] for entry in entries}
     peaks: dict[str, float] = {}
     spent = dict.fromkeys(seconds, 0.0)
-    for repeat in track(range(repeats + WARM_UP), description=f"{pairs} pairs"):
+    for repeat in track(range(repeats + WARM_UP), f"{pairs} pairs", console=Console(stderr=True)):
         for entry in entries:
             if entry.name in notes or (spent[entry.name] > ENOUGH_SECONDS and seconds[entry.name]):
                 continue
@@ -191,6 +192,8 @@ def _one_size(
             except torch.OutOfMemoryError:
                 notes[entry.name] = "out of memory"
                 continue
+            if not repeat:
+                continue  # the first call compiles, which may take a minute
             spent[entry.name] += taken
             if repeat >= WARM_UP or taken > 1:  # nothing that slow needs warming up
                 seconds[entry.name].append(taken)

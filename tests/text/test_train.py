@@ -46,11 +46,12 @@ def run(toy_model, toy_text, toy_sts, tmp_path) -> TextRun:
 
 
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released", "weibit"])
-def test_a_run_writes_what_it_says(run, preset):
+def test_a_run_writes_what_it_says(run, preset, capsys):
     from sentence_transformers import SentenceTransformer
 
     run = replace(run, loss=LossConfig(preset=preset, temperature=0.05))
     best = train(run, bar=preset == "paper")
+    assert capsys.readouterr().out == ""  # which is for the result
     rows = read_log(run.out)
     assert [int(row["step"]) for row in rows] == [2, 3, 4, 6, 7]  # 100 sentences: 6 batches of 16, one of 4
     dev = {int(row["step"]): float(row["dev"]) for row in rows if row["dev"]}
