@@ -56,8 +56,9 @@ class Contest:
 
     @property
     def most_negatives(self) -> int:
-        """How many negatives an anchor can have at the most."""
-        return len(self.candidates) - (self.itself is not None) - (self.positive is not None)
+        """How many negatives an anchor can have at the most, among the candidates of all ranks."""
+        candidates = len(self.candidates) if self.ranks is None else sum(self.ranks.candidates)
+        return candidates - (self.itself is not None) - (self.positive is not None)
 
     @property
     def uniform(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from weince.candidates import Contest
+from weince.candidates import Contest, check_choice
 from weince.engines.chunked import chunked
 from weince.engines.dense import dense
 from weince.engines.rows import EngineOutput
@@ -52,8 +52,7 @@ def choose(
     Raises:
         RuntimeError: The engine asked for cannot serve; the message says why.
     """
-    if engine not in get_args(Engine):
-        raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}; got {engine!r}")
+    check_choice("engine", engine, get_args(Engine))
     if engine == "fused":
         hindrance = why_not_fused(contest, terms, tail)
         if hindrance is not None:

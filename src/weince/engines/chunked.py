@@ -47,7 +47,7 @@ def chunked(
     with torch.no_grad(), no_autocast(anchors.device):
         found = _survey(contest, terms, tail)
         links = bind(terms, found)
-        job = _Job(contest, terms, tail, links, found.looks)
+        job = _Job(contest, terms, links, found.looks, Need.of(contest, terms, tail).near_cap)
         swept = job.sweep(gradient=wanted and same_weight)
     if swept.gradients is not None:
         loss = _SameWeight.apply(swept.loss, *swept.gradients, anchors, candidates)  # type: ignore[no-untyped-call]
@@ -148,9 +148,9 @@ class _Job(NamedTuple):
 
     contest: Contest
     terms: Sequence[Term]
-    tail: TailConfig | None
     links: Sequence[Link]
     looks: Sequence[Look]
+    near_cap: bool
 
     def given(self) -> list[Tensor]:
         """Tensors of the caller that the sweep in the backward pass reads again."""
@@ -198,8 +198,7 @@ class _Job(NamedTuple):
 
     def _blocks(self, band: Band) -> Iterator[tuple[Tensor, Rows, list[dict[str, Tensor]]]]:
         """Contrast the rows of a band; its memory then holds the pull."""
-        near_cap = Need.of(self.contest, self.terms, self.tail).near_cap
-        for index, (span, rows) in enumerate(band.spans(near_cap)):
+        for index, (span, rows) in enumerate(band.spans(self.near_cap)):
             links = [link.rows(*span) for link in self.links]
             columns = self.looks[band.first_block + index].columns if self.looks else None
             loss, pull, effect = sum_terms(rows, self.terms, links, columns)

@@ -101,7 +101,7 @@ class _Found:
     def most_pairs(self) -> int:
         ranks = self.contest.ranks
         assert ranks is not None
-        return sum(ranks.anchors) * _most_negatives(self.contest)
+        return sum(ranks.anchors) * self.contest.most_negatives
 
     def pairs(self) -> Tensor:
         assert self.contest.ranks is not None
@@ -126,30 +126,22 @@ class _Found:
         return self.contest.ranks.smallest(kept, count)
 
 
-def _most_negatives(contest: Contest) -> int:
-    assert contest.ranks is not None
-    everywhere = sum(contest.ranks.candidates)
-    return everywhere - (contest.itself is not None) - (contest.positive is not None)
-
-
 def _survey(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> _Found:
     """The first round: merge what each block holds of every anchor's hardest negatives."""
-    most = _most_negatives(contest)
     ranks = contest.ranks
     assert ranks is not None
-    near_cap = tail is not None or any(term.link.near_cap for term in terms)
-    need = Need(tail.tail_size(most) if tail else 0, max(term.hardest or 0 for term in terms), near_cap)
+    need = Need.of(contest, terms, tail)
     if not (need.tail or need.columns):
-        return _Found(contest, near_cap, None, None)
+        return _Found(contest, need.near_cap, None, None)
     anchors = contest.anchors
     hardest = anchors.new_full((len(anchors), need.tail), torch.inf)
-    chosen = anchors.new_full((len(anchors), min(need.columns, most)), torch.inf)
+    chosen = anchors.new_full((len(anchors), need.columns), torch.inf)
     columns = torch.zeros(chosen.shape, dtype=torch.long, device=anchors.device)
     negatives = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
     has_positive = torch.zeros(len(anchors), dtype=torch.bool, device=anchors.device)
     for visit in visits(contest):
         for band in bands(visit.contest):
-            for span, rows in band.spans(near_cap):
+            for span, rows in band.spans(need.near_cap):
                 part = slice(*span)
                 hidden = rows.hidden()
                 hardest[part] = _merge(hardest[part], hidden)[0]
@@ -165,7 +157,7 @@ def _survey(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) ->
         counted = None if contest.labels is None else has_positive
         fit = fit_tail(hardest, tail.tail_sizes(negatives), tail)
         stats = gated(hardest[:, 0].clamp_min(tail.eps), fit, tail, counted, ranks.gather)
-    return _Found(contest, near_cap, columns if need.columns else None, negatives, stats)
+    return _Found(contest, need.near_cap, columns if need.columns else None, negatives, stats)
 
 
 def _merge(kept: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,8 @@ from weince.engines.kernels.order import LANES, network_of
 from weince.tail import TailConfig, nearest_rank
 
 EXACT = 4
+"""Nearest negatives of an anchor with exact shortfalls, as in the other engines; ``fit.four`` sorts them."""
+
 PAD = 128
 """Operands have a multiple of this many rows, so that tiles are loaded without masks."""
 
@@ -38,7 +39,7 @@ SPAN = 8192
 ONE_PROGRAM = 16384
 """Up to this many anchors one program finds the pivot; beyond, torch sorts."""
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED: bool = tiles.INTERPRETED.value
 
 FIT_ROWS = 32 if INTERPRETED else 1
 """Anchors that one program fits."""

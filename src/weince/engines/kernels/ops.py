@@ -17,8 +17,6 @@ from weince.engines.kernels import launch
 from weince.engines.kernels.launch import Cap, Operand, Roles
 from weince.tail import TailConfig
 
-GATES = ("both", "rho", "aic")
-
 
 def pack(config: TailConfig | None, beta: Literal["fit"] | float) -> list[float]:
     """A tail configuration with another ``beta``, as numbers; none of them without one."""
@@ -36,7 +34,7 @@ def pack(config: TailConfig | None, beta: Literal["fit"] | float) -> list[float]
         config.kappa_aic,
         config.eps,
         math.nan if beta == "fit" else beta,
-        GATES.index(config.gate),
+        launch.GATES[config.gate],
         config.drop,
     ]
 
@@ -54,7 +52,7 @@ def unpack(numbers: Sequence[float]) -> TailConfig:
         kappa_rho=kappa_rho,
         kappa_aic=kappa_aic,
         eps=eps,
-        gate=GATES[int(gate)],  # type: ignore[arg-type]
+        gate=list(launch.GATES)[int(gate)],  # type: ignore[arg-type]
         drop=drop,
     )
     return config if math.isnan(beta) else replace(config, beta=beta)
