@@ -101,12 +101,16 @@ def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return (chosen[0] if chosen else None), rest
 
 
-def named_configs() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
+def configs_folder() -> Path:
+    """Where the configurations are that come with the package."""
     here = Path(__file__).parent
     places = here / "configs", here.parents[1] / "configs"  # of a wheel, of a checkout
-    folder = next((place for place in places if place.is_dir()), here)
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def named_configs() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    return {path.stem: path for path in sorted(configs_folder().glob("*.yaml"))}
 
 
 def load(chosen: str) -> dict[str, Any]:

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weince.checkpoint import check_folder
-from weince.reproduce.plan import Run, check_data, plan
+from weince.evaluate.protocol import budget
+from weince.reproduce import execute
+from weince.reproduce.aggregate import aggregate
+from weince.reproduce.page import Page, reading_notes, write_page
+from weince.reproduce.plan import Run, check_data, plan, words
+from weince.reproduce.records import keep_records
+from weince.reproduce.slurm import run_on_slurm
 from weince.reproduce.tables import Table, named_tables, read_table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from weince.reproduce.page import Page
 
 __all__ = ["named_tables", "reproduce"]
 
@@ -69,10 +73,6 @@ def reproduce(
     Raises:
         ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
     """
-    from weince.reproduce.execute import is_done, record
-    from weince.reproduce.page import write_page
-    from weince.reproduce.records import keep_records
-
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     check_folder(out)
@@ -86,12 +86,12 @@ def reproduce(
     asked = read_table(table)
     runs = plan(asked, out, seeds=seeds, only=only, epochs=epochs, data=data, device=device)
     if not (slurm or table_only):  # the nodes of a cluster may see other folders; records need no images
-        check_data([run for run in runs if not is_done(run)])
+        check_data([run for run in runs if not execute.is_done(run)])
     if dry_run:
         _print_plan(asked, runs)
         return out / asked.name
     failed = {} if table_only else _carry_out(runs, out, jobs, slurm, slurm_options)
-    records = {run.folder: record(run) for run in runs if is_done(run)}
+    records = {run.folder: execute.record(run) for run in runs if execute.is_done(run)}
     if table_only:
         _print_missing(asked, [run for run in runs if run.folder not in records])
         if not records:
@@ -111,11 +111,8 @@ def reproduce(
 def _carry_out(
     runs: Sequence[Run], out: Path, jobs: int, slurm: bool, options: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    from weince.reproduce.execute import is_done, run_here
-    from weince.reproduce.slurm import run_on_slurm
-
     # Two columns of a table may ask for the same run.
-    left = list({run.folder: run for run in runs if not is_done(run)}.values())
+    left = list({run.folder: run for run in runs if not execute.is_done(run)}.values())
     if not left:
         return {}
     (out / "runs").mkdir(parents=True, exist_ok=True)  # if that cannot be done, say so once
@@ -130,7 +127,7 @@ def _carry_out(
         try:
             if slurm:
                 return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell)
-            return run_here(left, jobs=jobs, tell=tell)
+            return execute.run_here(left, jobs=jobs, tell=tell)
         except KeyboardInterrupt:
             rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
             bar.console.print(f"interrupted: {rest}; the same command goes on from here", highlight=False)
@@ -158,11 +155,9 @@ def _page(
     failed: Mapping[str, str],
     epochs: int | None,
     command: str,
-) -> "Page":
+) -> Page:
     """The page of a table: the configurations of which a run is done, or at least was tried."""
-    from weince.reproduce.aggregate import aggregate
-    from weince.reproduce.curves import pictures
-    from weince.reproduce.page import Page, reading_notes
+    from weince.reproduce.curves import pictures  # here, since matplotlib takes a while
 
     records = {run.folder: record for run, record in made}
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
@@ -219,8 +214,6 @@ def _facts(
 
 def _budget(runs: Sequence[Run]) -> str:
     """How many configurations of each loss are among the runs of a row, the most of all rows, in words."""
-    from weince.evaluate.protocol import budget
-
     tried: dict[str, int] = {}
     for (_, loss), times in Counter((row, loss) for row, loss, _ in dict.fromkeys(map(_cell, runs))).items():
         tried[loss] = max(times, tried.get(loss, 0))
@@ -229,8 +222,6 @@ def _budget(runs: Sequence[Run]) -> str:
 
 def _said(table: Table, run: Run) -> list[str]:
     """The configuration of a run in words."""
-    from weince.reproduce.plan import words
-
     return [run.row, run.loss, *filter(None, [words(table.tries_of(run.loss)[run.trial])])]
 
 
@@ -249,13 +240,10 @@ def _print_plan(table: Table, runs: Sequence[Run]) -> None:
     from rich.markup import escape
     from rich.table import Table as Drawn
 
-    from weince.reproduce.execute import is_done
-    from weince.reproduce.plan import words
-
     drawn = Drawn("row", "loss", "try", "seed", "state", title=escape(table.title))
     done = 0
     for run in runs:
-        finished = is_done(run)
+        finished = execute.is_done(run)
         begun = not finished and (run.folder / "log.csv").exists()
         state = "done" if finished else "begun" if begun else "to do"
         done += finished
@@ -267,14 +255,12 @@ def _print_plan(table: Table, runs: Sequence[Run]) -> None:
 
 
 def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Path:
-    from weince.reproduce.execute import commit, hardware
-    from weince.reproduce.overhead import overhead
-    from weince.reproduce.page import Page, write_page
+    from weince.reproduce.overhead import overhead  # here, since there is a module of that name
 
     if dry_run:
         print("overhead trains nothing: it times the losses on this machine")
         return out / "overhead"
-    facts = {"hardware": hardware(device or "auto"), "commit": commit(), "command": command}
+    facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
     title = "Cost of the loss stage (reported on an NVIDIA L40S)"
     notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
     return write_page(Page(title, "InfoNCE", overhead(device), facts, notes=notes), out / "overhead")

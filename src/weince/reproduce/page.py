@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from markupsafe import Markup
 
 from weince.checkpoint import write_aside, write_text_aside
+from weince.evaluate.knn import RECALLS
 from weince.evaluate.protocol import Interval, PairedTest, pooled_spread
 from weince.report.html import style_sheet, templates
 from weince.reproduce.aggregate import Line, Summary
 from weince.reproduce.plan import Run
+from weince.reproduce.tables import MEASURES
 
 if TYPE_CHECKING:
     from weince.reproduce.curves import Picture
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 NAMES = {
     "linear": "Linear probe, %",
     "knn": "Weighted vote of the 50 nearest neighbours, %",
-    **{f"r{k}": f"Recall at {k}, %" for k in (1, 2, 5, 10, 20, 50)},
+    **{f"r{k}": f"Recall at {k}, %" for k in RECALLS},
     "link_lam": "Weight of the shortfall in the blended link",
     "link_gain": "Held-out gain of the blended link over softmax, nats an anchor",
     "link_ratio": "exp of that gain",
@@ -44,7 +46,7 @@ HEADER = (
     "p",
 )
 NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
-PERCENT = ("linear", "knn", "r1", "r2", "r5", "r10", "r20", "r50")
+PERCENT = MEASURES["evaluation"].figures
 
 
 @dataclass(frozen=True)

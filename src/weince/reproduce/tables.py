@@ -10,7 +10,7 @@ from typing import Any
 
 from weince.configure import unknown
 from weince.evaluate.knn import RECALLS
-from weince.settings import read_yaml
+from weince.settings import configs_folder, read_yaml
 
 SEEDS = (7, 21, 63, 84)
 
@@ -117,16 +117,9 @@ class Table:
         return self.losses[loss].tries or self.tries
 
 
-def tables_folder() -> Path:
-    """Where the tables are that come with the package: in it, or in the checkout around it."""
-    here = Path(__file__).parents[1]
-    places = (here / "configs" / "tables", here.parents[1] / "configs" / "tables")
-    return next((place for place in places if place.is_dir()), places[0])
-
-
 def named_tables() -> dict[str, Path]:
     """The tables that come with the package, by name."""
-    return {path.stem: path for path in sorted(tables_folder().glob("*.yaml"))}
+    return {path.stem: path for path in sorted((configs_folder() / "tables").glob("*.yaml"))}
 
 
 def read_table(chosen: str) -> Table:
