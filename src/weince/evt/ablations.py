@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 
 from weince.evt import choice
 from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, Progress
-from weince.evt.link_fit import check_level, fit_pair
+from weince.evt.gpd import Floats, Interval, Progress, check_fraction
+from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import (
     LinkBank,
     batch_gains,
@@ -132,7 +132,7 @@ def frechet_ablation(
     rng: int | np.random.Generator = 0,
 ) -> FrechetAblation:
     """Does a heavy-tail coordinate help, alone or on top of the shortfall? Arguments as in `link_test`."""
-    check_level(level)
+    check_fraction(level, "level")
     generator = np.random.default_rng(rng)
     coordinates = (choice.translation, choice.shortfall, choice.power)
     choices = choice.read_choices(scores, positives, batches, coordinates=coordinates, eps=eps)
@@ -167,10 +167,7 @@ def _share(theta: Floats, column: int) -> float:
 
 def _shuffled_negatives(scores: Floats, winners: IntArray, rng: np.random.Generator) -> Floats:
     """Scores (anchors, candidates - 1) of each anchor's negatives in random order, NaN (absent) last."""
-    rows = np.arange(len(scores))
-    negatives = np.ones(scores.shape, dtype=bool)
-    negatives[rows, winners] = False
-    shuffled = rng.permuted(scores[negatives].reshape(len(scores), -1), axis=1)
+    shuffled = rng.permuted(choice.negatives_of(scores, winners), axis=1)
     order = np.argsort(np.isnan(shuffled), axis=1, kind="stable")
     return np.take_along_axis(shuffled, order, axis=1)
 

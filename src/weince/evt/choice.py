@@ -120,6 +120,13 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArr
     return np.clip(s, -1.0, 1.0, out=s), winners
 
 
+def negatives_of(scores: Floats, winners: IntArray) -> Floats:
+    """Scores (anchors, candidates - 1) of all candidates but each anchor's winner, in their order."""
+    keep = np.ones(scores.shape, dtype=bool)
+    keep[np.arange(len(scores)), winners] = False
+    return scores[keep].reshape(len(scores), -1)
+
+
 def read_integers(name: str, values: ArrayLike, length: int) -> IntArray:
     """Check a vector of integers, one per anchor."""
     array = np.asarray(values)

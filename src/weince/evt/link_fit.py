@@ -18,7 +18,7 @@ from scipy import optimize, stats
 
 from weince.evt import choice
 from weince.evt.choice import Choices, Optimum
-from weince.evt.gpd import Floats, Interval
+from weince.evt.gpd import Floats, Interval, check_fraction
 
 # Intervals of tau are sought this far from the estimate, in log tau.
 _FAR = 8.0
@@ -252,15 +252,9 @@ def fit_link(
         level: Level of the intervals.
         eps: Floor of the shortfall ``1 - s``.
     """
-    check_level(level)
+    check_fraction(level, "level")
     choices = choice.read_choices(scores, positives, batches, eps=eps)
     return link_fit(choices, fit_pair(choices), level)
-
-
-def check_level(level: float) -> None:
-    """Refuse a level of confidence that is not a probability."""
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie in (0, 1), got {level}")
 
 
 class GridFit(NamedTuple):

@@ -15,8 +15,8 @@ from scipy import stats
 
 from weince.evt import choice
 from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, Progress
-from weince.evt.link_fit import Pair, check_level, fit_pair, link_fit
+from weince.evt.gpd import Floats, Interval, Progress, check_fraction
+from weince.evt.link_fit import Pair, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
 
 
@@ -160,9 +160,7 @@ def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tupl
     """Indices of the batches to fit on and to judge on, at least two each."""
     if groups < 4:
         raise ValueError(f"at least 4 batches are needed, two to fit and two to judge, got {groups}")
-    if not 0.0 < held_in < 1.0:
-        raise ValueError(f"held_in must lie in (0, 1), got {held_in}")
-    count = min(max(round(held_in * groups), 2), groups - 2)
+    count = min(max(round(check_fraction(held_in, "held_in") * groups), 2), groups - 2)
     order = rng.permutation(groups).astype(np.int64)
     return np.sort(order[:count]), np.sort(order[count:])
 
@@ -257,7 +255,7 @@ def link_test(
         >>> bool(found.gain_interval[0] <= found.gain <= found.gain_interval[1])
         True
     """
-    check_level(level)
+    check_fraction(level, "level")
     for name, value, least in (
         ("bootstraps", bootstraps, 1),
         ("null_draws", null_draws, 1),

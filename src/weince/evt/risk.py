@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from weince.evt.choice import IntArray, read_scores
+from weince.evt.choice import IntArray, negatives_of, read_scores
 from weince.evt.gpd import Floats, Progress
 
 
@@ -84,12 +84,9 @@ def _best_by_rank(n: int, k: int) -> Floats:
 
 def _split_negatives(s: Floats, winners: IntArray) -> tuple[Floats, Floats]:
     """Positive scores (anchors,) and negative scores (anchors, candidates - 1), NaN after each row's last."""
-    rows = np.arange(len(s))
-    keep = np.ones(s.shape, dtype=bool)
-    keep[rows, winners] = False
-    negatives = s[keep].reshape(len(s), -1)
+    negatives = negatives_of(s, winners)
     order = np.argsort(np.isnan(negatives), axis=1, kind="stable")
-    return s[rows, winners], np.take_along_axis(negatives, order, axis=1)
+    return s[np.arange(len(s)), winners], np.take_along_axis(negatives, order, axis=1)
 
 
 def _per_anchor(name: str, value: ArrayLike, anchors: int, high: float = np.inf) -> Floats:

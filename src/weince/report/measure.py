@@ -219,9 +219,7 @@ def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, settings: Settings) -> 
 
 def _negative_shortfalls(bank: evt.LinkBank) -> Floats:
     """1 - s of every anchor's negatives (anchors, candidates - 1), inf where there is none."""
-    keep = np.ones(bank.scores.shape, dtype=bool)
-    keep[np.arange(len(keep)), bank.positives] = False
-    d = 1.0 - bank.scores[keep].reshape(len(keep), -1)
+    d = 1.0 - choice.negatives_of(bank.scores, bank.positives)
     return np.where(np.isnan(d), np.inf, d)
 
 
