@@ -12,7 +12,8 @@ from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss
 from weince.embeddings import InputError, make_pairs, pair_by_label
 from weince.report.bank import QUICK, build_bank
 from weince.report.measure import measure
-from weince.report.verdict import THRESHOLDS, decide, link_code, number, p_text, softmax_code, tail_kind
+from weince.report.tables import number
+from weince.report.verdict import THRESHOLDS, decide, link_code, p_text, softmax_code, tail_kind
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)
 

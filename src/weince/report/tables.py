@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weince.report.verdict import number
-
+MINUS = "\N{MINUS SIGN}"
 Value = str | int | float | tuple[float, float]
 
 
@@ -44,6 +43,18 @@ class Table:
 
 def _raw(value: Value) -> str:
     return f"{value[0]!r}..{value[1]!r}" if isinstance(value, tuple) else str(value)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number to read: fixed decimals, a real minus sign, ∞ or —."""
+    if np.isnan(value):
+        return "—"
+    if np.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    shown = f"{value:,.{digits}f}"
+    if float(shown.replace(",", "")) == 0.0:
+        shown = shown.replace("-", "")
+    return shown.replace("-", MINUS)
 
 
 def num(value: float, digits: int = 3) -> Cell:

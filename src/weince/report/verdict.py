@@ -10,9 +10,8 @@ import numpy as np
 from weince.evt import BatchXi
 from weince.report.bank import Settings
 from weince.report.measure import Measured
+from weince.report.tables import number
 from weince.scores import CROWD
-
-MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
@@ -78,18 +77,6 @@ class Verdict:
     crowded: float
     advice: str
     code: str | None
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number for running text: fixed decimals, a real minus sign, ∞ or —."""
-    if np.isnan(value):
-        return "—"
-    if np.isinf(value):
-        return "∞" if value > 0 else f"{MINUS}∞"
-    text = f"{value:,.{digits}f}"
-    if float(text.replace(",", "")) == 0.0:
-        text = text.replace("-", "")
-    return text.replace("-", MINUS)
 
 
 def span(interval: tuple[float, float]) -> str:
