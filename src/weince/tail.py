@@ -77,9 +77,8 @@ class TailConfig:
             raise ValueError(f"rho0_quantile must lie in [0, 1]; got {self.rho0_quantile}")
         if not 0 <= self.drop < 1:
             raise ValueError(f"drop must be a share in [0, 1); got {self.drop}")
-        if isinstance(self.beta, str) and self.beta not in ("fit", "slope"):
-            raise ValueError(f'beta must be "fit" or a number of at least 0, or "slope"; got {self.beta!r}')
-        if not isinstance(self.beta, str) and not 0 <= self.beta < float("inf"):
+        known = self.beta in ("fit", "slope") if isinstance(self.beta, str) else 0 <= self.beta < float("inf")
+        if not known:
             raise ValueError(f'beta must be "fit" or a number of at least 0, or "slope"; got {self.beta!r}')
         if not isfinite(self.margin):
             raise ValueError(f"margin must be finite; got {self.margin}")

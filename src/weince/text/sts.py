@@ -6,7 +6,6 @@ Each task is one Spearman correlation (x 100) over all pairs of its test split, 
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,30 +246,17 @@ def evaluate_sts(model: str, sts: Path, *, device: str = "cpu", bar: bool = Fals
     return score(load_embed(model, device=device), pairs, bar=bar)
 
 
-@dataclass(frozen=True)
-class _Line:
-    name: str
-    value: float
-    published: float | None = None
-
-
 def table(scores: StsScores, *, published: float | None = None) -> str:
     """The scores in Markdown; ``published`` is a figure for STS-B's test split to print beside ours."""
     beside = published is not None
-    lines = [
-        _Line(name, value, published if name == "STSB" else None) for name, value in scores.tasks.items()
-    ]
-    lines.append(_Line("mean", scores.mean))
     out = [
         f"| task | Spearman x 100 |{' published | difference |' * beside}",
         f"|---|---:|{'---:|---:|' * beside}",
     ]
-    for line in lines:
-        cells = [line.name, f"{line.value:.2f}"]
-        if line.published is not None:
-            cells += [f"{line.published:.2f}", f"{line.value - line.published:+.2f}"]
-        elif beside:
-            cells += ["", ""]
+    for name, value in {**scores.tasks, "mean": scores.mean}.items():
+        cells = [name, f"{value:.2f}"]
+        if published is not None:
+            cells += [f"{published:.2f}", f"{value - published:+.2f}"] if name == "STSB" else ["", ""]
         out.append(f"| {' | '.join(cells)} |")
     out += ["", f"STS-B test: alignment {scores.alignment:.4f}, uniformity {scores.uniformity:.4f}."]
     if beside:
