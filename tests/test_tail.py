@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weince import TailConfig, tail
 from weince.functional import tail_stats as stats_of_scores
-from weince.tail import fit_tail, nearest_rank, tail_stats
+from weince.tail import fit_tail, gated, nearest_rank
 
 CONFIGS = [
     TailConfig(),
@@ -32,6 +32,11 @@ def ragged(rows, seed=0):
     for row, values in zip(padded, lists, strict=True):
         row[: len(values)] = torch.tensor(sorted(values), dtype=torch.float64)
     return lists, padded
+
+
+def tail_stats(hardest, negatives, config, counted=None):
+    """Statistics of anchors from their sorted shortfalls, as the engines take them."""
+    return gated(hardest[:, 0], fit_tail(hardest, config.tail_sizes(negatives), config), config, counted)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -16,8 +16,7 @@ from weince.engines.choose import run as run_engine
 from weince.engines.ring import ring
 from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
-from weince.tail import TailConfig, TailStats
-from weince.tail import tail_stats as _tail_stats
+from weince.tail import TailConfig, TailStats, fit_tail, gated
 from weince.terms import Term, WeinceLink, described, terms_of
 
 Reduction = Literal["mean", "sum", "none"]
@@ -219,7 +218,8 @@ def tail_stats(similarities: Tensor, positives: Tensor, *, tail: TailConfig = Ta
     dtype = torch.float64 if similarities.dtype == torch.float64 else torch.float32
     shortfall = (1 - similarities.detach().to(dtype)).masked_fill(left_out, torch.inf)
     hardest = shortfall.topk(tail.tail_size(shape[1]), dim=1, largest=False).values
-    return _tail_stats(hardest, left_out.logical_not().sum(1), tail)
+    fit = fit_tail(hardest, tail.tail_sizes(left_out.logical_not().sum(1)), tail)
+    return gated(hardest[:, 0], fit, tail)
 
 
 def _reduce(outputs: Sequence[EngineOutput], reduction: Reduction, ranks: Ranks | None) -> Tensor:

@@ -149,9 +149,9 @@ Gathers = Callable[[Tensor], Tensor]
 """Takes one value for each local anchor to those of the anchors of all ranks."""
 
 
-def tail_stats(
-    hardest: Tensor,
-    negatives: Tensor,
+def gated(
+    nearest: Tensor,
+    fit: TailFit,
     config: TailConfig,
     counted: Tensor | None = None,
     gather: Gathers | None = None,
@@ -159,20 +159,13 @@ def tail_stats(
     """Statistics of every anchor of the batch.
 
     Args:
-        hardest: ``(anchors, k)`` smallest shortfalls of the negatives, sorted upwards.
-        negatives: ``(anchors,)`` number of negatives of each anchor, or ``(1,)`` where all have the same.
-        config: How to fit and gate.
+        nearest: ``(anchors,)`` smallest shortfall of the negatives.
+        fit: Of each anchor's tail.
+        config: How to gate.
         counted: ``(anchors,)``, False for anchors that have no part in the loss nor in the pivot.
         gather: Where the anchors are spread over several processes: what the pivot is taken over.
     """
-    rho = hardest[:, 0].clamp_min(config.eps)
-    return gated(rho, fit_tail(hardest, config.tail_sizes(negatives), config), config, counted, gather)
-
-
-def gated(
-    rho: Tensor, fit: TailFit, config: TailConfig, counted: Tensor | None, gather: Gathers | None = None
-) -> TailStats:
-    """Statistics from every anchor's smallest shortfall and fit, ``(anchors,)``; see :func:`tail_stats`."""
+    rho = nearest.clamp_min(config.eps)
     has_rho = rho.isfinite() if counted is None else rho.isfinite() & counted
     if config.rho0 is not None:
         pivot = torch.full_like(rho[0], config.rho0)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from weince.candidates import Contest
 from weince.engines.dense import BLOCK, learned, sum_terms, with_parameter
-from weince.engines.rows import BatchSurvey, EngineOutput, Look, Need, Rows, bind
+from weince.engines.rows import EngineOutput, Look, Need, Rows, bind, joined, survey
 from weince.links import Link
 from weince.scores import first_order, no_autocast, product, shortfalls
-from weince.tail import TailConfig, TailFit, fit_tail, gated
+from weince.tail import TailConfig
 from weince.terms import Term
 
 CPU_BAND = 1 << 22
@@ -44,10 +44,16 @@ def chunked(
     """
     anchors, candidates = contest.anchors, contest.candidates
     wanted = torch.is_grad_enabled() and (anchors.requires_grad or candidates.requires_grad)
+    near_cap = Need.of(contest, terms, tail).near_cap
+
+    def blocks() -> Iterator[Rows]:
+        return (rows for band in bands(contest) for rows in band.sharp_blocks(near_cap))
+
     with torch.no_grad(), no_autocast(anchors.device):
-        found = _survey(contest, terms, tail)
+        first = (rows for band in bands(contest) for rows in band.blocks())
+        found = survey(contest, first, blocks, terms, tail)
         links = bind(terms, found)
-        job = _Job(contest, terms, links, found.looks, Need.of(contest, terms, tail).near_cap)
+        job = _Job(contest, terms, links, found.looks, near_cap)
         swept = job.sweep(gradient=wanted and same_weight)
     if swept.gradients is not None:
         loss = _SameWeight.apply(swept.loss, *swept.gradients, anchors, candidates)  # type: ignore[no-untyped-call]
@@ -57,35 +63,6 @@ def chunked(
         for name, parameter in learned(link).items():
             loss = with_parameter(loss, effects[name], parameter)
     return EngineOutput(loss, swept.counted, found.stats)
-
-
-def _survey(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> BatchSurvey:
-    """The first sweep. Of each anchor's hardest negatives, only what the second one needs is kept."""
-    need = Need.of(contest, terms, tail)
-    looks: list[Look] = []
-    counted: list[Tensor] = []
-    smallest: list[Tensor] = []
-    fits: list[TailFit] = []
-    for band in bands(contest) if any(need) else ():
-        for rows in band.blocks():
-            look = rows.look(need)
-            looks.append(look._replace(tail=None))
-            if rows.counted is not None:
-                counted.append(rows.counted)
-            if tail is not None and look.tail is not None and look.negatives is not None:
-                smallest.append(look.tail[:, 0].clamp_min(tail.eps))
-                fits.append(fit_tail(look.tail, tail.tail_sizes(look.negatives), tail))
-    every = torch.cat(counted) if counted else None
-
-    def blocks() -> Iterator[Rows]:
-        return (rows for band in bands(contest) for rows in band.sharp_blocks(need.near_cap))
-
-    stats = None
-    if tail is not None:
-        fit = TailFit(*(torch.cat(values) for values in zip(*fits, strict=True)))
-        gather = None if contest.ranks is None else contest.ranks.gather
-        stats = gated(torch.cat(smallest), fit, tail, every, gather)
-    return BatchSurvey(contest, blocks, looks, every, stats)
 
 
 class Band(NamedTuple):
@@ -124,7 +101,7 @@ class Band(NamedTuple):
 
 
 def bands(contest: Contest) -> Iterator[Band]:
-    """The matrix, band by band; one is gone before the next is made."""
+    """The matrix, band by band; no more than two are there at a time."""
     anchors, width = len(contest.anchors), len(contest.candidates)
     on_cpu = contest.anchors.device.type == "cpu"
     # A compiled graph unrolls the loops, and fuses what the blocks are there to keep in the cache.
@@ -182,7 +159,7 @@ class _Job(NamedTuple):
         ]
         return _Swept(
             torch.cat(losses),
-            torch.cat(counted) if counted else None,
+            joined(counted),
             merged,
             None if pulls is None else (pulls.anchors, pulls.candidates),
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Contest
-from weince.engines.rows import EngineOutput, Rows, bind, survey
+from weince.engines.rows import EngineOutput, Rows, bind, joined, survey
 from weince.links import Link
 from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
@@ -36,12 +36,13 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
         matrix = shortfalls(anchors, candidates)
         spans = _spans(matrix)
         blocks = [Rows(contest.rows(*span), matrix[slice(*span)]) for span in spans]
-        found = survey(contest, lambda: blocks, terms, tail)
+        found = survey(contest, blocks, lambda: blocks, terms, tail)
         links = bind(terms, found)
         losses, effects = [], []
         for index, (rows, span) in enumerate(zip(blocks, spans, strict=True)):
             bound = [link.rows(*span) for link in links]
-            loss, pull, effect = sum_terms(rows, terms, bound, found.looks[index].columns)
+            columns = found.looks[index].columns if found.looks else None
+            loss, pull, effect = sum_terms(rows, terms, bound, columns)
             rows.shortfall.copy_(pull)  # these shortfalls have served; their memory now holds the pull
             losses.append(loss)
             effects.append(effect)
@@ -50,7 +51,8 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
         for name, parameter in learned(link).items():
             slope = torch.cat([effect[index][name] for effect in effects])
             loss = with_parameter(loss, slope, parameter)
-    return EngineOutput(loss, found.counted, found.stats)
+    counted = joined([rows.counted for rows in blocks if rows.counted is not None])
+    return EngineOutput(loss, counted, found.stats)
 
 
 def _spans(matrix: Tensor) -> list[tuple[int, int]]:

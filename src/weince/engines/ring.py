@@ -156,7 +156,7 @@ def _survey(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) ->
     if tail is not None:
         counted = None if contest.labels is None else has_positive
         fit = fit_tail(hardest, tail.tail_sizes(negatives), tail)
-        stats = gated(hardest[:, 0].clamp_min(tail.eps), fit, tail, counted, ranks.gather)
+        stats = gated(hardest[:, 0], fit, tail, counted, ranks.gather)
     return _Found(contest, need.near_cap, columns if need.columns else None, negatives, stats)
 
 

@@ -4,7 +4,7 @@ Nothing here records a gradient; the derivatives are written out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from weince.candidates import Contest
 from weince.engines.smallest import smallest
 from weince.links import Link
 from weince.scores import free_to_look, pair_shortfall
-from weince.tail import TailConfig, TailStats, tail_stats
+from weince.tail import TailConfig, TailFit, TailStats, fit_tail, gated
 from weince.terms import Survey, Term
 
 EXACT = 4
@@ -160,9 +160,9 @@ class Look(NamedTuple):
     ``negatives``: their number, ``(a,)`` or ``(1,)``.
     """
 
-    tail: Tensor | None = None
-    columns: Tensor | None = None
-    negatives: Tensor | None = None
+    tail: Tensor | None
+    columns: Tensor | None
+    negatives: Tensor
 
 
 def _any_near(hidden: Tensor) -> bool:
@@ -180,13 +180,12 @@ class BatchSurvey:
     contest: Contest
     blocks: Callable[[], Iterable[Rows]]
     looks: list[Look]
-    counted: Tensor | None
-    stats: TailStats | None = None
+    stats: TailStats | None
 
     @property
     def negatives(self) -> Tensor:
         """``(anchors,)`` or ``(1,)`` number of negatives of each anchor."""
-        numbers = [look.negatives for look in self.looks if look.negatives is not None]
+        numbers = [look.negatives for look in self.looks]
         if not numbers:  # no look was needed before
             numbers = [rows.contest.count_negatives(rows.hidden()) for rows in self.blocks()]
         return numbers[0] if self.contest.uniform else torch.cat(numbers)
@@ -219,22 +218,47 @@ def least(values: Tensor, count: int) -> Tensor:
 
 
 def survey(
-    contest: Contest, blocks: Callable[[], Iterable[Rows]], terms: Sequence[Term], tail: TailConfig | None
+    contest: Contest,
+    first: Iterable[Rows],
+    blocks: Callable[[], Iterable[Rows]],
+    terms: Sequence[Term],
+    tail: TailConfig | None,
 ) -> BatchSurvey:
-    """Look at all rows, block by block, and take the statistics that are asked for."""
+    """Look at all rows, if anything is to be found, and take the statistics that are asked for.
+
+    A block's tails are fitted and let go, so that memory stays linear in the batch.
+
+    Args:
+        contest: Of all rows.
+        first: The rows to look at.
+        blocks: The same rows again, with shortfalls as exact near the cap as looking has made them.
+        terms: What the links are of.
+        tail: How to take the statistics.
+    """
     need = Need.of(contest, terms, tail)
     looks: list[Look] = []
+    nearest: list[Tensor] = []
+    fits: list[TailFit] = []
     counted: list[Tensor] = []
-    for rows in blocks():
-        looks.append(rows.look(need) if any(need) else Look())
+    for rows in first if any(need) else ():
+        look = rows.look(need)
+        looks.append(look._replace(tail=None))
         if rows.counted is not None:
             counted.append(rows.counted)
-    found = BatchSurvey(contest, blocks, looks, torch.cat(counted) if counted else None)
-    if tail is None:
-        return found
-    hardest = torch.cat([look.tail for look in looks if look.tail is not None])
-    gather = None if contest.ranks is None else contest.ranks.gather
-    return replace(found, stats=tail_stats(hardest, found.negatives, tail, found.counted, gather))
+        if tail is not None and look.tail is not None:
+            nearest.append(look.tail[:, 0])
+            fits.append(fit_tail(look.tail, tail.tail_sizes(look.negatives), tail))
+    stats = None
+    if tail is not None:
+        fit = TailFit(*(torch.cat(values) for values in zip(*fits, strict=True)))
+        gather = None if contest.ranks is None else contest.ranks.gather
+        stats = gated(torch.cat(nearest), fit, tail, joined(counted), gather)
+    return BatchSurvey(contest, blocks, looks, stats)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """All parts in one; None of none."""
+    return torch.cat(list(parts)) if parts else None
 
 
 def bind(terms: Sequence[Term], found: Survey) -> list[Link]:
