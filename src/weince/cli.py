@@ -20,8 +20,6 @@ from weince.machine import version
 if TYPE_CHECKING:
     from weince.embeddings import Pairs
 
-BAD_INPUT, INTERRUPTED = 2, 130
-
 _EXTRAS = {
     "datasets": "text",
     "sentence_transformers": "text",
@@ -363,30 +361,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"weince: interrupted, {getattr(options, 'interrupted', 'nothing was written')}", file=sys.stderr
         )
-        return INTERRUPTED
+        return usage.INTERRUPTED
     except ImportError as error:
         if error.name is None:  # our own, which says what to install
             print(f"weince: {error}", file=sys.stderr)
-            return BAD_INPUT
+            return usage.BAD_INPUT
         package = error.name.partition(".")[0]
         if package == "weince" or not isinstance(error, ModuleNotFoundError):
             raise
         extra = _EXTRAS.get(package, "runs")
         print(f"weince: {package} is missing: pip install 'weince[{extra}]'", file=sys.stderr)
-        return BAD_INPUT
+        return usage.BAD_INPUT
     except (ValueError, OSError) as error:
         print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)
-        return BAD_INPUT
+        return usage.BAD_INPUT
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is needed
             raise
         said = str(error).partition(". GPU")[0]
         print(f"weince: {said}: take a smaller batch, encoder or --loss.engine chunked", file=sys.stderr)
-        return BAD_INPUT
+        return usage.BAD_INPUT
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

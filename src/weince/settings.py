@@ -30,9 +30,9 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
 
     chosen, rest = take_config(arguments)
     given = {} if chosen is None else load(chosen)
-    known = set(keys(kind))
+    kinds = dict(_kinds(kind))
     try:
-        _check(given, dict(_kinds(kind)))
+        _check(given, kinds)
     except ValueError as error:
         raise ValueError(f"{chosen}: {error}") from None
     parser = ArgumentParser(
@@ -52,12 +52,12 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     try:
         asked = parser.parse_object(given)
     except argparse.ArgumentError as error:
-        raise ValueError(f"{chosen}: {_explained(str(error), known)}") from None
+        raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
     parser.set_defaults(given)  # for the help: what the run would take
     try:
         built = parser.instantiate(parser.parse_args(rest, namespace=asked))
     except argparse.ArgumentError as error:
-        raise ValueError(_explained(str(error), known)) from None
+        raise ValueError(_explained(str(error), kinds)) from None
     return kind(**{item.name: built[item.name] for item in fields(kind)})
 
 
@@ -144,11 +144,6 @@ def dump(settings: Any) -> str:
     return str(yaml.safe_dump(_plain(asdict(settings)), sort_keys=False))
 
 
-def keys(kind: type[Any]) -> Iterator[str]:
-    """The dotted names of all fields."""
-    return (name for name, _ in _kinds(kind))
-
-
 def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted names of all fields, and their types."""
     hints = get_type_hints(kind)
@@ -177,7 +172,7 @@ def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "")
             raise ValueError(f'"{key}": expected a value. Got none')
 
 
-def _explained(message: str, known: set[str]) -> str:
+def _explained(message: str, known: Collection[str]) -> str:
     """jsonargparse's message on one line, with the nearest key for one it does not know."""
     found = re.search(r"unrecognized arguments: --([\w.-]+)", message)
     if found:

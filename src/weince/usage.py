@@ -1,4 +1,6 @@
-"""What the help of a command says at length: its examples, and what it reads."""
+"""What the help of a command says at length, its examples and what it reads; and with which status it ends."""
+
+BAD_INPUT, INTERRUPTED = 2, 130
 
 DIAGNOSE = """\
 Tell whether softmax is the right link for paired embeddings, and write a page to look at.

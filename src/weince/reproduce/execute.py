@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from weince.checkpoint import write_text_aside
-from weince.cli import INTERRUPTED
 from weince.machine import version
 from weince.reproduce.plan import Run, has_settings
+from weince.usage import INTERRUPTED
 from weince.vision.log import read_log
 
 PATIENCE = 30.0
