@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from weince import usage
-from weince.machine import version
+from weince.machine import find_device, version
 
 if TYPE_CHECKING:
     from weince.embeddings import Pairs
@@ -175,7 +175,6 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _run_evaluate_sts(options: argparse.Namespace) -> None:
-    from weince.machine import find_device
     from weince.text.sts import evaluate_sts, table
 
     device = str(find_device(options.device))

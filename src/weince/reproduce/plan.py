@@ -12,17 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from weince import settings
 from weince.configure import unknown
 from weince.reproduce.tables import MEASURES, Table
+from weince.vision.data import NAMES
 from weince.vision.runs import FREE_TO_CHANGE
-
-if TYPE_CHECKING:
-    from weince.vision.train import VisionRun
+from weince.vision.train import VisionRun
 
 
 @dataclass(frozen=True)
@@ -220,8 +219,6 @@ def _absolute(place: str) -> str:
 
 def check_data(runs: Sequence[Run]) -> None:
     """See that the images which were said to lie somewhere do."""
-    from weince.vision.data import NAMES
-
     for place in dict.fromkeys(str(run.extra["data"]) for run in runs if "data" in run.extra):
         if place not in NAMES and not Path(place).exists():
             raise ValueError(f"--data {place}: no such path, nor a data set ({', '.join(NAMES)})")
@@ -235,9 +232,7 @@ def _check(run: Run) -> None:
         raise ValueError(f"{run.row}, {run.loss}: {error}") from None
 
 
-def _read(run: Run) -> "VisionRun":
-    from weince.vision.train import VisionRun
-
+def _read(run: Run) -> VisionRun:
     wanted: VisionRun = settings.read(VisionRun, run.arguments(), command="weince train", examples="")
     return wanted
 

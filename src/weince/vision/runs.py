@@ -22,6 +22,7 @@ from weince.checkpoint import write_aside, write_text_aside
 from weince.embeddings import Pairs, make_pairs, rename
 from weince.machine import find_device
 from weince.vision import encoders
+from weince.vision.data import load
 from weince.vision.step import allow_tf32
 
 if TYPE_CHECKING:
@@ -147,7 +148,6 @@ def evaluate_run(
 ) -> "Evaluation":
     """Judge the encoder of a run by the protocol and write what :func:`evaluation_path` names into its folder."""
     from weince.evaluate import evaluate
-    from weince.vision.data import load
 
     run, model = load_model(folder)
     chosen = find_device(device)
@@ -174,7 +174,6 @@ def embed_pairs(
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
     """
     from weince.evaluate.bar import progress_bar
-    from weince.vision.data import load
 
     run, model = load_model(folder, weights)
     device = find_device("auto")
