@@ -161,9 +161,9 @@ def contests(
     check_choice("candidates", candidates, get_args(Candidates))
     _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
     _check_embeddings(z_i, z_j, negatives, check_finite)
-    n, extra = len(z_i), 0 if negatives is None else len(negatives)
-    _check_integers("ids", ids, {n, n + extra})
-    _check_integers("labels", labels, {n})
+    n = len(z_i)
+    _check_integers("ids", ids, (n,) if negatives is None else (n, n + len(negatives)))
+    _check_integers("labels", labels, (n,))
 
     if candidates == "views" or candidates == "labels":
         found = [_within(candidates, z_i, z_j, labels, ids, ignore)]
@@ -311,15 +311,19 @@ def _check_finite(name: str, rows: Tensor) -> None:
         )
 
 
-def _check_integers(name: str, values: Tensor | None, lengths: set[int]) -> None:
+def _check_integers(name: str, values: Tensor | None, lengths: tuple[int, ...]) -> None:
+    """Raise if these are not integers, one for each row. Written so that a compiled graph leaves lengths open."""
     if values is None:
         return
-    wanted = " or ".join(f"({length},)" for length in sorted(lengths))
     if not isinstance(values, Tensor) or values.is_floating_point() or values.is_complex():
         got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{name} must be an integer tensor of shape {wanted}; got {got}")
-    if values.ndim != 1 or len(values) not in lengths:
-        raise ValueError(f"{name} must have shape {wanted}; got {tuple(values.shape)}")
+        raise TypeError(f"{name} must be an integer tensor of shape {_shapes(lengths)}; got {got}")
+    if values.ndim != 1 or all(len(values) != length for length in lengths):
+        raise ValueError(f"{name} must have shape {_shapes(lengths)}; got {tuple(values.shape)}")
+
+
+def _shapes(lengths: tuple[int, ...]) -> str:
+    return " or ".join(f"({length},)" for length in lengths)
 
 
 def _check_mask(ignore: Tensor | None, shape: tuple[int, int]) -> None:

@@ -150,6 +150,8 @@ _memory_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _mib(size: int) -> str:
+    if torch.compiler.is_compiling():
+        return "some MiB"  # nobody is told, and a number put into words would be fixed in the graph
     return f"{size / 2**20:,.0f} MiB"
 
 

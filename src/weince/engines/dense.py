@@ -57,8 +57,9 @@ def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> E
 
 def _spans(matrix: Tensor) -> list[tuple[int, int]]:
     anchors, candidates = matrix.shape
-    whole = matrix.device.type != "cpu" or torch.compiler.is_compiling()  # a compiled loop would be unrolled
-    step = anchors if whole else max(1, BLOCK // candidates)
+    if matrix.device.type != "cpu" or torch.compiler.is_compiling():  # a compiled loop would be unrolled
+        return [(0, anchors)]
+    step = max(1, BLOCK // candidates)
     return [(start, min(start + step, anchors)) for start in range(0, anchors, step)]
 
 

@@ -1,0 +1,31 @@
+"""The losses under what rewrites them: torch.compile with open batch sizes."""
+
+import pytest
+import torch
+
+from weince import InfoNCELoss, WeibitLoss, WeinceLoss
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(
+    ("make", "candidates"),
+    [(InfoNCELoss, "clip"), (WeibitLoss, "cross"), (WeinceLoss, "views"), (WeinceLoss, "labels")],
+)
+def test_one_graph_serves_all_batch_sizes(make, candidates):
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    eager = make(candidates=candidates)
+    compiled = torch.compile(make(candidates=candidates), dynamic=True, fullgraph=True, backend=keep)
+    for n in (40, 7, 65):
+        z_i, z_j = torch.randn(2, n, 16, dtype=torch.float64)
+        z_i.requires_grad_()
+        groups = torch.arange(n) // 3
+        options = {"labels": groups} if candidates == "labels" else {"ids": groups}
+        got, wanted = compiled(z_i, z_j, **options), eager(z_i, z_j, **options)
+        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(torch.autograd.grad(got, z_i), torch.autograd.grad(wanted, z_i))
+    assert len(graphs) == 1
