@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Self, TypedDict, Unpack, get_args
 
+import torch
 from torch import Tensor, nn
 
 from weince import functional
@@ -68,6 +69,7 @@ class LinkLoss(nn.Module):
 
     link: Link
     extra: tuple[Term, ...]
+    _looked = False  # whether the loss of a first batch with labels, ids or ignore was read
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class LinkLoss(nn.Module):
             return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
         """
         first, *extra = self._terms()
-        return functional.link_loss(
+        output = functional.link_loss(
             z_i,
             z_j,
             link=first.link,
@@ -180,6 +182,17 @@ class LinkLoss(nn.Module):
             check_finite=self.check_finite,
             return_stats=return_stats,
         )
+        if not torch.compiler.is_compiling() and not self._looked:
+            loss = output.loss if isinstance(output, LossOutput) else output
+            self._look(loss, labels=labels, ids=ids, ignore=ignore)
+        return output
+
+    def _look(self, loss: Tensor, **roles: Tensor | None) -> None:
+        """Warn if the first batch has nothing to contrast, on any device: wrong labels are wrong from the start."""
+        if loss.is_meta or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        self._looked = any(value is not None for value in roles.values())
+        functional.warn_of_zeros(loss, **roles)
 
     def extra_repr(self) -> str:
         return f"{self.link}, candidates={self.candidates!r}, reduction={self.reduction!r}"

@@ -1,0 +1,96 @@
+"""Labels, ids or ignored pairs that leave nothing to contrast: a loss of 0, and one warning that says why."""
+
+import importlib
+import warnings
+
+import pytest
+import torch
+
+from weince import InfoNCELoss, WeinceLoss, functional
+
+choose = importlib.import_module("weince.engines.choose")  # the function has the same name
+Z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+ONE_GROUP, GROUPS, DIFFERENT = torch.zeros(6, dtype=torch.int64), torch.arange(6) // 2, torch.arange(6)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_anew():
+    choose.warn_once.cache_clear()
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """As on a device for which reading a value means waiting."""
+    monkeypatch.setattr(functional, "free_to_look", lambda loss: False)
+
+
+@pytest.fixture
+def silence():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="weince")
+        yield
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("return_stats", [False, True])
+@pytest.mark.parametrize(
+    ("candidates", "roles", "names"),
+    [
+        ("labels", {"labels": DIFFERENT}, "labels"),
+        ("views", {"ids": ONE_GROUP}, "ids"),
+        ("clip", {"ids": ONE_GROUP}, "ids"),
+        ("cross", {"ignore": ~torch.eye(6, dtype=torch.bool)}, "ignore"),
+        ("cross", {"ids": GROUPS, "ignore": GROUPS.unsqueeze(1) != GROUPS}, "ids and ignore"),
+    ],
+)
+def test_one_warning_names_what_was_given(candidates, roles, names, reduction, return_stats):
+    rows = Z[:1] if candidates == "labels" else Z
+    loss = WeinceLoss(candidates=candidates, reduction=reduction)
+    said = f"the loss of a batch is 0; it seems that its {names} leave no anchor a positive and a negative"
+    with pytest.warns(UserWarning, match=said):
+        output = loss(*rows, **roles, return_stats=return_stats)
+    assert not (output.loss if return_stats else output).any()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="weince")
+        loss(*rows, **roles)
+
+
+@pytest.mark.usefixtures("silence")
+def test_no_warning_while_one_anchor_has_both():
+    labels = torch.tensor([0, 0, 1, 2, 3, 4])
+    assert InfoNCELoss(candidates="labels")(Z[0], labels=labels) > 0
+    assert InfoNCELoss()(*Z, ids=GROUPS) > 0
+    assert InfoNCELoss(candidates="labels")(*Z, labels=DIFFERENT) > 0  # the other view is a positive
+
+
+@pytest.mark.usefixtures("silence")
+def test_a_loss_too_small_for_float32_is_not_taken_for_one_without_negatives():
+    ends = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert InfoNCELoss(0.01)(ends, ends) == 0
+
+
+def test_a_function_reads_no_value_that_it_would_have_to_wait_for(elsewhere, silence):
+    assert functional.info_nce_loss(*Z, ids=ONE_GROUP) == 0
+
+
+def test_elsewhere_a_module_reads_its_first_batch_alone(elsewhere, silence):
+    loss = InfoNCELoss()
+    loss(*Z)  # without ids there is nothing to look for
+    with pytest.raises(UserWarning, match="its ids leave no anchor"):
+        loss(*Z, ids=ONE_GROUP)
+    choose.warn_once.cache_clear()
+    assert loss(*Z, ids=ONE_GROUP) == 0
+
+
+def test_without_values_nothing_is_read():
+    loss = InfoNCELoss()
+    z = torch.empty(6, 4, device="meta")
+    assert loss(z, z, ids=ONE_GROUP.to("meta")).is_meta
+    with pytest.warns(UserWarning, match="its ids leave no anchor"):  # which was no first batch
+        loss(*Z, ids=ONE_GROUP)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_it_is_one_graph_without_the_warning(silence):
+    loss = torch.compile(InfoNCELoss(), fullgraph=True, backend="eager")
+    assert loss(*Z, ids=ONE_GROUP) == 0
