@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from weince import BlendLink, InfoNCELoss, LinkLoss, SoftmaxLink, Term, WeinceLoss
+from weince import BlendLink, InfoNCELoss, LinkLoss, SoftmaxLink, Term, WeibitLoss, WeinceLoss
 
 Z = torch.randn(4, 3)
 NAN = torch.randn(4, 3).index_fill(0, torch.tensor([2]), math.nan)
@@ -114,6 +114,27 @@ def test_message(call, error, message):
             "reduction must be one of mean, sum, none; got 'avg'",
         ),
         (lambda: InfoNCELoss(candidates="vews"), ValueError, "got 'vews'"),
+        (
+            lambda: InfoNCELoss(scale=20),
+            TypeError,
+            "^InfoNCELoss has no option 'scale'; it takes temperature, candidates, extra, reduction, engine, gather, "
+            "check_finite$",
+        ),
+        (
+            lambda: WeibitLoss(tau=1),
+            TypeError,
+            "^WeibitLoss has no option 'tau'; it takes beta, endpoint, cand",
+        ),
+        (
+            lambda: WeinceLoss(0.5, tails=1),
+            TypeError,
+            "^WeinceLoss has no .*it takes temperature, tail, cand",
+        ),
+        (
+            lambda: WeinceLoss.released(scale=20),
+            TypeError,
+            "^WeinceLoss has no option 'scale'; it takes temp",
+        ),
         (
             lambda: LinkLoss(BlendLink(torch.rand(5), 1.0))(Z, Z),
             ValueError,

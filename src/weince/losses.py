@@ -9,6 +9,7 @@ torch.Size([])
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from typing import Any, Self, TypedDict, Unpack, get_args
 
 import torch
@@ -198,18 +199,28 @@ class LinkLoss(nn.Module):
         return f"{self.link}, candidates={self.candidates!r}, reduction={self.reduction!r}"
 
 
+def _known(loss: type[LinkLoss], options: ModuleOptions) -> ModuleOptions:
+    """The options as they are; raises in the name of the loss that was called if one is none of its."""
+    for name in options:
+        if name not in ModuleOptions.__annotations__:
+            own = [parameter for parameter in signature(loss).parameters if parameter != "options"]
+            takes = ", ".join([*own, *ModuleOptions.__annotations__])
+            raise TypeError(f"{loss.__name__} has no option {name!r}; it takes {takes}")
+    return options
+
+
 class InfoNCELoss(LinkLoss):
     """InfoNCE (NT-Xent): softmax of ``s / temperature``. ``temperature`` may be an ``nn.Parameter``."""
 
     def __init__(self, temperature: Scalar = 0.5, **options: Unpack[ModuleOptions]) -> None:
-        super().__init__(SoftmaxLink(temperature), **options)
+        super().__init__(SoftmaxLink(temperature), **_known(InfoNCELoss, options))
 
 
 class WeibitLoss(LinkLoss):
     """The shortfall link alone: softmax of ``-beta * log(endpoint - s)``."""
 
     def __init__(self, beta: Scalar = 1.0, endpoint: float = 1.0, **options: Unpack[ModuleOptions]) -> None:
-        super().__init__(ShortfallLink(beta, endpoint), **options)
+        super().__init__(ShortfallLink(beta, endpoint), **_known(WeibitLoss, options))
 
 
 class WeinceLoss(LinkLoss):
@@ -228,7 +239,7 @@ class WeinceLoss(LinkLoss):
         tail: TailConfig = TailConfig(),
         **options: Unpack[ModuleOptions],
     ) -> None:
-        super().__init__(WeinceLink(temperature, tail), **options)
+        super().__init__(WeinceLink(temperature, tail), **_known(WeinceLoss, options))
 
     @classmethod
     def paper(cls, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> Self:
