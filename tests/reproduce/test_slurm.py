@@ -49,11 +49,45 @@ def test_options_of_sbatch_are_read():
         ours.sbatch_options({}, {"partion": "gpu"}, {"partition", "time"})
 
 
-def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch):
+def commands(folder, monkeypatch, **scripts):
+    """Let these shell scripts be all the commands that there are."""
+    folder.mkdir()
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        ({}, "srun, sbatch, squeue"),
+        ({"srun": "", "sbatch": ""}, "squeue"),
+        ({"srun": "", "squeue": ""}, "sbatch"),
+    ],
+)
+def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch, there, missing):
     table = small_table(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="--slurm needs Slurm's commands here; srun is not found"):
+    commands(tmp_path / "bin", monkeypatch, **there)
+    with pytest.raises(ValueError, match=f"^--slurm needs Slurm's commands here; {missing} not found$"):
         reproduce(str(table), out=tmp_path, slurm=True)
+
+
+def test_a_queue_that_does_not_answer_at_the_start_is_an_error_at_once(tmp_path, monkeypatch):
+    table = small_table(tmp_path)
+    mute = "echo slurm_load_jobs error: >&2; echo Unable to contact slurm controller >&2; exit 1"
+    commands(tmp_path / "bin", monkeypatch, srun="", sbatch="", squeue=mute)
+    monkeypatch.setattr(ours, "time", None)  # no pause
+    said = "^--slurm needs squeue, which does not answer: slurm_load_jobs error: Unable to contact slurm controller$"
+    with pytest.raises(OSError, match=said):
+        reproduce(str(table), out=tmp_path, slurm=True)
+
+
+def test_a_queue_may_be_silent_for_a_while(tmp_path, monkeypatch):
+    once = f"if [ -e {tmp_path}/asked ]; then echo 12_0; echo 12_1; else : > {tmp_path}/asked; exit 1; fi"
+    commands(tmp_path / "bin", monkeypatch, squeue=once)
+    monkeypatch.setattr(ours, "POLL", 0.0)
+    assert ours._queued() == {"12_0", "12_1"}
 
 
 @needs_slurm

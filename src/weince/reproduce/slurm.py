@@ -8,6 +8,7 @@ sweep that was interrupted finds its jobs again.
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -64,7 +65,7 @@ def run_on_slurm(
     folder = out.absolute() / "slurm"
     executor = _executor(folder, runs, jobs, options or {})
     queue = _read(folder / "jobs.json")
-    queued = _queued()
+    queued = _queued(looks=1)  # nothing is lost yet if it does not answer
     new = [run for run in runs if not is_done(run) and queue.get(str(run.folder)) not in queued]
     attempts = {run.folder: 1 for run in runs}
     _submit(executor, new, queue, folder, tell)
@@ -104,8 +105,9 @@ def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str
         raise ValueError("--slurm needs submitit: pip install 'weince[slurm]'") from None
 
     folder.mkdir(parents=True, exist_ok=True)
-    if submitit.SlurmExecutor.affinity() < 0:
-        raise ValueError("--slurm needs Slurm's commands here; srun is not found")
+    missing = [name for name in ("srun", "sbatch", "squeue") if shutil.which(name) is None]
+    if missing:
+        raise ValueError(f"--slurm needs Slurm's commands here; {', '.join(missing)} not found")
     executor = submitit.SlurmExecutor(folder, max_num_timeout=100)
     usual = {"job_name": "weince", "time": 720, "cpus_per_task": 4, "array_parallelism": jobs}
     if all(run.extra.get("device") != "cpu" for run in runs):
@@ -147,11 +149,13 @@ def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: P
         tell(run, "started")
 
 
-def _queued() -> set[str]:
+def _queued(looks: int = SILENCE) -> set[str]:
     """The jobs that wait or run. The queue itself is asked: not every cluster keeps accounts."""
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
     said = ""
-    for _ in range(SILENCE):
+    for look in range(looks):
+        if look:
+            time.sleep(POLL)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         except subprocess.TimeoutExpired:
@@ -160,8 +164,7 @@ def _queued() -> set[str]:
             if done.returncode == 0:
                 return set(done.stdout.split())
             said = " ".join(done.stderr.split())
-        time.sleep(POLL)
-    raise OSError(f"squeue does not answer: {said}")
+    raise OSError(f"--slurm needs squeue, which does not answer: {said}")
 
 
 def _read(path: Path) -> dict[str, str]:
