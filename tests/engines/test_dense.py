@@ -302,6 +302,22 @@ def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
         assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-4
 
 
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+@pytest.mark.parametrize("d", [1e-4, 1e-5])
+def test_near_the_cap_positives_of_one_label_are_right_in_float32(engine, d):
+    """Five rows of each label this near to each other: four positives each, and no negative near."""
+    generator = torch.Generator().manual_seed(7)
+    z = unit_rows(torch.randn(6, 64, generator=generator, dtype=torch.float64)).repeat(5, 1)
+    z += d**0.5 * unit_rows(torch.randn(30, 64, generator=generator, dtype=torch.float64))
+    single = z.float().requires_grad_()
+    double = single.detach().double().requires_grad_()
+    loss, labels = LinkLoss(ShortfallLink(2.0), candidates="labels", engine=engine), torch.arange(6).repeat(5)
+    got, wanted = loss(single, labels=labels), loss(double, labels=labels)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=0)
+    (grad,), (exact,) = torch.autograd.grad(got, single), torch.autograd.grad(wanted, double)
+    assert float((grad.double() - exact).norm() / exact.norm()) < 1e-4
+
+
 def test_an_anchor_with_few_negatives_near_the_cap_has_no_others():
     rows = torch.randn(8) + 0.01 * torch.randn(6, 8)
     rho = WeinceLoss()(rows[:3], rows[3:], ids=torch.tensor([0, 0, 1]), return_stats=True).stats.rho
