@@ -47,6 +47,12 @@ def test_dense_while_the_matrix_fits_then_chunked():
     assert "256 MiB is beyond 64 MiB" in large.reason
 
 
+def test_a_compiled_graph_is_dense_for_longer(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert choose(on_meta(8192), TERMS).name == "dense"
+    assert choose(on_meta(8193), TERMS).name == "chunked"
+
+
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_an_engine_asked_for_is_taken(engine):
     assert choose(on_meta(100), TERMS, engine=engine) == (engine, "asked for")
@@ -73,8 +79,15 @@ def test_fused_on_the_cpu_is_refused_with_the_reason():
         InfoNCELoss(engine="fused")(*pairs())
 
 
+EXHAUSTED = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
+]
+
+
+@pytest.mark.parametrize("error", EXHAUSTED, ids=["GPU", "CPU"])
 @pytest.mark.parametrize("loss", [WeinceLoss, WeinceLoss.released], ids=["paper", "released"])
-def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss):
+def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss, error):
     z_i, z_j = pairs()
     wanted = loss(engine="chunked")
     values = [wanted(z_i, z_j) for _ in range(3)]
@@ -82,7 +95,7 @@ def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss)
 
     def exhausted(*arguments):
         dense(*arguments)  # a link with a memory has moved by the time that memory runs out
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        raise error
 
     monkeypatch.setattr(module, "dense", exhausted)
     got = loss()
@@ -146,6 +159,17 @@ def test_without_triton_chunked_goes_on_after_one_line(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choose(contest, TERMS) == choice
+
+
+@pytest.mark.parametrize(("pairs", "name"), [(18_000, "dense"), (19_000, "chunked")])
+def test_without_triton_a_sixteenth_of_the_gpu_is_for_the_matrix(monkeypatch, pairs, name):
+    """Of 80 GiB: a matrix of 4.8 GiB is within, one of 5.4 is not. The first needs no warning."""
+    contest = on_cuda(monkeypatch, pairs)
+    monkeypatch.setitem(sys.modules, "weince.engines.fused", None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert choose(contest, TERMS).name == name
+    assert len(said) == (name == "chunked")
 
 
 def test_triton_too_old(monkeypatch):
