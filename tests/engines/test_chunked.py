@@ -293,6 +293,30 @@ def test_the_batch_slope_of_many_blocks():
     assert slopes[0] != 4
 
 
+class Asks(SoftmaxLink):
+    """Keeps what the survey told."""
+
+    def bind(self, survey):
+        told = survey.most_pairs, int(survey.pairs()), survey.smallest(50)
+        object.__setattr__(self, "told", told)
+        return self
+
+
+@pytest.mark.parametrize("block", [1, 60, 10**6])
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_a_link_is_told_all_pairs_and_the_smallest_shortfalls(monkeypatch, engine, block):
+    monkeypatch.setattr(f"weince.engines.{engine}.BLOCK", block)
+    z, ids = torch.randn(2, 20, 8, dtype=torch.float64), torch.tensor([0] * 5 + [1] * 2 + list(range(2, 15)))
+    link = Asks(0.5)
+    LinkLoss(link, engine=engine)(*z, ids=ids)
+    most, pairs, smallest = link.told
+    rows, every = unit_rows(z.flatten(0, 1)), ids.repeat(2)
+    wanted = (1 - rows @ rows.T)[every.unsqueeze(1) != every].sort().values
+    assert most == 40 * 38
+    assert pairs == len(wanted)
+    torch.testing.assert_close(smallest, wanted[:50])
+
+
 def test_learned_parameters():
     z_i, z_j = torch.randn(2, 20, 8, dtype=torch.float64).unbind()
     beta = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
