@@ -37,6 +37,7 @@ class TailConfig:
         eps: Smallest shortfall.
         beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead; or ``"slope"``:
             ``rho / temperature``, which makes the shortfall logit as steep as the softmax's at the hardest negative.
+            A learned temperature gets no gradient by way of this ``beta``.
         gate: Which gates make ``lam``.
         drop: Share of the ``k`` smallest shortfalls that the fit leaves out (at least one if positive).
         soft_cap: Add ``eps`` inside the logarithm of the logit, as Algorithm 1 does.
