@@ -1,6 +1,7 @@
 """Against pytorch-metric-learning's SupConLoss without the correction, and the naive reference with it."""
 
 import copy
+import logging
 
 import pytest
 import reference
@@ -193,3 +194,12 @@ def test_bad_input():
         )
     with pytest.raises(TypeError, match="labels must be an integer tensor"):
         WeinceLoss()(z, y.double(), ref_emb=rows(5), ref_labels=labels(5))
+
+
+def test_options_hold_with_references_too(caplog):
+    z, y, ref, ref_y = rows(8), labels(8), rows(9, 1), labels(9)
+    broken = z.detach().index_fill(0, torch.tensor([2]), torch.nan)
+    assert WeinceLoss(check_finite=False)(broken, y, ref_emb=ref, ref_labels=ref_y).isnan()
+    with caplog.at_level(logging.DEBUG, logger="weince"):
+        WeinceLoss(engine="chunked")(z, y, ref_emb=ref, ref_labels=ref_y)
+    assert [record.getMessage() for record in caplog.records] == ["engine chunked: asked for"]
