@@ -167,3 +167,67 @@ def test_tensors_of_a_model_are_taken_as_they_are(dtype):
 def test_arrays_that_cannot_be_used(z_i, z_j, said):
     with pytest.raises(InputError, match=said):
         make_pairs("x", z_i, z_j)
+
+
+def test_one_view_of_one_direction_or_a_nearly_collapsed_model_is_taken():
+    z_i, z_j = views(pairs=40)
+    same = np.ones_like(z_i)
+    for first, second in ((same, z_j), (z_i, same), (same + 1e-3 * z_i, same + 1e-3 * z_j)):
+        equal(make_pairs("x", first, second), first, second)
+    with pytest.raises(InputError, match="all embeddings point the same way"):
+        make_pairs("x", same, 2 * same)
+
+
+def test_sixteen_bits_of_one_view_are_noted_and_other_short_numbers_are_not():
+    z_i, z_j = views(pairs=8)
+    half = z_i.astype(np.float16)
+    assert "16-bit" in make_pairs("x", half, z_j).notes[0]
+    assert "16-bit" in make_pairs("x", z_j, half).notes[0]
+    twenty = (z_i.astype(np.float32).view(np.uint32) & 0xFFFFF000).view(np.float32)
+    assert make_pairs("x", twenty, twenty).notes == ()
+
+
+def test_ids_must_let_some_pairs_compete_and_be_no_measurements():
+    z_i, z_j = views(pairs=8)
+    with pytest.raises(InputError, match="all pairs have the same id, so nothing competes"):
+        make_pairs("x", z_i, z_j, np.full(8, 3))
+    with pytest.raises(InputError, match="ids must be integers or strings, got float64"):
+        make_pairs("x", z_i, z_j, np.linspace(0, 1, 8))
+
+
+def test_pairs_by_label_are_drawn_and_shuffled():
+    """Rows of a file often lie in an order: neither partners nor the batches of pairs may follow it."""
+    z, labels = np.stack([np.arange(400.0), np.ones(400)], 1), np.repeat(np.arange(4), 100)
+    one, other = (pair_by_label("x", z, labels, seed=seed) for seed in (0, 1))
+    equal(pair_by_label("x", z, labels, seed=0), one.z_i, one.z_j)
+    assert not np.array_equal(one.z_i, other.z_i)
+    assert np.median(np.abs(one.z_i[:, 0] - one.z_j[:, 0])) > 10  # neighbours would differ by 1
+    assert all(len(np.unique(one.ids[start : start + 50])) == 4 for start in range(0, 200, 50))
+
+
+def test_every_row_of_a_large_file_is_checked():
+    z = np.ones((70_000, 1), np.float32)
+    z[65_536] = np.nan
+    with pytest.raises(InputError, match="NaN or infinite values in 1 of 70000 rows, first in row 65536"):
+        make_pairs("x", z, z)
+
+
+@pytest.mark.parametrize(
+    ("shape", "follows"), [((3, 8, 2), "b.npy"), ((8, 2), "b.npz"), ((8, 2), None), ((2, 2, 8, 2), "b.npy")]
+)
+def test_an_npy_file_without_a_partner_is_refused(tmp_path, shape, follows):
+    z = np.random.default_rng(0).standard_normal((8, 2))
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).standard_normal(shape))
+    np.save(tmp_path / "b.npy", z)
+    np.savez(tmp_path / "b.npz", z_i=z, z_j=z)
+    paths = [tmp_path / "a.npy"] + ([tmp_path / follows] if follows else [])
+    with pytest.raises(
+        InputError, match=r"a.npy: an .npy file must have shape \(2, pairs, dim\), or be followed"
+    ):
+        load_pairs(paths)
+
+
+def test_blank_lines_between_sentences_are_left_out(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a\tb\n \t \n\nc\td\n", encoding="utf-8")
+    assert read_sentence_pairs(path) == (["a", "c"], ["b", "d"])
