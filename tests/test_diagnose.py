@@ -9,7 +9,7 @@ import pytest
 from report.synthetic import small, views
 
 from weince.diagnose import FORMAT, check_out, diagnose, finished_folder, steps_of, write_diagnosis
-from weince.embeddings import InputError
+from weince.embeddings import InputError, make_pairs
 from weince.report.bank import QUICK
 from weince.report.figures_link import mean_over
 
@@ -142,3 +142,23 @@ def test_arrays_that_are_not_named_pairs_are_told_from_those_that_are(tmp_path):
 def test_nothing_to_diagnose():
     with pytest.raises(InputError, match="at least one model"):
         write_diagnosis([], "nowhere", FAST)
+
+
+@pytest.mark.parametrize(
+    ("models", "shown", "message"),
+    [
+        (0, {}, "nothing to diagnose"),
+        (1, {"trend": True}, "a trend needs at least two checkpoints, got 1"),
+        (1, {"seeds": True}, "a mean over seeds needs two models or more, and no trend; got 1"),
+        (
+            2,
+            {"seeds": True, "trend": True},
+            "a mean over seeds needs two models or more, and no trend; got 2",
+        ),
+    ],
+)
+def test_too_few_models_are_refused_before_anything_is_written(tmp_path, models, shown, message):
+    pairs = [make_pairs("x", *views(pairs=200))] * models
+    with pytest.raises(InputError, match=message):
+        write_diagnosis(pairs, tmp_path / "page", FAST, progress=False, **shown)
+    assert not list(tmp_path.iterdir())

@@ -181,6 +181,10 @@ def test_a_folder_pools_as_it_says(toy_model, toy_sts, tmp_path):
         ("", "want the columns task, subset, split, score and two sentences"),
         ("task\tsplit\n", "want the columns"),
         ("task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\t1.0\tone\n", "line 2: want 6 columns; got 5"),
+        (
+            "task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\t1.0\tone\ttwo\t3\n",
+            "line 2: want 6 columns; got 7",
+        ),
         ("task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\tmuch\tone\ttwo\n", "must be a number; got 'much'"),
         ("task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\tnan\tone\ttwo\n", "must be a number; got 'nan'"),
     ],
