@@ -95,7 +95,8 @@ def test_a_ring_never_holds_all_candidates(found):
 def test_every_rank_hears_why(found):
     world, each = found
     if world == 1:
-        assert each[0]["errors"] == ["wanted at least 2 pairs, so that there are negatives; got 0"]
+        [error] = each[0]["errors"]
+        assert error.startswith("wanted at least 2 pairs, so that there are negatives; got 0")
         return
     for rank in each:
         empty, *ignored = rank["errors"]

@@ -176,13 +176,16 @@ def contests(
 
 
 def _check_enough(contest: Contest) -> None:
-    """Raise if there is nothing to contrast with."""
+    """Raise if there is nothing to contrast with, as in a short last batch."""
+    hint = "(a DataLoader leaves out a short last batch with drop_last=True)"
     candidates = len(contest.candidates)
     if contest.itself is not None and contest.positive is not None and candidates < 4:
-        raise ValueError(f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2}")
+        raise ValueError(
+            f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2} {hint}"
+        )
     if candidates < 2:
         shape = tuple(contest.candidates.shape)
-        raise ValueError(f"wanted at least 2 rows to contrast; got candidates of shape {shape}")
+        raise ValueError(f"wanted at least 2 rows to contrast; got candidates of shape {shape} {hint}")
 
 
 def _within(

@@ -183,17 +183,18 @@ class LinkLoss(nn.Module):
             check_finite=self.check_finite,
             return_stats=return_stats,
         )
-        if not torch.compiler.is_compiling() and not self._looked:
-            loss = output.loss if isinstance(output, LossOutput) else output
-            self._look(loss, labels=labels, ids=ids, ignore=ignore)
+        loss = output.loss if isinstance(output, LossOutput) else output
+        self._look(loss, labels=labels, ids=ids, ignore=ignore)
         return output
 
     def _look(self, loss: Tensor, **roles: Tensor | None) -> None:
         """Warn if the first batch has nothing to contrast, on any device: wrong labels are wrong from the start."""
-        if loss.is_meta or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+        given = any(value is not None for value in roles.values())
+        if not given or self._looked or torch.compiler.is_compiling() or loss.is_meta:
             return
-        self._looked = any(value is not None for value in roles.values())
-        functional.warn_of_zeros(loss, **roles)
+        if not (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._looked = True
+            functional.warn_of_zeros(loss, **roles)
 
     def extra_repr(self) -> str:
         return f"{self.link}, candidates={self.candidates!r}, reduction={self.reduction!r}"
