@@ -41,8 +41,9 @@ def set_rate(optimizer: Optimizer, value: float) -> None:
 
 
 def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimiser's state; its rates stay where they are, as tensors on the device or as numbers."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, lr in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = lr
+    """Load an optimiser's state. How it computes stays as it was built: a run may go on on another device."""
+    groups = [
+        saved | {key: built[key] for key in ("lr", "fused", "foreach", "capturable") if key in built}
+        for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict(state | {"param_groups": groups})

@@ -56,6 +56,25 @@ def test_a_restored_optimizer_goes_on_alike(name):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("built", [{"fused": True}, {"foreach": True}, {"lr": torch.tensor(0.5)}])
+def test_a_restored_optimizer_computes_as_it_was_built(built):
+    """A run that was begun on a GPU, with a captured step, goes on on a CPU."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    before = torch.optim.Adam([weight], lr=1.0, betas=(0.5, 0.5))
+    before.step()
+    state = before.state_dict()
+    state["param_groups"][0] |= {"fused": False, "foreach": False, "capturable": True}
+    after = torch.optim.Adam([weight], **built)
+    restore(after, state)
+    after.step()
+    [group] = after.param_groups
+    assert group["betas"] == (0.5, 0.5)  # what it computes is the run's
+    assert {key: group[key] for key in built} == built
+    assert not group["capturable"]
+    assert after.state[weight]["step"] == 2
+
+
 def test_rates():
     constant = OptimizerConfig(lr=2.0)
     assert [rate(constant, done, 10) for done in (0, 5, 9.9)] == [2.0, 2.0, 2.0]
