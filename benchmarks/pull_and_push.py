@@ -72,8 +72,8 @@ def settled(link: Link, z_i: Tensor, z_j: Tensor) -> Link:
     """The link with the weights of this batch's anchors, as an engine binds it."""
     (contest,) = contests("views", z_i, z_j)
     tail = link.tail if isinstance(link, WeinceLink) else None
-    shortfall = shortfalls(contest.anchors, contest.candidates)
-    found = survey(contest, lambda: [Rows(contest, shortfall)], [Term(link)], tail)
+    blocks = [Rows(contest, shortfalls(contest.anchors, contest.candidates))]
+    found = survey(contest, blocks, lambda: blocks, [Term(link)], tail)
     (bound,) = bind([Term(link)], found)
     return bound
 
