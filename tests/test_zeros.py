@@ -5,6 +5,8 @@ import warnings
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weince import InfoNCELoss, WeinceLoss, functional
 
@@ -88,6 +90,25 @@ def test_without_values_nothing_is_read():
     assert loss(z, z, ids=ONE_GROUP.to("meta")).is_meta
     with pytest.warns(UserWarning, match="its ids leave no anchor"):  # which was no first batch
         loss(*Z, ids=ONE_GROUP)
+
+
+def test_nothing_is_read_of_a_fake_tensor(elsewhere):
+    """As it is on a device; check_finite, which is for the CPU, would read it here."""
+    loss = InfoNCELoss(check_finite=False, engine="chunked")
+    with FakeTensorMode():
+        z = torch.empty(6, 4)
+        assert loss(z, z, ids=torch.zeros(6, dtype=torch.int64)).shape == ()
+    with pytest.warns(UserWarning, match="its ids leave no anchor"):  # which was no first batch
+        loss(*Z, ids=ONE_GROUP)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_batch_that_was_read_compiles_nothing_again():
+    loss, counter = InfoNCELoss(), CompileCounter()
+    compiled = torch.compile(loss, fullgraph=True, backend=counter)
+    for call in (compiled, loss, compiled):
+        call(*Z, ids=GROUPS)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -189,8 +189,10 @@ class LinkLoss(nn.Module):
 
     def _look(self, loss: Tensor, **roles: Tensor | None) -> None:
         """Warn if the first batch has nothing to contrast, on any device: wrong labels are wrong from the start."""
-        given = any(value is not None for value in roles.values())
-        if not given or self._looked or torch.compiler.is_compiling() or loss.is_meta:
+        # Compiled code must not depend on what was read before; a fake tensor, as a meta one, has no value.
+        if torch.compiler.is_compiling() or self._looked or loss.is_meta or type(loss) is not Tensor:
+            return
+        if all(value is None for value in roles.values()):
             return
         if not (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._looked = True
