@@ -16,6 +16,7 @@ from weince import (
     Term,
     WeinceLoss,
 )
+from weince.engines.rows import whole
 from weince.functional import link_loss
 from weince.scores import pair_shortfall, unit_rows
 
@@ -345,3 +346,9 @@ def test_pair_shortfall_of_zero_rows_is_that_of_score_0():
     rows = torch.tensor([[0.0, 0.0], [0.6, 0.8], [1.0, 0.0]])
     got = pair_shortfall(rows.unsqueeze(1), rows.unsqueeze(0))
     torch.testing.assert_close(got, 1 - rows @ rows.T)
+
+
+def test_a_single_part_is_not_copied():
+    part = torch.arange(3)
+    assert whole([part]) is part
+    assert whole([part, part]).tolist() == [0, 1, 2, 0, 1, 2]

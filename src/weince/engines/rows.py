@@ -250,15 +250,20 @@ def survey(
             fits.append(fit_tail(look.tail, tail.tail_sizes(look.negatives), tail))
     stats = None
     if tail is not None:
-        fit = TailFit(*(torch.cat(values) for values in zip(*fits, strict=True)))
+        fit = TailFit(*(whole(values) for values in zip(*fits, strict=True)))
         gather = None if contest.ranks is None else contest.ranks.gather
-        stats = gated(torch.cat(nearest), fit, tail, joined(counted), gather)
+        stats = gated(whole(nearest), fit, tail, joined(counted), gather)
     return BatchSurvey(contest, blocks, looks, stats)
+
+
+def whole(parts: Sequence[Tensor]) -> Tensor:
+    """All parts in one. A single one, as on a GPU, is not copied: each copy would be a launch."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
     """All parts in one; None of none."""
-    return torch.cat(list(parts)) if parts else None
+    return whole(parts) if parts else None
 
 
 def bind(terms: Sequence[Term], found: Survey) -> list[Link]:
