@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import weince
@@ -393,6 +394,19 @@ def test_swapped_parameters_are_used():
     torch.testing.assert_close(torch.func.functional_call(loss, new, (z_i, z_j)), wanted)
     loss.load_state_dict(new, assign=True)
     torch.testing.assert_close(loss(z_i, z_j), wanted)
+
+
+def test_a_temperature_that_terms_share_is_saved_once_and_stays_shared(tmp_path):
+    """Twice in the state, safetensors would refuse it, and a state that is assigned would part the two."""
+    z_i, z_j = pairs()
+    loss = WeinceLoss.released(nn.Parameter(torch.tensor(0.3)))
+    assert set(loss.state_dict()) == {"temperature", "extra2_link.slope_now"}
+    save_file(loss.state_dict(), tmp_path / "loss.safetensors")
+    other = WeinceLoss.released(nn.Parameter(torch.tensor(0.5)))
+    other.load_state_dict(load_file(tmp_path / "loss.safetensors"), assign=True)
+    assert len(list(other.parameters())) == 1
+    other.temperature = nn.Parameter(torch.tensor(0.2))
+    torch.testing.assert_close(other(z_i, z_j), WeinceLoss.released(0.2)(z_i, z_j))
 
 
 @pytest.mark.parametrize("old", [0.5, nn.Parameter(torch.tensor(0.3)), None])

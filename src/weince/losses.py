@@ -124,6 +124,9 @@ class LinkLoss(nn.Module):
         for name, value in held.items():
             super().__setattr__(name, value)
         self._held, self._learned = [], []
+        names: dict[
+            int, str
+        ] = {}  # of a parameter in this module: one that terms share is there once, and stays one
         for index, term in enumerate(terms):
             prefix = f"extra{index}_" if index else ""
             if isinstance(term.link, nn.Module):
@@ -131,9 +134,11 @@ class LinkLoss(nn.Module):
                 self._held.append(f"{prefix}link")
             for field, value in term.link.tensors().items():
                 if isinstance(value, nn.Parameter):
-                    self.register_parameter(prefix + field, value)
-                    self._held.append(prefix + field)
-                    self._learned.append((index, field, prefix + field))
+                    name = names.setdefault(id(value), prefix + field)
+                    if name not in self._held:
+                        self.register_parameter(name, value)
+                        self._held.append(name)
+                    self._learned.append((index, field, name))
 
     def _terms(self) -> list[Term]:
         """The terms with the parameters that this module holds now, which may have been swapped for others."""
