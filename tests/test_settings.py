@@ -107,6 +107,8 @@ def test_a_wrong_command_line(arguments, message):
         ("epochs: 3.5", r'run.yaml: "epochs": expected int. Got 3.5'),
         ("- 1\n- 2", "must hold keys and values; got list"),
         ("a: [", "is not YAML"),
+        ("epochs: 3\nlr: 0.1\nepochs: 4", "run.yaml is not YAML: 'epochs' stands twice"),
+        ("loss: {preset: infonce, preset: paper}", "run.yaml is not YAML: 'preset' stands twice.* line 1"),
         ("", "must hold keys and values; got NoneType"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
     ],

@@ -131,12 +131,24 @@ def read_yaml(path: Path, name: str) -> Any:
     """What a YAML file holds.
 
     Raises:
-        ValueError: It is not YAML; ``name`` is what the user calls it.
+        ValueError: It is not YAML, or says something twice; ``name`` is what the user calls it.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _Once)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+
+
+class _Once(yaml.SafeLoader):
+    """Reads what is safe, and refuses a key that stands twice: YAML's would let the last one win unsaid."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise yaml.composer.ComposerError(None, None, f"{twice[0]!r} stands twice", node.start_mark)
+        return node
 
 
 def dump(settings: Any) -> str:

@@ -297,6 +297,14 @@ def test_an_unknown_table_lists_the_tables(tmp_path):
         read_table(str(tmp_path / "bad.yaml"))
 
 
+def test_a_loss_that_stands_twice_in_a_table_is_refused(tmp_path):
+    """The last one would take the place of the first, and no one would know."""
+    path = small_table(tmp_path)
+    path.write_text(path.read_text().replace("  paper:", "  InfoNCE:"))
+    with pytest.raises(ValueError, match="is not YAML: 'InfoNCE' stands twice"):
+        read_table(str(path))
+
+
 def test_configurations_beside_a_table_are_found_from_anywhere(tmp_path, monkeypatch):
     path = Path(edited(tmp_path, rows=["digits_small.yaml"]))
     monkeypatch.chdir("/")
