@@ -251,6 +251,22 @@ def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
         ({"losses": {"InfoNCE": 3}}, "wanted keys and values for a loss, got 3"),
         ({"losses": {}}, "losses must map each loss"),
         ({"tries": [{}, {"loss.temperature": 0.2}]}, "several tries needs choose_by"),
+        ({"tries": [None]}, "a try must map settings to values, .*; got None for InfoNCE"),
+        (
+            {"losses": {"InfoNCE": {"set": {}, "tries": [0.5]}}},
+            "a try must map settings .*; got 0.5 for InfoNCE",
+        ),
+        (
+            {"tries": [{}, {"batch": 8}, {}], "choose_by": "linear"},
+            r"every try counts once, got \{\}, .* \{\} for",
+        ),
+        (
+            {
+                "losses": {"InfoNCE": {"set": {}, "tries": [{"batch": 8}, {"batch": 8.0}]}},
+                "choose_by": "linear",
+            },
+            "every try counts once, .* for InfoNCE",
+        ),
         (
             {"tries": [{}, {"batch": 8}], "choose_by": "link_lam"},
             "unknown figure of measure evaluation 'link_lam'",

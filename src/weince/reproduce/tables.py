@@ -108,6 +108,8 @@ class Table:
         for what, values in (("seed", list(self.seeds)), ("row", [Path(row).stem for row in self.rows])):
             if len(set(values)) < len(values):
                 raise ValueError(f"every {what} counts once, got {', '.join(map(str, values))}")
+        for loss in self.losses:
+            _check_tries(loss, self.tries_of(loss))
         tuned = any(len(self.tries_of(loss)) > 1 for loss in self.losses)
         if tuned and not (self.choose_by and MEASURES[self.measure].validation):
             raise ValueError("a table with several tries needs choose_by, a figure with a validation value")
@@ -115,6 +117,17 @@ class Table:
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
         return self.losses[loss].tries or self.tries
+
+
+def _check_tries(loss: str, tries: Sequence[Any]) -> None:
+    """Raise if a try is none, or the same as another, which would count as one more that was tuned."""
+    for index, tried in enumerate(tries):
+        if not isinstance(tried, Mapping):
+            raise ValueError(
+                f"a try must map settings to values, {{loss.temperature: 0.2}}; got {tried!r} for {loss}"
+            )
+        if tried in tries[:index]:
+            raise ValueError(f"every try counts once, got {', '.join(map(str, tries))} for {loss}")
 
 
 def named_tables() -> dict[str, Path]:
