@@ -9,6 +9,7 @@ evaluation.json              what `weince evaluate` found
 """
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,8 @@ def evaluate_run(
 
     run, model = load_model(folder)
     chosen = find_device(device)
+    with tempfile.TemporaryFile(dir=folder, prefix=".evaluation."):
+        pass  # a folder that cannot be written is said now, not when the work is done
     allow_tf32(run.precision)
     half = chosen.type == "cuda" and run.precision.startswith("bf16")
     evaluation = evaluate(
