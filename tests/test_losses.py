@@ -394,6 +394,9 @@ def test_swapped_parameters_are_used():
     torch.testing.assert_close(torch.func.functional_call(loss, new, (z_i, z_j)), wanted)
     loss.load_state_dict(new, assign=True)
     torch.testing.assert_close(loss(z_i, z_j), wanted)
+    assert "tensor(0.1000" in repr(loss)
+    loss.temperature.data.fill_(-0.7)
+    assert "SoftmaxLink(temperature=" in repr(loss)
 
 
 def test_a_temperature_that_terms_share_is_saved_once_and_stays_shared(tmp_path):

@@ -204,7 +204,11 @@ class LinkLoss(nn.Module):
             functional.warn_of_zeros(loss, **roles)
 
     def extra_repr(self) -> str:
-        return f"{self.link}, candidates={self.candidates!r}, reduction={self.reduction!r}"
+        try:
+            link = self._terms()[0].link
+        except ValueError:  # a learned value that left its range, which may be why somebody prints this
+            link = self.link
+        return f"{link}, candidates={self.candidates!r}, reduction={self.reduction!r}"
 
 
 def _known(loss: type[LinkLoss], options: ModuleOptions) -> ModuleOptions:
