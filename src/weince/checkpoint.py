@@ -73,6 +73,17 @@ def check_folder(folder: Path, option: str = "--out") -> None:
             raise ValueError(f"{place} exists and is not a folder: choose another {option}")
 
 
+def check_writable(folder: Path) -> None:
+    """Make a folder if need be and see that a file can be made in it, before the work whose result is to go there.
+
+    Raises:
+        OSError: It cannot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder, prefix=".weince."):
+        pass
+
+
 def write_aside(path: Path, write: Callable[[Path], object], what: str = "file") -> None:
     """Call ``write`` with a temporary path beside ``path``, and move the result into place once it is on disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")

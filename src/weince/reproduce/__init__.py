@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weince.checkpoint import check_folder
+from weince.checkpoint import check_folder, check_writable
 from weince.evaluate.protocol import budget
 from weince.reproduce import execute
 from weince.reproduce.aggregate import aggregate
@@ -260,6 +260,7 @@ def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Pat
     if dry_run:
         print("overhead trains nothing: it times the losses on this machine")
         return out / "overhead"
+    check_writable(out / "overhead")
     facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
     title = "Cost of the loss stage (reported on an NVIDIA L40S)"
     notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)

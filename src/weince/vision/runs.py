@@ -9,7 +9,6 @@ evaluation.json              what `weince evaluate` found
 """
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from weince import settings
-from weince.checkpoint import write_aside, write_text_aside
+from weince.checkpoint import check_writable, write_aside, write_text_aside
 from weince.embeddings import Pairs, make_pairs, rename
 from weince.machine import find_device
 from weince.vision import encoders
@@ -152,8 +151,7 @@ def evaluate_run(
 
     run, model = load_model(folder)
     chosen = find_device(device)
-    with tempfile.TemporaryFile(dir=folder, prefix=".evaluation."):
-        pass  # a folder that cannot be written is said now, not when the work is done
+    check_writable(folder)
     allow_tf32(run.precision)
     half = chosen.type == "cuda" and run.precision.startswith("bf16")
     evaluation = evaluate(
