@@ -283,6 +283,8 @@ def test_what_a_table_cannot_say_is_named(tmp_path, changes, message):
     [
         ({"set": {"epoch": 3}}, r"digits_small, InfoNCE: unknown option 'epoch' \(did you mean epochs\?\)"),
         ({"set": {"epochs": "many"}}, "digits_small, InfoNCE: .*epochs"),
+        ({"set": {"seed": 3}}, "digits_small, InfoNCE: seed is not for a table to set"),
+        ({"tries": [{"out": "a"}]}, "digits_small, InfoNCE: out is not for a table to set"),
         ({"losses": {"InfoNCE": {"set": {"loss.preset": "infonse"}}}}, "infonce"),
         (
             {"rows": ["cifar100_resnet19"]},

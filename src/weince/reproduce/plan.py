@@ -226,6 +226,10 @@ def check_data(runs: Sequence[Run]) -> None:
 
 def _check(run: Run) -> None:
     """See that the settings make a run, before anything is started."""
+    for name in run.changes.keys() & {"seed", "out"}:  # the run's own would take its place unsaid
+        raise ValueError(
+            f"{run.row}, {run.loss}: {name} is not for a table to set: it has seeds, and runs have a place"
+        )
     try:
         _read(run)
     except ValueError as error:
