@@ -124,9 +124,7 @@ class LinkLoss(nn.Module):
         for name, value in held.items():
             super().__setattr__(name, value)
         self._held, self._learned = [], []
-        names: dict[
-            int, str
-        ] = {}  # of a parameter in this module: one that terms share is there once, and stays one
+        names: dict[int, str] = {}  # by id: a parameter that terms share is held once, and stays one
         for index, term in enumerate(terms):
             prefix = f"extra{index}_" if index else ""
             if isinstance(term.link, nn.Module):
