@@ -1,7 +1,9 @@
 """Shared by all tests: one thread each, since they run in parallel, and random numbers that repeat."""
 
+import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,3 +28,18 @@ def _seed() -> None:
 def fresh_compiler() -> None:
     """Forget what was compiled before: one process may only compile a function so many times."""
     torch.compiler.reset()
+
+
+@pytest.fixture
+def root_kept_out() -> Iterator[None]:
+    """Permissions of folders hold for root too: it puts down, for a test, the capability that overrides them."""
+    if os.geteuid() != 0:
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    header, before = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, before)
+    without = (ctypes.c_uint32 * 6)(before[0] & ~2, *before[1:])  # of the effective ones, CAP_DAC_OVERRIDE
+    libc.capset(header, without)
+    yield
+    libc.capset(header, before)

@@ -453,10 +453,9 @@ def test_a_quick_look_leaves_the_evaluation_alone(data, tmp_path):
     assert evaluation_path(tmp_path, data="there/mine.npz").name == "evaluation_mine.json"
 
 
+@pytest.mark.usefixtures("root_kept_out")
 def test_a_folder_that_cannot_be_written_is_said_before_the_work(data, tmp_path):
     run(data, tmp_path, {"epochs": 1})
     tmp_path.chmod(0o555)
-    if os.access(tmp_path, os.W_OK):
-        pytest.skip("this user may write into a read-only folder")
     with pytest.raises(PermissionError):
         evaluate_run(tmp_path, data="nowhere.npz", device="cpu", quick=True)
