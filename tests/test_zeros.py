@@ -21,12 +21,6 @@ def _warnings_anew():
 
 
 @pytest.fixture
-def elsewhere(monkeypatch):
-    """As on a device for which reading a value means waiting."""
-    monkeypatch.setattr(functional, "free_to_look", lambda loss: False)
-
-
-@pytest.fixture
 def silence():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="weince")
@@ -71,11 +65,11 @@ def test_a_loss_too_small_for_float32_is_not_taken_for_one_without_negatives():
     assert InfoNCELoss(0.01)(ends, ends) == 0
 
 
-def test_a_function_reads_no_value_that_it_would_have_to_wait_for(elsewhere, silence):
+def test_a_function_reads_no_value(silence):
     assert functional.info_nce_loss(*Z, ids=ONE_GROUP) == 0
 
 
-def test_elsewhere_a_module_reads_its_first_batch_alone(elsewhere, silence):
+def test_a_module_reads_its_first_batch_alone(silence):
     loss = InfoNCELoss()
     loss(*Z)  # without ids there is nothing to look for
     with pytest.raises(UserWarning, match="its ids leave no anchor"):
@@ -92,7 +86,7 @@ def test_without_values_nothing_is_read():
         loss(*Z, ids=ONE_GROUP)
 
 
-def test_nothing_is_read_of_a_fake_tensor(elsewhere):
+def test_nothing_is_read_of_a_fake_tensor():
     """As it is on a device; check_finite, which is for the CPU, would read it here."""
     loss = InfoNCELoss(check_finite=False, engine="chunked")
     with FakeTensorMode():

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from weince.candidates import Candidates, check_choice, contests
 from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
-from weince.engines.choose import Engine, warn_once, why_no_kernels
+from weince.engines.choose import Engine, why_no_kernels
 from weince.engines.choose import run as run_engine
 from weince.engines.ring import ring
 from weince.engines.rows import EngineOutput
 from weince.links import BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
-from weince.scores import free_to_look
 from weince.tail import TailConfig, TailStats, fit_tail, gated
 from weince.terms import Term, WeinceLink, described, terms_of
 
@@ -119,22 +118,10 @@ def link_loss(
         same = reduction != "none"
         outputs = [run_engine(contest, terms, tail, engine=engine, same_weight=same) for contest in found]
     loss = _reduce(outputs, reduction, found[0].ranks)
-    if free_to_look(loss):
-        warn_of_zeros(loss, labels=labels, ids=ids, ignore=ignore)
     if not return_stats:
         return loss
     parts = [output.stats for output in outputs if output.stats is not None]
     return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*parts, strict=True))))
-
-
-def warn_of_zeros(loss: Tensor, **roles: Tensor | None) -> None:
-    """Say, once in a process, that a batch has nothing to contrast, if the roles given leave it at 0."""
-    given = [name for name, value in roles.items() if value is not None]
-    if given and not loss.any():
-        names = " and ".join(given)
-        warn_once(
-            f"weince: the loss of a batch is 0; it seems that its {names} leave no anchor a positive and a negative"
-        )
 
 
 def _small(

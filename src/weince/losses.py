@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weince import functional
 from weince.candidates import Candidates, check_choice
 from weince.distributed import Gather, check_gather
-from weince.engines.choose import Engine
+from weince.engines.choose import Engine, warn_once
 from weince.functional import LossOutput, Reduction
 from weince.links import Link, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig
@@ -191,15 +191,21 @@ class LinkLoss(nn.Module):
         return output
 
     def _look(self, loss: Tensor, **roles: Tensor | None) -> None:
-        """Warn if the first batch has nothing to contrast, on any device: wrong labels are wrong from the start."""
+        """Warn if the first batch has nothing to contrast: wrong labels are wrong from the start, and no later step
+        has to wait for the device.
+        """
         # Compiled code must not depend on what was read before; a fake tensor, as a meta one, has no value.
         if torch.compiler.is_compiling() or self._looked or loss.is_meta or type(loss) is not Tensor:
             return
-        if all(value is None for value in roles.values()):
+        given = " and ".join(name for name, value in roles.items() if value is not None)
+        if not given or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
-        if not (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._looked = True
-            functional.warn_of_zeros(loss, **roles)
+        self._looked = True
+        if not loss.any():
+            warn_once(
+                f"weince: the loss of a batch is 0; it seems that its {given} "
+                "leave no anchor a positive and a negative"
+            )
 
     def extra_repr(self) -> str:
         try:
