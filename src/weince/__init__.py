@@ -1,37 +1,29 @@
-"""A contrastive loss whose tail you can check: extreme-value corrections for InfoNCE.
+"""Choose, check and scale a contrastive loss.
 
 >>> import torch
->>> from weince import WeinceLoss
->>> loss = WeinceLoss(temperature=0.5)
+>>> from weince import InfoNCELoss
+>>> loss = InfoNCELoss(temperature=0.2)
 >>> loss(torch.randn(8, 16), torch.randn(8, 16)).ndim
 0
 """
 
-from weince import functional
 from weince.cached import cached_step
-from weince.functional import LossOutput
-from weince.links import BlendLink, Link, PowerLink, ShortfallLink, SoftmaxLink
-from weince.losses import InfoNCELoss, LinkLoss, WeibitLoss, WeinceLoss, released_terms
-from weince.tail import TailConfig, TailStats
-from weince.terms import BatchShortfallLink, Term, WeinceLink
+from weince.links import (
+    AffineLink,
+    AtanhLink,
+    BlendLink,
+    FunctionLink,
+    Link,
+    PowerLink,
+    ShortfallLink,
+    SoftmaxLink,
+)
+from weince.losses import *  # noqa: F403
+from weince.losses import __all__ as _losses
+from weince.sums import Count, LogSumExp, SoftplusSum, Summed
+from weince.tail import TailConfig, TailStats, tail_stats
 
 __all__ = [
-    "BatchShortfallLink",
-    "BlendLink",
-    "InfoNCELoss",
-    "Link",
-    "LinkLoss",
-    "LossOutput",
-    "PowerLink",
-    "ShortfallLink",
-    "SoftmaxLink",
-    "TailConfig",
-    "TailStats",
-    "Term",
-    "WeibitLoss",
-    "WeinceLink",
-    "WeinceLoss",
-    "cached_step",
-    "functional",
-    "released_terms",
-]
+    "AffineLink", "AtanhLink", "BlendLink", "Count", "FunctionLink", "Link", "LogSumExp", "PowerLink", "ShortfallLink",
+    "SoftmaxLink", "SoftplusSum", "Summed", "TailConfig", "TailStats", "cached_step", "tail_stats", *_losses,
+]  # fmt: skip

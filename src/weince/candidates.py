@@ -41,6 +41,7 @@ class Contest:
         ranks: The processes over which anchors and candidates are spread; None for one.
         raw: anchors and candidates as they came, where that is bfloat16: their products are exact.
         symmetric: whether anchors and candidates are the same rows.
+        views: which of the two views anchors ``(a,)`` and candidates ``(c,)`` are of, where a loss asks for it.
     """
 
     anchors: Tensor
@@ -53,6 +54,7 @@ class Contest:
     ranks: "Ranks | None" = None
     raw: tuple[Tensor, Tensor] | None = None
     symmetric: bool = False
+    views: tuple[Tensor, Tensor] | None = None
 
     @property
     def most_negatives(self) -> int:
@@ -84,6 +86,7 @@ class Contest:
             cut(self.ignore),
             self.ranks,
             cut_first(self.raw),
+            views=cut_first(self.views),
         )
 
     def same_label(self) -> Tensor | None:
@@ -93,24 +96,32 @@ class Contest:
         mask = self.labels[0].unsqueeze(1) == self.labels[1]
         return mask if self.itself is None else mask.scatter_(1, self.itself.unsqueeze(1), False)
 
-    def hide(self, matrix: Tensor, value: float, *, positives: bool = True) -> Tensor:
-        """Overwrite what is not a negative in an ``(a, c)`` matrix: the anchor itself, ignored pairs, positives.
+    def count_positives(self) -> Tensor:
+        """``(a,)`` positives of each anchor among the candidates of all ranks, where labels decide."""
+        assert self.labels is not None
+        own, others = self.labels
+        if self.ranks is not None and len(others) < sum(self.ranks.candidates):
+            others = self.ranks.gather_candidates(others)
+        ordered = others.sort().values
+        found = torch.searchsorted(ordered, own, right=True) - torch.searchsorted(ordered, own)
+        return found if self.itself is None else found - 1
 
-        With ``positives=False`` those that share the anchor's label stay as they are.
-        """
+    def hide(self, matrix: Tensor, value: float) -> Tensor:
+        """Overwrite what is not a negative in an ``(a, c)`` matrix: the anchor itself, ignored pairs, positives."""
         for column in (self.itself, self.positive):
             if column is not None:
                 matrix.scatter_(1, column.unsqueeze(1), value)
         if self.ids is not None:
-            self._hide_where(self.ids[0].unsqueeze(1) == self.ids[1], matrix, value)
+            matrix.masked_fill_(self.ids[0].unsqueeze(1) == self.ids[1], value)
         if self.ignore is not None:
-            self._hide_where(self.ignore, matrix, value)
-        same = self.same_label() if positives else None
+            matrix.masked_fill_(self.ignore, value)
+        same = self.same_label()
         return matrix if same is None else matrix.masked_fill_(same, value)
 
-    def _hide_where(self, mask: Tensor, matrix: Tensor, value: float) -> None:
-        same = self.same_label()
-        matrix.masked_fill_(mask if same is None else mask & ~same, value)
+    def hide_other_view(self, matrix: Tensor, value: float) -> Tensor:
+        """Overwrite in an ``(a, c)`` matrix what is not of the anchor's own view."""
+        assert self.views is not None
+        return matrix.masked_fill_(self.views[0].unsqueeze(1) != self.views[1], value)
 
     def count_negatives(self, hidden: Tensor) -> Tensor:
         """``(a,)`` negatives of each anchor, or ``(1,)`` where all have the same number.
@@ -134,6 +145,7 @@ def contests(
     ignore: Tensor | None = None,
     check_finite: bool | None = None,
     alone: bool = True,
+    views: bool = False,
 ) -> list[Contest]:
     """The contest or contests of a batch.
 
@@ -157,6 +169,7 @@ def contests(
         ignore: boolean, anchors by candidates: pairs that are not negatives.
         check_finite: Raise on NaN or inf. By default only on the CPU, where looking costs no wait.
         alone: False where candidates of other processes are still to come, so that a single pair will do.
+        views: Keep which of the two views a row is of.
     """
     check_choice("candidates", candidates, get_args(Candidates))
     _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
@@ -166,7 +179,7 @@ def contests(
     _check_integers("labels", labels, (n,))
 
     if candidates == "views" or candidates == "labels":
-        found = [_within(candidates, z_i, z_j, labels, ids, ignore)]
+        found = [_within(candidates, z_i, z_j, labels, ids, ignore, views)]
     else:
         found = _across(candidates, z_i, z_j, negatives, ids, ignore)
     if alone:
@@ -195,6 +208,7 @@ def _within(
     labels: Tensor | None,
     ids: Tensor | None,
     ignore: Tensor | None,
+    keep_views: bool,
 ) -> Contest:
     """All rows against all rows."""
     given = z_i if z_j is None else torch.cat([z_i, z_j])
@@ -214,6 +228,7 @@ def _within(
         ignore=ignore,
         raw=_raw(given, given),
         symmetric=True,
+        views=(itself >= len(z_i), itself >= len(z_i)) if keep_views else None,
     )
 
 

@@ -63,6 +63,10 @@ class Ranks:
         """One value for each anchor, ``(local anchors,)`` to ``(anchors of all ranks,)``; no gradient."""
         return _gathered(values, self.anchors)
 
+    def gather_candidates(self, values: Tensor) -> Tensor:
+        """One value for each candidate, ``(local candidates,)`` to ``(candidates of all ranks,)``; no gradient."""
+        return _gathered(values, self.candidates)
+
     def smallest(self, values: Tensor, count: int) -> Tensor:
         """``(count,)`` smallest of the values that the ranks bring, each at most as many, sorted upwards."""
         padded = values.new_full((count,), torch.inf)
@@ -142,6 +146,7 @@ def share(contest: Contest, settings: str) -> Contest:
         itself=None if contest.itself is None else contest.itself + offset,
         labels=every(contest.labels),
         ids=every(contest.ids),
+        views=every(contest.views),
         ranks=ranks,
         raw=None,
         symmetric=False,

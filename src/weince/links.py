@@ -2,8 +2,8 @@
 
 Every link is written in the shortfall ``d = 1 - s`` of a score ``s``, because near the cap ``d`` is known
 accurately and ``s`` is not. A link has a ``logit`` and a ``slope``, the derivative of the logit with respect
-to the *score*. Parameters are numbers or tensors; a tensor of shape ``(anchors,)`` holds one value per anchor
-(row), a 0-dimensional one may be learned.
+to the *score*. A link is a value: its parameters are numbers or tensors, and gradients reach whatever the tensors
+were computed from. A tensor of shape ``(anchors,)`` holds one value per anchor (row).
 
 >>> d = torch.tensor([[0.5, 0.1]])
 >>> SoftmaxLink(temperature=0.5).logit(d)
@@ -12,12 +12,10 @@ tensor([[1.0000, 1.8000]])
 tensor([[ 4., 20.]])
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,29 +23,46 @@ from torch.nn.functional import threshold
 
 from weince.scores import free_to_look
 
-if TYPE_CHECKING:
-    from weince.terms import Survey
-
 Scalar = float | Tensor
 
 
 class Link:
-    """A score coordinate. Subclass it with a ``logit`` (and a ``slope``, if autograd's is too slow).
-
-    Make a subclass with parameters a frozen dataclass: its fields are how they are found and trained.
+    """A map from scores to logits. Subclass it as a frozen dataclass with a ``logit`` (and a ``slope``, if autograd's
+    is too slow), or pass a plain function of the score: :class:`FunctionLink`.
     """
 
     near_cap: ClassVar[bool] = True
     """Whether the logit is steep near the cap, so that small shortfalls must be computed accurately."""
 
-    @property
-    def in_kernels(self) -> bool:
-        """Whether kernels that know this class of links know it as it is set; engines in plain torch know all."""
-        return True
+    def logit(self, shortfall: Tensor) -> Tensor:
+        """Logits of shortfalls ``(anchors, candidates)``, or ``(anchors,)``: one candidate for each anchor."""
+        raise NotImplementedError
 
-    def bind(self, survey: Survey) -> Link:
-        """The link with its parameters settled for a batch. Most have nothing to settle."""
-        return self
+    def slope(self, shortfall: Tensor) -> Tensor:
+        """Derivative of the logit with respect to the score, same shape."""
+        gradient: Tensor = torch.func.grad(lambda d: self.logit(d).sum())(shortfall)
+        return -gradient
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters that are tensors, by name."""
+        if not is_dataclass(self):
+            return {}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def learned(self) -> dict[str, Tensor]:
+        """The parameters that want a gradient."""
+        return {name: value for name, value in self.tensors().items() if value.requires_grad}
+
+    def replace(self, values: dict[str, Tensor]) -> Self:
+        """The same link with other values of some parameters."""
+        return replace(self, **values) if values else self  # type: ignore[type-var]
+
+    def rows(self, start: int, stop: int) -> Self:
+        """The link for some of the anchors."""
+        return self.replace(
+            {name: value[start:stop] for name, value in self.tensors().items() if value.numel() > 1}
+        )
 
     def check_anchors(self, anchors: int) -> None:
         """Raise if a parameter holds one value per anchor, but of other anchors."""
@@ -57,30 +72,50 @@ class Link:
                     f"{name} must hold one value, or one for each of {anchors} anchors; got {value.numel()}"
                 )
 
-    def rows(self, start: int, stop: int) -> Self:
-        """The link for some of the anchors."""
-        own = {name: value[start:stop] for name, value in self.tensors().items() if value.numel() > 1}
-        return self.with_tensors(own) if own else self
 
-    def with_tensors(self, values: dict[str, Tensor]) -> Self:
-        """The same link with other values of some parameters."""
-        return replace(self, **values)  # type: ignore[type-var]
+class FunctionLink(Link):
+    """Any function of the score as a link.
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The parameters that are tensors, by name."""
-        if not is_dataclass(self):
-            return {}
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    Args:
+        function: Maps scores ``(anchors, candidates)``, and the parameters by name, to logits.
+        **parameters: Tensors of one value, or of one per anchor; they get a gradient if they want one.
+
+    >>> FunctionLink(lambda s, k: k * s**3, k=torch.tensor(2.0)).logit(torch.tensor([[0.5]]))
+    tensor([[0.2500]])
+    """
+
+    def __init__(self, function: Callable[..., Tensor], **parameters: Tensor) -> None:
+        self.function, self.parameters = function, parameters
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        """Logits of shortfalls ``(anchors, candidates)``."""
-        raise NotImplementedError
+        parameters = {name: column(value, shortfall) for name, value in self.parameters.items()}
+        logits = self.function(1 - shortfall, **parameters)
+        if not isinstance(logits, Tensor) or logits.shape != shortfall.shape:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(
+                f"a link must return a logit for each of the scores {tuple(shortfall.shape)}; got {got}"
+            )
+        return logits
 
-    def slope(self, shortfall: Tensor) -> Tensor:
-        """Derivative of the logit with respect to the score, same shape."""
-        gradient: Tensor = torch.func.grad(lambda d: self.logit(d).sum())(shortfall)
-        return -gradient
+    def tensors(self) -> dict[str, Tensor]:
+        return self.parameters
+
+    def replace(self, values: dict[str, Tensor]) -> Self:
+        return type(self)(self.function, **(self.parameters | values))
+
+    def __repr__(self) -> str:
+        return f"FunctionLink({getattr(self.function, '__name__', 'function')})"
+
+
+def as_link(link: Link | Callable[..., Tensor]) -> Link:
+    """A link as it is, a plain function as a :class:`FunctionLink`."""
+    if isinstance(link, Link):
+        return link
+    if not callable(link):
+        raise TypeError(
+            f"a link must be a Link, like SoftmaxLink(0.5), or a function of the score; got {link!r}"
+        )
+    return FunctionLink(link)
 
 
 @dataclass(frozen=True)
@@ -94,10 +129,25 @@ class SoftmaxLink(Link):
         check_positive("temperature", self.temperature)
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        return (1 - shortfall) / _column(self.temperature)
+        return (1 - shortfall) / column(self.temperature, shortfall)
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        return (shortfall.new_ones(()) / _column(self.temperature)).expand_as(shortfall)
+        return (shortfall.new_ones(()) / column(self.temperature, shortfall)).expand_as(shortfall)
+
+
+@dataclass(frozen=True)
+class AffineLink(Link):
+    """``scale * s + bias``: the link of SigLIP. ``scale`` may have any sign."""
+
+    scale: Scalar
+    bias: Scalar = 0.0
+    near_cap: ClassVar[bool] = False
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        return (1 - shortfall) * column(self.scale, shortfall) + column(self.bias, shortfall)
+
+    def slope(self, shortfall: Tensor) -> Tensor:
+        return (shortfall.new_ones(()) * column(self.scale, shortfall)).expand_as(shortfall)
 
 
 @dataclass(frozen=True)
@@ -117,10 +167,10 @@ class ShortfallLink(Link):
         check_endpoint(self.endpoint)
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        return -_column(self.beta) * self._gap(shortfall).clamp_min(self.eps).log()
+        return -column(self.beta, shortfall) * self._gap(shortfall).clamp_min(self.eps).log()
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        return _inverse(self._gap(shortfall), self.eps) * _column(self.beta)
+        return _inverse(self._gap(shortfall), self.eps) * column(self.beta, shortfall)
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         return shortfall if self.endpoint == 1 else shortfall + (self.endpoint - 1)
@@ -139,10 +189,10 @@ class PowerLink(Link):
         check_positive("eps", self.eps)
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        return _column(self.alpha) * (1 - shortfall / 2).clamp_min(self.eps).log()
+        return column(self.alpha, shortfall) * (1 - shortfall / 2).clamp_min(self.eps).log()
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        return _inverse(1 - shortfall / 2, self.eps) * (_column(self.alpha) / 2)
+        return _inverse(1 - shortfall / 2, self.eps) * (column(self.alpha, shortfall) / 2)
 
 
 @dataclass(frozen=True)
@@ -151,8 +201,7 @@ class BlendLink(Link):
 
     ``lam`` and ``beta`` are numbers or one value per anchor. With ``soft_cap=False`` the ``eps`` that
     Algorithm 1 adds inside the logarithm is left out, as in the authors' released code. An ``endpoint`` above 1 is
-    added there too, less 1. ``softmax_at`` ``(anchors,)`` is the column of a candidate whose logit stays
-    ``s / temperature``: an anchor's positive, where only the negatives are to be blended.
+    added there too, less 1.
     """
 
     lam: Scalar
@@ -161,7 +210,6 @@ class BlendLink(Link):
     eps: float = 1e-6
     soft_cap: bool = True
     endpoint: float = 1.0
-    softmax_at: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
@@ -174,41 +222,42 @@ class BlendLink(Link):
 
     def logit(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        logits = (1 - shortfall) * gumbel - self._gap(shortfall).log() * weibull
-        return self._with_softmax(logits, SoftmaxLink.logit, shortfall)
+        return (1 - shortfall) * gumbel - self._gap(shortfall).log() * weibull
 
     def slope(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        slopes = _inverse(shortfall, self.eps, self._offset) * weibull + gumbel
-        return self._with_softmax(slopes, SoftmaxLink.slope, shortfall)
+        return _inverse(shortfall, self.eps, self.offset) * weibull + gumbel
 
-    @property
-    def in_kernels(self) -> bool:
-        return self.endpoint == 1 and self.softmax_at is None
-
-    def _with_softmax(
-        self, values: Tensor, of: Callable[[SoftmaxLink, Tensor], Tensor], shortfall: Tensor
-    ) -> Tensor:
-        """Logits or slopes, with those of the softmax at ``softmax_at``."""
-        if self.softmax_at is None:
-            return values
-        at = self.softmax_at.unsqueeze(1)
-        return values.scatter(1, at, of(SoftmaxLink(self.temperature), shortfall.gather(1, at)))
-
-    def _weights(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _weights(self, shortfall: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the score and of minus the logarithm, per anchor or for all."""
-        one = like.new_ones(())
-        lam, beta = one * _column(self.lam), one * _column(self.beta)
-        return (1 - lam) / _column(self.temperature), lam * beta
+        one = shortfall.new_ones(())
+        lam, beta = one * column(self.lam, shortfall), one * column(self.beta, shortfall)
+        return (1 - lam) / column(self.temperature, shortfall), lam * beta
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         gap = shortfall.clamp_min(self.eps)
-        return gap.add_(self._offset) if self._offset else gap
+        return gap + self.offset if self.offset else gap
 
     @property
-    def _offset(self) -> float:
+    def offset(self) -> float:
         """What is added to a shortfall inside the logarithm."""
         return (self.eps if self.soft_cap else 0.0) + (self.endpoint - 1)
+
+
+@dataclass(frozen=True)
+class AtanhLink(Link):
+    """``log((1 + s) / (1 - s))``: the link without a temperature. Both parts are kept at ``eps`` or more."""
+
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_positive("eps", self.eps)
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        return (2 - shortfall).clamp_min(self.eps).log() - shortfall.clamp_min(self.eps).log()
+
+    def slope(self, shortfall: Tensor) -> Tensor:
+        return _inverse(2 - shortfall, self.eps) + _inverse(shortfall, self.eps)
 
 
 def _inverse(values: Tensor, floor: float, offset: float = 0.0) -> Tensor:
@@ -241,8 +290,10 @@ def check_endpoint(endpoint: float) -> None:
         raise ValueError(f"endpoint must be at least 1, the largest cosine; got {endpoint}")
 
 
-def _column(parameter: Scalar) -> Scalar:
-    """One value per anchor as a column beside the candidates; a single value as a scalar."""
+def column(parameter: Scalar, shortfall: Tensor) -> Scalar:
+    """A parameter shaped to go with shortfalls: one value per anchor as a column beside ``(anchors, candidates)``."""
     if not isinstance(parameter, Tensor):
         return parameter
-    return parameter.reshape(()) if parameter.numel() == 1 else parameter.unsqueeze(-1)
+    if parameter.numel() == 1:
+        return parameter.reshape(())
+    return parameter if shortfall.ndim == 1 else parameter.unsqueeze(-1)

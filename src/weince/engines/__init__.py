@@ -1,10 +1,10 @@
-"""Engines: one loss, computed in several ways behind one contract.
+"""Engines: the sums of a loss, computed in several ways behind one contract (:mod:`weince.engines.base`).
 
-``engine(contest, terms, tail) -> EngineOutput``: :mod:`~weince.engines.dense` keeps the matrix of scores,
-:mod:`~weince.engines.chunked` never has it whole, :mod:`~weince.engines.ring` spreads it over ranks, ``fused`` is
-kernels for CUDA, and ``small`` those for a small batch of two views.
+:mod:`~weince.engines.dense` keeps the matrix of scores, :mod:`~weince.engines.chunked` never has it whole,
+:mod:`~weince.engines.ring` spreads it over ranks, ``fused`` is kernels for CUDA.
 """
 
-from weince.engines.choose import Choice, Engine, choose
+from weince.engines.base import Engine, Need
+from weince.engines.choose import Choice, EngineName, choose
 
-__all__ = ["Choice", "Engine", "choose"]
+__all__ = ["Choice", "Engine", "EngineName", "Need", "choose"]

@@ -2,21 +2,19 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weince.candidates import Contest, check_choice
-from weince.engines.chunked import chunked
-from weince.engines.dense import dense
-from weince.engines.rows import EngineOutput
-from weince.tail import TailConfig
-from weince.terms import Term
+from weince.engines.base import Engine, Need
+from weince.engines.chunked import Chunked
+from weince.engines.dense import Dense
+from weince.engines.ring import Ring
 
-Engine = Literal["auto", "dense", "chunked", "fused"]
+EngineName = Literal["auto", "dense", "chunked", "fused"]
 
 CPU_FASTEST = 1 << 26
 """Bytes of the matrix up to which dense is the faster on the CPU: 2,048 pairs of views in float32."""
@@ -36,93 +34,66 @@ log = logging.getLogger("weince")
 class Choice(NamedTuple):
     """An engine, and why it."""
 
-    name: Literal["dense", "chunked", "fused"]
+    name: Literal["dense", "chunked", "fused", "ring"]
     reason: str
 
 
-def choose(
-    contest: Contest, terms: Sequence[Term], tail: TailConfig | None = None, *, engine: Engine = "auto"
-) -> Choice:
+def choose(contest: Contest, need: Need = Need(), *, engine: EngineName = "auto", ring: bool = False) -> Choice:
     """The engine that serves a contest, and why.
 
     ``"auto"`` takes the fused kernels on CUDA where they can serve; elsewhere the dense engine while its matrix is
     small enough (on the CPU, to be the faster one; on a GPU, to fit), then the chunked one. Another name is taken
     as it is.
 
+    Args:
+        contest: Anchors, candidates and their roles.
+        need: What the loss asks of the survey.
+        engine: Which engine.
+        ring: Whether the candidates of other ranks come by in turn.
+
     Raises:
         RuntimeError: The engine asked for cannot serve; the message says why.
     """
-    check_choice("engine", engine, get_args(Engine))
-    if engine == "fused":
-        hindrance = why_not_fused(contest, terms, tail)
-        if hindrance is not None:
-            raise RuntimeError(f'engine="fused" cannot serve: {hindrance}; engine="auto" takes another')
-    if engine != "auto":
+    check_choice("engine", engine, get_args(EngineName))
+    if ring:
+        return Choice("ring", "candidates come by from rank to rank")
+    if engine in ("dense", "chunked"):
         return Choice(engine, "asked for")
-    if contest.anchors.device.type != "cuda":
-        return _by_size(contest, "no CUDA device")
-    hindrance = why_not_fused(contest, terms, tail)
+    hindrance = why_not_fused(contest, need)
+    if engine == "fused" and hindrance is not None:
+        raise RuntimeError(f'engine="fused" cannot serve: {hindrance}; engine="auto" takes another')
     if hindrance is None:
-        return Choice("fused", "CUDA, and the kernels serve this loss")
+        return Choice("fused", "CUDA, and the kernels serve this batch")
     choice = _by_size(contest, hindrance)
-    if choice.name == "chunked":
-        warn_once(f"weince: {hindrance}; the chunked engine goes on")
+    if choice.name == "chunked" and contest.anchors.device.type == "cuda":
+        warn_once(f"weince: {hindrance}; the chunked engine is used instead")
     return choice
 
 
-def run(
-    contest: Contest,
-    terms: Sequence[Term],
-    tail: TailConfig | None,
-    *,
-    engine: Engine = "auto",
-    same_weight: bool = False,
-) -> EngineOutput:
-    """Loss of every anchor by the engine that :func:`choose` names.
-
-    Args:
-        contest: Anchors, candidates and their roles.
-        terms: What to sum.
-        tail: How to take the tail statistics.
-        engine: Which engine.
-        same_weight: As in :func:`weince.engines.chunked.chunked`.
-    """
-    choice = choose(contest, terms, tail, engine=engine)
+def start(contest: Contest, need: Need, choice: Choice) -> Engine:
+    """The chosen engine at work on a contest: its survey is made."""
     if not torch.compiler.is_compiling():
         log.debug("engine %s: %s", *choice)
-    if choice.name == "fused":
-        from weince.engines.fused import fused  # when wanted, since Triton is an extra
-
-        return fused(contest, terms, tail)
+    if choice.name == "ring":
+        return Ring(contest, need)
+    if choice.name == "dense":
+        return Dense(contest, need)
     if choice.name == "chunked":
-        return chunked(contest, terms, tail, same_weight=same_weight)
-    # Other ranks would not know that this one begins again, and wait for what it has already sent.
-    if engine == "dense" or torch.compiler.is_compiling() or contest.ranks is not None:
-        return dense(contest, terms, tail)
-    kept = _unless_memory_runs_out(lambda: dense(contest, terms, tail), terms)
-    if kept is not None:
-        return kept
-    # Outside the handler, so that what the dense engine held is free by now.
-    warn_once("weince: out of memory in the dense engine; the chunked engine goes on")
-    return chunked(contest, terms, tail, same_weight=same_weight)
+        return Chunked(contest, need)
+    from weince.engines.fused import Fused  # when wanted, since Triton is an extra
+
+    return Fused(contest, need)
 
 
-def why_not_fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:
+def why_not_fused(contest: Contest, need: Need) -> str | None:
     """Why the fused engine cannot serve, in one line; None where it can."""
+    if contest.anchors.device.type != "cuda":
+        return f"the fused engine wants tensors on a CUDA device; got {contest.anchors.device.type}"
     try:
         from weince.engines.fused import why_not
     except ImportError as error:
         return f"the fused engine cannot be imported: {error}"
-    return why_not(contest, terms, tail)
-
-
-def why_no_kernels(device: torch.device) -> str | None:
-    """Why no kernel runs on a device, in one line; None where they do."""
-    try:
-        from weince.engines.fused import hindrance
-    except ImportError as error:
-        return f"the fused engine cannot be imported: {error}"
-    return hindrance(device)
+    return why_not(contest, need)
 
 
 def _by_size(contest: Contest, why_not_fused: str) -> Choice:
@@ -155,22 +126,7 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-def _unless_memory_runs_out(call: Callable[[], EngineOutput], terms: Sequence[Term]) -> EngineOutput | None:
-    """What the call returns; None if memory ran out, and then links remember nothing of it."""
-    modules = [term.link for term in terms if isinstance(term.link, nn.Module)]
-    before = [[buffer.clone() for buffer in module.buffers()] for module in modules]
-    try:
-        return call()
-    except RuntimeError as error:
-        if not _out_of_memory(error):
-            raise
-    for module, values in zip(modules, before, strict=True):
-        for buffer, value in zip(module.buffers(), values, strict=True):
-            buffer.copy_(value)
-    return None
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 

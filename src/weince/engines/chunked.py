@@ -1,255 +1,217 @@
 """The chunked engine: exact for every link and layout, with memory linear in the batch, on any device.
 
-The matrix of shortfalls is made a band of rows at a time and thrown away again. A first sweep reduces each
-anchor's hardest negatives to a few numbers; once the pivot of the gate is known, a second one computes the
-losses and, where one is wanted, the gradient.
-
-Where all anchors have the same weight in what is differentiated (a mean or a sum), the second sweep already
-has the whole gradient. Otherwise the weights are known in the backward pass alone, which sweeps once more.
+The matrix of shortfalls is made a band of rows at a time and thrown away again: once to survey the negatives, if a
+loss asks for that, once for the sums, and once more in the backward pass, where the sums' weights are known.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weince.candidates import Contest
-from weince.engines.dense import BLOCK, learned, sum_terms, with_parameter
-from weince.engines.rows import EngineOutput, Look, Need, Rows, bind, joined, survey
-from weince.links import Link
+from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
+from weince.engines.dense import BLOCK
+from weince.engines.survey import Hardest, least
+from weince.engines.tile import Part, PartSum, Tile
 from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
-from weince.terms import Term
 
 CPU_BAND = 1 << 22
 """Scores held at a time on the CPU: enough rows for the products to be efficient."""
 
 GPU_BAND = 1 << 25
 
-Span = tuple[int, int]
-
-
-def chunked(
-    contest: Contest, terms: Sequence[Term], tail: TailConfig | None, *, same_weight: bool = False
-) -> EngineOutput:
-    """Loss of every anchor of a contest: the weighted sum of the terms.
-
-    Args:
-        contest: Anchors, candidates and their roles.
-        terms: What to sum.
-        tail: How to take the tail statistics, where a link or the caller wants them.
-        same_weight: The caller differentiates the sum of the losses, or a multiple of it, and nothing else.
-            Saves a sweep; any other use of the losses then gets a wrong gradient.
-    """
-    anchors, candidates = contest.anchors, contest.candidates
-    wanted = torch.is_grad_enabled() and (anchors.requires_grad or candidates.requires_grad)
-    near_cap = Need.of(contest, terms, tail).near_cap
-
-    def blocks() -> Iterator[Rows]:
-        return (rows for band in bands(contest) for rows in band.sharp_blocks(near_cap))
-
-    with torch.no_grad(), no_autocast(anchors.device):
-        first = (rows for band in bands(contest) for rows in band.blocks())
-        found = survey(contest, first, blocks, terms, tail)
-        links = bind(terms, found)
-        job = _Job(contest, terms, links, found.looks, near_cap)
-        swept = job.sweep(gradient=wanted and same_weight)
-    if swept.gradients is not None:
-        loss = _SameWeight.apply(swept.loss, *swept.gradients, anchors, candidates)  # type: ignore[no-untyped-call]
-    else:
-        loss = _AnyWeight.apply(swept.loss, anchors, candidates, job.pull, *job.given())  # type: ignore[no-untyped-call]
-    for link, effects in zip(links, swept.effects, strict=True):
-        for name, parameter in learned(link).items():
-            loss = with_parameter(loss, effects[name], parameter)
-    return EngineOutput(loss, swept.counted, found.stats)
-
 
 class Band(NamedTuple):
-    """Some rows of the matrix; worked on in blocks that stay in the cache."""
+    """Some rows of the matrix; worked on in tiles that stay in the cache."""
 
     contest: Contest
     start: int
-    first_block: int
     step: int
     matrix: Tensor
 
     @property
-    def span(self) -> Span:
-        return self.start, self.start + len(self.matrix)
+    def rows(self) -> slice:
+        return slice(self.start, self.start + len(self.matrix))
 
-    def blocks(self) -> Iterator[Rows]:
+    def tiles(self, *, sharp: bool) -> Iterator[tuple[slice, Tile]]:
+        """The tiles and their rows among all; ``sharp``: shortfalls exact near the cap."""
         for start in range(0, len(self.matrix), self.step):
             part = self.matrix[start : start + self.step]
             first = self.start + start
-            yield Rows(self.contest.rows(first, first + len(part)), part)
-
-    def sharp_blocks(self, near_cap: bool) -> Iterator[Rows]:
-        """Blocks whose shortfalls are as exact near the cap as the first sweep had them."""
-        for rows in self.blocks():
-            if near_cap:
-                rows.sharpen()
-            yield rows
-
-    def spans(self, near_cap: bool) -> Iterator[tuple[Span, Rows]]:
-        """The same, each with the anchors it is about."""
-        start = self.start
-        for rows in self.sharp_blocks(near_cap):
-            stop = start + len(rows.shortfall)
-            yield (start, stop), rows
-            start = stop
+            tile = Tile(self.contest.rows(first, first + len(part)), part)
+            if sharp:
+                tile.sharpen()
+            yield slice(first, first + len(part)), tile
 
 
 def bands(contest: Contest) -> Iterator[Band]:
     """The matrix, band by band; no more than two are there at a time."""
     anchors, width = len(contest.anchors), len(contest.candidates)
     on_cpu = contest.anchors.device.type == "cpu"
-    # A compiled graph unrolls the loops, and fuses what the blocks are there to keep in the cache.
+    # A compiled graph unrolls the loops, and fuses what the tiles are there to keep in the cache.
     step = max(1, BLOCK // width) if on_cpu and not torch.compiler.is_compiling() else anchors
     band = max(1, (CPU_BAND if on_cpu else GPU_BAND) // width)
     band = band - band % step if band >= step else band
     for start in range(0, anchors, band):
         matrix = shortfalls(contest.anchors[start : start + band], contest.candidates)
-        yield Band(contest, start, start // min(step, band), min(step, band), matrix)
+        yield Band(contest, start, min(step, band), matrix)
 
 
-class _Swept(NamedTuple):
-    loss: Tensor
-    counted: Tensor | None
-    effects: list[dict[str, Tensor]]
-    gradients: tuple[Tensor, Tensor] | None
-
-
-class _Job(NamedTuple):
-    """All that the second sweep needs, and the one in the backward pass."""
+class Visit(NamedTuple):
+    """The anchors against some of the candidates, and whose they are."""
 
     contest: Contest
-    terms: Sequence[Term]
-    links: Sequence[Link]
-    looks: Sequence[Look]
-    near_cap: bool
+    owner: int = 0
 
-    def given(self) -> list[Tensor]:
+
+class Chunked(Engine):
+    name = "chunked"
+
+    def survey(self) -> None:
+        self.sharp = self.need.tail is not None
+        self.thresholds: dict[int, Tensor] = {}
+        self.found: Hardest | None = None
+        if self.need.tail is not None:
+            self.stats = self.find(self.need.tail, self.need.hardest).stats()
+
+    def visits(self) -> Iterator[Visit]:
+        """All candidates in turn: here, all at once."""
+        yield Visit(self.contest)
+
+    def passed(self, by_candidate: Tensor, owner: int) -> Tensor:
+        """Where the gradient of the next visit's candidates is summed up, after that of an owner's."""
+        return by_candidate
+
+    def find(self, tail: TailConfig | None, numbers: tuple[int, ...]) -> Hardest:
+        """Sweep for the statistics and the thresholds that are asked for."""
+        self.found = Hardest(self.contest, tail, numbers)
+        for band in bands(self.contest):
+            for _, tile in band.tiles(sharp=False):
+                self.found.add(tile.contest, tile.sharpen() if self.sharp else tile.hidden())
+        self.thresholds |= self.found.thresholds()
+        return self.found
+
+    def negatives(self) -> Tensor:
+        if self.contest.uniform:
+            return torch.full((1,), self.contest.most_negatives, device=self.contest.anchors.device)
+        return (self.found or self.find(None, ())).negatives()
+
+    def smallest(self, count: int) -> Tensor:
+        kept = self.contest.anchors.new_empty(0)
+        pending: list[Tensor] = []
+        for visit in self.visits():
+            for band in bands(visit.contest):
+                for _, tile in band.tiles(sharp=self.sharp):
+                    pending.append(tile.hidden().flatten())
+                    if sum(map(len, pending)) >= 4 * count:  # rarely, since each cut reads everything kept
+                        kept, pending = least(torch.cat([kept, *pending]), count), []
+        here = least(torch.cat([kept, *pending]), count)
+        return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
+
+    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+        anchors, candidates = self.contest.anchors, self.contest.candidates
+        with torch.no_grad(), no_autocast(anchors.device):
+            self.sharp = self.sharp or any(part.link.near_cap for part in parts)
+            asked = {part.hardest for part in parts if part.hardest is not None}
+            if asked - set(self.thresholds):
+                self.find(None, tuple(asked - set(self.thresholds)))
+            values = self.values(parts)
+        parameters = [value for _, _, value in learned_of(parts)]
+        sums = _Swept.apply(  # type: ignore[no-untyped-call]
+            partial(self.gradient, parts, values), len(parts), len(parameters), anchors, candidates, *values,
+            *parameters, *self._given(parts),
+        )  # fmt: skip
+        return list(sums)
+
+    def values(self, parts: Sequence[Part]) -> list[Tensor]:
+        """Of every part, ``(anchors,)``."""
+        anchors = self.contest.anchors
+        totals = [anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in parts]
+        for visit in self.visits():
+            for band in bands(visit.contest):
+                for rows, tile in band.tiles(sharp=self.sharp):
+                    for total, part in zip(totals, parts, strict=True):
+                        value = self._sum(part, rows, tile, slopes=False).value
+                        both = torch.logaddexp if part.kind == "lse" else torch.add
+                        total[rows] = both(total[rows], value)
+        return totals
+
+    def gradient(
+        self, parts: Sequence[Part], totals: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Of the sums, each weighed by ``(anchors,)``: by anchors, by candidates, by learned parameters."""
+        anchors, learned = self.contest.anchors.detach(), learned_of(parts)
+        by_anchor = torch.zeros_like(anchors)
+        by_candidate = torch.zeros_like(self.contest.candidates)
+        by_parameter = [torch.zeros_like(weights[k]) for k, _, _ in learned]
+        for visit in self.visits():
+            candidates = visit.contest.candidates.detach()
+            for band in bands(visit.contest):
+                for rows, tile in band.tiles(sharp=self.sharp):
+                    found = [self._sum(part, rows, tile, slopes=True) for part in parts]
+                    shares = [
+                        weight[rows] * _share(part, one.value, total[rows])
+                        for part, one, total, weight in zip(parts, found, totals, weights, strict=True)
+                    ]
+                    for into, (k, name, _) in zip(by_parameter, learned, strict=True):
+                        into[rows] += found[k].effects[name] * shares[k]
+                    slopes = [one.slopes for one in found if one.slopes is not None]
+                    tile.shortfall.copy_(sum_slopes(slopes, shares))
+                by_anchor[band.rows] += product(band.matrix, candidates)
+                by_candidate += product(band.matrix.T, anchors[band.rows])
+            by_candidate = self.passed(by_candidate, visit.owner)
+        effects = [to_parameter(own, value) for own, (_, _, value) in zip(by_parameter, learned, strict=True)]
+        return by_anchor, by_candidate, effects
+
+    def _sum(self, part: Part, rows: slice, tile: Tile, *, slopes: bool) -> PartSum:
+        threshold = None if part.hardest is None else self.thresholds[part.hardest][rows]
+        return tile.sum(part.rows(rows.start, rows.stop), threshold, slopes=slopes)
+
+    def _given(self, parts: Sequence[Part]) -> list[Tensor]:
         """Tensors of the caller that the sweep in the backward pass reads again."""
         if torch.compiler.is_compiling():
             return []  # a compiled graph saves what it reads
         pairs = (self.contest.labels, self.contest.ids)
         own = [self.contest.ignore, *(pair[0] for pair in pairs if pair is not None)]
-        own += [value for link in self.links for value in link.tensors().values()]
+        own += [value for part in parts for value in part.link.tensors().values()]
         # Torch counts no changes of tensors made in inference mode, and refuses to save them.
         return [value.detach() for value in own if value is not None and not value.is_inference()]
 
-    def sweep(self, *, gradient: bool) -> _Swept:
-        """Losses of all anchors, their derivatives by learned parameters, and the gradient of their sum."""
-        losses: list[Tensor] = []
-        counted: list[Tensor] = []
-        effects: list[list[dict[str, Tensor]]] = []
-        pulls = _Gradients(self.contest.anchors, self.contest.candidates) if gradient else None
-        for band in bands(self.contest):
-            for loss, rows, effect in self._blocks(band):
-                losses.append(loss)
-                effects.append(effect)
-                if rows.counted is not None:
-                    counted.append(rows.counted)
-            if pulls is not None:
-                pulls.add(band, None)
-        merged = [
-            {name: torch.cat([effect[index][name] for effect in effects]) for name in effects[0][index]}
-            for index in range(len(self.links))
-        ]
-        return _Swept(
-            torch.cat(losses),
-            joined(counted),
-            merged,
-            None if pulls is None else (pulls.anchors, pulls.candidates),
-        )
 
-    def pull(self, anchors: Tensor, candidates: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient of the weighted sum of the losses by the anchors and by the candidates."""
-        pulls = _Gradients(anchors, candidates)
-        for band in bands(self.contest):
-            for _ in self._blocks(band):
-                pass
-            pulls.add(band, weight)
-        return pulls.anchors, pulls.candidates
-
-    def _blocks(self, band: Band) -> Iterator[tuple[Tensor, Rows, list[dict[str, Tensor]]]]:
-        """Contrast the rows of a band; its memory then holds the pull."""
-        for index, (span, rows) in enumerate(band.spans(self.near_cap)):
-            links = [link.rows(*span) for link in self.links]
-            columns = self.looks[band.first_block + index].columns if self.looks else None
-            loss, pull, effect = sum_terms(rows, self.terms, links, columns)
-            rows.shortfall.copy_(pull)
-            yield loss, rows, effect
+def _share(part: Part, value: Tensor, total: Tensor) -> Tensor | float:
+    """What part of the whole sum's exponential is that of one visit; 1 for sums that simply add up."""
+    if part.kind != "lse":
+        return 1.0
+    return torch.where(value == total, 1.0, (value - total).exp())  # equal, too, where both are -inf
 
 
-class _Gradients:
-    """Sums of pulls over the bands."""
+class _Swept(torch.autograd.Function):
+    """Gives sums their gradient, by another sweep.
 
-    def __init__(self, anchors: Tensor, candidates: Tensor) -> None:
-        self._anchors, self._candidates = anchors, candidates
-        self._by_band: list[Tensor] = []
-        self.candidates = torch.zeros_like(candidates)
-
-    @property
-    def anchors(self) -> Tensor:
-        return torch.cat(self._by_band)
-
-    def add(self, band: Band, weight: Tensor | None) -> None:
-        rows = self._anchors[slice(*band.span)]
-        by_anchor = product(band.matrix, self._candidates)
-        if weight is not None:
-            part = weight[slice(*band.span)].unsqueeze(1)
-            rows, by_anchor = rows * part, by_anchor * part
-        self._by_band.append(by_anchor)
-        self.candidates += product(band.matrix.T, rows)
-
-
-class _SameWeight(torch.autograd.Function):
-    """Gives the losses the gradient of their sum, times the weight that all of them have."""
+    Tensors come as: anchors, candidates, the sums, the learned parameters, then what the sweep reads besides: that is
+    saved to have torch refuse a backward pass after one of them was changed in place.
+    """
 
     @staticmethod
-    def forward(
-        loss: Tensor, by_anchor: Tensor, by_candidate: Tensor, anchors: Tensor, candidates: Tensor
-    ) -> Tensor:
-        return loss.clone()
+    def forward(gradient: Callable[..., Any], count: int, learned: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value.clone() for value in tensors[2 : 2 + count])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.gradient, ctx.count, ctx.learned, anchors, candidates, *rest = inputs
+        ctx.save_for_backward(anchors, candidates, *rest[ctx.count :])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor, Tensor]:
-        by_anchor, by_candidate, anchors, candidates = ctx.saved_tensors
-        weight = grad[0]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        anchors, candidates, *rest = ctx.saved_tensors
+        with torch.no_grad(), no_autocast(anchors.device):
+            by_anchor, by_candidate, by_parameter = ctx.gradient(grads)
         return (
-            None,
-            None,
-            None,
-            first_order(by_anchor * weight, anchors),
-            first_order(by_candidate * weight, candidates),
-        )
-
-
-class _AnyWeight(torch.autograd.Function):
-    """Gives the losses their gradient, by another sweep."""
-
-    @staticmethod
-    def forward(
-        loss: Tensor, anchors: Tensor, candidates: Tensor, pull: Callable[..., Any], *given: Tensor
-    ) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        # Those given are saved to have torch refuse a backward pass after one of them was changed in place.
-        ctx.save_for_backward(inputs[1], inputs[2], *inputs[4:])
-        ctx.pull = inputs[3]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        anchors, candidates, *given = ctx.saved_tensors
-        with torch.no_grad(), no_autocast(grad.device):
-            by_anchor, by_candidate = ctx.pull(anchors, candidates, grad)
-        unknown = (None,) * len(given)
-        return None, first_order(by_anchor, anchors), first_order(by_candidate, candidates), None, *unknown
+            None, None, None, first_order(by_anchor, anchors), first_order(by_candidate, candidates),
+            *(None,) * ctx.count, *map(first_order, by_parameter, rest[: ctx.learned]),
+            *(None,) * (len(rest) - ctx.learned),
+        )  # fmt: skip

@@ -1,58 +1,103 @@
-"""The dense engine: the whole matrix of shortfalls. The reference, to be read beside Algorithm 1.
+"""The dense engine: the whole matrix of shortfalls. The reference, to be read beside the formulas.
 
-The gradient is written out, because autograd would keep a dozen matrices where one is enough. For anchor i
-with logits ``l_ij`` the loss is ``-log softmax`` of the positive, so its derivative with respect to a logit is
-the softmax weight, less 1 at the positive; times the slope of the link it is the derivative with respect to
-the score. That matrix is called ``pull`` here: it is all that the backward pass needs.
+For every sum it keeps the matrix of its derivatives by the scores; the backward pass weighs them by what autograd says
+each sum of an anchor is worth, and multiplies the result with the candidates and with the anchors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weince.candidates import Contest
-from weince.engines.rows import EngineOutput, Rows, bind, joined, survey
-from weince.links import Link
+from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
+from weince.engines.survey import Hardest, least, whole
+from weince.engines.tile import Part, Tile
 from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
-from weince.terms import Term
 
 BLOCK = 1 << 18
 """Scores worked on at a time on the CPU, so that they stay in its cache. A GPU takes all at once."""
 
 
-def dense(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> EngineOutput:
-    """Loss of every anchor of a contest: the weighted sum of the terms.
+class Dense(Engine):
+    name = "dense"
 
-    Args:
-        contest: Anchors, candidates and their roles.
-        terms: What to sum.
-        tail: How to take the tail statistics, where a link or the caller wants them.
-    """
-    anchors, candidates = contest.anchors, contest.candidates
-    with torch.no_grad(), no_autocast(anchors.device):
-        matrix = shortfalls(anchors, candidates)
-        spans = _spans(matrix)
-        blocks = [Rows(contest.rows(*span), matrix[slice(*span)]) for span in spans]
-        found = survey(contest, blocks, lambda: blocks, terms, tail)
-        links = bind(terms, found)
-        losses, effects = [], []
-        for index, (rows, span) in enumerate(zip(blocks, spans, strict=True)):
-            bound = [link.rows(*span) for link in links]
-            columns = found.looks[index].columns if found.looks else None
-            loss, pull, effect = sum_terms(rows, terms, bound, columns)
-            rows.shortfall.copy_(pull)  # these shortfalls have served; their memory now holds the pull
-            losses.append(loss)
-            effects.append(effect)
-    loss = _Pulled.apply(torch.cat(losses), matrix, anchors, candidates)  # type: ignore[no-untyped-call]
-    for index, link in enumerate(links):
-        for name, parameter in learned(link).items():
-            slope = torch.cat([effect[index][name] for effect in effects])
-            loss = with_parameter(loss, slope, parameter)
-    counted = joined([rows.counted for rows in blocks if rows.counted is not None])
-    return EngineOutput(loss, counted, found.stats)
+    def survey(self) -> None:
+        contest = self.contest
+        self.matrix = shortfalls(contest.anchors, contest.candidates)
+        self.tiles = [
+            (slice(*span), Tile(contest.rows(*span), self.matrix[slice(*span)])) for span in _spans(self.matrix)
+        ]
+        self.sharp = False
+        self.thresholds: dict[int, Tensor] = {}
+        if self.need.tail is not None:
+            self.sharp = True
+            self.stats = self._find(self.need.tail, self.need.hardest, Tile.sharpen).stats()
+
+    def _find(
+        self, tail: TailConfig | None, numbers: tuple[int, ...], hidden: Callable[[Tile], Tensor] = Tile.hidden
+    ) -> Hardest:
+        """The statistics and the thresholds that are asked for."""
+        found = Hardest(self.contest, tail, numbers)
+        for _, tile in self.tiles:
+            found.add(tile.contest, hidden(tile))
+        self.thresholds |= found.thresholds()
+        return found
+
+    def negatives(self) -> Tensor:
+        if self.contest.uniform:
+            return torch.full((1,), self.contest.most_negatives, device=self.matrix.device)
+        return whole([tile.contest.count_negatives(tile.hidden()) for _, tile in self.tiles])
+
+    def smallest(self, count: int) -> Tensor:
+        kept = self.matrix.new_empty(0)
+        for _, tile in self.tiles:
+            kept = least(torch.cat([kept, tile.hidden().flatten()]), count)
+        return kept if self.contest.ranks is None else self.contest.ranks.smallest(kept, count)
+
+    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+        anchors, candidates = self.contest.anchors, self.contest.candidates
+        learned = learned_of(parts)
+        wanted = any(x.requires_grad for x in (anchors, candidates)) or bool(learned)
+        wanted = wanted and torch.is_grad_enabled()
+        with torch.no_grad(), no_autocast(anchors.device):
+            self._prepare(parts)
+            values: list[list[Tensor]] = [[] for _ in parts]
+            effects: list[list[Tensor]] = [[] for _ in learned]
+            # The derivatives of the first sum go where the shortfalls were, which nobody reads after them.
+            slopes = [self.matrix, *(torch.empty_like(self.matrix) for _ in parts[1:])] if wanted else []
+            for rows, tile in self.tiles:
+                found = [
+                    tile.sum(part.rows(rows.start, rows.stop), self._threshold(part, rows), slopes=wanted)
+                    for part in parts
+                ]
+                for k, one in enumerate(found):
+                    values[k].append(one.value)
+                    if one.slopes is not None:
+                        slopes[k][rows] = one.slopes
+                for into, (k, name, _) in zip(effects, learned, strict=True):
+                    into.append(found[k].effects[name])
+        if not wanted:
+            return [whole(value) for value in values]
+        owners = [k for k, _, _ in learned]
+        sums = _Kept.apply(  # type: ignore[no-untyped-call]
+            len(parts), owners, anchors, candidates, *map(whole, values), *slopes, *map(whole, effects),
+            *(value for _, _, value in learned),
+        )  # fmt: skip
+        return list(sums)
+
+    def _prepare(self, parts: Sequence[Part]) -> None:
+        if not self.sharp and any(part.link.near_cap for part in parts):
+            self.sharp = True
+            for _, tile in self.tiles:
+                tile.sharpen()
+        numbers = tuple({part.hardest for part in parts if part.hardest is not None} - set(self.thresholds))
+        if numbers:
+            self._find(None, numbers)
+
+    def _threshold(self, part: Part, rows: slice) -> Tensor | None:
+        return None if part.hardest is None else self.thresholds[part.hardest][rows]
 
 
 def _spans(matrix: Tensor) -> list[tuple[int, int]]:
@@ -63,84 +108,40 @@ def _spans(matrix: Tensor) -> list[tuple[int, int]]:
     return [(start, min(start + step, anchors)) for start in range(0, anchors, step)]
 
 
-def sum_terms(
-    rows: Rows, terms: Sequence[Term], links: Sequence[Link], columns: Tensor | None
-) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
-    """Loss ``(a,)``, pull ``(a, c)``, and for each link the derivatives ``(a,)`` of the losses by its parameters."""
-    losses, pulls, effects = [], [], []
-    for term, link in zip(terms, links, strict=True):
-        rivals = columns[:, : term.hardest] if columns is not None and term.hardest else None
-        loss, weight = rows.contrast(link, rivals)
-        losses.append(term.weight * loss)
-        effects.append(effects_of(link, rows.shortfall, term.weight * weight) if learned(link) else {})
-        pulls.append(weight.mul_(link.slope(rows.shortfall)).mul_(term.weight))
-    return sum_of(losses), sum_of(pulls), effects
+class _Kept(torch.autograd.Function):
+    """Gives sums their gradient from the derivatives that were kept.
 
-
-def sum_of(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def learned(link: Link) -> dict[str, Tensor]:
-    """Parameters of a link that want a gradient."""
-    return {name: value for name, value in link.tensors().items() if value.requires_grad}
-
-
-def effects_of(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Derivative of each anchor's loss by each learned parameter, given those by its logits."""
-    spread = {name: value.detach().expand(len(shortfall)) for name, value in learned(link).items()}
-
-    def weighted(parameters: dict[str, Tensor]) -> Tensor:
-        return (weight * link.with_tensors(parameters).logit(shortfall)).sum()
-
-    effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)
-    return effects
-
-
-class _Pulled(torch.autograd.Function):
-    """Gives the losses their gradient: ``pull`` is the derivative of each with respect to its scores."""
+    Tensors come as: anchors, candidates, then values and derivatives of every sum, then for every learned parameter
+    its effects on the sum that ``owners`` names, then the parameters.
+    """
 
     @staticmethod
-    def forward(loss: Tensor, pull: Tensor, anchors: Tensor, candidates: Tensor) -> Tensor:
-        return loss.clone()
+    def forward(count: int, owners: list[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value.clone() for value in tensors[2 : 2 + count])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.count, ctx.owners, anchors, candidates, *rest = inputs
+        ctx.save_for_backward(anchors, candidates, *rest[ctx.count :])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        pull, anchors, candidates = ctx.saved_tensors
-        grad = grad.unsqueeze(1)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        count, owners = ctx.count, ctx.owners
+        anchors, candidates, *rest = ctx.saved_tensors
+        slopes, effects = rest[:count], rest[count : count + len(owners)]
+        parameters = rest[count + len(owners) :]
         by_anchor = by_candidate = None
-        with no_autocast(grad.device):
+        with no_autocast(anchors.device):
+            pull, weight = slopes[0], grads[0].unsqueeze(1)
+            if count > 1:
+                pull, weight = sum_slopes([slopes[0].clone(), *slopes[1:]], grads), torch.ones_like(weight)
             if ctx.needs_input_grad[2]:
-                by_anchor = first_order(product(pull, candidates) * grad, anchors)
+                by_anchor = first_order(product(pull, candidates) * weight, anchors)
             if ctx.needs_input_grad[3]:
-                by_candidate = first_order(product(pull.T, anchors * grad), candidates)
-        return None, None, by_anchor, by_candidate
-
-
-def with_parameter(loss: Tensor, slope: Tensor, parameter: Tensor) -> Tensor:
-    """The losses ``(a,)`` as they are, with the derivative ``slope`` ``(a,)`` by a link's parameter."""
-    attached: Tensor = _WithParameter.apply(loss, slope, parameter)  # type: ignore[no-untyped-call]
-    return attached
-
-
-class _WithParameter(torch.autograd.Function):
-    @staticmethod
-    def forward(loss: Tensor, slope: Tensor, parameter: Tensor) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
-        slope, parameter = ctx.saved_tensors
-        by_parameter = (grad * slope).sum_to_size(parameter.shape).to(parameter.dtype)
-        return grad, None, first_order(by_parameter, parameter)
+                by_candidate = first_order(product(pull.T, anchors * weight), candidates)
+        by_parameter = [
+            first_order(to_parameter(grads[owner] * effect, parameter), parameter)
+            for owner, effect, parameter in zip(owners, effects, parameters, strict=True)
+        ]
+        nothing = (None,) * (2 * count + len(owners))
+        return None, None, by_anchor, by_candidate, *nothing, *by_parameter

@@ -1,0 +1,157 @@
+"""The contract of all engines: sums over the candidates of every anchor, exact, with their gradient.
+
+An engine is made for one contest. First it surveys the negatives, if a loss asks for their tail; then it computes any
+number of sums in one pass. How it walks through the matrix of scores is its own business.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weince.candidates import Contest
+from weince.engines.tile import Part
+from weince.links import Link
+from weince.scores import no_autocast, pair_shortfall
+from weince.sums import Count, LogSumExp, SoftplusSum, Sum, Summed, log1pexp
+from weince.tail import TailConfig, TailStats
+
+
+class Need(NamedTuple):
+    """What a loss asks of the survey: tail statistics, and thresholds of so many hardest negatives."""
+
+    tail: TailConfig | None = None
+    hardest: tuple[int, ...] = ()
+
+
+class Engine(ABC):
+    """One contest on its way to its sums. It is what ``ContrastiveLoss.sums`` gets to look at.
+
+    Args:
+        contest: Anchors, candidates and their roles.
+        need: What is asked of the survey.
+    """
+
+    name: ClassVar[str]
+    stats: TailStats | None = None
+    """Tail statistics of every anchor, where the loss asked for them."""
+
+    def __init__(self, contest: Contest, need: Need = Need()) -> None:
+        self.contest, self.need = contest, need
+        self.counted: Tensor | None = None  # (anchors,) has a positive; None: all have
+        self.alone: Tensor | None = None  # (anchors,) has no negative; None: all have one
+        with torch.no_grad(), no_autocast(contest.anchors.device):
+            self.survey()
+
+    @abstractmethod
+    def survey(self) -> None:
+        """Take the tail statistics, if the loss asked for them."""
+
+    @abstractmethod
+    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+        """The value ``(anchors,)`` of each part, with its gradient."""
+
+    @abstractmethod
+    def negatives(self) -> Tensor:
+        """Number of negatives: ``(anchors,)``, or ``(1,)`` where all anchors have as many."""
+
+    @abstractmethod
+    def smallest(self, count: int) -> Tensor:
+        """``(count,)`` smallest shortfalls of all pairs of an anchor and a negative, sorted upwards."""
+
+    @property
+    def most_pairs(self) -> int:
+        """How many pairs of an anchor and a negative there can be at the most."""
+        ranks = self.contest.ranks
+        anchors = len(self.contest.anchors) if ranks is None else sum(ranks.anchors)
+        return anchors * self.contest.most_negatives
+
+    def pairs(self) -> Tensor:
+        """How many there are, 0-dimensional."""
+        numbers, ranks = self.negatives(), self.contest.ranks
+        here = numbers.sum() if len(numbers) > 1 else numbers[0] * len(self.contest.anchors)
+        return here if ranks is None else ranks.sum(here)
+
+    def log_sums_exp(self, links: Sequence[Link]) -> list[Tensor]:
+        """Log-sum-exp ``(anchors,)`` of all negatives' logits under each link, without gradient."""
+        with torch.no_grad():
+            return self.evaluate([Part(link, "lse") for link in links])
+
+    def positive_scores(self) -> Tensor:
+        """``(anchors,)`` score of each anchor's one positive, without gradient."""
+        return 1 - self._positive_shortfall().detach()
+
+    def sums(self, sums: Sequence[Sum]) -> list[Summed | Tensor]:
+        """What a loss asked for, in its order; sums that stand for themselves as tensors ``(anchors,)``."""
+        with no_autocast(self.contest.anchors.device):
+            several = self.contest.labels is not None
+            shortfall = None if several else self._positive_shortfall()
+            parts: list[Part] = []
+            for one in sums:
+                parts += _parts(one, several)
+            for part in parts:
+                part.link.check_anchors(len(self.contest.anchors))
+            values = self.evaluate(parts)
+            found: list[Summed | Tensor] = []
+            for one in sums:
+                own, values = values[: len(_parts(one, several))], values[len(_parts(one, several)) :]
+                found.append(self._found(one, own, shortfall))
+        return found
+
+    def _found(self, one: Sum, values: Sequence[Tensor], shortfall: Tensor | None) -> Summed | Tensor:
+        if isinstance(one, Count):
+            return self.negatives().to(self.contest.anchors.dtype).expand(len(self.contest.anchors))
+        if isinstance(one, SoftplusSum):
+            if one.among == "positives" and shortfall is not None:
+                own = log1pexp(one.link.logit(shortfall))
+            else:
+                own = values[0]
+            return own
+        value = values[0]
+        if not self.contest.uniform:
+            self.alone = value == -torch.inf
+            value = torch.where(self.alone, 0.0, value)
+        if shortfall is not None:
+            return Summed(value, one.positive.logit(shortfall), None, one.link)
+        _, together, total = values
+        positives = self.contest.count_positives()
+        self.counted = positives > 0
+        mean = total / positives.clamp_min(1)
+        return Summed(value, mean, torch.where(self.counted, together, mean) - mean, one.link)
+
+    def _positive_shortfall(self) -> Tensor:
+        """``(anchors,)`` exact shortfall of each anchor's one positive."""
+        assert self.contest.positive is not None
+        return pair_shortfall(self.contest.anchors, self.contest.candidates[self.contest.positive])
+
+
+def _parts(one: Sum, several: bool) -> list[Part]:
+    """What an engine must go through the candidates for; a single positive is not worth a pass."""
+    if isinstance(one, Count):
+        return []
+    if isinstance(one, SoftplusSum):
+        return [Part(one.link, "softplus", one.among)] if several or one.among == "negatives" else []
+    among = [Part(one.link, "lse", "same view" if one.same_view else "negatives", one.hardest)]
+    if several:
+        among += [Part(one.positive, "lse", "positives"), Part(one.positive, "sum", "positives")]
+    return among
+
+
+def sum_slopes(slopes: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Derivatives of sums by the scores, ``(a, c)`` each, weighed by what each sum of an anchor is worth, in one."""
+    total = slopes[0].mul_(weights[0].unsqueeze(1))
+    for slope, weight in zip(slopes[1:], weights[1:], strict=True):
+        total.addcmul_(slope, weight.unsqueeze(1))
+    return total
+
+
+def learned_of(parts: Sequence[Part]) -> list[tuple[int, str, Tensor]]:
+    """The learned parameters of all links: number of the part, name, tensor."""
+    return [(index, name, value) for index, part in enumerate(parts) for name, value in part.link.learned().items()]
+
+
+def to_parameter(by_anchor: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient of a parameter from what each anchor ``(a,)`` adds to it."""
+    return by_anchor.sum_to_size(parameter.shape).to(parameter.dtype)

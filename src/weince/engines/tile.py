@@ -1,0 +1,154 @@
+"""What every engine in plain torch does with some rows of the score matrix: find the hardest negatives, and sum.
+
+Nothing here records a gradient; the derivatives are written out.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import threshold as cut_below
+
+from weince.candidates import Contest
+from weince.links import FunctionLink, Link
+from weince.scores import free_to_look, pair_shortfall
+
+EXACT = 4
+"""How many of an anchor's hardest negatives have their shortfall computed as ``|a - c|² / 2``.
+
+``1 - s`` has an absolute error of about 1e-7 in float32, so it is good to 1e-4 for shortfalls above 1e-3. More
+than a few negatives nearer than that are duplicates, or a collapsed encoder.
+"""
+
+NEAR = 0.01
+"""Shortfalls above this are good to 1e-5 as they come."""
+
+
+class Part(NamedTuple):
+    """One sum over the candidates, as engines see it.
+
+    ``lse``: log-sum-exp of logits. ``sum``: their sum. ``softplus``: sum of their softplus.
+    """
+
+    link: Link
+    kind: Literal["lse", "sum", "softplus"]
+    among: Literal["negatives", "same view", "positives"] = "negatives"
+    hardest: int | None = None
+
+    def rows(self, start: int, stop: int) -> "Part":
+        return self._replace(link=self.link.rows(start, stop))
+
+
+class PartSum(NamedTuple):
+    """A sum of some anchors: ``value`` ``(a,)``, its derivatives ``slopes`` by the scores ``(a, c)``, and ``effects``
+    ``(a,)`` by each learned parameter of the link.
+    """
+
+    value: Tensor
+    slopes: Tensor | None
+    effects: dict[str, Tensor]
+
+
+class Tile:
+    """Some anchors against all candidates at hand.
+
+    Args:
+        contest: Of these anchors.
+        shortfall: ``(a, c)``; :meth:`sharpen` makes it exact near the cap.
+    """
+
+    def __init__(self, contest: Contest, shortfall: Tensor) -> None:
+        self.contest, self.shortfall = contest, shortfall
+
+    def hidden(self) -> Tensor:
+        """``(a, c)`` shortfalls of negatives, ``inf`` elsewhere."""
+        return self.contest.hide(self.shortfall.clone(), torch.inf)
+
+    def sharpen(self) -> Tensor:
+        """Make the smallest shortfalls exact; returns what :meth:`hidden` then does."""
+        hidden = self.hidden()
+        positives = self.contest.same_label()
+        if positives is not None:
+            nearest = self.shortfall.masked_fill(~positives, torch.inf)
+            self._exact_at(nearest.topk(min(EXACT, nearest.shape[1]), dim=1, largest=False).indices)
+        if _any_near(hidden):
+            near = hidden.topk(min(EXACT, hidden.shape[1]), dim=1, largest=False)
+            exact = self._exact_at(near.indices)
+            # An anchor with fewer negatives found others too, at inf: those stay hidden.
+            hidden.scatter_(1, near.indices, exact.masked_fill_(near.values.isinf(), torch.inf))
+        return hidden
+
+    def _exact_at(self, columns: Tensor) -> Tensor:
+        """Exact shortfalls of some candidates of each anchor, ``(a, m)``, put into the matrix and returned."""
+        exact = pair_shortfall(self.contest.anchors.unsqueeze(1), self.contest.candidates[columns])
+        self.shortfall.scatter_(1, columns, exact)
+        return exact
+
+    def sum(self, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
+        """One sum of these anchors.
+
+        Args:
+            part: Which; its link is that of these anchors.
+            threshold: ``(a,)`` largest shortfall of the hardest negatives, where only those take part.
+            slopes: Whether the derivatives are wanted.
+        """
+        shortfall = self.shortfall
+        if isinstance(part.link, FunctionLink):  # which need not be finite where no candidate takes part
+            shortfall = self._keep(shortfall.clone(), part, 1.0, threshold)
+        logits = part.link.logit(shortfall)
+        if part.kind == "lse":
+            value, weight = self._log_sum_exp(logits, part, threshold)
+        elif part.kind == "softplus":
+            value = self._keep(torch.logaddexp(logits, torch.zeros_like(logits)), part, 0.0, threshold).sum(1)
+            weight = self._keep(logits.sigmoid(), part, 0.0, threshold)
+        else:
+            weight = self._keep(torch.ones_like(logits), part, 0.0, threshold)
+            value = self._keep(logits, part, 0.0, threshold).sum(1)
+        if not slopes:
+            return PartSum(value, None, {})
+        effects = _effects(part.link, shortfall, weight)
+        return PartSum(value, weight.mul_(part.link.slope(shortfall)), effects)
+
+    def _log_sum_exp(self, logits: Tensor, part: Part, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Log-sum-exp ``(a,)`` and its derivatives by the logits, the softmax weights ``(a, c)``; in place."""
+        odds = self._keep(logits, part, -torch.inf, threshold)
+        largest = odds.amax(1, keepdim=True).clamp_min(torch.finfo(odds.dtype).min)  # finite where none takes part
+        # What adds nothing to the sum is dropped: subnormal weights would slow the products badly.
+        odds = cut_below(odds.sub_(largest).exp_(), torch.finfo(odds.dtype).eps ** 3, 0, inplace=True)
+        total = odds.sum(1, keepdim=True)
+        value = (largest + total.log()).squeeze(1)
+        return value, odds.div_(total.clamp_min(torch.finfo(odds.dtype).tiny))
+
+    def _keep(self, matrix: Tensor, part: Part, value: float, threshold: Tensor | None) -> Tensor:
+        """Overwrite what takes no part in a sum."""
+        if part.among == "positives":
+            positives = self.contest.same_label()
+            assert positives is not None
+            return matrix.masked_fill_(~positives, value)
+        if threshold is not None:
+            matrix.masked_fill_(self.shortfall > threshold.unsqueeze(1), value)
+        if part.among == "same view":
+            self.contest.hide_other_view(matrix, value)
+        return self.contest.hide(matrix, value)
+
+
+def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """Derivative of each anchor's sum by each learned parameter, given those by its logits."""
+    learned = link.learned()
+    if not learned:
+        return {}
+    spread = {name: value.detach().expand(len(shortfall)) for name, value in learned.items()}
+
+    def weighted(parameters: dict[str, Tensor]) -> Tensor:
+        return (weight * link.replace(parameters).logit(shortfall)).sum()
+
+    effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)
+    return effects
+
+
+def _any_near(hidden: Tensor) -> bool:
+    """Whether a negative is so near to the cap that its shortfall must be computed exactly.
+
+    Where looking would wait for a device or break a compiled graph, the answer is yes.
+    """
+    return not free_to_look(hidden) or bool(hidden.amin() < NEAR)

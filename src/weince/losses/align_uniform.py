@@ -1,0 +1,55 @@
+"""Alignment and uniformity: ``mean d+² + w log mean exp(-u d²)`` with squared distances ``d² = 2 - 2 s``.
+
+Wang and Isola 2020, "Understanding Contrastive Representation Learning through Alignment and Uniformity on the
+Hypersphere". The second mean is over all pairs of an anchor and a negative of the batch.
+"""
+
+from collections.abc import Callable
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from weince.engines.base import Engine
+from weince.links import AffineLink, check_positive
+from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.sums import Count, LogSumExp, Sum, Summed
+
+
+class AlignUniformLoss(ContrastiveLoss):
+    """Alignment and uniformity: positives close together, all rows spread over the sphere.
+
+    Args:
+        weight: Of uniformity.
+        spread: ``u``: how fast the repulsion falls off with the squared distance.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> AlignUniformLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    per_anchor = False
+
+    def __init__(self, *, weight: float = 1.0, spread: float = 2.0, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        check_positive("weight", weight)
+        check_positive("spread", spread)
+        self.weight, self.spread = weight, spread
+
+    def sums(self, batch: Engine) -> list[Sum]:
+        kernel = AffineLink(2 * self.spread, -2 * self.spread)  # -u d²
+        return [LogSumExp(kernel, positive=AffineLink(-2.0, 2.0)), Count()]
+
+    def combine(self, lse: Summed, count: Tensor, *, gather: Callable[[Tensor], Tensor]) -> Tensor:
+        has_any = gather((count > 0).to(count.dtype))
+        every = torch.where(has_any > 0, gather(lse.value), -torch.inf)
+        together = torch.logsumexp(every, 0)
+        uniformity = together - gather(count).sum().log()
+        # One number for all anchors; its derivative by each anchor's own sum is that sum's share.
+        share = len(every) * (lse.value.detach() - together).exp()
+        own = torch.where(count > 0, share * (lse.value - lse.value.detach()), 0.0)
+        return lse.positive + self.weight * (uniformity + own)
+
+
+align_uniform_loss = functional(AlignUniformLoss)

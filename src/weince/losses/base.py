@@ -1,0 +1,334 @@
+"""What all losses share: who competes with whom, which engine sums, and how anchors become one number.
+
+A loss of your own is two methods: the sums it wants of an anchor's candidates, and how they combine.
+
+>>> import torch
+>>> class Mine(ContrastiveLoss):
+...     def sums(self, batch):
+...         return LogSumExp(lambda s: 10 * s - s**2)
+...     def combine(self, lse):
+...         return lse.value - lse.positive
+>>> Mine()(torch.randn(8, 16), torch.randn(8, 16)).shape
+torch.Size([])
+"""
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
+
+import torch
+from torch import Tensor, nn
+
+from weince.candidates import Candidates, Contest, check_choice, contests
+from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
+from weince.engines.base import Engine, Need
+from weince.engines.choose import Choice, EngineName, choose, out_of_memory, start, warn_once
+from weince.links import Scalar, check_positive
+from weince.sums import LogSumExp, Sum
+from weince.tail import TailConfig, TailStats
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class LossOutput(NamedTuple):
+    """A loss with the tail statistics of its anchors."""
+
+    loss: Tensor
+    stats: TailStats
+
+
+class Options(TypedDict, total=False):
+    """Options that every loss takes; see :class:`ContrastiveLoss`."""
+
+    candidates: Candidates
+    reduction: Reduction
+    engine: EngineName
+    gather: Gather
+    check_finite: bool | None
+
+
+class ContrastiveLoss(nn.Module):
+    """A contrastive loss: sums over an anchor's candidates, combined into one number per anchor.
+
+    Args:
+        candidates: ``"views"`` (SimCLR), ``"cross"`` (SimCSE, query and key), ``"clip"`` or ``"labels"`` (SupCon),
+            see :func:`weince.candidates.contests`.
+        reduction: ``"mean"`` over anchors, ``"sum"``, or ``"none"`` for one value per anchor: ``(2 n,)`` with
+            ``"views"`` and ``"clip"``, in the order of ``z_i`` then ``z_j``; anchors without a positive have 0.
+        engine: ``"dense"`` keeps the matrix of scores, ``"chunked"`` needs memory linear in the batch, ``"fused"`` is
+            kernels for CUDA, ``"auto"`` chooses (:func:`weince.engines.choose` says which and why).
+        gather: In a process group of several ranks, contrast the local anchors with the candidates of all ranks; the
+            average of the ranks' losses and gradients is that of one process (:mod:`weince.distributed`). ``"ring"``
+            passes candidates round, so that no rank holds them all.
+        check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
+    """
+
+    several_positives: ClassVar[bool] = True
+    """Whether the loss has a meaning with ``candidates="labels"``."""
+
+    same_view: ClassVar[bool] = False
+    """Whether the loss contrasts within a view, and so wants ``candidates="views"``."""
+
+    per_anchor: ClassVar[bool] = True
+    """Whether an anchor's loss depends on its own sums alone. If not, :meth:`combine` also gets ``gather=``, which
+    takes one number per local anchor, without gradient, to those of the anchors of all ranks."""
+
+    tail: TailConfig | None = None
+    """How to take the tail statistics that :meth:`sums` finds as ``batch.stats``; None for none."""
+
+    hardest: tuple[int, ...] = ()
+    """Numbers of hardest negatives that the sums ask for, so that one survey finds them with the tail."""
+
+    _looked = False  # whether the loss of a first batch with labels, ids or ignore was read
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__()
+        self._check_known(options)
+        self.candidates: Candidates = options.get("candidates", "views")
+        self.reduction: Reduction = options.get("reduction", "mean")
+        self.engine: EngineName = options.get("engine", "auto")
+        self.gather: Gather = options.get("gather", True)
+        self.check_finite = options.get("check_finite")
+        check_choice("candidates", self.candidates, get_args(Candidates))
+        check_choice("reduction", self.reduction, get_args(Reduction))
+        check_choice("engine", self.engine, get_args(EngineName))
+        check_gather(self.gather, self.engine)
+        name = type(self).__name__
+        if self.candidates == "labels" and not self.several_positives:
+            raise ValueError(f'{name} wants one positive per anchor; got candidates="labels"')
+        if self.candidates != "views" and self.same_view:
+            raise ValueError(
+                f'{name} contrasts within a view and wants candidates="views"; got {self.candidates!r}'
+            )
+
+    def _check_known(self, options: Options) -> None:
+        for name in options:
+            if name not in Options.__annotations__:
+                own = [parameter for parameter in _parameters(type(self)) if parameter != "options"]
+                takes = ", ".join([*own, *Options.__annotations__])
+                raise TypeError(f"{type(self).__name__} has no option {name!r}; it takes {takes}")
+
+    def sums(self, batch: Engine) -> Sum | Sequence[Sum]:
+        """What is summed over the candidates of every anchor.
+
+        Args:
+            batch: What is known of the batch: ``batch.stats``, the tail statistics, where :attr:`tail` is set.
+        """
+        raise NotImplementedError
+
+    def combine(self, *sums: Any) -> Tensor:
+        """Losses ``(anchors,)`` from what :meth:`sums` asked for, in its order; autograd does the rest."""
+        raise NotImplementedError
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self, z_i: Tensor, z_j: Tensor | None = None, *, return_stats: Literal[True], **roles: Tensor | None
+        ) -> LossOutput: ...
+
+        @overload
+        def __call__(
+            self,
+            z_i: Tensor,
+            z_j: Tensor | None = None,
+            *,
+            return_stats: Literal[False] = False,
+            **roles: Tensor | None,
+        ) -> Tensor: ...
+
+        def __call__(self, *inputs: Any, **roles: Any) -> Any: ...
+
+    def forward(
+        self,
+        z_i: Tensor,
+        z_j: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        negatives: Tensor | None = None,
+        ids: Tensor | None = None,
+        ignore: Tensor | None = None,
+        return_stats: bool = False,
+    ) -> Tensor | LossOutput:
+        """The loss of a batch.
+
+        Args:
+            z_i: ``(n, d)`` embeddings of any floating dtype; they need not be normalised.
+            z_j: ``(n, d)``, positives row by row. Optional with ``candidates="labels"``.
+            labels: ``(n,)`` integers, for ``candidates="labels"``.
+            negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
+            ids: ``(n,)`` integers (with ``negatives`` also ``(n + m,)``); rows with equal ids are never negatives
+                of each other.
+            ignore: boolean, anchors by candidates: pairs that are not negatives.
+            return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
+        """
+        spread = bool(self.gather) and is_spread()
+        found = contests(
+            self.candidates, z_i, z_j, labels=labels, negatives=negatives, ids=ids, ignore=ignore,
+            check_finite=self.check_finite, alone=not spread, views=self.same_view,
+        )  # fmt: skip
+        if spread:
+            join = meet if self.gather == "ring" else share
+            found = [join(contest, self._settings()) for contest in found]
+        tail = self.tail or (TailConfig() if return_stats else None)
+        need = Need(tail, self.hardest)
+        results = [self._contrast(contest, need) for contest in found]
+        loss = self._reduce(results, found[0].ranks)
+        self._look(loss, labels=labels, ids=ids, ignore=ignore)
+        if not return_stats:
+            return loss
+        stats = [result.stats for result in results if result.stats is not None]
+        return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*stats, strict=True))))
+
+    def _contrast(self, contest: Contest, need: Need) -> "_Result":
+        """Losses of one contest, by the engine that serves it."""
+        ring = self.gather == "ring" and contest.ranks is not None
+        choice = choose(contest, need, engine=self.engine, ring=ring)
+        # Other ranks would not know that this one begins again, and wait for what it has already sent.
+        may_retry = self.engine == "auto" and choice.name == "dense" and contest.ranks is None
+        if not may_retry or torch.compiler.is_compiling():
+            return self._losses(start(contest, need, choice))
+        before = [buffer.clone() for buffer in self.buffers()]
+        try:
+            return self._losses(start(contest, need, choice))
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        # Outside the handler, so that what the dense engine held is free by now.
+        for buffer, value in zip(self.buffers(), before, strict=True):
+            buffer.copy_(value)
+        warn_once("weince: out of memory in the dense engine; the chunked engine is used instead")
+        return self._losses(start(contest, need, Choice("chunked", "the dense engine ran out of memory")))
+
+    def _losses(self, engine: Engine) -> "_Result":
+        asked = self.sums(engine)
+        found = engine.sums(list(asked) if isinstance(asked, Sequence) else [asked])
+        if self.per_anchor:
+            losses = self.combine(*found)
+        else:
+            ranks = engine.contest.ranks
+            losses = self.combine(*found, gather=_as_they_are if ranks is None else ranks.gather)
+        for nothing in (engine.alone, None if engine.counted is None else ~engine.counted):
+            if nothing is not None:
+                losses = losses.masked_fill(nothing, 0)
+        return _Result(losses, engine.counted, engine.stats)
+
+    def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None) -> Tensor:
+        """One number per anchor, or one for all. Over several ranks it is their average that means something."""
+        losses = torch.cat([result.losses for result in results])
+        if self.reduction == "none":
+            return losses
+        total = losses.sum() if ranks is None else losses.sum() * ranks.count
+        if self.reduction == "sum":
+            return total
+        counted = [result.counted for result in results if result.counted is not None]
+        if counted:
+            number = torch.cat(counted).sum()
+            return total / (number if ranks is None else ranks.sum(number)).clamp_min(1)
+        return losses.mean() if ranks is None else total / (sum(ranks.anchors) * len(results))
+
+    def _look(self, loss: Tensor, **roles: Tensor | None) -> None:
+        """Warn if the first batch has nothing to contrast: wrong labels are wrong from the start, and no later step
+        has to wait for the device.
+        """
+        # Compiled code must not depend on what was read before; a fake tensor, as a meta one, has no value.
+        if torch.compiler.is_compiling() or self._looked or loss.is_meta or type(loss) is not Tensor:
+            return
+        given = " and ".join(name for name, value in roles.items() if value is not None)
+        if not given or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        self._looked = True
+        if not loss.any():
+            warn_once(
+                f"weince: the loss of a batch is 0; it seems that its {given} "
+                "leave no anchor a positive and a negative"
+            )
+
+    def _settings(self) -> str:
+        """What is computed, in words that are the same in every process; no tensor is read for it."""
+        values = {name: getattr(self, name, None) for name in self._names()}
+        known = [f"{name}={value}" for name, value in values.items() if not isinstance(value, Tensor)]
+        return f"{type(self).__name__}({', '.join(known)}, training={self.training})"
+
+    def _names(self) -> list[str]:
+        """Names of what the loss was made with."""
+        own = [name for name in _parameters(type(self)) if name != "options" and hasattr(self, name)]
+        return [*own, "candidates", "reduction"]
+
+    def extra_repr(self) -> str:
+        values = {name: getattr(self, name) for name in self._names()}
+        return ", ".join(f"{name}={_shown(value)}" for name, value in values.items())
+
+
+class _Result(NamedTuple):
+    """Losses ``(anchors,)``; which of them count (None: all); statistics where asked for."""
+
+    losses: Tensor
+    counted: Tensor | None
+    stats: TailStats | None
+
+
+def _as_they_are(values: Tensor) -> Tensor:
+    return values.detach()
+
+
+def _parameters(loss: type) -> list[str]:
+    return [name for name in signature(loss.__init__).parameters if name != "self"]  # type: ignore[misc]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.tolist():.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
+    return repr(value)
+
+
+class TemperatureLoss(ContrastiveLoss):
+    """A loss with a temperature.
+
+    Args:
+        temperature: A number, or an ``nn.Parameter`` to learn it.
+        max_scale: Largest inverse of a learned temperature; CLIP uses 100. Each training step first puts the parameter
+            back to where its inverse is that, so that it does not wander off.
+        **options: As in :class:`ContrastiveLoss`.
+    """
+
+    def __init__(
+        self, temperature: Scalar = 0.1, *, max_scale: float | None = None, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(**options)
+        check_positive("temperature", temperature)
+        if max_scale is not None:
+            check_positive("max_scale", max_scale)
+            if not isinstance(temperature, Tensor):
+                raise ValueError(
+                    f"max_scale bounds a learned temperature, nn.Parameter(torch.tensor({temperature})); got a number"
+                )
+        self.temperature, self.max_scale = temperature, max_scale
+
+    def bounded_temperature(self) -> Scalar:
+        """The temperature; a learned one no lower than ``1 / max_scale``."""
+        temperature = self.temperature
+        if self.max_scale is None or not isinstance(temperature, Tensor):
+            return temperature
+        if self.training and temperature.is_leaf:
+            with torch.no_grad():
+                temperature.clamp_(min=1 / self.max_scale)
+        return temperature.clamp_min(1 / self.max_scale)
+
+
+def functional(loss: type[ContrastiveLoss]) -> Callable[..., Any]:
+    """The loss as a function: options of the class and of its call in one.
+
+    >>> dcl = functional(ContrastiveLoss)
+    """
+    of_call = ("labels", "negatives", "ids", "ignore", "return_stats")
+
+    def function(z_i: Tensor, z_j: Tensor | None = None, **options: Any) -> Any:
+        roles = {name: options.pop(name) for name in of_call if name in options}
+        return loss(**options)(z_i, z_j, **roles)
+
+    function.__doc__ = f"{(loss.__doc__ or '').splitlines()[0]} A function with the options of :class:`{loss.__name__}` and of its call."
+    return function
+
+
+__all__ = ["ContrastiveLoss", "LogSumExp", "LossOutput", "Options", "Reduction", "TemperatureLoss", "functional"]

@@ -1,0 +1,37 @@
+"""DHEL: DCL whose negatives are those of the anchor's own view, ``-s+/t + log sum exp(s/t)``.
+
+Koromilas et al. 2024, "Bridging Mini-Batch and Asymptotic Analysis in Contrastive Learning: From InfoNCE to Kernel-Based
+Losses".
+"""
+
+from torch import Tensor
+
+from weince.engines.base import Engine
+from weince.links import SoftmaxLink
+from weince.losses.base import TemperatureLoss, functional
+from weince.sums import LogSumExp, Summed
+
+
+class DHELLoss(TemperatureLoss):
+    """DHEL: the positive pulls, and the other rows of the same view push.
+
+    Args:
+        temperature: A number, or an ``nn.Parameter`` to learn it.
+        max_scale: Largest inverse of a learned temperature.
+        **options: As in :class:`weince.ContrastiveLoss`; ``candidates`` must be ``"views"``.
+
+    >>> import torch
+    >>> DHELLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    same_view = True
+
+    def sums(self, batch: Engine) -> LogSumExp:
+        return LogSumExp(SoftmaxLink(self.bounded_temperature()), same_view=True)
+
+    def combine(self, lse: Summed) -> Tensor:
+        return lse.value - lse.positive
+
+
+dhel_loss = functional(DHELLoss)

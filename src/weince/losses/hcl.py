@@ -1,0 +1,102 @@
+"""HCL and Debiased: negatives weighed by their hardness, less what false negatives are expected to add.
+
+With ``N`` negatives, ``g = (N * sum exp((1 + b) s/t) / sum exp(b s/t) - p N exp(s+/t)) / (1 - p)``, kept at
+``N exp(-1/t)`` or more, the loss is ``-log(exp(s+/t) / (exp(s+/t) + g))``. Robinson et al. 2021, "Contrastive Learning
+with Hard Negative Samples"; ``b = 0`` is Chuang et al. 2020, "Debiased Contrastive Learning".
+"""
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from weince.engines.base import Engine
+from weince.links import AffineLink, Scalar, SoftmaxLink
+from weince.losses.base import Options, TemperatureLoss, functional
+from weince.sums import Count, LogSumExp, Sum, Summed, log1pexp
+
+
+class HCLLoss(TemperatureLoss):
+    """HCL: InfoNCE with hard negatives weighed up and false negatives taken out in expectation.
+
+    Args:
+        temperature: A number, or an ``nn.Parameter`` to learn it.
+        hardness: ``b``: how much harder negatives weigh more; 0 is Debiased.
+        false_negatives: ``p``: share of the negatives that are of the anchor's own class.
+        max_scale: Largest inverse of a learned temperature.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> HCLLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    several_positives = False
+
+    def __init__(
+        self,
+        temperature: Scalar = 0.5,
+        *,
+        hardness: float = 1.0,
+        false_negatives: float = 0.1,
+        max_scale: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(temperature, max_scale=max_scale, **options)
+        if not 0 <= hardness < float("inf"):
+            raise ValueError(f"hardness must be a number of at least 0; got {hardness}")
+        if not 0 <= false_negatives < 1:
+            raise ValueError(f"false_negatives must be a share in [0, 1); got {false_negatives}")
+        self.hardness, self.false_negatives = hardness, false_negatives
+
+    def sums(self, batch: Engine) -> list[Sum]:
+        scale = 1 / self.bounded_temperature()
+        softmax = SoftmaxLink(self.bounded_temperature())
+        harder = LogSumExp(AffineLink((1 + self.hardness) * scale), positive=softmax)
+        if not self.hardness:
+            return [harder, Count()]
+        return [harder, Count(), LogSumExp(AffineLink(self.hardness * scale))]
+
+    def combine(self, harder: Summed, count: Tensor, weights: Summed | None = None) -> Tensor:
+        share, log_count = self.false_negatives, count.clamp_min(1).log()
+        # All in logarithms. Without hardness the weights are 1, and their sum is the count.
+        seen = harder.value if weights is None else harder.value - weights.value + log_count
+        negatives = seen
+        lowest = log_count - 1 / self.bounded_temperature()
+        if share:
+            false = harder.positive + log_count + torch.log(torch.full_like(count, share))
+            left = torch.where(false < seen, false - seen, -torch.inf)
+            negatives = seen + torch.log1p(-left.exp())
+            negatives = torch.where(false < seen, negatives, -torch.inf) - torch.log1p(torch.full_like(count, -share))
+        return log1pexp(torch.maximum(negatives, lowest) - harder.positive)
+
+
+class DebiasedLoss(HCLLoss):
+    """Debiased: InfoNCE with false negatives taken out in expectation; HCL without hardness.
+
+    Args:
+        temperature: A number, or an ``nn.Parameter`` to learn it.
+        false_negatives: Share of the negatives that are of the anchor's own class.
+        max_scale: Largest inverse of a learned temperature.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> DebiasedLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        temperature: Scalar = 0.5,
+        *,
+        false_negatives: float = 0.1,
+        max_scale: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(
+            temperature, hardness=0.0, false_negatives=false_negatives, max_scale=max_scale, **options
+        )
+
+
+hcl_loss = functional(HCLLoss)
+debiased_loss = functional(DebiasedLoss)

@@ -1,0 +1,86 @@
+"""KL ball: every anchor has the temperature at which its softmax is so far from uniform.
+
+``-s+ + t_i log sum exp(s/t_i)`` with ``KL(softmax(s/t_i) | uniform) = r``, no gradient through ``t_i``: the batch form
+of iSogCLR (Qiu et al. 2023, "Not All Semantics are Created Equal: Contrastive Self-supervised Learning with Automatic
+Temperature Individualization").
+"""
+
+import math
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from weince.engines.base import Engine
+from weince.links import AffineLink, FunctionLink, SoftmaxLink, check_positive
+from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.sums import LogSumExp, Summed
+
+STEPS = 12
+"""Of Newton's method, kept within a bracket that shrinks; float64 is exact after seven or eight."""
+
+SCALES = (1e-2, 1e4)
+"""Smallest and largest inverse temperature."""
+
+
+class KLBallLoss(ContrastiveLoss):
+    """KL ball: a temperature for each anchor, so that all look at equally many negatives.
+
+    Args:
+        radius: ``r`` in nats: 0 weighs all negatives equally, ``log N`` the hardest of ``N`` alone.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> KLBallLoss(radius=0.4)(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    def __init__(self, radius: float = 0.8, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        check_positive("radius", radius)
+        self.radius = radius
+
+    def sums(self, batch: Engine) -> LogSumExp:
+        most = batch.contest.most_negatives
+        if self.radius >= math.log(most):
+            raise ValueError(
+                f"radius must be less than log(number of negatives) = {math.log(most):.3g}; got {self.radius}"
+            )
+        return LogSumExp(SoftmaxLink(1 / scales_at(batch, self.radius)))
+
+    def combine(self, lse: Summed) -> Tensor:
+        assert isinstance(lse.link, SoftmaxLink)
+        return lse.link.temperature * (lse.value - lse.positive)
+
+
+@torch.no_grad()
+def scales_at(batch: Engine, radius: float) -> Tensor:
+    """``(anchors,)`` inverse temperatures at which the negatives' softmax is ``radius`` from uniform."""
+    like = batch.contest.anchors
+    low, high = (like.new_full((len(like),), math.log(scale)) for scale in SCALES)
+    log_count = batch.negatives().to(like.dtype).log()
+    at = torch.full_like(low, math.log(10.0))
+    for _ in range(STEPS):
+        scale = at.exp()
+        total, first, second = batch.log_sums_exp(
+            [AffineLink(scale), FunctionLink(_tilted, k=scale), FunctionLink(_tilted_twice, k=scale)]
+        )
+        mean, square = (first - total).exp(), (second - total).exp()  # of 1 + s, under the softmax
+        distance = scale * (mean - 1) - total + log_count
+        low, high = torch.where(distance < radius, at, low), torch.where(distance < radius, high, at)
+        slope = scale.square() * (square - mean.square()).clamp_min(torch.finfo(like.dtype).tiny)
+        step = at - (distance - radius) / slope
+        inside = (step > low) & (step < high)
+        at = torch.where(inside, step, (low + high) / 2)
+    return at.exp()
+
+
+def _tilted(s: Tensor, k: Tensor) -> Tensor:
+    return k * s + (1 + s).clamp_min(1e-30).log()
+
+
+def _tilted_twice(s: Tensor, k: Tensor) -> Tensor:
+    return k * s + 2 * (1 + s).clamp_min(1e-30).log()
+
+
+kl_ball_loss = functional(KLBallLoss)

@@ -1,0 +1,40 @@
+"""InfoNCE under any link: the loss for a link of your own, or for one that ``weince diagnose`` names."""
+
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from weince.engines.base import Engine
+from weince.links import as_link
+from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.sums import AnyLink, LogSumExp, Summed
+
+
+class LinkLoss(ContrastiveLoss):
+    """Cross-entropy of the positive under any link.
+
+    Args:
+        link: Scores to logits: a :class:`weince.Link`, or a plain function of the score. What it learns
+            (``nn.Parameter``) becomes part of this module.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> LinkLoss(lambda s: 5 * s + s**3)(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    def __init__(self, link: AnyLink, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.link = as_link(link)
+        self._learned = [name for name, value in self.link.tensors().items() if isinstance(value, nn.Parameter)]
+        for name in self._learned:
+            self.register_parameter(name, self.link.tensors()[name])  # type: ignore[arg-type]
+
+    def sums(self, batch: Engine) -> LogSumExp:
+        return LogSumExp(self.link.replace({name: getattr(self, name) for name in self._learned}))
+
+    def combine(self, lse: Summed) -> Tensor:
+        return lse.cross_entropy()
+
+
+link_loss = functional(LinkLoss)

@@ -1,0 +1,63 @@
+"""Temperature mixture: InfoNCE whose likelihood is averaged over a distribution of temperatures.
+
+``-log sum_q w_q exp(s+/t_q) / (exp(s+/t_q) + sum exp(s/t_q))``, with temperatures ``t_q`` at the nodes of a log-normal
+distribution around ``t``: what scores ask for if anchors differ in how hard they are.
+"""
+
+from typing import Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weince.engines.base import Engine
+from weince.links import Scalar, SoftmaxLink, check_positive
+from weince.losses.base import Options, TemperatureLoss, functional
+from weince.sums import LogSumExp, Summed
+
+
+class TemperatureMixtureLoss(TemperatureLoss):
+    """Temperature mixture: the softmax likelihood under a log-normal distribution of temperatures.
+
+    Args:
+        temperature: Median; a number, or an ``nn.Parameter`` to learn it.
+        spread: Standard deviation of the logarithm of the temperature.
+        nodes: Number of temperatures (Gauss-Hermite).
+        max_scale: Largest inverse of a learned temperature.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> TemperatureMixtureLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    several_positives = False
+
+    def __init__(
+        self,
+        temperature: Scalar = 0.1,
+        *,
+        spread: float = 0.5,
+        nodes: int = 5,
+        max_scale: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(temperature, max_scale=max_scale, **options)
+        check_positive("spread", spread)
+        if not 2 <= nodes <= 20:
+            raise ValueError(f"nodes must lie between 2 and 20; got {nodes}")
+        self.spread, self.nodes = spread, nodes
+        places, weights = np.polynomial.hermite_e.hermegauss(nodes)
+        self.factors = [float(factor) for factor in np.exp(spread * places)]
+        self.log_weights = [float(weight) for weight in np.log(weights / weights.sum())]
+
+    def sums(self, batch: Engine) -> list[LogSumExp]:
+        temperature = self.bounded_temperature()
+        return [LogSumExp(SoftmaxLink(temperature * factor)) for factor in self.factors]
+
+    def combine(self, *nodes: Summed) -> Tensor:
+        likelihoods = [weight - one.cross_entropy() for weight, one in zip(self.log_weights, nodes, strict=True)]
+        return -torch.logsumexp(torch.stack(likelihoods), 0)
+
+
+temperature_mixture_loss = functional(TemperatureMixtureLoss)

@@ -1,0 +1,70 @@
+"""SigLIP: every pair is a yes-or-no question, ``softplus(-(a s+ + b)) + sum softplus(a s + b)``.
+
+Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training".
+"""
+
+import math
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from weince.engines.base import Engine
+from weince.links import AffineLink
+from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.sums import SoftplusSum, Sum
+
+
+class SigLIPLoss(ContrastiveLoss):
+    """SigLIP: a sigmoid for each pair, with a learned scale and bias.
+
+    The scale is learned as its logarithm (``log_scale``), as the authors do. An anchor's loss is the sum over its
+    pairs.
+
+    Args:
+        scale: ``a`` to start with.
+        bias: ``b`` to start with.
+        learn: Whether both are learned.
+        max_scale: Largest scale.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> SigLIPLoss(candidates="clip")(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float = 10.0,
+        bias: float = -10.0,
+        learn: bool = True,
+        max_scale: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        if not 0 < scale < math.inf or not math.isfinite(bias):
+            raise ValueError(f"scale must be positive, and bias finite; got scale={scale}, bias={bias}")
+        if max_scale is not None and not scale <= max_scale:
+            raise ValueError(f"max_scale must be at least the scale of {scale}; got {max_scale}")
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)), requires_grad=learn)
+        self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learn)
+        self.max_scale = max_scale
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale now."""
+        return self.log_scale.exp()
+
+    def sums(self, batch: Engine) -> list[Sum]:
+        if self.max_scale is not None and self.training and self.log_scale.is_leaf:
+            with torch.no_grad():
+                self.log_scale.clamp_(max=math.log(self.max_scale))
+        link = AffineLink(self.scale, self.bias)
+        return [SoftplusSum(link), SoftplusSum(AffineLink(-self.scale, -self.bias), among="positives")]
+
+    def combine(self, negatives: Tensor, positives: Tensor) -> Tensor:
+        return positives + negatives
+
+
+siglip_loss = functional(SigLIPLoss)

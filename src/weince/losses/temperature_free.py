@@ -1,0 +1,32 @@
+"""Temperature-free: InfoNCE on ``log((1 + s) / (1 - s))``, twice the inverse hyperbolic tangent of the score.
+
+Kim and Kim 2025, "Temperature-Free Loss Function for Contrastive Learning".
+"""
+
+from torch import Tensor
+
+from weince.engines.base import Engine
+from weince.links import AtanhLink
+from weince.losses.base import ContrastiveLoss, functional
+from weince.sums import LogSumExp, Summed
+
+
+class TemperatureFreeLoss(ContrastiveLoss):
+    """Temperature-free: softmax of ``log((1 + s) / (1 - s))``; there is nothing to tune.
+
+    Args:
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> TemperatureFreeLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    def sums(self, batch: Engine) -> LogSumExp:
+        return LogSumExp(AtanhLink())
+
+    def combine(self, lse: Summed) -> Tensor:
+        return lse.cross_entropy()
+
+
+temperature_free_loss = functional(TemperatureFreeLoss)

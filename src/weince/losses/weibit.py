@@ -1,0 +1,38 @@
+"""Weibit: InfoNCE on ``-beta log(endpoint - s)``, the shortfall link alone."""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from weince.engines.base import Engine
+from weince.links import Scalar, ShortfallLink
+from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.sums import LogSumExp, Summed
+
+
+class WeibitLoss(ContrastiveLoss):
+    """Weibit: softmax of ``-beta * log(endpoint - s)``. An endpoint above 1 is Student-t (t-SimCNE).
+
+    Args:
+        beta: A number, or an ``nn.Parameter`` to learn it.
+        endpoint: At least 1, the largest cosine.
+        **options: As in :class:`weince.ContrastiveLoss`.
+
+    >>> import torch
+    >>> WeibitLoss(beta=3.0)(torch.randn(4, 8), torch.randn(4, 8)).shape
+    torch.Size([])
+    """
+
+    def __init__(self, beta: Scalar = 1.0, endpoint: float = 1.0, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        ShortfallLink(beta, endpoint)  # says what is wrong with them
+        self.beta, self.endpoint = beta, endpoint
+
+    def sums(self, batch: Engine) -> LogSumExp:
+        return LogSumExp(ShortfallLink(self.beta, self.endpoint))
+
+    def combine(self, lse: Summed) -> Tensor:
+        return lse.cross_entropy()
+
+
+weibit_loss = functional(WeibitLoss)

@@ -1,0 +1,84 @@
+"""What a loss asks of an engine: sums over the candidates of every anchor.
+
+A loss names its sums, an engine computes them for all anchors in one pass, and the loss combines what comes back, one
+number per anchor, in plain torch.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weince.links import Link, as_link, is_number
+
+AnyLink = Link | Callable[..., Tensor]
+
+
+class LogSumExp:
+    """``log sum exp(logit)`` over an anchor's negatives.
+
+    Args:
+        link: Scores to logits: a :class:`weince.Link`, or a plain function of the score.
+        hardest: Sum over this many negatives with the largest scores only; None for all. Ties at the last place
+            all take part.
+        same_view: Sum over the negatives of the anchor's own view only (``candidates="views"``).
+        positive: Link of the positive, if it is not the one of the negatives.
+    """
+
+    def __init__(
+        self,
+        link: AnyLink,
+        *,
+        hardest: int | None = None,
+        same_view: bool = False,
+        positive: AnyLink | None = None,
+    ) -> None:
+        if hardest is not None and (not is_number(hardest, int) or hardest < 1):
+            raise ValueError(
+                f"hardest must be an int of at least 1, or None for all negatives; got {hardest!r}"
+            )
+        self.link = as_link(link)
+        self.positive = self.link if positive is None else as_link(positive)
+        self.hardest, self.same_view = hardest, same_view
+
+
+class SoftplusSum:
+    """``sum log(1 + exp(logit))`` over an anchor's negatives, or over its positives."""
+
+    def __init__(self, link: AnyLink, *, among: Literal["negatives", "positives"] = "negatives") -> None:
+        self.link, self.among = as_link(link), among
+
+
+class Count:
+    """How many negatives an anchor has."""
+
+
+Sum = LogSumExp | SoftplusSum | Count
+
+
+class Summed(NamedTuple):
+    """What an engine found for one sum; a tensor holds one number per anchor, ``(anchors,)``.
+
+    ``value``: the sum. ``positive``: the positive's logit; the mean over several positives. ``spread``: log-sum-exp of
+    the positives' logits less their mean; None with one positive. ``link``: the link of the negatives.
+    """
+
+    value: Tensor
+    positive: Tensor
+    spread: Tensor | None
+    link: Link
+
+    def cross_entropy(self) -> Tensor:
+        """``-log softmax`` of the positive among all candidates, averaged over the positives.
+
+        Written so that a loss of 1e-14 keeps its digits in float32.
+        """
+        if self.spread is None:
+            return log1pexp(self.value - self.positive)
+        return log1pexp(self.value - self.positive - self.spread) + self.spread
+
+
+def log1pexp(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``. (``softplus`` of torch rounds its derivative to 1 above 20, too coarse for float64.)"""
+    return torch.logaddexp(x, torch.zeros_like(x))
