@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from weince.functional import LossOutput
-from weince.losses import LinkLoss
+from weince.losses import ContrastiveLoss, LossOutput
 from weince.scores import wide
 from weince.tail import TailStats
 
@@ -51,7 +50,7 @@ class TailLogger(Callback):
     The names are ``tail/lam_mean``, ``tail/lam_p10`` and so on; in a module with several losses
     ``tail/<name of the loss>/lam_mean``. They go to the trainer's loggers and to ``trainer.callback_metrics``.
 
-    What is called through :mod:`weince.functional` is not seen, nor a compiled loss that was called before the fit.
+    A loss called as a function is not seen, nor a compiled loss that was called before the fit.
 
     Args:
         every_n_steps: How often to log, in training batches.
@@ -68,7 +67,7 @@ class TailLogger(Callback):
         self._handles: list[Any] = []
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        losses = {name: part for name, part in pl_module.named_modules() if isinstance(part, LinkLoss)}
+        losses = {name: part for name, part in pl_module.named_modules() if isinstance(part, ContrastiveLoss)}
         if not losses:
             raise ValueError(
                 f"TailLogger found no loss of weince in {type(pl_module).__name__}; hold it as a submodule, like "
@@ -119,7 +118,7 @@ class TailLogger(Callback):
         self._seen.clear()
         self._wanted = False
 
-    def _watch(self, name: str, loss: LinkLoss) -> None:
+    def _watch(self, name: str, loss: ContrastiveLoss) -> None:
         """Ask a loss for its statistics in the batches that are logged, without its caller noticing."""
 
         def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

@@ -1,25 +1,23 @@
-"""WEINCE as a loss of pytorch-metric-learning: ``loss(embeddings, labels)``.
+"""Losses of weince as losses of pytorch-metric-learning: ``loss(embeddings, labels)``.
 
-    from weince.integrations.metric_learning import WeinceLoss
+    from weince.integrations.metric_learning import LossAdapter
 
-    loss = WeinceLoss(temperature=0.1)  # was: pytorch_metric_learning.losses.SupConLoss(temperature=0.1)
+    loss = LossAdapter(weince.DCLLoss(0.1, candidates="labels"))  # was: SupConLoss(temperature=0.1)
     loss(embeddings, labels).backward()
 
-It goes into that library's trainers and its ``DistributedLossWrapper``, and without the correction (lam = 0) it is
-its ``SupConLoss``. It takes no miner: a miner chooses pairs, while the tail is a matter of all negatives. For two
-views without labels take :class:`weince.WeinceLoss`.
+It goes into that library's trainers and its ``DistributedLossWrapper``. It takes no miner: a miner chooses pairs, while
+these losses are a matter of all negatives. For two views without labels take the loss itself.
 """
 
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
 import weince
 from weince.candidates import Contest, contests
-from weince.engines.choose import Engine, run
+from weince.engines.base import Need
 from weince.links import Scalar
-from weince.tail import TailConfig
-from weince.terms import Term
+from weince.losses.weince import WeinceOptions
 
 try:
     from pytorch_metric_learning.distances import CosineSimilarity
@@ -31,40 +29,31 @@ except ImportError as error:
     ) from error
 
 
-class WeinceOptions(TypedDict, total=False):
-    """Options of :class:`WeinceLoss`; see :class:`weince.WeinceLoss`."""
-
-    extra: list[Term]
-    engine: Engine
-    check_finite: bool | None
-
-
-class WeinceLoss(BaseMetricLossFunction):  # type: ignore[misc]
-    """WEINCE over labels (SupCon, outside the logarithm), called as pytorch-metric-learning calls its losses.
+class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
+    """Any loss of weince over labels, called as pytorch-metric-learning calls its losses.
 
     Every row is an anchor, the other rows with its label are its positives, and the rows with other labels its
-    negatives. The denominator of a positive holds all rows but the anchor. Anchors without a positive are left out of
-    the mean; a batch without any gives 0.
+    negatives. Anchors without a positive are left out of the mean; a batch without any gives 0.
 
     With ``ref_emb`` and ``ref_labels`` the anchors are the rows of ``embeddings``, and all rows of ``ref_emb`` are
     their candidates.
 
     Args:
-        temperature: Of the softmax part; a number or an ``nn.Parameter``.
-        tail: How the tail is fitted and gated.
-        **options: ``extra``, ``engine`` and ``check_finite`` of :class:`weince.WeinceLoss`.
+        loss: With ``candidates="labels"``. Gathering over devices is the work of ``DistributedLossWrapper``, so the
+            loss gets ``gather = False``.
     """
 
-    def __init__(
-        self,
-        temperature: Scalar = 0.5,
-        *,
-        tail: TailConfig = TailConfig(),
-        **options: Unpack[WeinceOptions],
-    ) -> None:
+    def __init__(self, loss: weince.ContrastiveLoss) -> None:
         super().__init__()
-        # Gathering over devices is the work of DistributedLossWrapper.
-        self.loss = weince.WeinceLoss(temperature, tail=tail, candidates="labels", gather=False, **options)
+        if not isinstance(loss, weince.ContrastiveLoss):
+            raise TypeError(f"loss must be a loss of weince, like DCLLoss(); got {type(loss).__name__}")
+        if loss.candidates != "labels" or loss.reduction != "mean":
+            raise ValueError(
+                'wanted a loss with candidates="labels" and reduction="mean"; '
+                f"got {loss.candidates!r} and {loss.reduction!r}"
+            )
+        loss.gather = False
+        self.loss = loss
 
     def get_default_distance(self) -> CosineSimilarity:
         return CosineSimilarity()
@@ -80,12 +69,12 @@ class WeinceLoss(BaseMetricLossFunction):  # type: ignore[misc]
         """The loss, in the form that the library's reducers take."""
         if indices_tuple is not None:
             raise ValueError(
-                "WeinceLoss takes no indices_tuple: the tail of an anchor needs all of its negatives, not those that "
+                "this loss takes no indices_tuple: it sums over all negatives of an anchor, not over those that "
                 f"a miner or a memory chose; got {len(indices_tuple)} tensors of indices"
             )
         if labels is None or ref_labels is None:
             missing = "labels" if labels is None else "ref_labels"
-            raise ValueError(f"WeinceLoss wants a label for every row; got no {missing}")
+            raise ValueError(f"this loss wants a label for every row; got no {missing}")
         # Nothing to contrast with: rows that stand alone, or a memory of references that is still empty.
         if len(ref_emb) <= (ref_emb is embeddings) or not len(embeddings):
             zero: dict[str, Any] = self.zero_losses()
@@ -110,8 +99,18 @@ class WeinceLoss(BaseMetricLossFunction):  # type: ignore[misc]
             for rows, of_rows in ((embeddings, labels), (ref_emb, ref_labels))
         )
         contest = Contest(own, references, labels=(labels, ref_labels))
-        terms = self.loss._terms()
-        tail = terms[0].link.tail  # type: ignore[attr-defined]
-        output = run(contest, terms, tail, engine=self.loss.engine, same_weight=True)
-        assert output.counted is not None
-        return output.loss.sum() / output.counted.sum().clamp_min(1)
+        result = self.loss._contrast(contest, Need(self.loss.tail, self.loss.hardest))
+        counted = result.counted
+        return result.losses.mean() if counted is None else result.losses.sum() / counted.sum().clamp_min(1)
+
+
+class WeinceLoss(LossAdapter):
+    """WEINCE over labels (SupCon, outside the logarithm).
+
+    Args:
+        temperature: Of the softmax part; a number or an ``nn.Parameter``.
+        **options: As in :class:`weince.WeinceLoss`.
+    """
+
+    def __init__(self, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> None:
+        super().__init__(weince.WeinceLoss(temperature, **{**options, "candidates": "labels"}))

@@ -14,21 +14,19 @@ candidates="cross"))`` is ``MultipleNegativesRankingLoss``.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 import weince
-from weince.candidates import Candidates
 from weince.distributed import is_spread
-from weince.engines.choose import Engine
-from weince.links import Link, Scalar
+from weince.links import Scalar
+from weince.losses.weince import WeinceOptions
 from weince.tail import TailConfig
-from weince.terms import Term
 from weince.text.encoder import cannot_load, only_here
 
 try:
@@ -54,16 +52,6 @@ CITATION = """
 """
 
 
-class WeinceOptions(TypedDict, total=False):
-    """Options of :class:`WeinceLoss` and :class:`CachedWeinceLoss`; see :class:`weince.WeinceLoss`."""
-
-    tail: TailConfig
-    candidates: Candidates
-    extra: Sequence[Term]
-    engine: Engine
-    check_finite: bool | None
-
-
 class LossAdapter(nn.Module):
     """Any loss of weince as a loss for ``SentenceTransformerTrainer``.
 
@@ -81,11 +69,11 @@ class LossAdapter(nn.Module):
         loss: With ``reduction="mean"`` or ``"sum"``. Whether candidates of other devices take part is its ``gather``.
     """
 
-    def __init__(self, model: nn.Module, loss: weince.LinkLoss) -> None:
+    def __init__(self, model: nn.Module, loss: weince.ContrastiveLoss) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a SentenceTransformer; got {type(model).__name__}")
-        if not isinstance(loss, weince.LinkLoss):
+        if not isinstance(loss, weince.ContrastiveLoss):
             raise TypeError(f"loss must be a loss of weince, like WeinceLoss(); got {type(loss).__name__}")
         if loss.reduction == "none":
             raise ValueError('a trainer wants one number: reduction must be "mean" or "sum"; got "none"')
@@ -137,16 +125,8 @@ class LossAdapter(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says of the loss: numbers, strings, lists and dicts."""
-        first, *extra = self.loss._terms()
-        return {
-            **_described(first.link),
-            "candidates": self.loss.candidates,
-            "extra": [
-                {**_described(term.link), "weight": term.weight, "hardest": term.hardest} for term in extra
-            ],
-            "engine": self.loss.engine,
-            "gather_across_devices": self.loss.gather,
-        }
+        values = {name: _plain(value) for name, value in self.loss.settings().items()}
+        return {"loss": type(self.loss).__name__, **values, "gather_across_devices": self.loss.gather}
 
     @property
     def citation(self) -> str:
@@ -155,7 +135,7 @@ class LossAdapter(nn.Module):
 
 
 class CachedLossAdapter(CachedLossMixin, LossAdapter):
-    """:class:`LossAdapter` for batches whose activations do not fit: gradients by way of cached embeddings.
+    """:class:`LossAdapter` for batches whose activations do not fit: gradients through cached embeddings.
 
     Each column is embedded in mini-batches without a graph; the loss sees the whole batch; then each mini-batch is
     embedded again, with the same dropout, and takes its part of the gradient. The gradient is that of the plain loss,
@@ -172,7 +152,7 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
     def __init__(
         self,
         model: nn.Module,
-        loss: weince.LinkLoss,
+        loss: weince.ContrastiveLoss,
         *,
         mini_batch_size: int = 32,
         mini_batch_num_tokens: int | None = None,
@@ -224,16 +204,16 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
 
 
 class WeinceLoss(LossAdapter):
-    """WEINCE (Algorithm 1) for ``SentenceTransformerTrainer``, drop-in for ``MultipleNegativesRankingLoss``.
+    """WEINCE for ``SentenceTransformerTrainer``, drop-in for ``MultipleNegativesRankingLoss``.
 
-    The other preset: ``LossAdapter(model, weince.WeinceLoss.released(0.05, candidates="cross"))``.
+    It is WEINCE as its authors' code trains it. Algorithm 1 of the paper: ``LossAdapter(model,
+    weince.WeinceLoss.paper(0.05, candidates="cross"))``.
 
     Args:
         model: The ``SentenceTransformer`` to train.
         temperature: ``1 / scale`` of ``MultipleNegativesRankingLoss``; a number or an ``nn.Parameter``.
         gather_across_devices: Contrast with the candidates of all devices.
-        **options: ``tail``, ``candidates`` (``"cross"``), ``extra``, ``engine`` and ``check_finite`` of
-            :class:`weince.WeinceLoss`.
+        **options: As in :class:`weince.WeinceLoss`; ``candidates`` is ``"cross"``.
     """
 
     def __init__(
@@ -300,17 +280,7 @@ def _weince(temperature: Scalar, gather: bool, options: WeinceOptions) -> weince
     if "scale" in options:
         raise TypeError("scale is spelled temperature here, which is 1 / scale: 0.05 for a scale of 20")
     options.setdefault("candidates", "cross")
-    return weince.WeinceLoss(temperature, gather=gather, **options)
-
-
-def _described(link: Link) -> dict[str, Any]:
-    """A link as plain values: its name and its parameters."""
-    if is_dataclass(link):
-        values = {field.name: getattr(link, field.name) for field in fields(link)}
-    else:
-        values = {name: value for name, value in vars(link).items() if isinstance(value, int | float)}
-        values.pop("training", None)
-    return {"link": type(link).__name__, **{name: _plain(value) for name, value in values.items()}}
+    return weince.WeinceLoss(temperature, **{**options, "gather": gather})
 
 
 def _plain(value: Any) -> Any:

@@ -169,7 +169,7 @@ class ContrastiveLoss(nn.Module):
         )  # fmt: skip
         if spread:
             join = meet if self.gather == "ring" else share
-            found = [join(contest, self._settings()) for contest in found]
+            found = [join(contest, self._described()) for contest in found]
         tail = self.tail or (TailConfig() if return_stats else None)
         need = Need(tail, self.hardest)
         results = [self._contrast(contest, need) for contest in found]
@@ -244,20 +244,18 @@ class ContrastiveLoss(nn.Module):
                 "leave no anchor a positive and a negative"
             )
 
-    def _settings(self) -> str:
+    def _described(self) -> str:
         """What is computed, in words that are the same in every process; no tensor is read for it."""
-        values = {name: getattr(self, name, None) for name in self._names()}
-        known = [f"{name}={value}" for name, value in values.items() if not isinstance(value, Tensor)]
+        known = [f"{name}={value}" for name, value in self.settings().items() if not isinstance(value, Tensor)]
         return f"{type(self).__name__}({', '.join(known)}, training={self.training})"
 
-    def _names(self) -> list[str]:
-        """Names of what the loss was made with."""
+    def settings(self) -> dict[str, Any]:
+        """What the loss was made with, by name; learned values as they are now."""
         own = [name for name in _parameters(type(self)) if name != "options" and hasattr(self, name)]
-        return [*own, "candidates", "reduction"]
+        return {name: getattr(self, name) for name in (*own, "candidates", "reduction")}
 
     def extra_repr(self) -> str:
-        values = {name: getattr(self, name) for name in self._names()}
-        return ", ".join(f"{name}={_shown(value)}" for name, value in values.items())
+        return ", ".join(f"{name}={_shown(value)}" for name, value in self.settings().items())
 
 
 class _Result(NamedTuple):

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from weince.capture import EAGER_STEPS, Embedded, run_aside
-from weince.functional import LossOutput, weince_loss
-from weince.losses import LinkLoss
+from weince.losses import InfoNCELoss
 from weince.tail import TailConfig, TailStats
-from weince.terms import WeinceLink
 from weince.text.encoder import SentenceEncoder, Tokens
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -37,7 +35,7 @@ class Step:
     def __init__(
         self,
         encoder: SentenceEncoder,
-        loss: LinkLoss,
+        loss: nn.Module,
         *,
         lr: float,
         clip: float,
@@ -97,13 +95,12 @@ class Step:
 
 
 @torch.no_grad()
-def tail_stats(loss: LinkLoss, embedded: Embedded, ids: Tensor | None) -> TailStats:
+def tail_stats(loss: nn.Module, embedded: Embedded, ids: Tensor | None) -> TailStats:
     """Tail statistics of a batch's anchors ``(n,)``, with the tail of the loss if it has one, else the paper's."""
-    tail = loss.link.tail if isinstance(loss.link, WeinceLink) else TailConfig()
     z_i, z_j, _ = embedded
-    output = weince_loss(z_i, z_j, tail=tail, candidates="cross", ids=ids, engine="dense", return_stats=True)
-    assert isinstance(output, LossOutput)
-    return output.stats
+    measured = InfoNCELoss(candidates="cross", engine="dense")
+    measured.tail = getattr(loss, "tail", None) or TailConfig()
+    return measured(z_i, z_j, ids=ids, return_stats=True).stats
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

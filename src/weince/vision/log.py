@@ -4,7 +4,6 @@ import csv
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weince.checkpoint import write_aside
-from weince.functional import LossOutput, weince_loss
+from weince.losses import InfoNCELoss
 from weince.scores import CROWD, shortfalls
 from weince.tail import TailConfig
 
@@ -76,12 +75,11 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     Alignment is the mean squared distance of a pair and uniformity the logarithm of the mean of
     ``exp(-2 distance^2)`` over other pairs (Wang and Isola 2020); the effective rank is the exponential of the
     entropy of the singular values (Roy and Vetterli 2007). Crowded is the share of anchors that have a candidate
-    other than their partner within a shortfall of ``CROWD``: of a healthy encoder next to none.
+    other than their positive within a shortfall of ``CROWD``: of a healthy encoder next to none.
     """
-    # The statistics do not depend on how the logit is made of them; so every engine can take them.
-    tail = replace(tail, beta="fit", endpoint=1.0, positive="blend")
-    output = weince_loss(z_i, z_j, tail=tail, gather=False, return_stats=True)
-    assert isinstance(output, LossOutput)
+    measured = InfoNCELoss(gather=False)
+    measured.tail = tail
+    output = measured(z_i, z_j, return_stats=True)
     u, v = (F.normalize(z[:GEOMETRY].double()) for z in (z_i, z_j))
     rows = torch.cat([u, v])
     gaps = torch.pdist(rows).square()
@@ -104,10 +102,10 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
 
 
 def _crowded(rows: Tensor) -> Tensor:
-    """Share of unit rows ``(2 n, d)``, row ``k`` being the partner of row ``k + n``, that are crowded."""
+    """Share of unit rows ``(2 n, d)``, row ``k`` being the positive of row ``k + n``, that are crowded."""
     n = len(rows) // 2
     near = shortfalls(rows, rows) <= CROWD
-    for own in (-n, 0, n):  # an anchor itself, and its partner on either side
+    for own in (-n, 0, n):  # an anchor itself, and its positive on either side
         near.diagonal(own).fill_(False)
     return near.any(1).double().mean()
 

@@ -19,6 +19,7 @@ import torch
 
 from weince import settings
 from weince.checkpoint import check_writable, write_aside, write_text_aside
+from weince.configure import build_loss
 from weince.embeddings import Pairs, make_pairs, rename
 from weince.machine import find_device
 from weince.vision import encoders
@@ -219,6 +220,6 @@ def run_pairs(
 
 def temperature_of(folders: Sequence[Path]) -> float | None:
     """The temperature that runs were trained with, if they all have one and it is the same."""
-    losses = [read_run(folder).loss for folder in folders]
-    found = {None if loss.preset == "weibit" else loss.temperature for loss in losses}
+    losses = [build_loss(read_run(folder).loss) for folder in folders]
+    found = {getattr(loss, "temperature", None) for loss in losses}
     return found.pop() if len(found) == 1 else None

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weince.capture import EAGER_STEPS, Embedded, run_aside
-from weince.losses import LinkLoss
 from weince.vision.augment import Augment
 from weince.vision.encoders import SimCLR
 
@@ -96,7 +95,7 @@ class Step:
     def __init__(
         self,
         views: nn.Module,
-        loss: LinkLoss,
+        loss: nn.Module,
         optimizer: Optimizer,
         pixels: Pixels,
         augment: Augment,

@@ -27,7 +27,6 @@ from weince import checkpoint
 from weince.capture import restore, set_rate
 from weince.configure import LossConfig, build_loss
 from weince.tail import TailConfig
-from weince.terms import WeinceLink
 from weince.vision.augment import Augment
 from weince.vision.data import load
 from weince.vision.encoders import SimCLR
@@ -286,8 +285,7 @@ def _row(
     # Only now: reading the loss has waited for what the device still had to do.
     seconds = time.perf_counter() - began
     check_finite(mean, epoch)
-    link = step.loss.link
-    tail = link.tail if isinstance(link, WeinceLink) else TailConfig()
+    tail = getattr(step.loss, "tail", None) or TailConfig()
     return {
         "epoch": epoch + 1,
         "loss": mean,
