@@ -14,7 +14,8 @@ from torch import Tensor
 from weince.candidates import Contest
 from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
 from weince.engines.dense import BLOCK
-from weince.engines.survey import Hardest, least
+from weince.engines.smallest import least
+from weince.engines.survey import Hardest
 from weince.engines.tile import Part, PartSum, Tile
 from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig

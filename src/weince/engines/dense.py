@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
-from weince.engines.survey import Hardest, least, whole
+from weince.engines.smallest import least
+from weince.engines.survey import Hardest, whole
 from weince.engines.tile import Part, Tile
 from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
@@ -51,10 +52,9 @@ class Dense(Engine):
         return whole([tile.contest.count_negatives(tile.hidden()) for _, tile in self.tiles])
 
     def smallest(self, count: int) -> Tensor:
-        kept = self.matrix.new_empty(0)
-        for _, tile in self.tiles:
-            kept = least(torch.cat([kept, tile.hidden().flatten()]), count)
-        return kept if self.contest.ranks is None else self.contest.ranks.smallest(kept, count)
+        hidden = self.contest.hide(self.matrix.clone(), torch.inf)
+        here = least(hidden.flatten(), count)
+        return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         anchors, candidates = self.contest.anchors, self.contest.candidates

@@ -1,7 +1,7 @@
-"""The k smallest values of every row, sorted: what WEINCE costs most beyond InfoNCE on a CPU.
+"""The smallest values, of every row or of all, sorted: what WEINCE costs most beyond InfoNCE on a CPU.
 
-``torch.topk`` carries the columns along and compares one by one. NumPy sorts short rows with vector
-instructions, so on the CPU each row is cut into runs of about k values, the runs are sorted, and two sorted runs
+``torch.topk`` carries the columns along and compares one by one. NumPy sorts and divides with vector instructions. Of
+rows, on the CPU, each is cut into runs of about k values, the runs are sorted, and two sorted runs
 are merged into the k smallest of both by one elementwise minimum of the one and the other reversed: each value
 that is kept has at most k - 1 smaller ones.
 """
@@ -38,3 +38,24 @@ def _on_cpu(values: Tensor, k: int) -> Tensor:
 @_on_cpu.register_fake
 def _(values: Tensor, k: int) -> Tensor:
     return values.new_empty(values.shape[0], k)
+
+
+def least(values: Tensor, count: int) -> Tensor:
+    """``(n,)`` to the smallest, at most ``count`` of them, sorted upwards."""
+    count = min(count, len(values))
+    if values.device.type == "cpu":
+        found: Tensor = _least_on_cpu(values, count)
+        return found
+    return values.topk(count, largest=False).values
+
+
+@torch.library.custom_op("weince::least", mutates_args=(), device_types="cpu")
+def _least_on_cpu(values: Tensor, count: int) -> Tensor:
+    array = values.numpy()
+    kept = np.partition(array, count - 1)[:count] if 0 < count < len(array) else array[:count]
+    return torch.from_numpy(np.sort(kept))
+
+
+@_least_on_cpu.register_fake
+def _(values: Tensor, count: int) -> Tensor:
+    return values.new_empty(count)

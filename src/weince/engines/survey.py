@@ -82,8 +82,3 @@ def between(ordered: Tensor, number: int) -> Tensor:
 def whole(parts: list[Tensor]) -> Tensor:
     """All parts in one. A single one, as on a GPU, is not copied: each copy would be a launch."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def least(values: Tensor, count: int) -> Tensor:
-    """The smallest values, at most ``count`` of them, sorted upwards."""
-    return values.topk(min(count, len(values)), largest=False).values
