@@ -18,7 +18,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from weince import BlendLink, InfoNCELoss, LinkLoss, WeinceLoss
+from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, WeinceLoss
 from weince.scores import shortfalls
 from weince.vision.log import read_log
 
@@ -30,9 +30,9 @@ example:
       --logs InfoNCE=runs/infonce/log.csv paper=runs/paper/log.csv
 """
 NEAR, LEAST = 0.01, 0.01
-LOSSES: dict[str, LinkLoss] = {
+LOSSES: dict[str, ContrastiveLoss] = {
     "InfoNCE, 0.5": InfoNCELoss(0.5, reduction="none"),
-    "paper, 0.5": WeinceLoss(0.5, reduction="none"),
+    "paper, 0.5": WeinceLoss.paper(0.5, reduction="none"),
     # The weights that the paper's loss finds of its own encoder, held: then all encoders have the same loss.
     "blend, λ = 0.19, β = 3.05": LinkLoss(BlendLink(lam=0.19, beta=3.05, temperature=0.5), reduction="none"),
 }
@@ -131,7 +131,7 @@ def batches(z_i: Tensor, z_j: Tensor, batch: int) -> list[tuple[Tensor, Tensor]]
     return list(zip(z_i[:full].split(batch), z_j[:full].split(batch), strict=True))
 
 
-def in_batches(loss: LinkLoss, z_i: Tensor, z_j: Tensor, batch: int) -> Tensor:
+def in_batches(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor, batch: int) -> Tensor:
     """One value per anchor, first all of the first views and then all of the second ones."""
     values = [loss(*pair).unflatten(0, (2, batch)) for pair in batches(z_i, z_j, batch)]
     return torch.cat(values, 1).flatten()

@@ -17,27 +17,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weince import InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
+from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, TailConfig, WeinceLoss
 from weince.candidates import contests
-from weince.engines.rows import Rows, bind, survey
-from weince.links import Link
-from weince.losses import RELEASED_TAIL
-from weince.scores import shortfalls
-from weince.terms import Term, WeinceLink
+from weince.engines.base import Need
+from weince.engines.dense import Dense
+from weince.losses.weince import RELEASED_TAIL
 
 EXAMPLE = """\
 example:
   python benchmarks/pull_and_push.py pairs.npz --results results/evidence/pull_and_push
 """
 EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 2.0)
-LOSSES: dict[str, LinkLoss] = {
+LOSSES: dict[str, ContrastiveLoss] = {
     "InfoNCE, 0.5": InfoNCELoss(0.5),
     "InfoNCE, 0.1": InfoNCELoss(0.1),
-    "paper": WeinceLoss(0.5),
-    "blend, beta 1": WeinceLoss(0.5, tail=RELEASED_TAIL),
-    "paper, endpoint 1.2": WeinceLoss(0.5, tail=TailConfig(endpoint=1.2)),
-    "blend, slope matched": WeinceLoss(0.5, tail=TailConfig(beta="slope", drop=0.05, soft_cap=False)),
-    "paper, negatives only": WeinceLoss(0.5, tail=TailConfig(positive="softmax")),
+    "paper": WeinceLoss.paper(0.5),
+    "blend, beta 1": WeinceLoss.paper(0.5, tail=RELEASED_TAIL),
+    "paper, endpoint 1.2": WeinceLoss.paper(0.5, tail=TailConfig(endpoint=1.2)),
+    "blend, slope matched": WeinceLoss.paper(0.5, tail=TailConfig(beta="slope", drop=0.05, soft_cap=False)),
+    "paper, negatives only": WeinceLoss.paper(0.5, tail=TailConfig(positive="softmax")),
 }
 
 
@@ -49,33 +47,37 @@ class Forces(NamedTuple):
     push: Tensor
 
 
-def forces(loss: LinkLoss, z_i: Tensor, z_j: Tensor) -> Forces:
+def forces(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> Forces:
     """At a batch ``(n, d)`` twice."""
     unit = F.normalize(torch.cat([z_i, z_j]))
     own = torch.eye(len(unit), dtype=torch.bool)
     positive = torch.arange(len(unit)).roll(len(z_i)).unsqueeze(1)
     shortfall = (1 - unit @ unit.T).clamp(0, 2)
-    link = settled(loss.link, z_i, z_j)
-    logits = link.logit(shortfall).masked_fill(own, -torch.inf)
+    asked = settled(loss, z_i, z_j)
+    logits = asked.link.logit(shortfall).masked_fill(own, -torch.inf)
+    slopes = asked.link.slope(shortfall)
+    if asked.positive is not asked.link:
+        at_positive = asked.positive.logit(shortfall), asked.positive.slope(shortfall)
+        logits = logits.scatter(1, positive, at_positive[0].gather(1, positive))
+        slopes = slopes.scatter(1, positive, at_positive[1].gather(1, positive))
     value = (logits.logsumexp(1) - logits.gather(1, positive).squeeze(1)).mean()
     torch.testing.assert_close(value, loss(z_i, z_j), rtol=1e-9, atol=1e-9)
 
     # Of the loss: weight less 1 for the positive, weight for the others, each times the slope of its logit.
     weight = logits.softmax(1)
     weight = weight.scatter(1, positive, 1 - weight.gather(1, positive))
-    size = weight * link.slope(shortfall) * (shortfall * (2 - shortfall)).sqrt()
+    size = weight * slopes * (shortfall * (2 - shortfall)).sqrt()
     pull = size.gather(1, positive).squeeze(1)
     return Forces(shortfall.gather(1, positive).squeeze(1), pull, size.sum(1) - pull)
 
 
-def settled(link: Link, z_i: Tensor, z_j: Tensor) -> Link:
-    """The link with the weights of this batch's anchors, as an engine binds it."""
+def settled(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> LogSumExp:
+    """The sum of a loss, whose links have the weights of this batch's anchors."""
     (contest,) = contests("views", z_i, z_j)
-    tail = link.tail if isinstance(link, WeinceLink) else None
-    blocks = [Rows(contest, shortfalls(contest.anchors, contest.candidates))]
-    found = survey(contest, blocks, lambda: blocks, [Term(link)], tail)
-    (bound,) = bind([Term(link)], found)
-    return bound
+    asked = loss.sums(Dense(contest, Need(loss.tail)))
+    first = asked[0] if isinstance(asked, Sequence) else asked
+    assert isinstance(first, LogSumExp)
+    return first
 
 
 class Row(NamedTuple):

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weince import BlendLink, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
+from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
 from weince.configure import LossConfig, build_loss
 from weince.evaluate.bar import progress_bar
 from weince.evaluate.protocol import t_interval
-from weince.losses import released_terms
 from weince.scores import CROWD, shortfalls, unit_rows
 
 EXAMPLE = """\
@@ -33,30 +32,30 @@ example:
   python benchmarks/trap.py pairs.npz --seeds 4 --jobs 2 --results results/evidence/trap
 """
 BATCH, RATE, NOISE, SHARE = 256, 1e-3, 0.3, 0.01
-LOSSES: dict[str, Callable[[], LinkLoss]] = {
+LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
     "InfoNCE": partial(InfoNCELoss, 0.5),
-    "paper": partial(WeinceLoss, 0.5),
-    "paper, gate at the 0.05 quantile": partial(WeinceLoss, 0.5, tail=TailConfig(rho0_quantile=0.05)),
-    "paper, gate at the 0.1 quantile": partial(WeinceLoss, 0.5, tail=TailConfig(rho0_quantile=0.1)),
-    "paper, gate at the 0.4 quantile": partial(WeinceLoss, 0.5, tail=TailConfig(rho0_quantile=0.4)),
-    "paper, rho gate alone": partial(WeinceLoss, 0.5, tail=TailConfig(gate="rho")),
-    "paper, AIC gate alone": partial(WeinceLoss, 0.5, tail=TailConfig(gate="aic")),
+    "paper": partial(WeinceLoss.paper, 0.5),
+    "paper, gate at the 0.05 quantile": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0_quantile=0.05)),
+    "paper, gate at the 0.1 quantile": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0_quantile=0.1)),
+    "paper, gate at the 0.4 quantile": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0_quantile=0.4)),
+    "paper, rho gate alone": partial(WeinceLoss.paper, 0.5, tail=TailConfig(gate="rho")),
+    "paper, AIC gate alone": partial(WeinceLoss.paper, 0.5, tail=TailConfig(gate="aic")),
     # Next to no steepness: the gate is half open for every anchor.
-    "paper, lam = 0.5 for all": partial(WeinceLoss, 0.5, tail=TailConfig(kappa_rho=1e-3)),
-    "paper, gate at a shortfall of 0.02": partial(WeinceLoss, 0.5, tail=TailConfig(rho0=0.02)),
-    "paper, gate at a shortfall of 0.05": partial(WeinceLoss, 0.5, tail=TailConfig(rho0=0.05)),
-    "paper, gate at a shortfall of 0.1": partial(WeinceLoss, 0.5, tail=TailConfig(rho0=0.1)),
-    "paper, beta = 3 instead of fitted": partial(WeinceLoss, 0.5, tail=TailConfig(beta=3.0)),
-    "paper, beta = 1 instead of fitted": partial(WeinceLoss, 0.5, tail=TailConfig(beta=1.0)),
-    "paper, slope matched to the softmax": partial(WeinceLoss, 0.5, tail=TailConfig(beta="slope")),
+    "paper, lam = 0.5 for all": partial(WeinceLoss.paper, 0.5, tail=TailConfig(kappa_rho=1e-3)),
+    "paper, gate at a shortfall of 0.02": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.02)),
+    "paper, gate at a shortfall of 0.05": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.05)),
+    "paper, gate at a shortfall of 0.1": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.1)),
+    "paper, beta = 3 instead of fitted": partial(WeinceLoss.paper, 0.5, tail=TailConfig(beta=3.0)),
+    "paper, beta = 1 instead of fitted": partial(WeinceLoss.paper, 0.5, tail=TailConfig(beta=1.0)),
+    "paper, slope matched to the softmax": partial(WeinceLoss.paper, 0.5, tail=TailConfig(beta="slope")),
     "lam = 0.2 and beta = 3 for all": partial(LinkLoss, BlendLink(lam=0.2, beta=3.0, temperature=0.5)),
-    "paper, endpoint 1.2": partial(WeinceLoss, 0.5, tail=TailConfig(endpoint=1.2)),
-    "paper, negatives only": partial(WeinceLoss, 0.5, tail=TailConfig(positive="softmax")),
+    "paper, endpoint 1.2": partial(WeinceLoss.paper, 0.5, tail=TailConfig(endpoint=1.2)),
+    "paper, negatives only": partial(WeinceLoss.paper, 0.5, tail=TailConfig(positive="softmax")),
     "released": partial(WeinceLoss.released, 0.5),
     "released without its terms": partial(build_loss, LossConfig("blend", 0.5)),
-    "InfoNCE + both terms of released": lambda: InfoNCELoss(0.5, extra=released_terms(0.5)),
+    "InfoNCE + both terms of released": partial(InfoNCELoss, 0.5, softmax_term=0.5, shortfall_term=0.5),
     "InfoNCE, temperature 0.2": partial(InfoNCELoss, 0.2),
-    "paper, temperature 0.2": partial(WeinceLoss, 0.2),
+    "paper, temperature 0.2": partial(WeinceLoss.paper, 0.2),
 }
 
 
@@ -72,7 +71,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         crowded: Share of held-out items that are.
-        first: Share of held-out anchors whose partner scores highest among one view of 256 items.
+        first: Share of held-out anchors whose positive scores highest among one view of 256 items.
         rise: Mean training loss of the last tenth of the steps above that of the tenth where it is lowest.
         slope: Median fitted ``beta`` of the fifth of held-out anchors with the hardest negatives.
     """
