@@ -55,6 +55,7 @@ class WeinceLoss(TemperatureLoss):
     torch.Size([])
     """
 
+    needs_negatives = False
     tail: TailConfig
 
     def __init__(
