@@ -180,7 +180,7 @@ def hcl(batch: list[Anchor], temperature: Tensor, hardness: float, false_negativ
         own = torch.exp(positive / temperature)
         weighed = torch.exp((1 + hardness) * negative / temperature).sum()
         seen = n * weighed / torch.exp(hardness * negative / temperature).sum()
-        lowest = n * torch.exp(-1 / torch.as_tensor(temperature))
+        lowest = n * torch.exp(-1 / torch.as_tensor(temperature, dtype=torch.float64))
         negatives = torch.maximum((-false_negatives * n * own + seen) / (1 - false_negatives), lowest)
         return -torch.log(own / (own + negatives))
 
@@ -404,7 +404,7 @@ def weince(
 ) -> tuple[Tensor, list[dict[str, float]]]:
     """Mean loss of Algorithm 1 over the anchors that have a positive, and the statistics of all."""
     batch = scored(anchors, candidates, roles)
-    losses, statistics = weince_losses(batch, torch.as_tensor(temperature), config)
+    losses, statistics = weince_losses(batch, torch.as_tensor(temperature, dtype=torch.float64), config)
     return mean(batch, losses), statistics
 
 

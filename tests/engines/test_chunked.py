@@ -5,28 +5,19 @@ from contextlib import contextmanager
 import pytest
 import reference
 import torch
-from engines.test_dense import CONFIGS, LAYOUTS, layout
+from cases import CASES, LAYOUTS, embeddings, fixed, layout, learned, served
+from engines.test_dense import CONFIGS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Largest, batch_slope, twins
 from test_properties import batches, smooth_batches
 from torch import nn
 
-from weince import (
-    BatchShortfallLink,
-    InfoNCELoss,
-    LinkLoss,
-    PowerLink,
-    ShortfallLink,
-    SoftmaxLink,
-    TailConfig,
-    Term,
-    WeibitLoss,
-    WeinceLoss,
-)
+from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, SoftmaxLink, TailConfig, WeibitLoss, WeinceLoss
 from weince.engines import chunked as module
-from weince.engines import rows as rows_module
-from weince.losses import RELEASED_TAIL
+from weince.engines import survey
+from weince.losses.terms import RunningSlope
+from weince.losses.weince import RELEASED_TAIL
 from weince.scores import unit_rows
 
 LOSSES = {
