@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
         lambda batch: reference.align_uniform(batch, 0.7, 1.5),
     ),
     "SigLIP": Case(
-        lambda p, **o: SigLIPLoss(scale=5.0, bias=-2.0, learn=p is learned, **o).double(),
+        lambda p, **o: SigLIPLoss(scale=5.0, bias=-2.0, learn=p is learned, **o),
         lambda batch, log_scale, bias: reference.siglip(batch, log_scale, bias),
         {"log_scale": float(torch.tensor(5.0).log()), "bias": -2.0},
     ),
