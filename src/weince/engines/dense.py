@@ -52,6 +52,7 @@ class Dense(Engine):
         return whole([tile.contest.count_negatives(tile.hidden()) for _, tile in self.tiles])
 
     def smallest(self, count: int) -> Tensor:
+        self._sharpen()
         hidden = self.contest.hide(self.matrix.clone(), torch.inf)
         here = least(hidden.flatten(), count)
         return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
@@ -88,13 +89,18 @@ class Dense(Engine):
         return list(sums)
 
     def _prepare(self, parts: Sequence[Part]) -> None:
-        if not self.sharp and any(part.link.near_cap for part in parts):
-            self.sharp = True
-            for _, tile in self.tiles:
-                tile.sharpen()
+        if any(part.link.near_cap for part in parts):
+            self._sharpen()
         numbers = tuple({part.hardest for part in parts if part.hardest is not None} - set(self.thresholds))
         if numbers:
             self._find(None, numbers)
+
+    def _sharpen(self) -> None:
+        """Make the smallest shortfalls exact, once."""
+        if not self.sharp:
+            self.sharp = True
+            for _, tile in self.tiles:
+                tile.sharpen()
 
     def _threshold(self, part: Part, rows: slice) -> Tensor | None:
         return None if part.hardest is None else self.thresholds[part.hardest][rows]
