@@ -23,7 +23,7 @@ from weince.candidates import Candidates, Contest, check_choice, contests
 from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
 from weince.engines.base import Engine, Need
 from weince.engines.choose import Choice, EngineName, choose, out_of_memory, start, warn_once
-from weince.links import Scalar, check_positive
+from weince.links import Link, Scalar, check_positive
 from weince.sums import LogSumExp, Sum
 from weince.tail import TailConfig, TailStats
 
@@ -170,11 +170,10 @@ class ContrastiveLoss(nn.Module):
             self.candidates, z_i, z_j, labels=labels, negatives=negatives, ids=ids, ignore=ignore,
             check_finite=self.check_finite, alone=not spread, views=self.same_view,
         )  # fmt: skip
+        need = Need(self.tail or (TailConfig() if return_stats else None), self.hardest)
         if spread:
             join = meet if self.gather == "ring" else share
-            found = [join(contest, self._described()) for contest in found]
-        tail = self.tail or (TailConfig() if return_stats else None)
-        need = Need(tail, self.hardest)
+            found = [join(contest, self._described(need)) for contest in found]
         results = [self._contrast(contest, need) for contest in found]
         loss = self._reduce(results, found[0].ranks)
         self._look(loss, labels=labels, ids=ids, ignore=ignore)
@@ -248,10 +247,10 @@ class ContrastiveLoss(nn.Module):
                 "leave no anchor a positive and a negative"
             )
 
-    def _described(self) -> str:
+    def _described(self, need: Need) -> str:
         """What is computed, in words that are the same in every process; no tensor is read for it."""
-        known = [f"{name}={value}" for name, value in self.settings().items() if not isinstance(value, Tensor)]
-        return f"{type(self).__name__}({', '.join(known)}, training={self.training})"
+        values = self.settings() | {"gather": self.gather, "tail": need.tail, "training": self.training}
+        return f"{type(self).__name__}({', '.join(f'{name}={_in_words(value)}' for name, value in values.items())})"
 
     def settings(self) -> dict[str, Any]:
         """What the loss was made with, by name; learned values as they are now."""
@@ -276,6 +275,15 @@ def _as_they_are(values: Tensor) -> Tensor:
 
 def _parameters(loss: type) -> list[str]:
     return [name for name in signature(loss.__init__).parameters if name != "self"]  # type: ignore[misc]
+
+
+def _in_words(value: Any) -> str:
+    """A setting without what differs between processes: values of tensors, addresses of functions."""
+    if isinstance(value, Link):
+        fixed = [f"{name}={_in_words(own)}" for name, own in vars(value).items()]
+        return f"{type(value).__name__}({', '.join(fixed)})"
+    plain = value is None or isinstance(value, int | float | str | tuple | TailConfig)
+    return repr(value) if plain else type(value).__name__
 
 
 def _shown(value: Any) -> str:
