@@ -60,8 +60,8 @@ Sum = LogSumExp | SoftplusSum | Count
 class Summed(NamedTuple):
     """What an engine found for one sum; a tensor holds one number per anchor, ``(anchors,)``.
 
-    ``value``: the sum. ``positive``: the positive's logit; the mean over several positives. ``spread``: log-sum-exp of
-    the positives' logits less their mean; None with one positive. ``link``: the link of the negatives.
+    ``value``: the sum. ``positive``: the positive's logit; the mean over several positives. ``spread``: log-sum-exp
+    of the positives' logits less their mean; None with one positive. ``link``: the link of the negatives.
     """
 
     value: Tensor

@@ -124,7 +124,12 @@ class ContrastiveLoss(nn.Module):
 
         @overload
         def __call__(
-            self, z_i: Tensor, z_j: Tensor | None = None, *, return_stats: Literal[True], **roles: Tensor | None
+            self,
+            z_i: Tensor,
+            z_j: Tensor | None = None,
+            *,
+            return_stats: Literal[True],
+            **roles: Tensor | None,
         ) -> LossOutput: ...
 
         @overload
@@ -246,7 +251,9 @@ class ContrastiveLoss(nn.Module):
 
     def _described(self) -> str:
         """What is computed, in words that are the same in every process; no tensor is read for it."""
-        known = [f"{name}={value}" for name, value in self.settings().items() if not isinstance(value, Tensor)]
+        known = [
+            f"{name}={value}" for name, value in self.settings().items() if not isinstance(value, Tensor)
+        ]
         return f"{type(self).__name__}({', '.join(known)}, training={self.training})"
 
     def settings(self) -> dict[str, Any]:
@@ -285,8 +292,8 @@ class TemperatureLoss(ContrastiveLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        max_scale: Largest inverse of a learned temperature; CLIP uses 100. Each training step first puts the parameter
-            back to where its inverse is that, so that it does not wander off.
+        max_scale: Largest inverse of a learned temperature; CLIP uses 100. Each training step first puts the
+            parameter back to where its inverse is that, so that it does not wander off.
         **options: As in :class:`ContrastiveLoss`.
     """
 
@@ -325,8 +332,17 @@ def functional(loss: type[ContrastiveLoss]) -> Callable[..., Any]:
         roles = {name: options.pop(name) for name in of_call if name in options}
         return loss(**options)(z_i, z_j, **roles)
 
-    function.__doc__ = f"{(loss.__doc__ or '').splitlines()[0]} A function with the options of :class:`{loss.__name__}` and of its call."
+    about = (loss.__doc__ or "").splitlines()[0]
+    function.__doc__ = f"{about} A function with the options of :class:`{loss.__name__}` and of its call."
     return function
 
 
-__all__ = ["ContrastiveLoss", "LogSumExp", "LossOutput", "Options", "Reduction", "TemperatureLoss", "functional"]
+__all__ = [
+    "ContrastiveLoss",
+    "LogSumExp",
+    "LossOutput",
+    "Options",
+    "Reduction",
+    "TemperatureLoss",
+    "functional",
+]
