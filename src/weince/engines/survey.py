@@ -1,6 +1,6 @@
 """What a survey of the negatives finds: each anchor's tail, and how hard its hardest negatives are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -79,6 +79,6 @@ def between(ordered: Tensor, number: int) -> Tensor:
     return torch.where(after.isfinite(), (last + after) / 2, torch.inf)
 
 
-def whole(parts: list[Tensor]) -> Tensor:
+def whole(parts: Sequence[Tensor]) -> Tensor:
     """All parts in one. A single one, as on a GPU, is not copied: each copy would be a launch."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -13,6 +13,7 @@ torch.Size([])
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
 
@@ -208,11 +209,11 @@ class ContrastiveLoss(nn.Module):
     def _losses(self, engine: Engine) -> "_Result":
         asked = self.sums(engine)
         found = engine.sums(list(asked) if isinstance(asked, Sequence) else [asked])
-        if self.per_anchor:
-            losses = self.combine(*found)
-        else:
+        combine: Callable[..., Tensor] = self.combine
+        if not self.per_anchor:
             ranks = engine.contest.ranks
-            losses = self.combine(*found, gather=_as_they_are if ranks is None else ranks.gather)
+            combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather)
+        losses = combine(*found)
         for nothing in (engine.alone, None if engine.counted is None else ~engine.counted):
             if nothing is not None:
                 losses = losses.masked_fill(nothing, 0)
