@@ -1,23 +1,28 @@
-"""Algorithm 1 in float64, loop by loop: slow, and short enough to be checked against the paper by eye.
+"""Every loss in float64, anchor by anchor: slow, and short enough to be checked against its paper by eye.
 
-Embeddings are torch tensors, so that autograd gives the gradient of the loss; the tail statistics are plain
-Python numbers, so that no gradient passes through them.
+Embeddings are torch tensors, so that autograd gives the gradient; what carries no gradient (tail statistics,
+weights, temperatures that are found) is plain Python numbers. An anchor without a positive has loss 0 and does not
+count. So has an anchor without negatives where a loss has no value for it, but that one counts.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from scipy.optimize import brentq
+from scipy.special import roots_hermitenorm
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from weince import TailConfig
 
 Role = str  # "positive", "negative" or "none"
 Logit = Callable[[Tensor], Tensor]
+ZERO = torch.zeros((), dtype=torch.float64)
 
 
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    return (a @ b) / (a.norm() * b.norm())
+# Who competes with whom.
 
 
 def roles_views(n: int, ids: list[int] | None = None) -> list[list[Role]]:
@@ -78,12 +83,181 @@ def ignoring(roles: list[list[Role]], ignore: Tensor) -> list[list[Role]]:
     ]
 
 
-def loss_of_anchor(scores: list[Tensor], roles: list[Role], logit: Logit) -> Tensor:
-    """``-log softmax`` of the positive; with several, the mean over them."""
-    competing = [logit(s) for s, role in zip(scores, roles, strict=True) if role != "none"]
-    positives = [logit(s) for s, role in zip(scores, roles, strict=True) if role == "positive"]
-    denominator = torch.logsumexp(torch.stack(competing), 0)
-    return torch.stack([denominator - own for own in positives]).mean()
+class Anchor(NamedTuple):
+    """Scores of one anchor with its positives, with its negatives, and with those in its own half of the rows."""
+
+    positives: Tensor
+    negatives: Tensor
+    own_view: Tensor
+
+
+def scored(anchors: Tensor, candidates: Tensor, roles: list[list[Role]]) -> list[Anchor]:
+    """The anchors of one contest."""
+    half = len(candidates) // 2
+    found = []
+    for i, (anchor, row) in enumerate(zip(anchors, roles, strict=True)):
+        scores = candidates @ anchor / (candidates.norm(dim=1) * anchor.norm())
+        positives = [j for j, role in enumerate(row) if role == "positive"]
+        negatives = [j for j, role in enumerate(row) if role == "negative"]
+        own_view = [j for j in negatives if (j < half) == (i < half)]
+        found.append(Anchor(scores[positives], scores[negatives], scores[own_view]))
+    return found
+
+
+def mean(batch: list[Anchor], losses: list[Tensor]) -> Tensor:
+    """Over the anchors that count."""
+    return torch.stack(losses).sum() / max(1, sum(len(anchor.positives) > 0 for anchor in batch))
+
+
+# Losses with a formula of each anchor's own scores. All return one loss per anchor.
+
+
+def each(batch: list[Anchor], loss: Callable[[Anchor], Tensor], *, alone: bool = False) -> list[Tensor]:
+    """One loss per anchor; ``alone``: the formula has a value for anchors without negatives too."""
+    return [
+        loss(anchor) if len(anchor.positives) and (alone or len(anchor.negatives)) else ZERO
+        for anchor in batch
+    ]
+
+
+def cross_entropy(
+    positives: Tensor, negatives: Tensor, logit: Logit, positive_logit: Logit | None = None
+) -> Tensor:
+    """``-log softmax`` of a positive among all candidates; with several positives, the mean over them."""
+    own = (positive_logit or logit)(positives)
+    return (torch.logsumexp(torch.cat([own, logit(negatives)]), 0) - own).mean()
+
+
+def with_logit(batch: list[Anchor], logit: Logit) -> list[Tensor]:
+    return each(batch, lambda a: cross_entropy(a.positives, a.negatives, logit), alone=True)
+
+
+def info_nce(batch: list[Anchor], temperature: Tensor) -> list[Tensor]:
+    return with_logit(batch, lambda s: s / temperature)
+
+
+def weibit(batch: list[Anchor], beta: Tensor, endpoint: float = 1.0) -> list[Tensor]:
+    return with_logit(batch, lambda s: -beta * torch.log(endpoint - s))
+
+
+def power(batch: list[Anchor], alpha: Tensor) -> list[Tensor]:
+    return with_logit(batch, lambda s: alpha * torch.log((1 + s) / 2))
+
+
+def temperature_free(batch: list[Anchor]) -> list[Tensor]:
+    return with_logit(batch, lambda s: torch.log((1 + s) / (1 - s)))
+
+
+def hardest_of(negatives: Tensor, number: int) -> Tensor:
+    return negatives.sort(descending=True).values[:number]
+
+
+def over_hardest(batch: list[Anchor], logit: Logit, number: int) -> list[Tensor]:
+    return each(
+        batch, lambda a: cross_entropy(a.positives, hardest_of(a.negatives, number), logit), alone=True
+    )
+
+
+def dcl(batch: list[Anchor], temperature: Tensor) -> list[Tensor]:
+    return each(
+        batch,
+        lambda a: (-a.positives / temperature + torch.logsumexp(a.negatives / temperature, 0)).mean(),
+    )
+
+
+def dhel(batch: list[Anchor], temperature: Tensor) -> list[Tensor]:
+    def loss(anchor: Anchor) -> Tensor:
+        if not len(anchor.own_view):
+            return ZERO
+        return (-anchor.positives / temperature + torch.logsumexp(anchor.own_view / temperature, 0)).mean()
+
+    return each(batch, loss)
+
+
+def hcl(batch: list[Anchor], temperature: Tensor, hardness: float, false_negatives: float) -> list[Tensor]:
+    def loss(anchor: Anchor) -> Tensor:
+        (positive,), negative, n = anchor.positives, anchor.negatives, len(anchor.negatives)
+        own = torch.exp(positive / temperature)
+        weighed = torch.exp((1 + hardness) * negative / temperature).sum()
+        seen = n * weighed / torch.exp(hardness * negative / temperature).sum()
+        lowest = n * torch.exp(-1 / torch.as_tensor(temperature, dtype=torch.float64))
+        negatives = torch.maximum((-false_negatives * n * own + seen) / (1 - false_negatives), lowest)
+        return -torch.log(own / (own + negatives))
+
+    return each(batch, loss)
+
+
+def rince(batch: list[Anchor], temperature: Tensor, q: float, weight: float) -> list[Tensor]:
+    def loss(anchor: Anchor) -> Tensor:
+        (positive,) = anchor.positives
+        own, others = torch.exp(positive / temperature), torch.exp(anchor.negatives / temperature).sum()
+        return -(own**q) / q + (weight * (own + others)) ** q / q
+
+    return each(batch, loss)
+
+
+def siglip(batch: list[Anchor], log_scale: Tensor, bias: Tensor) -> list[Tensor]:
+    a = log_scale.exp()
+
+    def loss(anchor: Anchor) -> Tensor:
+        yes = softplus(-(a * anchor.positives + bias), threshold=1e9).sum()
+        return yes + softplus(a * anchor.negatives + bias, threshold=1e9).sum()
+
+    return each(batch, loss, alone=True)
+
+
+def mixture(batch: list[Anchor], temperature: Tensor, spread: float, nodes: int) -> list[Tensor]:
+    places, weights = roots_hermitenorm(nodes)
+
+    def loss(anchor: Anchor) -> Tensor:
+        likelihood = ZERO
+        for place, weight in zip(places, weights / weights.sum(), strict=True):
+            t = temperature * math.exp(spread * place)
+            (own,) = torch.exp(anchor.positives / t)
+            likelihood = likelihood + weight * own / (own + torch.exp(anchor.negatives / t).sum())
+        return -torch.log(likelihood)
+
+    return each(batch, loss, alone=True)
+
+
+def kl_ball(batch: list[Anchor], radius: float) -> list[Tensor]:
+    def loss(anchor: Anchor) -> Tensor:
+        negatives = anchor.negatives.detach()
+
+        def too_far(log_t: float) -> float:
+            weights = torch.softmax(negatives / math.exp(log_t), 0)
+            return float(torch.xlogy(weights, weights * len(negatives)).sum()) - radius
+
+        t = math.exp(brentq(too_far, math.log(1e-3), math.log(1e2), xtol=1e-15, rtol=1e-14))
+        return (-anchor.positives + t * torch.logsumexp(anchor.negatives / t, 0)).mean()
+
+    return each(batch, loss)
+
+
+# Losses of a whole batch.
+
+
+def dclw(batch: list[Anchor], temperature: Tensor, sigma: float) -> list[Tensor]:
+    own = [math.exp(float(anchor.positives.detach()[0]) / sigma) for anchor in batch]
+    weights = iter([2 - len(own) * value / sum(own) for value in own])
+
+    def loss(anchor: Anchor, weight: float) -> Tensor:
+        (positive,) = anchor.positives
+        return -weight * positive / temperature + torch.logsumexp(anchor.negatives / temperature, 0)
+
+    return [
+        loss(anchor, weight) if len(anchor.negatives) else ZERO
+        for anchor, weight in zip(batch, weights, strict=True)
+    ]
+
+
+def align_uniform(batch: list[Anchor], weight: float, spread: float) -> list[Tensor]:
+    apart = torch.cat([2 - 2 * anchor.negatives for anchor in batch])
+    uniformity = torch.exp(-spread * apart).mean().log() if len(apart) else ZERO
+    return each(batch, lambda a: (2 - 2 * a.positives).mean() + weight * uniformity, alone=True)
+
+
+# WEINCE: Algorithm 1, and what the authors' released code adds.
 
 
 def tail_size(negatives: int, config: TailConfig) -> int:
@@ -154,10 +328,71 @@ def tail_statistics(
     return statistics
 
 
-def blend(s: Tensor, lam: float, beta: float, temperature: float, config: TailConfig) -> Tensor:
+def blend(s: Tensor, lam: float, beta: float, temperature: Tensor, config: TailConfig) -> Tensor:
     capped = s.clamp(max=1 - config.eps)
-    inside = 1 - capped + (config.eps if config.soft_cap else 0.0)
+    inside = config.endpoint - capped + (config.eps if config.soft_cap else 0.0)
     return (1 - lam) * s / temperature + lam * (-beta * torch.log(inside))
+
+
+def weince_losses(
+    batch: list[Anchor], temperature: Tensor, config: TailConfig
+) -> tuple[list[Tensor], list[dict[str, float]]]:
+    """The loss of every anchor, and its statistics."""
+    shortfalls = [[1 - s for s in anchor.negatives.tolist()] for anchor in batch]
+    counted = [len(anchor.positives) > 0 for anchor in batch]
+    statistics = tail_statistics(shortfalls, counted, config)
+    losses = []
+    for anchor, found in zip(batch, statistics, strict=True):
+        beta: float = found["beta"] if config.beta == "fit" else config.beta  # type: ignore[assignment]
+        if config.beta == "slope":
+            beta = (found["rho"] + config.endpoint - 1) / float(temperature) if shortfalls else 0.0
+            beta = beta if math.isfinite(beta) else 0.0
+
+        def blended(s: Tensor, lam: float = found["lam"], beta: float = beta) -> Tensor:
+            return blend(s, lam, beta, temperature, config)
+
+        own = (lambda s: s / temperature) if config.positive == "softmax" else None
+        losses += each([anchor], lambda a: cross_entropy(a.positives, a.negatives, blended, own), alone=True)  # noqa: B023
+    return losses, statistics
+
+
+class Released:
+    """The released loss, which remembers a slope from batch to batch."""
+
+    slope = 4.0
+
+    def __call__(
+        self, batch: list[Anchor], temperature: Tensor, config: TailConfig, softmax: float, shortfall: float
+    ) -> list[Tensor]:
+        blended, _ = weince_losses(batch, temperature, config)
+        return self.with_terms(batch, blended, temperature, softmax, shortfall)
+
+    def with_terms(
+        self, batch: list[Anchor], losses: list[Tensor], temperature: Tensor, softmax: float, shortfall: float
+    ) -> list[Tensor]:
+        """Losses with both cross-entropies over the positive and the 50 hardest negatives."""
+        if shortfall:
+            self.slope = moved_slope(self.slope, [s for a in batch for s in a.negatives.tolist()])
+        first = over_hardest(batch, lambda s: s / temperature, 50)
+        second = over_hardest(batch, lambda s: -self.slope * torch.log((1 - s).clamp_min(1e-6)), 50)
+        return [a + softmax * b + shortfall * c for a, b, c in zip(losses, first, second, strict=True)]
+
+
+def moved_slope(slope: float, scores: list[float], share: float = 0.05, fewest: int = 1024) -> float:
+    """The slope after a batch, fitted to the smallest shortfalls of all its negatives."""
+    k = min(max(fewest, int(share * len(scores))), len(scores))
+    ordered = [max(d, 1e-6) for d in sorted(1 - s for s in scores)[:k]]
+    ranks = range(1 + max(1, int(0.05 * k)), k + 1)
+    if len(ranks) < 3:
+        return slope
+    log_d = [math.log(ordered[rank - 1]) for rank in ranks]
+    log_f = [math.log(rank / (k + 1)) for rank in ranks]
+    fitted, sse, sxx = line(log_d, log_f)
+    mean_f = sum(log_f) / len(log_f)
+    r2 = 1 - sse / max(sum((f - mean_f) ** 2 for f in log_f), 1e-12)
+    if sxx <= 1e-12 or fitted <= 0 or r2 < 0.85:
+        return slope
+    return 0.9 * slope + 0.1 * min(max(fitted, 0.5), 16.0)
 
 
 def weince(
@@ -167,31 +402,13 @@ def weince(
     temperature: float = 0.5,
     config: TailConfig = TailConfig(),
 ) -> tuple[Tensor, list[dict[str, float]]]:
-    """Mean loss over the anchors that have a positive, and the statistics of all."""
-    scores = [[cosine(a, c) for c in candidates] for a in anchors]
-    counted = ["positive" in row for row in roles]
-    shortfalls = [
-        [1 - float(s.detach()) for s, role in zip(row, kinds, strict=True) if role == "negative"]
-        for row, kinds in zip(scores, roles, strict=True)
-    ]
-    statistics = tail_statistics(shortfalls, counted, config)
-    losses = []
-    for row, kinds, counts, found in zip(scores, roles, counted, statistics, strict=True):
-        if counts:
-            beta = found["beta"] if config.beta == "fit" else config.beta
-            losses.append(
-                loss_of_anchor(
-                    row, kinds, lambda s, f=found, b=beta: blend(s, f["lam"], b, temperature, config)
-                )
-            )
-    return torch.stack(losses).mean(), statistics
+    """Mean loss of Algorithm 1 over the anchors that have a positive, and the statistics of all."""
+    batch = scored(anchors, candidates, roles)
+    losses, statistics = weince_losses(batch, torch.as_tensor(temperature, dtype=torch.float64), config)
+    return mean(batch, losses), statistics
 
 
 def with_link(anchors: Tensor, candidates: Tensor, roles: list[list[Role]], logit: Logit) -> Tensor:
     """Mean loss over the anchors under one logit for all."""
-    losses = [
-        loss_of_anchor([cosine(a, c) for c in candidates], kinds, logit)
-        for a, kinds in zip(anchors, roles, strict=True)
-        if "positive" in kinds
-    ]
-    return torch.stack(losses).mean()
+    batch = scored(anchors, candidates, roles)
+    return mean(batch, with_logit(batch, logit))

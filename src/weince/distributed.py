@@ -63,6 +63,11 @@ class Ranks:
         """One value for each anchor, ``(local anchors,)`` to ``(anchors of all ranks,)``; no gradient."""
         return _gathered(values, self.anchors)
 
+    def gather_linked(self, values: Tensor) -> Tensor:
+        """The same with gradient: each value's returns to its owner, summed over the ranks."""
+        gathered: Tensor = _GatherRows.apply(values, self.anchors, self.rank)  # type: ignore[no-untyped-call]
+        return gathered
+
     def gather_candidates(self, values: Tensor) -> Tensor:
         """One value for each candidate, ``(local candidates,)`` to ``(candidates of all ranks,)``; no gradient."""
         return _gathered(values, self.candidates)
@@ -138,7 +143,7 @@ def share(contest: Contest, settings: str) -> Contest:
     def every(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
         return None if values is None else (values[0], _gathered(values[1].long(), ranks.candidates))
 
-    rows: Tensor = _GatherRows.apply(contest.candidates, ranks)  # type: ignore[no-untyped-call]
+    rows: Tensor = _GatherRows.apply(contest.candidates, ranks.candidates, ranks.rank)  # type: ignore[no-untyped-call]
     return replace(
         contest,
         candidates=rows,
@@ -211,18 +216,18 @@ class _GatherRows(torch.autograd.Function):
     """Rows of all ranks; the gradient of each row returns to its owner, summed over the ranks."""
 
     @staticmethod
-    def forward(local: Tensor, ranks: Ranks) -> Tensor:
-        return _gathered(local, ranks.candidates)
+    def forward(local: Tensor, lengths: tuple[int, ...], rank: int) -> Tensor:
+        return _gathered(local, lengths)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Ranks], output: Tensor) -> None:
-        ctx.ranks = inputs[1]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...], int], output: Tensor) -> None:
+        _, ctx.lengths, ctx.rank = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        lengths = ctx.ranks.candidates
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        lengths = ctx.lengths
         parts = [_padded(part, max(lengths)).contiguous() for part in torch.split(grad, lengths)]
         mine = torch.empty_like(parts[0])
         with _together("returning the gradients of gathered rows"):
             dist.reduce_scatter(mine, parts)
-        return mine[: lengths[ctx.ranks.rank]], None
+        return mine[: lengths[ctx.rank]], None, None

@@ -60,23 +60,27 @@ Sum = LogSumExp | SoftplusSum | Count
 class Summed(NamedTuple):
     """What an engine found for one sum; a tensor holds one number per anchor, ``(anchors,)``.
 
-    ``value``: the sum. ``positive``: the positive's logit; the mean over several positives. ``spread``: log-sum-exp
-    of the positives' logits less their mean; None with one positive. ``link``: the link of the negatives.
+    ``value``: the sum; 0 without negatives. ``positive``: the positive's logit; the mean over several positives.
+    ``spread``: log-sum-exp of the positives' logits less their mean; None with one positive. ``link``: the link of
+    the negatives. ``alone``: which anchors have no negatives; None if all have some.
     """
 
     value: Tensor
     positive: Tensor
     spread: Tensor | None
     link: Link
+    alone: Tensor | None = None
 
     def cross_entropy(self) -> Tensor:
         """``-log softmax`` of the positive among all candidates, averaged over the positives.
 
         Written so that a loss of 1e-14 keeps its digits in float32.
         """
-        if self.spread is None:
-            return log1pexp(self.value - self.positive)
-        return log1pexp(self.value - self.positive - self.spread) + self.spread
+        of_positives = self.positive if self.spread is None else self.positive + self.spread
+        by_negatives = log1pexp(self.value - of_positives)
+        if self.alone is not None:
+            by_negatives = by_negatives.masked_fill(self.alone, 0)
+        return by_negatives if self.spread is None else by_negatives + self.spread
 
 
 def log1pexp(x: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from weince.engines.rows import EngineOutput
 
 from weince import InfoNCELoss, SoftmaxLink, Term, WeinceLoss, engines
 from weince.candidates import contests
 from weince.distributed import Ranks
 from weince.engines.choose import choose
-from weince.engines.rows import EngineOutput
 
 module = importlib.import_module("weince.engines.choose")  # the function has the same name
 TERMS = [Term(SoftmaxLink())]

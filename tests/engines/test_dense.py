@@ -1,140 +1,38 @@
-"""The dense engine against the loops of ``reference.py``: value and gradient on every layout."""
+"""The dense engine against the loops of ``reference.py``: ways to fit a tail, links, hardest negatives, the cap."""
 
 import pytest
 import reference
 import torch
+from cases import LAYOUTS, embeddings, layout
 from reference import blend
 
 from weince import (
+    AtanhLink,
     BlendLink,
+    ContrastiveLoss,
     InfoNCELoss,
     LinkLoss,
+    LogSumExp,
     PowerLink,
     ShortfallLink,
     SoftmaxLink,
     TailConfig,
-    Term,
     WeinceLoss,
+    link_loss,
 )
-from weince.engines.rows import whole
-from weince.functional import link_loss
+from weince.engines.survey import whole
+from weince.losses.weince import RELEASED_TAIL
 from weince.scores import pair_shortfall, unit_rows
 
 CONFIGS = {
     "paper": TailConfig(),
-    "released": TailConfig(beta=1.0, drop=0.05, soft_cap=False),
+    "released": RELEASED_TAIL,
     "small tail": TailConfig(k=6, kappa_rho=3.0),
     "share": TailConfig(k=0.4, k_min=3),
     "rho alone": TailConfig(gate="rho"),
     "aic alone": TailConfig(gate="aic", k=12),
     "fixed pivot": TailConfig(rho0=0.4),
 }
-
-
-def embeddings(rows, seed, d=7):
-    """Clustered, so that shortfalls spread over orders of magnitude; lengths vary too."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(3, d, generator=generator, dtype=torch.float64)
-    pick = torch.randint(3, (rows,), generator=generator)
-    noise = 0.3 * torch.randn(rows, d, generator=generator, dtype=torch.float64)
-    length = torch.rand(rows, 1, generator=generator, dtype=torch.float64) + 0.1
-    return ((centres[pick] + noise) * length).requires_grad_()
-
-
-def layout(name):
-    """Arguments of the loss, and per contest the anchors, candidates and roles of the reference."""
-    n = 11
-    a, b, extra = embeddings(n, 1), embeddings(n, 2), embeddings(5, 3)
-    ids = torch.tensor([-1, 1, 2, 3, 4, 5, 6, 7, 8, 1, -1])
-    both = torch.cat([a, b])
-    ignore = torch.rand(2 * n, 2 * n, generator=torch.Generator().manual_seed(4)) < 0.3
-    labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 1])  # label 3 stands alone
-    twice = labels.tolist() * 2
-    return {
-        "views": ({"z_i": a, "z_j": b}, "views", [(both, both, reference.roles_views(n))]),
-        "views, ids": (
-            {"z_i": a, "z_j": b, "ids": ids},
-            "views",
-            [(both, both, reference.roles_views(n, ids.tolist()))],
-        ),
-        "views, ignore": (
-            {"z_i": a, "z_j": b, "ignore": ignore},
-            "views",
-            [(both, both, reference.ignoring(reference.roles_views(n), ignore))],
-        ),
-        "cross": ({"z_i": a, "z_j": b}, "cross", [(a, b, reference.roles_cross(n, 0))]),
-        "cross, negatives": (
-            {"z_i": a, "z_j": b, "negatives": extra},
-            "cross",
-            [(a, torch.cat([b, extra]), reference.roles_cross(n, 5))],
-        ),
-        "cross, negatives, ids": (
-            {"z_i": a, "z_j": b, "negatives": extra, "ids": ids},
-            "cross",
-            [(a, torch.cat([b, extra]), reference.roles_cross(n, 5, ids.tolist()))],
-        ),
-        "cross, ids of negatives": (
-            {"z_i": a, "z_j": b, "negatives": extra, "ids": torch.cat([ids, ids[:5]])},
-            "cross",
-            [(a, torch.cat([b, extra]), reference.roles_cross(n, 5, ids.tolist() + ids[:5].tolist()))],
-        ),
-        "clip": (
-            {"z_i": a, "z_j": b, "ignore": ignore[:n, :n]},
-            "clip",
-            [
-                (a, b, reference.ignoring(reference.roles_cross(n, 0), ignore[:n, :n])),
-                (b, a, reference.ignoring(reference.roles_cross(n, 0), ignore[:n, :n].T)),
-            ],
-        ),
-        "clip, ids": (
-            {"z_i": a, "z_j": b, "ids": ids},
-            "clip",
-            [(x, y, reference.roles_cross(n, 0, ids.tolist())) for x, y in ((a, b), (b, a))],
-        ),
-        "cross, negatives, ignore": (
-            {"z_i": a, "z_j": b, "negatives": extra, "ignore": ignore[:n, : n + 5]},
-            "cross",
-            [
-                (
-                    a,
-                    torch.cat([b, extra]),
-                    reference.ignoring(reference.roles_cross(n, 5), ignore[:n, : n + 5]),
-                )
-            ],
-        ),
-        "labels, ignore": (
-            {"z_i": a, "labels": labels, "ignore": ignore[:n, :n]},
-            "labels",
-            [(a, a, reference.ignoring(reference.roles_labels(labels.tolist()), ignore[:n, :n]))],
-        ),
-        "labels": (
-            {"z_i": a, "labels": labels},
-            "labels",
-            [(a, a, reference.roles_labels(labels.tolist()))],
-        ),
-        "labels, two views, ids": (
-            {"z_i": a, "z_j": b, "labels": labels, "ids": ids},
-            "labels",
-            [(both, both, reference.roles_labels(twice, ids.tolist() * 2))],
-        ),
-    }[name]
-
-
-LAYOUTS = [
-    "views",
-    "views, ids",
-    "views, ignore",
-    "cross",
-    "cross, negatives",
-    "cross, negatives, ids",
-    "cross, ids of negatives",
-    "clip",
-    "clip, ids",
-    "cross, negatives, ignore",
-    "labels",
-    "labels, ignore",
-    "labels, two views, ids",
-]
 
 
 def same(got, wanted, leaves):
@@ -150,7 +48,7 @@ def same(got, wanted, leaves):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_algorithm_1(name, config):
     arguments, candidates, contests = layout(name)
-    loss = WeinceLoss(0.3, tail=CONFIGS[config], candidates=candidates)
+    loss = WeinceLoss.paper(0.3, tail=CONFIGS[config], candidates=candidates)
     got = loss(**arguments, return_stats=True)
     wanted = [reference.weince(*contest, temperature=0.3, config=CONFIGS[config]) for contest in contests]
     leaves = [value for key, value in arguments.items() if key in ("z_i", "z_j", "negatives")]
@@ -165,7 +63,7 @@ def test_algorithm_1(name, config):
 def test_eps_counts_in_the_fit_and_in_the_logit():
     arguments, candidates, (contest,) = layout("views")
     config = TailConfig(k=12, eps=0.1, gate="aic", margin=-5.0)
-    got = WeinceLoss(0.3, tail=config, candidates=candidates)(**arguments)
+    got = WeinceLoss.paper(0.3, tail=config, candidates=candidates)(**arguments)
     wanted, _ = reference.weince(*contest, temperature=0.3, config=config)
     same(got, wanted, [arguments["z_i"], arguments["z_j"]])
 
@@ -177,9 +75,10 @@ def test_eps_counts_in_the_fit_and_in_the_logit():
         (ShortfallLink(2.5), lambda s: -2.5 * torch.log(1 - s)),
         (ShortfallLink(2.5, endpoint=1.1), lambda s: -2.5 * torch.log(1.1 - s)),
         (PowerLink(4.0), lambda s: 4 * torch.log((1 + s) / 2)),
+        (AtanhLink(), lambda s: torch.log((1 + s) / (1 - s))),
         (BlendLink(0.7, 2.0, 0.3), lambda s: blend(s, 0.7, 2.0, 0.3, TailConfig())),
     ],
-    ids=["softmax", "shortfall", "endpoint", "power", "blend"],
+    ids=["softmax", "shortfall", "endpoint", "power", "atanh", "blend"],
 )
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_links(name, link, logit):
@@ -189,34 +88,65 @@ def test_links(name, link, logit):
     same(got, wanted, [value for key, value in arguments.items() if key in ("z_i", "z_j", "negatives")])
 
 
-@pytest.mark.parametrize("hardest", [1, 3, 50])
+class OverHardest(ContrastiveLoss):
+    """Cross-entropy over the positive and some of the negatives."""
+
+    needs_negatives = False
+
+    def __init__(self, *numbers, **options):
+        super().__init__(**options)
+        self.numbers = numbers
+
+    def sums(self, batch):
+        return [LogSumExp(ShortfallLink(2.0), hardest=number) for number in self.numbers]
+
+    def combine(self, *sums):
+        return sum(one.cross_entropy() for one in sums)
+
+
+@pytest.mark.parametrize("numbers", [(1,), (3,), (50,), (5, 1)], ids=str)
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_hardest_negatives_alone(name, hardest):
-    """An extra term: what it adds is the same loss with all but the hardest negatives taken away."""
-    arguments, candidates, contests = layout(name)
-    options = {"link": SoftmaxLink(0.3), "candidates": candidates}
-    with_term = link_loss(
-        **arguments, **options, extra=[Term(ShortfallLink(2.0), weight=0.7, hardest=hardest)]
+def test_hardest_negatives_alone(name, engine, numbers):
+    where = layout(name)
+    got = OverHardest(*numbers, candidates=where.candidates, engine=engine, reduction="none")(
+        **where.arguments
     )
-    added = with_term - link_loss(**arguments, **options)
-    parts = []
-    for anchors, candidate_rows, roles in contests:
-        scores = unit_rows(anchors).detach() @ unit_rows(candidate_rows).detach().T
-        kept = []
-        for row, kinds in zip(scores.tolist(), roles, strict=True):
-            negatives = sorted((-s, j) for j, s in enumerate(row) if kinds[j] == "negative")
-            chosen = {j for _, j in negatives[:hardest]}
-            kept.append([k if k == "positive" or j in chosen else "none" for j, k in enumerate(kinds)])
-        parts.append(reference.with_link(anchors, candidate_rows, kept, lambda s: -2 * torch.log(1 - s)))
-    wanted = 0.7 * torch.stack(parts).mean()
-    same(added, wanted, [value for key, value in arguments.items() if key in ("z_i", "z_j", "negatives")])
+    batches = [reference.scored(*contest) for contest in where.contests]
+    wanted = sum(
+        torch.stack(
+            [
+                loss
+                for batch in batches
+                for loss in reference.over_hardest(batch, lambda s: -2 * torch.log(1 - s), number)
+            ]
+        )
+        for number in numbers
+    )
+    weights = torch.linspace(-1, 2, len(got), dtype=torch.float64)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    same((got * weights).sum(), (wanted * weights).sum(), where.leaves)
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_of_equally_hard_negatives_all_take_part(engine):
+    """Two of four negatives tie at the last place that is asked for, and one is a copy of the hardest."""
+    angles = torch.tensor([0.7, 0.5, 0.5, 0.9, -0.9, 2.0], dtype=torch.float64)
+    keys = torch.stack([angles.cos(), angles.sin()], 1)
+    queries = torch.zeros_like(keys)
+    queries[:, 0] = 1  # all look from the same place
+    logits = -2 * torch.log(1 - angles.cos())
+    for number, taking_part in ((1, 2), (2, 2), (3, 4), (4, 4), (5, 5)):
+        loss = OverHardest(number, candidates="cross", engine=engine, reduction="none")
+        wanted = torch.logsumexp(logits[: 1 + taking_part], 0) - logits[0]
+        torch.testing.assert_close(loss(queries, keys)[0], wanted)
 
 
 @pytest.mark.parametrize("name", ["views", "cross, negatives", "clip", "labels"])
 def test_gradcheck_with_frozen_statistics(name):
     arguments, candidates, _ = layout(name)
     keys = [key for key in ("z_i", "z_j", "negatives") if key in arguments]
-    stats = WeinceLoss(candidates=candidates)(**arguments, return_stats=True).stats
+    stats = WeinceLoss.paper(candidates=candidates)(**arguments, return_stats=True).stats
     half = len(arguments["z_i"])
     lam, beta = (stats.lam[:half], stats.beta[:half]) if candidates == "clip" else (stats.lam, stats.beta)
     fixed = {key: value for key, value in arguments.items() if key not in keys}
@@ -263,8 +193,8 @@ def test_near_the_cap_float32_knows_the_shortfall(shortfall):
     z_j = z_i + 0.5 * step
     z_j[0] = z_i[1] + (2 * shortfall) ** 0.5 * step[0]  # a negative this near to row 1
     z_i, z_j = z_i.float(), z_j.float()
-    double = WeinceLoss()(z_i.double(), z_j.double(), return_stats=True)
-    single = WeinceLoss()(z_i, z_j, return_stats=True)
+    double = WeinceLoss.paper()(z_i.double(), z_j.double(), return_stats=True)
+    single = WeinceLoss.paper()(z_i, z_j, return_stats=True)
     assert float(double.stats.rho.min()) < 2 * shortfall
     torch.testing.assert_close(single.stats.rho.double(), double.stats.rho, rtol=1e-4, atol=0)
     torch.testing.assert_close(single.loss.double(), double.loss, rtol=1e-5, atol=0)
@@ -276,7 +206,7 @@ def test_anchors_without_a_positive_do_not_move_the_pivot(engine):
     z = embeddings(30, 7).detach()
     z[20:] = z[20] + 0.01 * z[20:]
     labels = torch.cat([torch.arange(20) % 4, torch.arange(10, 20)])
-    got = WeinceLoss(candidates="labels", engine=engine)(z, labels=labels, return_stats=True)
+    got = WeinceLoss.paper(candidates="labels", engine=engine)(z, labels=labels, return_stats=True)
     wanted, statistics = reference.weince(z, z, reference.roles_labels(labels.tolist()))
     torch.testing.assert_close(got.loss, wanted, rtol=1e-9, atol=1e-9)
     lam = torch.tensor([anchor["lam"] for anchor in statistics], dtype=torch.float64)
@@ -321,7 +251,7 @@ def test_near_the_cap_positives_of_one_label_are_right_in_float32(engine, d):
 
 def test_an_anchor_with_few_negatives_near_the_cap_has_no_others():
     rows = torch.randn(8) + 0.01 * torch.randn(6, 8)
-    rho = WeinceLoss()(rows[:3], rows[3:], ids=torch.tensor([0, 0, 1]), return_stats=True).stats.rho
+    rho = WeinceLoss.paper()(rows[:3], rows[3:], ids=torch.tensor([0, 0, 1]), return_stats=True).stats.rho
     unit, ids = unit_rows(rows.double()), torch.tensor([0, 0, 1, 0, 0, 1])
     wanted = (1 - unit @ unit.T).masked_fill(ids == ids.unsqueeze(1), torch.inf).amin(1)
     torch.testing.assert_close(rho.double(), wanted, rtol=1e-3, atol=0)
@@ -333,7 +263,7 @@ def test_duplicates_stand_at_the_cap(engine):
     z_i, z_j = embeddings(20, 1).detach(), embeddings(20, 2).detach()
     z_i[5] = 3 * z_i[4]
     both = torch.cat([z_i, z_j])
-    got = WeinceLoss(tail=TailConfig(k=8), engine=engine)(z_i, z_j, return_stats=True)
+    got = WeinceLoss.paper(tail=TailConfig(k=8), engine=engine)(z_i, z_j, return_stats=True)
     wanted, statistics = reference.weince(both, both, reference.roles_views(20), config=TailConfig(k=8))
     torch.testing.assert_close(got.loss, wanted, rtol=1e-9, atol=1e-9)
     assert got.stats.rho[4] == got.stats.rho[5] == 1e-6

@@ -13,6 +13,7 @@ if DEVICE == "cpu":
 triton = pytest.importorskip("triton", reason="the fused engine wants Triton")
 
 import triton.language as tl  # noqa: E402
+from weince.terms import Term, WeinceLink  # noqa: E402
 
 from weince.candidates import contests  # noqa: E402
 from weince.engines.dense import dense  # noqa: E402
@@ -21,7 +22,6 @@ from weince.engines.kernels import launch  # noqa: E402
 from weince.engines.kernels.fit import log64  # noqa: E402
 from weince.links import BlendLink, PowerLink, ShortfallLink, SoftmaxLink  # noqa: E402
 from weince.tail import TailConfig, fit_tail, gated  # noqa: E402
-from weince.terms import Term, WeinceLink  # noqa: E402
 
 TAIL = TailConfig()
 gpu = pytest.mark.gpu

@@ -12,12 +12,13 @@ if DEVICE == "cpu":
 
 pytest.importorskip("triton", reason="the kernels want Triton")
 
+from weince.functional import weince_loss  # noqa: E402
+from weince.terms import WeinceLink  # noqa: E402
+
 import weince.engines.small as module  # noqa: E402
 from weince.engines.kernels import launch  # noqa: E402
 from weince.engines.small import serves, small_loss  # noqa: E402
-from weince.functional import weince_loss  # noqa: E402
 from weince.tail import TailConfig, fit_tail, gated  # noqa: E402
-from weince.terms import WeinceLink  # noqa: E402
 
 gpu = pytest.mark.gpu
 

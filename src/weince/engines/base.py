@@ -91,6 +91,8 @@ class Engine(ABC):
         with no_autocast(self.contest.anchors.device):
             several = self.contest.labels is not None
             shortfall = None if several else self._positive_shortfall()
+            positives = self.contest.count_positives() if several else None
+            self.counted = None if positives is None else positives > 0
             parts: list[Part] = []
             for one in sums:
                 parts += _parts(one, several)
@@ -100,10 +102,12 @@ class Engine(ABC):
             found: list[Summed | Tensor] = []
             for one in sums:
                 own, values = values[: len(_parts(one, several))], values[len(_parts(one, several)) :]
-                found.append(self._found(one, own, shortfall))
+                found.append(self._found(one, own, shortfall, positives))
         return found
 
-    def _found(self, one: Sum, values: Sequence[Tensor], shortfall: Tensor | None) -> Summed | Tensor:
+    def _found(
+        self, one: Sum, values: Sequence[Tensor], shortfall: Tensor | None, positives: Tensor | None
+    ) -> Summed | Tensor:
         if isinstance(one, Count):
             return self.negatives().to(self.contest.anchors.dtype).expand(len(self.contest.anchors))
         if isinstance(one, SoftplusSum):
@@ -113,16 +117,15 @@ class Engine(ABC):
                 own = values[0]
             return own
         value = values[0]
-        if not self.contest.uniform:
-            self.alone = value == -torch.inf
-            value = torch.where(self.alone, 0.0, value)
+        alone = None if self.contest.uniform else value == -torch.inf
+        if alone is not None:
+            self.alone, value = alone, torch.where(alone, 0.0, value)
         if shortfall is not None:
-            return Summed(value, one.positive.logit(shortfall), None, one.link)
+            return Summed(value, one.positive.logit(shortfall), None, one.link, alone)
+        assert positives is not None
         _, together, total = values
-        positives = self.contest.count_positives()
-        self.counted = positives > 0
         mean = total / positives.clamp_min(1)
-        return Summed(value, mean, torch.where(self.counted, together, mean) - mean, one.link)
+        return Summed(value, mean, torch.where(positives > 0, together, mean) - mean, one.link, alone)
 
     def _positive_shortfall(self) -> Tensor:
         """``(anchors,)`` exact shortfall of each anchor's one positive."""

@@ -36,7 +36,10 @@ class Hardest:
         """Take in some anchors, from the shortfalls of their negatives ``(a, c)``, ``inf`` elsewhere."""
         positives = contest.same_label()
         has_positive = None if positives is None else positives.any(1)
-        self.add_sorted(smallest(hidden, self.depth), contest.count_negatives(hidden), has_positive)
+        found = (
+            smallest(hidden, self.depth) if self.depth else hidden[:, :0]
+        )  # where only their number is asked for
+        self.add_sorted(found, contest.count_negatives(hidden), has_positive)
 
     def add_sorted(self, found: Tensor, negatives: Tensor, has_positive: Tensor | None) -> None:
         """The same from their smallest shortfalls, sorted ``(a, depth)``."""

@@ -29,7 +29,7 @@ class AlignUniformLoss(ContrastiveLoss):
     torch.Size([])
     """
 
-    per_anchor = False
+    per_anchor = needs_negatives = False
 
     def __init__(self, *, weight: float = 1.0, spread: float = 2.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -42,14 +42,10 @@ class AlignUniformLoss(ContrastiveLoss):
         return [LogSumExp(kernel, positive=AffineLink(-2.0, 2.0)), Count()]
 
     def combine(self, lse: Summed, count: Tensor, *, gather: Callable[[Tensor], Tensor]) -> Tensor:
-        has_any = gather((count > 0).to(count.dtype))
-        every = torch.where(has_any > 0, gather(lse.value), -torch.inf)
-        together = torch.logsumexp(every, 0)
-        uniformity = together - gather(count).sum().log()
-        # One number for all anchors; its derivative by each anchor's own sum is that sum's share.
-        share = len(every) * (lse.value.detach() - together).exp()
-        own = torch.where(count > 0, share * (lse.value - lse.value.detach()), 0.0)
-        return lse.positive + self.weight * (uniformity + own)
+        counts = gather(count)
+        every = torch.where(counts > 0, gather(lse.value), torch.finfo(counts.dtype).min)
+        uniformity = torch.logsumexp(every, 0) - counts.sum().clamp_min(1).log()
+        return lse.positive + self.weight * torch.where(counts.any(), uniformity, 0.0)
 
 
 align_uniform_loss = functional(AlignUniformLoss)

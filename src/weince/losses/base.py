@@ -67,12 +67,15 @@ class ContrastiveLoss(nn.Module):
     several_positives: ClassVar[bool] = True
     """Whether the loss has a meaning with ``candidates="labels"``."""
 
+    needs_negatives: ClassVar[bool] = True
+    """Whether an anchor without negatives has loss 0, whatever :meth:`combine` says; if not, it is what that says."""
+
     same_view: ClassVar[bool] = False
     """Whether the loss contrasts within a view, and so wants ``candidates="views"``."""
 
     per_anchor: ClassVar[bool] = True
     """Whether an anchor's loss depends on its own sums alone. If not, :meth:`combine` also gets ``gather=``, which
-    takes one number per local anchor, without gradient, to those of the anchors of all ranks."""
+    takes one number per local anchor to those of the anchors of all ranks, with its gradient."""
 
     tail: TailConfig | None = None
     """How to take the tail statistics that :meth:`sums` finds as ``batch.stats``; None for none."""
@@ -212,11 +215,12 @@ class ContrastiveLoss(nn.Module):
         combine: Callable[..., Tensor] = self.combine
         if not self.per_anchor:
             ranks = engine.contest.ranks
-            combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather)
+            combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
         losses = combine(*found)
-        for nothing in (engine.alone, None if engine.counted is None else ~engine.counted):
-            if nothing is not None:
-                losses = losses.masked_fill(nothing, 0)
+        if self.needs_negatives and engine.alone is not None:
+            losses = losses.masked_fill(engine.alone, 0)
+        if engine.counted is not None:
+            losses = losses.masked_fill(~engine.counted, 0)
         return _Result(losses, engine.counted, engine.stats)
 
     def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None) -> Tensor:
@@ -275,7 +279,7 @@ class _Result(NamedTuple):
 
 
 def _as_they_are(values: Tensor) -> Tensor:
-    return values.detach()
+    return values
 
 
 def _parameters(loss: type) -> list[str]:

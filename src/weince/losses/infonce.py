@@ -31,6 +31,8 @@ class InfoNCELoss(TemperatureLoss):
     torch.Size([])
     """
 
+    needs_negatives = False
+
     def __init__(
         self,
         temperature: Scalar = 0.5,

@@ -70,7 +70,7 @@ def scales_at(batch: Engine, radius: float) -> Tensor:
         low, high = torch.where(distance < radius, at, low), torch.where(distance < radius, high, at)
         slope = scale.square() * (square - mean.square()).clamp_min(torch.finfo(like.dtype).tiny)
         step = at - (distance - radius) / slope
-        inside = (step > low) & (step < high)
+        inside = (step >= low) & (step <= high)  # at the root a step ends where it began
         at = torch.where(inside, step, (low + high) / 2)
     return at.exp()
 

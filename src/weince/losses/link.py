@@ -23,6 +23,8 @@ class LinkLoss(ContrastiveLoss):
     torch.Size([])
     """
 
+    needs_negatives = False
+
     def __init__(self, link: AnyLink, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.link = as_link(link)

@@ -22,6 +22,8 @@ class TemperatureFreeLoss(ContrastiveLoss):
     torch.Size([])
     """
 
+    needs_negatives = False
+
     def sums(self, batch: Engine) -> LogSumExp:
         return LogSumExp(AtanhLink())
 

@@ -23,6 +23,8 @@ class WeibitLoss(ContrastiveLoss):
     torch.Size([])
     """
 
+    needs_negatives = False
+
     def __init__(self, beta: Scalar = 1.0, endpoint: float = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         ShortfallLink(beta, endpoint)  # says what is wrong with them

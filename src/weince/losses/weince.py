@@ -56,6 +56,7 @@ class WeinceLoss(TemperatureLoss):
     torch.Size([])
     """
 
+    needs_negatives = False
     tail: TailConfig
 
     def __init__(

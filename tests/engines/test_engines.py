@@ -1,0 +1,111 @@
+"""Every loss on every engine against its formula in float64 loops: value and gradient, on every layout."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from cases import CASES, LAYOUTS, by_formula, fixed, layout, learned, served
+from torch.testing import assert_close
+
+from weince.engines import chunked
+from weince.scores import unit_rows
+
+ENGINES = ["dense", "chunked"]
+SERVED = [(name, where) for name, case in CASES.items() for where in served(case)]
+
+
+@contextmanager
+def small_bands():
+    """Several bands of several tiles, the last of each smaller."""
+    before = chunked.CPU_BAND, chunked.BLOCK
+    chunked.CPU_BAND, chunked.BLOCK = 160, 50
+    try:
+        yield
+    finally:
+        chunked.CPU_BAND, chunked.BLOCK = before
+
+
+def uneven(length):
+    return torch.linspace(-1, 2, length, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("name", "where"), SERVED)
+def test_value_and_gradient_are_those_of_the_formula(name, where):
+    """Anchor by anchor, with what the loss learns; and the mean, with numbers in its place."""
+    case, batch = CASES[name], layout(where)
+    wanted = by_formula(case, batch)
+    weights = uneven(len(wanted.each))
+    leaves = [*batch.leaves, *wanted.parameters]
+    each = torch.autograd.grad((wanted.each * weights).sum(), leaves, retain_graph=True)
+    mean = torch.autograd.grad(wanted.mean, batch.leaves)
+    for engine in ENGINES:
+        options = {"candidates": batch.candidates, "engine": engine}
+        with small_bands():
+            loss = case.make(learned, reduction="none", **options).double()
+            own = dict(loss.named_parameters())
+            got = loss(**batch.arguments)
+            assert_close(got, wanted.each, rtol=1e-10, atol=1e-10, msg=lambda m, e=engine: f"{e}: {m}")
+            found = torch.autograd.grad(
+                (got * weights).sum(), [*batch.leaves, *(own[key] for key in case.parameters)]
+            )
+            assert_close(found, each, rtol=1e-10, atol=1e-10, msg=lambda m, e=engine: f"{e}: {m}")
+            got = case.make(fixed, **options).double()(**batch.arguments)
+            assert_close(got, wanted.mean, rtol=1e-10, atol=1e-10)
+            assert_close(torch.autograd.grad(got, batch.leaves), mean, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layout_without_meaning_is_refused(name):
+    case = CASES[name]
+    for where in set(LAYOUTS) - set(served(case)):
+        candidates = where.split(",")[0]
+        with pytest.raises(ValueError, match=r"wants (one positive per anchor|candidates=\"views\"); got"):
+            case.make(fixed, candidates=candidates)
+
+
+def spread_out(where, dtype):
+    """A layout with rows in general position, so that all positives and tails are 0.05 or more from the cap."""
+    batch = layout(where)
+    generator = torch.Generator().manual_seed(7)
+    rows = {
+        key: torch.randn(len(value), 24, generator=generator, dtype=torch.float64)
+        for key, value in batch.arguments.items()
+        if key in ("z_i", "z_j", "negatives")
+    }
+    if "z_j" in rows:
+        rows["z_j"] = rows["z_i"] + 0.7 * rows["z_j"]
+    rows = {key: value.to(dtype) for key, value in rows.items()}
+    unit = unit_rows(torch.cat(list(rows.values())).double())
+    assert float((unit @ unit.T).fill_diagonal_(0).max()) <= 0.95
+    return rows, {key: value for key, value in batch.arguments.items() if key not in rows}
+
+
+def value_and_gradient(loss, rows, roles, dtype):
+    leaves = {key: value.to(dtype).requires_grad_() for key, value in rows.items()}
+    value = loss(**leaves, **roles)
+    return value.detach(), torch.autograd.grad(value, list(leaves.values()))
+
+
+def relative(got, wanted):
+    got, wanted = (torch.cat([grad.double().flatten() for grad in grads]) for grads in (got, wanted))
+    return float((got - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("name", "where"), SERVED)
+def test_narrow_inputs_cost_their_rounding_alone(name, where, dtype):
+    """Against float64 on the rounded inputs: the loss as in float32, the gradient but for its own rounding."""
+    if dtype == torch.float16 and name != "paper":
+        pytest.skip("as bfloat16")
+    rows, roles = spread_out(where, dtype)
+    options = {"candidates": where.split(",")[0]}
+    wide = CASES[name].make(fixed, engine="dense", **options).double()
+    wanted, gradient = value_and_gradient(wide, rows, roles, torch.float64)
+    stored = relative([grad.to(dtype) for grad in gradient], gradient)  # in the dtype of its input
+    for engine in ENGINES:
+        with small_bands():
+            loss = CASES[name].make(fixed, engine=engine, **options)
+            got, found = value_and_gradient(loss, rows, roles, dtype)
+        assert got.dtype == torch.float32
+        assert abs(float(got) - float(wanted)) <= 1e-5 * max(1.0, abs(float(wanted)))
+        assert relative(found, gradient) <= stored + 1e-4
