@@ -30,8 +30,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from weince.engines.choose import Engine
-from weince.functional import weince_loss
+from weince import WeinceLoss
+from weince.engines.choose import EngineName
 
 try:
     from inf_cl import cal_flash_loss
@@ -61,9 +61,9 @@ def inf_cl(z_i: Tensor, z_j: Tensor) -> Tensor:
     return loss
 
 
-def weince(engine: Engine) -> Loss:
+def weince(engine: EngineName) -> Loss:
     def loss(z_i: Tensor, z_j: Tensor) -> Tensor:
-        value = weince_loss(z_i, z_j, temperature=0.5, engine=engine)
+        value = WeinceLoss.paper(0.5, engine=engine)(z_i, z_j)
         assert isinstance(value, Tensor)
         return value
 

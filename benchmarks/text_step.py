@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace) -> Measured:
     cross = {"candidates": "cross", "gather": False}
     losses: dict[str, nn.Module] = {
         YARDSTICK: MultipleNegativesRankingLoss(model, scale=20.0),
-        "WEINCE, paper": WeinceLoss(model, temperature=0.05),
+        "WEINCE, paper": LossAdapter(model, CoreWeinceLoss.paper(0.05, **cross)),
         "WEINCE, released": LossAdapter(model, CoreWeinceLoss.released(0.05, **cross)),
         "InfoNCE of weince": LossAdapter(model, InfoNCELoss(0.05, **cross)),
     }

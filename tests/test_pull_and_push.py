@@ -23,10 +23,11 @@ def test_forces_are_what_the_loss_changes_by_when_an_anchor_is_turned(name):
     found = script.forces(loss, z_i, z_j)
     unit = F.normalize(torch.cat([z_i, z_j]))
     own, positive = torch.eye(80, dtype=torch.bool), torch.arange(80).roll(40).unsqueeze(1)
-    link = script.settled(loss.link, z_i, z_j)  # lam and beta have no gradient
+    asked = script.settled(loss, z_i, z_j)  # lam and beta have no gradient
 
     def value(scores):
-        logits = link.logit(1 - scores).masked_fill(own, -torch.inf)
+        logits = asked.link.logit(1 - scores).masked_fill(own, -torch.inf)
+        logits = logits.scatter(1, positive, asked.positive.logit(1 - scores).gather(1, positive))
         return logits.logsumexp(1) - logits.gather(1, positive).squeeze(1)
 
     def change(towards):

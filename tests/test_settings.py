@@ -189,3 +189,14 @@ def test_a_setting_that_is_newer_than_a_run_had_its_default_there(tmp_path):
         settings.claim(Run(epochs=2, lr=0.2), tmp_path, free=())
     settings.claim(Run(epochs=2), tmp_path, free=())
     assert "lr: 0.1" in path.read_text()
+
+
+def test_so_had_one_of_a_group(tmp_path):
+    settings.claim(Run(loss=LossConfig(temperature=0.2)), tmp_path, free=())
+    path = tmp_path / "run.yaml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("  engine:")))
+    with pytest.raises(ValueError, match=r"holds another run \(loss.engine 'auto' -> 'dense'\)"):
+        settings.claim(Run(loss=LossConfig(temperature=0.2, engine="dense")), tmp_path, free=())
+    settings.claim(Run(loss=LossConfig(temperature=0.2)), tmp_path, free=())
+    assert "  engine: auto" in path.read_text()

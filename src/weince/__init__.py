@@ -24,6 +24,6 @@ from weince.sums import Count, LogSumExp, SoftplusSum, Summed
 from weince.tail import TailConfig, TailStats, tail_stats
 
 __all__ = [
-    "AffineLink", "AtanhLink", "BlendLink", "Count", "FunctionLink", "Link", "LogSumExp", "PowerLink", "ShortfallLink",
-    "SoftmaxLink", "SoftplusSum", "Summed", "TailConfig", "TailStats", "cached_step", "tail_stats", *_losses,
-]  # fmt: skip
+    "AffineLink", "AtanhLink", "BlendLink", "Count", "FunctionLink", "Link", "LogSumExp", "PowerLink",
+    "ShortfallLink", "SoftmaxLink", "SoftplusSum", "Summed", "TailConfig", "TailStats", "cached_step", "tail_stats",
+*_losses, ]  # fmt: skip

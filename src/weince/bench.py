@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weince.losses import InfoNCELoss, WeinceLoss
+from weince.losses import ContrastiveLoss, DCLLoss, InfoNCELoss, WeinceLoss
 from weince.machine import find_device
 
 if TYPE_CHECKING:
@@ -133,15 +133,15 @@ def _entries(device: torch.device, compiled: bool) -> Iterator[Entry]:
     if compiled:
         yield Entry("torch InfoNCE, compiled", torch.compile(plain_info_nce))
     yield Entry("weince InfoNCELoss", _scalar(InfoNCELoss()))
-    yield Entry("weince WeinceLoss", _scalar(WeinceLoss()))
-    yield Entry("weince WeinceLoss.released", _scalar(WeinceLoss.released()))
-    yield Entry("weince WeinceLoss, chunked", _scalar(WeinceLoss(engine="chunked")))
+    yield Entry("weince DCLLoss", _scalar(DCLLoss()))
+    yield Entry("weince WeinceLoss (released)", _scalar(WeinceLoss()))
+    yield Entry("weince WeinceLoss.paper, chunked", _scalar(WeinceLoss.paper(engine="chunked")))
     if device.type == "cuda":
-        yield Entry("weince WeinceLoss, dense", _scalar(WeinceLoss(engine="dense")))
+        yield Entry("weince WeinceLoss.paper, dense", _scalar(WeinceLoss.paper(engine="dense")))
     yield from _peers()
 
 
-def _scalar(loss: InfoNCELoss | WeinceLoss) -> Loss:
+def _scalar(loss: ContrastiveLoss) -> Loss:
     def value(z_i: Tensor, z_j: Tensor) -> Tensor:
         result = loss(z_i, z_j)
         assert isinstance(result, Tensor)

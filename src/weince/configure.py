@@ -56,10 +56,10 @@ class LossConfig:
 
     Args:
         preset: ``infonce``, ``dcl``, ``dclw``, ``hcl``, ``debiased``, ``dhel``, ``rince``, ``align_uniform``,
-            ``siglip``, ``kl_ball``, ``mixture``, ``temperature_free``, ``weibit`` (the shortfall link alone), ``link``
-            (a blend of fixed weight, as ``weince diagnose`` names it), ``released`` (WEINCE as its authors' code trains
-            it), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1), ``negatives_only``; or a
-            loss of your own, ``my_package:MyLoss``.
+            ``siglip``, ``kl_ball``, ``mixture``, ``temperature_free``, ``weibit`` (the shortfall link alone),
+            ``link`` (a blend of fixed weight, as ``weince diagnose`` names it), ``released`` (WEINCE as its
+            authors' code trains it), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
+            ``negatives_only``; or a loss of your own, ``my_package:MyLoss``.
         temperature: Of the softmax part; the loss's own default if not given. Of ``weibit``, ``beta`` is its inverse.
         lam: Of ``link``: weight of the shortfall logit.
         beta: Of ``link``: slope of the shortfall logit.
@@ -130,7 +130,9 @@ def _arguments(config: LossConfig) -> dict[str, Any]:
     elif config.temperature is not None:
         given["temperature"] = config.temperature
     if config.preset != "link":
-        given |= {name: getattr(config, name) for name in ("lam", "beta") if getattr(config, name) is not None}
+        given |= {
+            name: getattr(config, name) for name in ("lam", "beta") if getattr(config, name) is not None
+        }
     if config.preset in _TAILS:
         given["tail"] = _tail(config)
     usual = 0.5 if config.preset == "released" else 0.0

@@ -207,7 +207,14 @@ def _plain(value: Any) -> Any:
 
 def recorded(path: Path, kind: type[Any]) -> dict[str, Any]:
     """The settings in a run's ``run.yaml``; one that is newer than the run had its default there."""
-    return {**yaml.safe_load(dump(kind())), **load(str(path))}
+    return _filled(load(str(path)), yaml.safe_load(dump(kind())))
+
+
+def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the defaults of those that are lacking, group by group."""
+    both = {**defaults, **given}
+    groups = [name for name in defaults if isinstance(both[name], dict) and isinstance(defaults[name], dict)]
+    return both | {name: _filled(both[name], defaults[name]) for name in groups}
 
 
 def _changes(name: str, before: Any, now: Any) -> list[str]:

@@ -61,8 +61,8 @@ class Summed(NamedTuple):
     """What an engine found for one sum; a tensor holds one number per anchor, ``(anchors,)``.
 
     ``value``: the sum; 0 without negatives. ``positive``: the positive's logit; the mean over several positives.
-    ``spread``: log-sum-exp of the positives' logits less their mean; None with one positive. ``link``: the link of the
-    negatives. ``alone``: which anchors have no negatives; None if all have some.
+    ``spread``: log-sum-exp of the positives' logits less their mean; None with one positive. ``link``: the link of
+    the negatives. ``alone``: which anchors have no negatives; None if all have some.
     """
 
     value: Tensor

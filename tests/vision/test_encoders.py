@@ -235,6 +235,33 @@ def test_projector_is_its_definition():
     assert Projector(512)[2].weight.shape == (64, 512)
 
 
+@pytest.mark.parametrize(("norm", "followed"), [("none", []), ("hidden", [0, 1]), ("all", [0, 1, 2])])
+def test_a_deeper_projector_with_batch_norm(norm, followed):
+    projector = Projector(6, 5, 4, layers=3, norm=norm)
+    h = x = torch.randn(16, 6)
+    linear = [layer for layer in projector if isinstance(layer, nn.Linear)]
+    assert [tuple(layer.weight.shape) for layer in linear] == [(5, 6), (5, 5), (4, 5)]
+    for number, layer in enumerate(linear):
+        x = x @ layer.weight.T
+        if number in followed:
+            x = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+        x = x.relu() if number < 2 else x
+    torch.testing.assert_close(projector(h), x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"hidden": 0}, "hidden must be at least 1; got 0"),
+        ({"layers": 1}, "a projector has at least 2 layers; got 1"),
+        ({"norm": "batch"}, "norm must be one of none, hidden, all; got 'batch'"),
+    ],
+)
+def test_a_projector_that_cannot_be(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        Projector(6, **wrong)
+
+
 def test_simclr_gives_features_and_embeddings():
     model = SimCLR(build("tiny", size=32)).eval()
     x = torch.rand(4, 3, 32, 32)

@@ -19,6 +19,7 @@ from weince.configure import LossConfig, build_loss
 from weince.vision import train as training_module
 from weince.vision.augment import Augment
 from weince.vision.data import load
+from weince.vision.encoders import ProjectorConfig
 from weince.vision.log import read_log
 from weince.vision.optim import OptimizerConfig
 from weince.vision.runs import (
@@ -132,10 +133,9 @@ def test_a_folder_with_another_run_is_left_alone(data, tmp_path):
 
 
 def test_a_run_at_a_constant_rate_can_be_made_longer(data, tmp_path):
-    warm = {"optimizer": OptimizerConfig(warmup=1.5)}
-    run(data, tmp_path / "straight", {"epochs": 5, **warm})
+    run(data, tmp_path / "straight", {"epochs": 5})
     for epochs in (2, 5):
-        run(data, tmp_path / "longer", {"epochs": epochs, **warm})
+        run(data, tmp_path / "longer", {"epochs": epochs})
         if epochs == 2:
             short = weights(tmp_path / "longer")
             for name in ("evaluation", "link", "made"):
@@ -152,14 +152,15 @@ def test_a_run_at_a_constant_rate_can_be_made_longer(data, tmp_path):
     found = {path.name: path.read_text() for path in (tmp_path / "longer").glob("*.json")}
     assert found == {f"{name}_epoch_0002.json": name for name in ("evaluation", "link", "made")}
     with pytest.raises(ValueError, match=r"holds another run \(epochs 5 -> 4\)"):
-        run(data, tmp_path / "longer", {"epochs": 4, **warm})
+        run(data, tmp_path / "longer", {"epochs": 4})
 
 
-def test_a_run_that_anneals_cannot_be_made_longer(data, tmp_path):
-    cosine = {"optimizer": OptimizerConfig(schedule="cosine")}
-    run(data, tmp_path, {"epochs": 1, **cosine})
+@pytest.mark.parametrize("schedule", [{"schedule": "cosine"}, {"warmup": 0.5}])
+def test_a_run_whose_rates_depend_on_its_length_cannot_be_made_longer(data, tmp_path, schedule):
+    changes = {"optimizer": OptimizerConfig(**schedule)}
+    run(data, tmp_path, {"epochs": 1, **changes})
     with pytest.raises(ValueError, match=r"holds another run \(epochs 1 -> 2\)"):
-        run(data, tmp_path, {"epochs": 2, **cosine})
+        run(data, tmp_path, {"epochs": 2, **changes})
 
 
 def test_images_may_lie_elsewhere_when_a_run_goes_on(data, tmp_path):
@@ -202,7 +203,7 @@ def test_a_finished_run_is_not_trained_again(data, tmp_path):
 
 
 def test_the_schedule_goes_on_where_it_was(data, tmp_path):
-    cosine = {"epochs": 4, "optimizer": OptimizerConfig(schedule="cosine", warmup=1.0)}
+    cosine = {"epochs": 4, "optimizer": OptimizerConfig(schedule="cosine", warmup=0.25)}
     run(data, tmp_path / "whole", cosine)
     run(data, tmp_path / "cut", cosine)
     (tmp_path / "cut" / "checkpoints" / "step_000000004.pt").unlink()
@@ -273,6 +274,27 @@ def test_wrong_settings(data, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train(small_run(data, tmp_path / "out", **changes), bar=False)
     assert not (tmp_path / "out").exists()  # or the right settings would be refused there
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "lars"])
+def test_a_cut_run_with_batch_norm_in_its_projector_ends_alike(data, tmp_path, optimizer):
+    changes = {
+        "epochs": 3,
+        "projector": ProjectorConfig(hidden=24, layers=3, norm="all"),
+        "optimizer": OptimizerConfig(optimizer, lr=0.01, weight_decay=0.01, schedule="cosine", warmup=0.3),
+    }
+    run(data, tmp_path / "whole", changes)
+    run(data, tmp_path / "cut", changes)
+    (tmp_path / "cut" / "checkpoints" / "step_000000003.pt").unlink()
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    run(data, tmp_path / "cut", changes)
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    made = {name: tuple(x.shape) for name, x in weights(tmp_path / "cut").items() if "projector" in name}
+    assert made["projector.0.weight"] == (24, 64)
+    assert made["projector.3.weight"] == (24, 24)
+    assert made["projector.6.weight"] == (8, 24)
+    _, model = load_model(tmp_path / "cut")
+    assert model(torch.rand(2, 3, 16, 16))[1].shape == (2, 8)
 
 
 def test_the_width_of_a_resnet(data, tmp_path):
@@ -377,7 +399,7 @@ def test_the_rate_follows_the_steps_and_the_loss_is_looked_at(data, tmp_path, mo
     monkeypatch.setattr(training_module, "set_rate", lambda _, value: rates.append(value))
     monkeypatch.setattr(training_module, "GLANCE", 2)
     monkeypatch.setattr(training_module, "check_finite", lambda _, epoch: looks.append(epoch))
-    warm = OptimizerConfig(lr=1.0, warmup=2.0)
+    warm = OptimizerConfig(lr=1.0, warmup=1.0)
     train(small_run(data, tmp_path, epochs=2, optimizer=warm), bar=False)
     assert rates == [0.0, 0.25, 0.5, 0.75]  # two steps an epoch
     assert looks == [0, 0, 1, 1]  # after the second step, and for the log
@@ -418,6 +440,7 @@ def test_what_is_not_said_is_as_the_paper_has_it():
     assert said.optimizer == OptimizerConfig(
         "adam", lr=3e-4, weight_decay=0.0, schedule="constant", warmup=0.0
     )
+    assert said.projector == ProjectorConfig(hidden=None, layers=2, norm="none")
     assert said.augment == Augment(
         32,
         crop_scale=(0.08, 1.0),

@@ -15,7 +15,7 @@ from weince.candidates import Contest
 from weince.engines.tile import Part
 from weince.links import Link
 from weince.scores import no_autocast, pair_shortfall
-from weince.sums import Count, LogSumExp, SoftplusSum, Sum, Summed, log1pexp
+from weince.sums import Count, SoftplusSum, Sum, Summed, log1pexp
 from weince.tail import TailConfig, TailStats
 
 
@@ -24,6 +24,9 @@ class Need(NamedTuple):
 
     tail: TailConfig | None = None
     hardest: tuple[int, ...] = ()
+
+
+NOTHING = Need()
 
 
 class Engine(ABC):
@@ -38,7 +41,7 @@ class Engine(ABC):
     stats: TailStats | None = None
     """Tail statistics of every anchor, where the loss asked for them."""
 
-    def __init__(self, contest: Contest, need: Need = Need()) -> None:
+    def __init__(self, contest: Contest, need: Need = NOTHING) -> None:
         self.contest, self.need = contest, need
         self.counted: Tensor | None = None  # (anchors,) has a positive; None: all have
         self.alone: Tensor | None = None  # (anchors,) has no negative; None: all have one
@@ -152,7 +155,11 @@ def sum_slopes(slopes: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 def learned_of(parts: Sequence[Part]) -> list[tuple[int, str, Tensor]]:
     """The learned parameters of all links: number of the part, name, tensor."""
-    return [(index, name, value) for index, part in enumerate(parts) for name, value in part.link.learned().items()]
+    return [
+        (index, name, value)
+        for index, part in enumerate(parts)
+        for name, value in part.link.learned().items()
+    ]
 
 
 def to_parameter(by_anchor: Tensor, parameter: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weince.candidates import Contest, check_choice
-from weince.engines.base import Engine, Need
+from weince.engines.base import NOTHING, Engine, Need
 from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
 from weince.engines.ring import Ring
@@ -38,7 +38,9 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(contest: Contest, need: Need = Need(), *, engine: EngineName = "auto", ring: bool = False) -> Choice:
+def choose(
+    contest: Contest, need: Need = NOTHING, *, engine: EngineName = "auto", ring: bool = False
+) -> Choice:
     """The engine that serves a contest, and why.
 
     ``"auto"`` takes the fused kernels on CUDA where they can serve; elsewhere the dense engine while its matrix is

@@ -132,7 +132,9 @@ class Chunked(Engine):
     def values(self, parts: Sequence[Part]) -> list[Tensor]:
         """Of every part, ``(anchors,)``."""
         anchors = self.contest.anchors
-        totals = [anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in parts]
+        totals = [
+            anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in parts
+        ]
         for visit in self.visits():
             for band in bands(visit.contest):
                 for rows, tile in band.tiles(sharp=self.sharp):
@@ -199,7 +201,9 @@ class _Swept(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(gradient: Callable[..., Any], count: int, learned: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        gradient: Callable[..., Any], count: int, learned: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         return tuple(value.clone() for value in tensors[2 : 2 + count])
 
     @staticmethod

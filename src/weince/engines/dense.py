@@ -1,7 +1,7 @@
 """The dense engine: the whole matrix of shortfalls. The reference, to be read beside the formulas.
 
-For every sum it keeps the matrix of its derivatives by the scores; the backward pass weighs them by what autograd says
-each sum of an anchor is worth, and multiplies the result with the candidates and with the anchors.
+For every sum it keeps the matrix of its derivatives by the scores; the backward pass weighs them by what autograd
+says each sum of an anchor is worth, and multiplies the result with the candidates and with the anchors.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,8 @@ class Dense(Engine):
         contest = self.contest
         self.matrix = shortfalls(contest.anchors, contest.candidates)
         self.tiles = [
-            (slice(*span), Tile(contest.rows(*span), self.matrix[slice(*span)])) for span in _spans(self.matrix)
+            (slice(*span), Tile(contest.rows(*span), self.matrix[slice(*span)]))
+            for span in _spans(self.matrix)
         ]
         self.sharp = False
         self.thresholds: dict[int, Tensor] = {}
@@ -37,7 +38,10 @@ class Dense(Engine):
             self.stats = self._find(self.need.tail, self.need.hardest, Tile.sharpen).stats()
 
     def _find(
-        self, tail: TailConfig | None, numbers: tuple[int, ...], hidden: Callable[[Tile], Tensor] = Tile.hidden
+        self,
+        tail: TailConfig | None,
+        numbers: tuple[int, ...],
+        hidden: Callable[[Tile], Tensor] = Tile.hidden,
     ) -> Hardest:
         """The statistics and the thresholds that are asked for."""
         found = Hardest(self.contest, tail, numbers)

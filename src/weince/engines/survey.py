@@ -1,6 +1,6 @@
 """What a survey of the negatives finds: each anchor's tail, and how hard its hardest negatives are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +36,9 @@ class Hardest:
         """Take in some anchors, from the shortfalls of their negatives ``(a, c)``, ``inf`` elsewhere."""
         positives = contest.same_label()
         has_positive = None if positives is None else positives.any(1)
-        found = smallest(hidden, self.depth) if self.depth else hidden[:, :0]  # where only their number is asked for
+        found = (
+            smallest(hidden, self.depth) if self.depth else hidden[:, :0]
+        )  # where only their number is asked for
         self.add_sorted(found, contest.count_negatives(hidden), has_positive)
 
     def add_sorted(self, found: Tensor, negatives: Tensor, has_positive: Tensor | None) -> None:
@@ -80,6 +82,6 @@ def between(ordered: Tensor, number: int) -> Tensor:
     return torch.where(after.isfinite(), (last + after) / 2, torch.inf)
 
 
-def whole(parts: list[Tensor]) -> Tensor:
+def whole(parts: Sequence[Tensor]) -> Tensor:
     """All parts in one. A single one, as on a GPU, is not copied: each copy would be a launch."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

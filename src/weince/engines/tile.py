@@ -112,7 +112,9 @@ class Tile:
     def _log_sum_exp(self, logits: Tensor, part: Part, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
         """Log-sum-exp ``(a,)`` and its derivatives by the logits, the softmax weights ``(a, c)``; in place."""
         odds = self._keep(logits, part, -torch.inf, threshold)
-        largest = odds.amax(1, keepdim=True).clamp_min(torch.finfo(odds.dtype).min)  # finite where none takes part
+        largest = odds.amax(1, keepdim=True).clamp_min(
+            torch.finfo(odds.dtype).min
+        )  # finite where none takes part
         # What adds nothing to the sum is dropped: subnormal weights would slow the products badly.
         odds = cut_below(odds.sub_(largest).exp_(), torch.finfo(odds.dtype).eps ** 3, 0, inplace=True)
         total = odds.sum(1, keepdim=True)

@@ -5,8 +5,8 @@
     loss = LossAdapter(weince.DCLLoss(0.1, candidates="labels"))  # was: SupConLoss(temperature=0.1)
     loss(embeddings, labels).backward()
 
-It goes into that library's trainers and its ``DistributedLossWrapper``. It takes no miner: a miner chooses pairs, while
-these losses are a matter of all negatives. For two views without labels take the loss itself.
+It goes into that library's trainers and its ``DistributedLossWrapper``. It takes no miner: a miner chooses pairs,
+while these losses are a matter of all negatives. For two views without labels take the loss itself.
 """
 
 from typing import Any, Unpack

@@ -13,6 +13,7 @@ torch.Size([])
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
 
@@ -127,7 +128,12 @@ class ContrastiveLoss(nn.Module):
 
         @overload
         def __call__(
-            self, z_i: Tensor, z_j: Tensor | None = None, *, return_stats: Literal[True], **roles: Tensor | None
+            self,
+            z_i: Tensor,
+            z_j: Tensor | None = None,
+            *,
+            return_stats: Literal[True],
+            **roles: Tensor | None,
         ) -> LossOutput: ...
 
         @overload
@@ -205,11 +211,11 @@ class ContrastiveLoss(nn.Module):
     def _losses(self, engine: Engine) -> "_Result":
         asked = self.sums(engine)
         found = engine.sums(list(asked) if isinstance(asked, Sequence) else [asked])
-        if self.per_anchor:
-            losses = self.combine(*found)
-        else:
+        combine: Callable[..., Tensor] = self.combine
+        if not self.per_anchor:
             ranks = engine.contest.ranks
-            losses = self.combine(*found, gather=_as_they_are if ranks is None else ranks.gather_linked)
+            combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
+        losses = combine(*found)
         if self.needs_negatives and engine.alone is not None:
             losses = losses.masked_fill(engine.alone, 0)
         if engine.counted is not None:
@@ -250,7 +256,8 @@ class ContrastiveLoss(nn.Module):
     def _described(self, need: Need) -> str:
         """What is computed, in words that are the same in every process; no tensor is read for it."""
         values = self.settings() | {"gather": self.gather, "tail": need.tail, "training": self.training}
-        return f"{type(self).__name__}({', '.join(f'{name}={_in_words(value)}' for name, value in values.items())})"
+        words = ", ".join(f"{name}={_in_words(value)}" for name, value in values.items())
+        return f"{type(self).__name__}({words})"
 
     def settings(self) -> dict[str, Any]:
         """What the loss was made with, by name; learned values as they are now."""
@@ -297,8 +304,8 @@ class TemperatureLoss(ContrastiveLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        max_scale: Largest inverse of a learned temperature; CLIP uses 100. Each training step first puts the parameter
-            back to where its inverse is that, so that it does not wander off.
+        max_scale: Largest inverse of a learned temperature; CLIP uses 100. Each training step first puts the
+            parameter back to where its inverse is that, so that it does not wander off.
         **options: As in :class:`ContrastiveLoss`.
     """
 
@@ -337,8 +344,17 @@ def functional(loss: type[ContrastiveLoss]) -> Callable[..., Any]:
         roles = {name: options.pop(name) for name in of_call if name in options}
         return loss(**options)(z_i, z_j, **roles)
 
-    function.__doc__ = f"{(loss.__doc__ or '').splitlines()[0]} A function with the options of :class:`{loss.__name__}` and of its call."
+    about = (loss.__doc__ or "").splitlines()[0]
+    function.__doc__ = f"{about} A function with the options of :class:`{loss.__name__}` and of its call."
     return function
 
 
-__all__ = ["ContrastiveLoss", "LogSumExp", "LossOutput", "Options", "Reduction", "TemperatureLoss", "functional"]
+__all__ = [
+    "ContrastiveLoss",
+    "LogSumExp",
+    "LossOutput",
+    "Options",
+    "Reduction",
+    "TemperatureLoss",
+    "functional",
+]

@@ -1,7 +1,7 @@
 """DHEL: DCL whose negatives are those of the anchor's own view, ``-s+/t + log sum exp(s/t)``.
 
-Koromilas et al. 2024, "Bridging Mini-Batch and Asymptotic Analysis in Contrastive Learning: From InfoNCE to Kernel-Based
-Losses".
+Koromilas et al. 2024, "Bridging Mini-Batch and Asymptotic Analysis in Contrastive Learning: From InfoNCE to
+Kernel-Based Losses".
 """
 
 from torch import Tensor

@@ -1,8 +1,8 @@
 """HCL and Debiased: negatives weighed by their hardness, less what false negatives are expected to add.
 
 With ``N`` negatives, ``g = (N * sum exp((1 + b) s/t) / sum exp(b s/t) - p N exp(s+/t)) / (1 - p)``, kept at
-``N exp(-1/t)`` or more, the loss is ``-log(exp(s+/t) / (exp(s+/t) + g))``. Robinson et al. 2021, "Contrastive Learning
-with Hard Negative Samples"; ``b = 0`` is Chuang et al. 2020, "Debiased Contrastive Learning".
+``N exp(-1/t)`` or more, the loss is ``-log(exp(s+/t) / (exp(s+/t) + g))``. Robinson et al. 2021, "Contrastive
+Learning with Hard Negative Samples"; ``b = 0`` is Chuang et al. 2020, "Debiased Contrastive Learning".
 """
 
 from typing import Unpack
@@ -67,7 +67,9 @@ class HCLLoss(TemperatureLoss):
             false = harder.positive + log_count + torch.log(torch.full_like(count, share))
             left = torch.where(false < seen, false - seen, -torch.inf)
             negatives = seen + torch.log1p(-left.exp())
-            negatives = torch.where(false < seen, negatives, -torch.inf) - torch.log1p(torch.full_like(count, -share))
+            negatives = torch.where(false < seen, negatives, -torch.inf) - torch.log1p(
+                torch.full_like(count, -share)
+            )
         return log1pexp(torch.maximum(negatives, lowest) - harder.positive)
 
 

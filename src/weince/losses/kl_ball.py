@@ -1,8 +1,8 @@
 """KL ball: every anchor has the temperature at which its softmax is so far from uniform.
 
-``-s+ + t_i log sum exp(s/t_i)`` with ``KL(softmax(s/t_i) | uniform) = r``, no gradient through ``t_i``: the batch form
-of iSogCLR (Qiu et al. 2023, "Not All Semantics are Created Equal: Contrastive Self-supervised Learning with Automatic
-Temperature Individualization").
+``-s+ + t_i log sum exp(s/t_i)`` with ``KL(softmax(s/t_i) | uniform) = r``, no gradient through ``t_i``: the batch
+form of iSogCLR (Qiu et al. 2023, "Not All Semantics are Created Equal: Contrastive Self-supervised Learning with
+Automatic Temperature Individualization").
 """
 
 import math

@@ -28,7 +28,9 @@ class LinkLoss(ContrastiveLoss):
     def __init__(self, link: AnyLink, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.link = as_link(link)
-        self._learned = [name for name, value in self.link.tensors().items() if isinstance(value, nn.Parameter)]
+        self._learned = [
+            name for name, value in self.link.tensors().items() if isinstance(value, nn.Parameter)
+        ]
         for name in self._learned:
             self.register_parameter(name, self.link.tensors()[name])  # type: ignore[arg-type]
 

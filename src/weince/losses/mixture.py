@@ -1,7 +1,7 @@
 """Temperature mixture: InfoNCE whose likelihood is averaged over a distribution of temperatures.
 
-``-log sum_q w_q exp(s+/t_q) / (exp(s+/t_q) + sum exp(s/t_q))``, with temperatures ``t_q`` at the nodes of a log-normal
-distribution around ``t``: what scores ask for if anchors differ in how hard they are.
+``-log sum_q w_q exp(s+/t_q) / (exp(s+/t_q) + sum exp(s/t_q))``, with temperatures ``t_q`` at the nodes of a
+log-normal distribution around ``t``: what scores ask for if anchors differ in how hard they are.
 """
 
 from typing import Unpack
@@ -56,7 +56,9 @@ class TemperatureMixtureLoss(TemperatureLoss):
         return [LogSumExp(SoftmaxLink(temperature * factor)) for factor in self.factors]
 
     def combine(self, *nodes: Summed) -> Tensor:
-        likelihoods = [weight - one.cross_entropy() for weight, one in zip(self.log_weights, nodes, strict=True)]
+        likelihoods = [
+            weight - one.cross_entropy() for weight, one in zip(self.log_weights, nodes, strict=True)
+        ]
         return -torch.logsumexp(torch.stack(likelihoods), 0)
 
 

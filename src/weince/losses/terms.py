@@ -1,4 +1,4 @@
-"""The two extra terms of the authors' released code: cross-entropies over the positive and the 50 hardest negatives."""
+"""The two extra terms of the authors' released code: cross-entropies over the positive and the hardest negatives."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """WEINCE: InfoNCE whose logits lean towards the shortfall link where an anchor's own tail asks for it.
 
-``(1 - lam) s / t - lam beta log(1 - s)``, with ``lam`` and ``beta`` of each anchor from the tail of its negatives. ICML
-2026, "When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE".
+``(1 - lam) s / t - lam beta log(1 - s)``, with ``lam`` and ``beta`` of each anchor from the tail of its negatives.
+ICML 2026, "When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE".
 """
 
 from typing import Any, Self, TypedDict, Unpack
@@ -38,9 +38,10 @@ class WeinceOptions(TypedDict, total=False):
 class WeinceLoss(TemperatureLoss):
     """WEINCE as its authors' code trains it, which reproduces the paper's result.
 
-    The blend has ``beta = 1``, and two cross-entropies over the positive and the 50 hardest negatives are added that the
-    paper does not mention. In our runs (CIFAR-100, ResNet-18, 100 epochs, 4 seeds) it reaches 52.9 linear accuracy at
-    temperature 0.5; InfoNCE with the same two terms reaches 52.9, and InfoNCE at temperature 0.2 reaches 53.8.
+    The blend has ``beta = 1``, and two cross-entropies over the positive and the 50 hardest negatives are added
+    that the paper does not mention. In our runs (CIFAR-100, ResNet-18, 100 epochs, 4 seeds) it reaches 52.9 linear
+    accuracy at temperature 0.5; InfoNCE with the same two terms reaches 52.9, and InfoNCE at temperature 0.2
+    reaches 53.8.
 
     Args:
         temperature: Of the softmax part; a number, or an ``nn.Parameter`` to learn it.

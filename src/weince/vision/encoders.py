@@ -9,8 +9,10 @@
 
 import difflib
 import importlib
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast, get_args
+from typing import Literal, NamedTuple, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from weince.vision.vit import VisionTransformer
 
 NAMES = ("resnet18", "resnet50", "vit_small", "tiny")
 PATCHES = {32: 4, 64: 8, 224: 16}
+Norm = Literal["none", "hidden", "all"]
 
 
 class Tiny(nn.Module):
@@ -133,20 +136,59 @@ class _TorchvisionModels(Protocol):
     def get_model(self, name: str, *, weights: None) -> nn.Module: ...
 
 
+@dataclass(frozen=True)
+class ProjectorConfig:
+    """The layers between an encoder's features and the embeddings; by default the paper's.
+
+    Args:
+        hidden: Width between the layers; that of the features if not given.
+        layers: Linear layers, at least 2.
+        norm: Where batch norm follows a linear layer: ``none``, ``hidden`` (before each ReLU) or ``all`` (after the
+            last layer too, as in SimCLR).
+    """
+
+    hidden: int | None = None
+    layers: int = 2
+    norm: Norm = "none"
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None and self.hidden < 1:
+            raise ValueError(f"hidden must be at least 1; got {self.hidden}")
+        if self.layers < 2:
+            raise ValueError(f"a projector has at least 2 layers; got {self.layers}")
+        check_choice("norm", self.norm, get_args(Norm))
+
+
 class Projector(nn.Sequential):
-    """Linear, ReLU, Linear, without bias: features ``(n, features)`` to embeddings ``(n, out)``.
+    """Linear layers without bias, ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``.
 
     Args:
         features: Of the encoder.
-        hidden: Width between the two layers, ``features`` by default.
+        hidden: Width between the layers, ``features`` by default.
         out: Width of the embeddings.
+        layers: Linear layers.
+        norm: Where batch norm follows them, see :class:`ProjectorConfig`.
     """
 
-    def __init__(self, features: int, hidden: int | None = None, out: int = 64) -> None:
-        hidden = features if hidden is None else hidden
-        super().__init__(
-            nn.Linear(features, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, out, bias=False)
-        )
+    def __init__(
+        self,
+        features: int,
+        hidden: int | None = None,
+        out: int = 64,
+        *,
+        layers: int = 2,
+        norm: Norm = "none",
+    ) -> None:
+        config = ProjectorConfig(hidden, layers, norm)
+        widths = [features, *[config.hidden or features] * (layers - 1), out]
+        parts: list[nn.Module] = []
+        for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
+            parts.append(nn.Linear(inputs, outputs, bias=False))
+            if norm == "all" or (norm == "hidden" and number < layers):
+                parts.append(nn.BatchNorm1d(outputs))
+            if number < layers:
+                parts.append(nn.ReLU())
+        super().__init__(*parts)
 
 
 class SimCLR(nn.Module):

@@ -10,7 +10,7 @@ evaluation.json              what `weince evaluate` found
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -46,8 +46,8 @@ FREE_TO_CHANGE = {
 def claim(run: "VisionRun") -> None:
     """Write a run's settings into its folder, or see that the run there is this one.
 
-    Its images may lie elsewhere than before. At a constant rate it may be made longer; what was found of it then
-    (its weights, and the JSON files) is set aside under the number of epochs it had.
+    Its images may lie elsewhere than before. At a constant rate without warm-up it may be made longer; what was found
+    of it then (its weights, and the JSON files) is set aside under the number of epochs it had.
 
     Raises:
         ValueError: The folder holds another run.
@@ -57,7 +57,7 @@ def claim(run: "VisionRun") -> None:
     if _moved(before.get("data"), run.data):
         free.add("data")
     had = before.get("epochs", run.epochs)
-    if had < run.epochs and run.optimizer.schedule == "constant":
+    if had < run.epochs and run.optimizer.schedule == "constant" and not run.optimizer.warmup:
         settings.claim(replace(run, epochs=had), run.out, free=free)  # nothing is moved of another run
         _set_aside(run.out, had)
         free.add("epochs")
@@ -116,7 +116,9 @@ def save_weights(path: Path, model: torch.nn.Module) -> None:
 def build_model(run: "VisionRun") -> encoders.SimCLR:
     """The untrained model of a run."""
     encoder = encoders.build(run.encoder, size=run.augment.size, width=run.width)
-    return encoders.SimCLR(encoder, encoders.Projector(cast(int, encoder.features), out=run.projection))
+    features = cast(int, encoder.features)
+    projector = encoders.Projector(features, out=run.projection, **asdict(run.projector))
+    return encoders.SimCLR(encoder, projector)
 
 
 def load_model(folder: Path, weights: Path | None = None) -> tuple["VisionRun", encoders.SimCLR]:

@@ -29,7 +29,7 @@ from weince.configure import LossConfig, build_loss
 from weince.tail import TailConfig
 from weince.vision.augment import Augment
 from weince.vision.data import load
-from weince.vision.encoders import SimCLR
+from weince.vision.encoders import ProjectorConfig, SimCLR
 from weince.vision.log import Log, check_finite, measure, progress_bar
 from weince.vision.optim import OptimizerConfig, build_optimizer, rate
 from weince.vision.runs import build_model, claim, save_weights
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 T = TypeVar("T")
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d
 GLANCE = 50
 """Steps between two looks whether the loss is still a number; each look waits for the device."""
 
@@ -54,10 +55,11 @@ class VisionRun:
         encoder: resnet18, resnet50, vit_small, tiny, timm:NAME or torchvision:NAME.
         width: Channels of a ResNet's first stage: 64, or fewer for a small one.
         projection: Width of the embeddings.
+        projector: The layers between features and embeddings.
         loss: The loss.
         augment: How views are made; ``size`` is their height and width.
         optimizer: How weights are updated.
-        epochs: Passes over the images. At a constant rate a run may be given more later.
+        epochs: Passes over the images. At a constant rate without warm-up a run may be given more later.
         batch: Pairs of views in the global batch.
         seed: Of the weights, the order of the images and the views.
         precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
@@ -77,6 +79,7 @@ class VisionRun:
     encoder: str = "tiny"
     width: int = 64
     projection: int = 64
+    projector: ProjectorConfig = ProjectorConfig()
     loss: LossConfig = LossConfig()
     augment: Augment = Augment()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -241,7 +244,7 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR) -> tuple[nn.Module,
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    elif fabric.world_size > 1 and any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
+    elif fabric.world_size > 1 and any(isinstance(m, BATCH_NORMS) for m in model.modules()):
         warnings.warn("on CPUs each process has batch norm statistics of its own", stacklevel=2)
     model.to(fabric.device)
     if _asked(run.compile, fabric.device.type == "cuda"):

@@ -1,0 +1,344 @@
+"""Search for a training recipe by short runs: one change at a time, then combinations, then full length.
+
+Reads factors and their levels from a YAML file (``recipe_search.yaml``). The first stage trains the base recipe (the
+first level of each factor) and every recipe that differs from it in one level. The second trains the combinations of
+levels that promise most, by the sum of what each level gained alone; later stages train the best of the stage before,
+for longer. Recipes are chosen by the linear probe's validation figure alone.
+
+Each run is one of ``weince reproduce``: trained and evaluated in processes of its own, several at once, in a folder
+that follows from its settings. The same command again continues an interrupted search. No run is started that would
+not end before the deadline. Under OUT: ``results.jsonl`` (a line for each finished run) and ``recipes_EPOCHS.yaml``
+(a table of each stage, which ``weince reproduce FILE --out OUT --table-only`` writes).
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weince.checkpoint import write_text_aside
+from weince.reproduce import execute
+from weince.reproduce.plan import Run, plan
+from weince.reproduce.tables import Loss, Table
+from weince.settings import read_yaml
+from weince.vision.log import read_log
+
+EXAMPLE = """\
+example:
+  python benchmarks/recipe_search.py benchmarks/recipe_search.yaml --data cifar100.npz --out recipes --jobs 6 \\
+      --seconds 1000
+  python benchmarks/recipe_search.py --show recipes
+"""
+FIGURE = "linear_validation_mean"
+SHOWN = (FIGURE, "knn_validation_mean", "r1_validation_mean")
+
+MARGIN = 1.1
+"""Of estimated epochs, since a device does less for few runs at once than for many."""
+
+Recipe = tuple[str, ...]
+"""A level of each factor, in the order of the factors."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search's file says.
+
+    Attributes:
+        title: Of its tables.
+        config: The configuration that all recipes start from.
+        factors: For each factor its levels, and the settings of each; the first is the base.
+        stages: For each stage ``epochs``, and ``keep``: how many recipes it takes from the stage before.
+        set: Settings of all runs.
+        seed: Of all runs.
+    """
+
+    title: str
+    config: str
+    factors: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    stages: Sequence[Mapping[str, int]]
+    set: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 7
+
+    def settings(self, recipe: Recipe) -> dict[str, Any]:
+        """The settings of a recipe, without its epochs."""
+        found = dict(self.set)
+        for level, levels in zip(recipe, self.factors.values(), strict=True):
+            found |= levels[level]
+        return found
+
+    def name(self, recipe: Recipe) -> str:
+        """What differs from the base, in words."""
+        changed = [
+            f"{factor} {level}"
+            for level, base, factor in zip(recipe, self.base(), self.factors, strict=True)
+            if level != base
+        ]
+        return ", ".join(changed) or "base"
+
+    def base(self) -> Recipe:
+        return tuple(next(iter(levels)) for levels in self.factors.values())
+
+    def single_changes(self) -> list[Recipe]:
+        """The base, and every recipe that differs from it in one level."""
+        base, found = self.base(), [self.base()]
+        for place, levels in enumerate(self.factors.values()):
+            found += [(*base[:place], level, *base[place + 1 :]) for level in list(levels)[1:]]
+        return found
+
+    def promising(self, figures: Mapping[Recipe, float], keep: int) -> list[Recipe]:
+        """The combinations with the largest sum of what each level gained alone, of levels that have a figure."""
+        base = self.base()
+        gains = [
+            {
+                level: figures[recipe] - figures[base]
+                for level in levels
+                if (recipe := (*base[:place], level, *base[place + 1 :])) in figures
+            }
+            for place, levels in enumerate(self.factors.values())
+        ]
+        combinations = itertools.product(*gains)
+        gain = {r: sum(g[level] for g, level in zip(gains, r, strict=True)) for r in combinations}
+        return sorted(gain, key=lambda recipe: -gain[recipe])[:keep]
+
+
+class Clock:
+    """How long a run will take, from those that have ended, and whether that is before the deadline.
+
+    Args:
+        seconds: Until the deadline.
+        overhead: Of a run besides its epochs: start, compilation, evaluation.
+        epoch: Seconds of the device for an epoch; runs at once share the device.
+    """
+
+    def __init__(self, seconds: float, overhead: float, epoch: float) -> None:
+        self.began = time.monotonic()
+        self.seconds, self.overhead, self.epoch = seconds, overhead, epoch
+
+    def left(self) -> float:
+        return self.began + self.seconds - time.monotonic()
+
+    def fits(self, epochs: int, at_once: int) -> bool:
+        """Whether so many runs of so many epochs, started now and at once, would end in time."""
+        return self.overhead + MARGIN * epochs * self.epoch * at_once <= self.left()
+
+    def learn(self, took: float, epochs: Sequence[float], at_once: int) -> None:
+        """Take in a run: seconds of all of it and of each epoch, and the most runs at once, itself counted."""
+        if len(epochs) > 1:
+            usual = sorted(epochs)[len(epochs) // 2]  # the first one compiles
+            self.epoch = usual / at_once
+            self.overhead = max(took - usual * len(epochs), 0.0)
+
+
+def read_search(path: Path) -> Search:
+    return Search(**read_yaml(path, str(path)))
+
+
+def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> Table:
+    """The runs of a stage as a table of `weince reproduce`."""
+    losses = {search.name(recipe): Loss(set=search.settings(recipe)) for recipe in recipes}
+    return Table(
+        name=f"recipes_{epochs}",
+        title=f"{search.title}: {epochs} epochs, one seed, %",
+        figures=["linear", "knn", "r1"],
+        rows=[search.config],
+        losses=losses,
+        baseline=next(iter(losses)),
+        set={"epochs": epochs},
+        seeds=[search.seed],
+    )
+
+
+def write_table(table: Table, out: Path) -> None:
+    """Write a table as a file that `weince reproduce` reads."""
+    content = {
+        "title": table.title,
+        "figures": table.figures,
+        "rows": list(table.rows),
+        "seeds": list(table.seeds),
+        "set": dict(table.set),
+        "baseline": table.baseline,
+        "losses": {name: {"set": dict(loss.set)} for name, loss in table.losses.items()},
+    }
+    write_text_aside(out / f"{table.name}.yaml", yaml.safe_dump(content, sort_keys=False), "table")
+
+
+def search_recipes(
+    search: Search,
+    out: Path,
+    *,
+    jobs: int,
+    clock: Clock,
+    data: str | None = None,
+    device: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[int, dict[Recipe, float]]:
+    """Carry the stages out, as far as time allows; returns the figures of each stage by its epochs."""
+    out.mkdir(parents=True, exist_ok=True)
+    every: dict[int, dict[Recipe, float]] = {}
+    figures: dict[Recipe, float] = {}
+    for number, stage in enumerate(search.stages):
+        epochs = stage["epochs"]
+        if number == 0:
+            recipes = search.single_changes()
+        elif number == 1:
+            recipes = search.promising(figures, stage["keep"])
+        else:
+            recipes = sorted(figures, key=lambda recipe: -figures[recipe])[: stage["keep"]]
+        table = stage_table(search, recipes, epochs)
+        write_table(table, out)
+        runs = plan(table, out, data=data, device=device)
+        # Checkpoints are for runs longer than what is lost with one.
+        runs = [replace(run, extra={**run.extra, "checkpoint_every": 25}) for run in runs]
+        by_name = {search.name(recipe): recipe for recipe in recipes}
+        _say(f"stage of {epochs} epochs: {len(runs)} runs, {clock.left():.0f} s left")
+        found = carry_out_stage(runs, epochs, out, jobs=jobs, clock=clock, environment=environment or {})
+        figures = {by_name[name]: figure for name, figure in found.items()}
+        every[epochs] = figures
+        if len(found) < len(runs):
+            _say(f"{len(runs) - len(found)} of {len(runs)} runs are missing")
+        if not figures or (number == 0 and search.base() not in figures):
+            break
+    return every
+
+
+def carry_out_stage(
+    runs: Sequence[Run], epochs: int, out: Path, *, jobs: int, clock: Clock, environment: Mapping[str, str]
+) -> dict[str, float]:
+    """Train and evaluate runs; returns the figure of each that is done, by the name of its recipe."""
+    found, stop = {}, threading.Event()
+    waiting = [run for run in runs if not execute.is_done(run)]
+    for run in runs:
+        if run not in waiting:
+            found[run.loss] = _record(run, epochs, out, 0.0)
+    with ThreadPoolExecutor(jobs) as pool:
+        active: dict[Future[None], tuple[Run, float]] = {}
+        most: dict[str, int] = {}  # runs at once while a run was under way
+        try:
+            while waiting or active:
+                while waiting and len(active) < jobs:
+                    if not clock.fits(epochs, min(jobs, len(active) + len(waiting))):
+                        if active or not clock.fits(epochs, 1):
+                            for run in waiting:
+                                _say(f"not started, it would not end in time: {run.loss}")
+                            waiting = []
+                            break
+                        waiting.pop()  # fewer at once are quicker; the last promises least
+                        continue
+                    run = waiting.pop(0)
+                    active[pool.submit(execute.carry_out, run, stop, environment)] = run, time.monotonic()
+                for run, _ in active.values():
+                    most[run.loss] = max(most.get(run.loss, 0), len(active))
+                for future in wait(active, timeout=0.5, return_when=FIRST_COMPLETED).done:
+                    run, began = active.pop(future)
+                    error = future.exception()
+                    if error is not None:
+                        _say(f"failed: {run.loss}: {error}")
+                        continue
+                    took = time.monotonic() - began
+                    seconds = [row["seconds"] for row in read_log(run.folder / "log.csv")]
+                    clock.learn(took, seconds, most[run.loss])
+                    found[run.loss] = _record(run, epochs, out, took)
+                    _say(f"{found[run.loss]:.2f} in {took:.0f} s, {clock.left():.0f} s left: {run.loss}")
+        finally:
+            stop.set()
+    return found
+
+
+def _record(run: Run, epochs: int, out: Path, took: float) -> float:
+    """Add a finished run to the results, unless it is there; returns the figure to choose by."""
+    measured = execute.record(run)
+    path = out / "results.jsonl"
+    if run.key not in {line["key"] for line in read_results(path)}:
+        line = {
+            "recipe": run.loss,
+            "epochs": epochs,
+            "key": run.key,
+            "seconds": round(took, 1),
+            **{name: measured[name] for name in SHOWN},
+            "settings": dict(run.changes),
+            "folder": str(run.folder.relative_to(out.absolute())),
+        }
+        with path.open("a", encoding="utf-8") as file:
+            file.write(
+                json.dumps(line) + "\n"
+            )  # one write: whoever reads sees whole lines, or a cut last one
+    return float(measured[FIGURE])
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The lines that are whole."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def show(results: Iterable[Mapping[str, Any]]) -> str:
+    """A Markdown table for each stage, the best first."""
+    parts = []
+    by_epochs = sorted(results, key=lambda line: (line["epochs"], -line[FIGURE]))
+    for epochs, lines in itertools.groupby(by_epochs, key=lambda line: line["epochs"]):
+        parts += [
+            f"\n{epochs} epochs, validation, %\n",
+            "| linear | vote | R@1 | s | recipe |",
+            "|---:|---:|---:|---:|---|",
+        ]
+        for line in lines:
+            figures = " | ".join(f"{line[name]:.2f}" for name in SHOWN)
+            parts.append(f"| {figures} | {line['seconds']:.0f} | {line['recipe']} |")
+    return "\n".join(parts)
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("search", type=Path, nargs="?", help="YAML file")
+    parser.add_argument("--out", type=Path, default=Path("recipes"))
+    parser.add_argument("--data", help="where the images are")
+    parser.add_argument("--device", help="cpu or cuda instead of what is there")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="until the deadline")
+    parser.add_argument(
+        "--overhead", type=float, default=60.0, help="first guess: seconds of a run besides its epochs"
+    )
+    parser.add_argument(
+        "--epoch", type=float, default=1.3, help="first guess: seconds of the device for an epoch"
+    )
+    parser.add_argument(
+        "--show", type=Path, metavar="OUT", help="print the results in a folder and start nothing"
+    )
+    given = parser.parse_args(arguments)
+    if given.show is None:
+        if given.search is None:
+            parser.error("a search's YAML file is wanted, or --show OUT")
+        threads = max(1, (os.cpu_count() or 1) // given.jobs)
+        usual = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
+        search_recipes(
+            read_search(given.search),
+            given.out,
+            jobs=given.jobs,
+            clock=Clock(given.seconds, given.overhead, given.epoch),
+            data=given.data,
+            device=given.device,
+            environment={name: value for name, value in usual.items() if name not in os.environ},
+        )
+    print(show(read_results((given.show or given.out) / "results.jsonl")))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
