@@ -25,6 +25,7 @@ from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, sha
 from weince.engines.base import Engine, Need
 from weince.engines.choose import Choice, EngineName, choose, out_of_memory, start, warn_once
 from weince.links import Link, Scalar, check_positive
+from weince.scores import no_autocast
 from weince.sums import LogSumExp, Sum
 from weince.tail import TailConfig, TailStats
 
@@ -209,13 +210,13 @@ class ContrastiveLoss(nn.Module):
         return self._losses(start(contest, need, Choice("chunked", "the dense engine ran out of memory")))
 
     def _losses(self, engine: Engine) -> "_Result":
-        asked = self.sums(engine)
-        found = engine.sums(list(asked) if isinstance(asked, Sequence) else [asked])
         combine: Callable[..., Tensor] = self.combine
         if not self.per_anchor:
             ranks = engine.contest.ranks
             combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
-        losses = combine(*found)
+        with no_autocast(engine.contest.anchors.device):
+            asked = self.sums(engine)
+            losses = combine(*engine.sums(list(asked) if isinstance(asked, Sequence) else [asked]))
         if self.needs_negatives and engine.alone is not None:
             losses = losses.masked_fill(engine.alone, 0)
         if engine.counted is not None:
