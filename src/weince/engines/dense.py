@@ -63,7 +63,7 @@ class Dense(Engine):
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         anchors, candidates = self.contest.anchors, self.contest.candidates
-        learned = learned_of(parts)
+        learned = learned_of(parts) if torch.is_grad_enabled() else []
         wanted = any(x.requires_grad for x in (anchors, candidates)) or bool(learned)
         wanted = wanted and torch.is_grad_enabled()
         with torch.no_grad(), no_autocast(anchors.device):

@@ -328,17 +328,13 @@ class TemperatureLoss(ContrastiveLoss):
         temperature = self.temperature
         if self.max_scale is None or not isinstance(temperature, Tensor):
             return temperature
-        if self.training and temperature.is_leaf:
-            with torch.no_grad():
-                temperature.clamp_(min=1 / self.max_scale)
+        if self.training:
+            keep_within(temperature, lowest=1 / self.max_scale)
         return temperature.clamp_min(1 / self.max_scale)
 
 
-def functional(loss: type[ContrastiveLoss]) -> Callable[..., Any]:
-    """The loss as a function: options of the class and of its call in one.
-
-    >>> dcl = functional(ContrastiveLoss)
-    """
+def functional(loss: type[ContrastiveLoss], name: str) -> Callable[..., Any]:
+    """The loss as a function, called ``name``: options of the class and of its call in one."""
     of_call = ("labels", "negatives", "ids", "ignore", "return_stats")
 
     def function(z_i: Tensor, z_j: Tensor | None = None, **options: Any) -> Any:
@@ -347,7 +343,38 @@ def functional(loss: type[ContrastiveLoss]) -> Callable[..., Any]:
 
     about = (loss.__doc__ or "").splitlines()[0]
     function.__doc__ = f"{about} A function with the options of :class:`{loss.__name__}` and of its call."
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = loss.__module__  # where the name stands, so that it can be pickled
     return function
+
+
+def keep_within(parameter: Tensor, lowest: float | None = None, highest: float | None = None) -> None:
+    """Put a learned number back into its bounds, unseen by autograd: graphs of earlier batches stay valid."""
+    if parameter.is_leaf:
+        with torch.no_grad():
+            remember(parameter.data, parameter.data.clamp(lowest, highest))
+
+
+def remember(state: Tensor, value: Tensor) -> None:
+    """Write a value into what a module remembers; in torch.func too."""
+    _Remember.apply(state, value)  # type: ignore[no-untyped-call]
+
+
+class _Remember(torch.autograd.Function):
+    """Writes a value into what a module remembers, as a function, since torch.func lets nothing else write there."""
+
+    @staticmethod
+    def forward(state: Tensor, value: Tensor) -> Tensor:
+        state.copy_(value)
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 __all__ = [
@@ -358,4 +385,6 @@ __all__ = [
     "Reduction",
     "TemperatureLoss",
     "functional",
+    "keep_within",
+    "remember",
 ]

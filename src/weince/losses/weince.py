@@ -127,4 +127,4 @@ def _with_defaults(options: WeinceOptions, tail: TailConfig) -> WeinceOptions:
     return {"tail": tail, "softmax_term": 0.0, "shortfall_term": 0.0, **options}  # type: ignore[typeddict-item]
 
 
-weince_loss = functional(WeinceLoss)
+weince_loss = functional(WeinceLoss, "weince_loss")
