@@ -339,7 +339,9 @@ def functional(loss: type[ContrastiveLoss], name: str) -> Callable[..., Any]:
 
     def function(z_i: Tensor, z_j: Tensor | None = None, **options: Any) -> Any:
         roles = {name: options.pop(name) for name in of_call if name in options}
-        return loss(**options)(z_i, z_j, **roles)
+        made = loss(**options)
+        made._looked = True  # every batch is its first, and reading one would wait for the device
+        return made(z_i, z_j, **roles)
 
     about = (loss.__doc__ or "").splitlines()[0]
     function.__doc__ = f"{about} A function with the options of :class:`{loss.__name__}` and of its call."
