@@ -91,11 +91,5 @@ def test_bad_parameters_are_named(make, message):
         make()
 
 
-def test_kernels_know_a_plain_blend_alone():
-    assert BlendLink(0.5, 1.0).in_kernels
-    assert not BlendLink(0.5, 1.0, endpoint=1.1).in_kernels
-    assert not BlendLink(0.5, 1.0, softmax_at=torch.zeros(2, dtype=torch.long)).in_kernels
-
-
 def test_a_tensor_is_not_read():
     check_positive("temperature", torch.tensor(-1.0, device="meta"))
