@@ -1,6 +1,7 @@
 """How fast the losses are on the machine at hand: forward and backward, ours beside others, in one run."""
 
 import importlib
+import itertools
 import platform
 import statistics
 import time
@@ -168,8 +169,7 @@ def _peers() -> Iterator[Entry]:
 def _one_size(
     entries: Sequence[Entry], pairs: int, d: int, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> list[Timing]:
-    from rich.console import Console
-    from rich.progress import track
+    from weince.progress import bars
 
     generator = torch.Generator().manual_seed(0)
     z_i, z_j = (
@@ -183,8 +183,10 @@ def _one_size(
     seconds: dict[str, list[float]] = {entry.name: [] for entry in entries}
     peaks: dict[str, float] = {}
     spent = dict.fromkeys(seconds, 0.0)
-    for repeat in track(range(repeats + WARM_UP), f"{pairs} pairs", console=Console(stderr=True)):
-        for entry in entries:
+    with bars() as bar:
+        task = bar.add_task(f"{pairs} pairs", total=(repeats + WARM_UP) * len(entries))
+        for repeat, entry in itertools.product(range(repeats + WARM_UP), entries):
+            bar.update(task, advance=1, said=entry.name)
             if entry.name in notes or (spent[entry.name] > ENOUGH_SECONDS and seconds[entry.name]):
                 continue
             try:
