@@ -374,7 +374,7 @@ def test_a_device_that_is_not_there(run):
         pytest.skip("there is one")
     with pytest.raises(ValueError, match="no CUDA device"):
         train(replace(run, device="cuda"))
-    with pytest.raises(ValueError, match="device must be auto, cpu or cuda; got 'tpu'"):
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or mps; got 'tpu'"):
         train(replace(run, device="tpu"))
     with pytest.raises(ValueError, match="a CUDA graph needs a CUDA device; got cpu"):
         train(replace(run, graph=True))
