@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from weince import usage
-from weince.machine import find_device, version
+from weince.machine import DEVICES, find_device, version
 
 if TYPE_CHECKING:
     from weince.embeddings import Pairs
@@ -163,7 +163,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="folder that weince train wrote; with --sts, a sentence encoder's folder or hub name",
     )  # fmt: skip
     parser.add_argument("--data", help="evaluate on other data than the run was trained on")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: auto)")
+    parser.add_argument("--device", default="auto", choices=DEVICES, help="(default: auto)")
     parser.add_argument("--quick", action="store_true", help="one seed, ten epochs of the probe (more if "
                         "the images are few): a look, not a result")  # fmt: skip
     parser.add_argument("--sts", type=Path, metavar="TSV", help="task, subset, split, score and two sentences a line "
@@ -212,11 +212,9 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "table",
-        metavar="TABLE",
-        help="linear, knn, link, frechet, overhead, headline, best, terms, precision, factorial, temperatures, "
-        "gates, interventions, screen, small, cifar10, resnet50, link_bf16, frechet_bf16, digits, or a YAML file",
+        "table", nargs="?", metavar="TABLE", help="name of a table (see --list), or a YAML file"
     )
+    parser.add_argument("--list", action="store_true", help="list the tables: name, runs, what it shows")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
@@ -230,7 +228,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument(
         "--epochs", type=int, help="instead of the configurations': a trial, and said to be one"
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="instead of what is there")
+    parser.add_argument("--device", choices=DEVICES[1:], help="instead of what is there")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
     parser.add_argument(
         "--table-only",
@@ -246,8 +244,15 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _run_reproduce(options: argparse.Namespace) -> None:
-    from weince.reproduce import reproduce
+    from weince.reproduce import print_tables, reproduce
 
+    if options.list:
+        print_tables()
+        return
+    if options.table is None:
+        raise ValueError(
+            "reproduce wants a TABLE: the name of one of weince reproduce --list, or a YAML file"
+        )
     if options.slurm_options and not options.slurm:
         raise ValueError("--slurm-options are for --slurm, which is missing")
     wrong = [option for option in options.slurm_options if "=" not in option]
@@ -291,7 +296,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="sizes of batch (default: 256 1024 4096)",
     )
     loss.add_argument("--d", type=int, default=128, help="width of the embeddings (default: %(default)s)")
-    loss.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
+    loss.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: %(default)s)")
     loss.add_argument("--dtype", default="float32", help="of the embeddings (default: %(default)s)")
     loss.add_argument("--repeats", type=int, default=15, help="passes to time (default: %(default)s)")
     loss.add_argument("--no-compile", action="store_true", help="leave compiled InfoNCE out")
@@ -314,17 +319,35 @@ def _run_bench_loss(options: argparse.Namespace) -> None:
     Console().print(table(timings))
 
 
+def _add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "completion",
+        help="print what makes a shell complete these commands",
+        description="Print a script that makes a shell complete commands, options and their values.",
+        epilog=usage.COMPLETION_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=["bash", "zsh", "tcsh"], metavar="SHELL", help="bash, zsh or tcsh")
+    parser.set_defaults(run=_run_completion)
+
+
+def _run_completion(options: argparse.Namespace) -> None:
+    from weince.completion import script
+
+    print(script(build_parser(), options.shell))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="weince",
         description="A contrastive loss whose tail you can check.",
-        epilog="examples:\n  weince train --help\n  weince diagnose pairs.npz --out report",
+        epilog=usage.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"weince {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_train, _add_evaluate, _add_reproduce, _add_diagnose, _add_bench):
+    for add in (_add_train, _add_evaluate, _add_reproduce, _add_diagnose, _add_bench, _add_completion):
         add(commands)
     return parser
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -164,6 +164,24 @@ def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix + item.name, found
         if is_dataclass(found) and isinstance(found, type):
             yield from _kinds(found, f"{prefix}{item.name}.")
+
+
+def options(kind: type[Any]) -> dict[str, tuple[str, ...]]:
+    """The options that a settings class has on the command line, and the values of those that have only a few."""
+    found = {}
+    for name, hint in _kinds(kind):
+        if is_dataclass(hint):
+            continue
+        values = [value for part in (hint, *get_args(hint)) for value in _values(part)]
+        found[name] = tuple(dict.fromkeys(values))
+    return found
+
+
+def _values(hint: Any) -> Sequence[str]:
+    """The values of a type as the command line takes them, if they are few."""
+    if hint is bool:
+        return "true", "false"
+    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else ()
 
 
 def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> None:

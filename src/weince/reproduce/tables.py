@@ -114,6 +114,11 @@ class Table:
         if tuned and not (self.choose_by and MEASURES[self.measure].validation):
             raise ValueError("a table with several tries needs choose_by, a figure with a validation value")
 
+    @property
+    def runs(self) -> int:
+        """How many runs fill it: rows x losses x tries x seeds."""
+        return len(self.rows) * len(self.seeds) * sum(len(self.tries_of(loss)) for loss in self.losses)
+
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
         return self.losses[loss].tries or self.tries
