@@ -85,6 +85,8 @@ def bench_loss(
         raise ValueError(
             f"wanted pairs of at least 2, d and repeats of at least 1; got {list(pairs)}, {d}, {repeats}"
         )
+    if max(*pairs, d) >= 2**31:
+        raise ValueError(f"pairs and d must be below 2**31; got {list(pairs)}, {d}")
     if dtype not in ("float32", "bfloat16", "float16", "float64"):
         raise ValueError(f"dtype must be float32, bfloat16, float16 or float64; got {dtype!r}")
     chosen = find_device(device)

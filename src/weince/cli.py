@@ -6,6 +6,7 @@ imports, so that help is quick and a missing package is named only when it is ne
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -366,6 +367,33 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _refuse_empty(given: Sequence[str]) -> None:
+    """Refuse an option without a value, as of a shell's variable that is not set: as a path it would mean here."""
+    for before, argument in zip(("weince", *given), given, strict=False):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise ValueError(f"nothing is given after {argument.rstrip('=') or before}")
+
+
+def _explained(error: Exception) -> str | None:
+    """What an error says to the user, on one line; None for a fault of our own, whose trace is wanted."""
+    if isinstance(error, ImportError):
+        package = (error.name or "").partition(".")[0]
+        if not package:  # our own, which says what to install
+            return str(error)
+        if package == "weince" or not isinstance(error, ModuleNotFoundError):
+            return None
+        return f"{package} is missing: pip install 'weince[{_EXTRAS.get(package, 'runs')}]'"
+    said = " ".join(str(error).split())
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is imported only where it is needed
+        return f"{said.partition('. GPU')[0]}: take a smaller batch, encoder or --loss.engine chunked"
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:  # numpy's and torch's, on a CPU
+        asked = re.search(r"allocate ([\d.]+ \w+)", said)
+        return f"not enough memory{f' for {asked[1]}' if asked else ''}: ask for less at once"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return said if isinstance(error, ValueError | OSError | OverflowError) else None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 if it worked, 2 with one line on stderr for bad input, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -378,30 +406,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Being asked to end is an interruption too: what is unfinished gets removed.
     before = signal.signal(signal.SIGTERM, _stop)
     try:
+        _refuse_empty(given)
         options.run(options)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print(
             f"weince: interrupted, {getattr(options, 'interrupted', 'nothing was written')}", file=sys.stderr
         )
         return usage.INTERRUPTED
-    except ImportError as error:
-        if error.name is None:  # our own, which says what to install
-            print(f"weince: {error}", file=sys.stderr)
-            return usage.BAD_INPUT
-        package = error.name.partition(".")[0]
-        if package == "weince" or not isinstance(error, ModuleNotFoundError):
+    except BrokenPipeError:  # whoever read our output has enough, as in `weince reproduce --list | head -3`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        return usage.BROKEN_PIPE
+    except Exception as error:
+        said = _explained(error)
+        if said is None:
             raise
-        extra = _EXTRAS.get(package, "runs")
-        print(f"weince: {package} is missing: pip install 'weince[{extra}]'", file=sys.stderr)
-        return usage.BAD_INPUT
-    except (ValueError, OSError) as error:
-        print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)
-        return usage.BAD_INPUT
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is needed
-            raise
-        said = str(error).partition(". GPU")[0]
-        print(f"weince: {said}: take a smaller batch, encoder or --loss.engine chunked", file=sys.stderr)
+        print(f"weince: {said}", file=sys.stderr)
         return usage.BAD_INPUT
     finally:
         signal.signal(signal.SIGTERM, before)

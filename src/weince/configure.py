@@ -75,7 +75,7 @@ def _tail(config: LossConfig) -> TailConfig:
     known = [item.name for item in fields(TailConfig)]
     for name in config.tail:
         if name not in known:
-            raise ValueError(unknown("field of tail", name, known))
+            raise ValueError(unknown("field of tail", str(name), known))
     try:
         return replace(_TAILS[config.preset], **config.tail)
     except TypeError as error:

@@ -135,7 +135,7 @@ def read_yaml(path: Path, name: str) -> Any:
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Once)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
 
 
@@ -210,6 +210,11 @@ def _explained(message: str, known: Collection[str]) -> str:
     found = re.search(r'"([\w.]+)":\s+Unable to load config \'(.*?)\'', message)
     if found:
         return f'"{found.group(1)}": expected keys and values, such as those of --help. Got {found.group(2)}'
+    found = re.search(r'"([\w.]+)":\s+Does not validate against any of the Union subtypes', message)
+    if found:
+        wanted = [name for name in re.findall(r"<class '(\w+)'>", message.partition("Errors:")[0])]
+        given = message.rpartition("Given value:")[2].strip()
+        return f'"{found.group(1)}": expected {" or ".join(wanted).replace("NoneType", "null")}. Got {given}'
     message = message.replace("Parser key ", "").replace("typing.Literal", "one of ")
     message = re.sub(r"Expected an? (?:<class '(\w+)'>)?", r"expected \1", message)
     return " ".join(message.replace("Got value:", "Got").split())

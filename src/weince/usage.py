@@ -1,6 +1,6 @@
 """What the help of a command says at length, its examples and what it reads; and with which status it ends."""
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 EXAMPLES = """\
 examples:

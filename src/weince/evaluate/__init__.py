@@ -106,6 +106,8 @@ def evaluate(
             f"{data.name} has no labels, which an evaluation needs: give labelled images (--data), in folders by "
             "class or as an .npz with labels; weince diagnose needs none"
         )
+    if len(np.unique(data.train_labels)) < 2:
+        raise ValueError(f"{data.name} has one class, an evaluation needs two or more to tell apart")
     train, test = (
         LabelledFeatures(
             extract(encoder, images, batch=batch, device=device, precision=precision, name=f"{kind} features",

@@ -265,6 +265,7 @@ def run_here(
     """
     import torch
 
+    jobs = min(jobs, len(runs))  # more would share out the CPUs among nobody
     stop, places = threading.Event(), queue.SimpleQueue[dict[str, str]]()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible):

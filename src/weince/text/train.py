@@ -88,6 +88,8 @@ class TextRun:
             raise ValueError(f"precision must be fp32, tf32 or bf16; got {self.precision!r}")
         if self.sentences is not None and self.sentences < 2:
             raise ValueError(f"sentences must be at least 2; got {self.sentences}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63; got {self.seed}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
@@ -152,6 +154,11 @@ class _Job:
         start_log(self.run.out, rows)
         if found is None:
             return
+        with checkpoint.fitting(self.run.out / "checkpoints"):
+            self.restore(found)
+
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Be as it was when a checkpoint was taken."""
         state = found.state
         if state["sentences"] != len(self.sentences):
             raise ValueError(

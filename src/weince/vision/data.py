@@ -113,9 +113,13 @@ def load_npz(path: Path, size: int | None) -> ImageData:
             if missing:
                 raise ValueError(f"no array {missing[0]!r} (it has {', '.join(archive.files) or 'none'})")
             arrays = {key: archive[key] for key in wanted}
-            names = [str(name) for name in archive["class_names"]] if "class_names" in archive else None
+            names = None
+            if "class_names" in archive:
+                names = [str(name) for name in np.atleast_1d(archive["class_names"])]
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be used: {error}") from error
+        # numpy takes what it does not know for a pickle, and tells how to load that without care.
+        pickled = "it holds pickled objects, or is not an .npz" if "pickle" in str(error) else error
+        raise ValueError(f"{path} cannot be used: {pickled}") from error
     if not labelled:
         return _unlabelled(path.stem, arrays, size, where=str(path))
     return _checked(path.stem, arrays, names, size, where=str(path))

@@ -60,18 +60,30 @@ class Log:
             self.writer.flush()
 
     def _write(self, path: Path) -> None:
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)  # rows older than a column have an empty cell in it
             writer.writeheader()
             writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in self.rows)
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a ``log.csv``, without their empty cells; none if it is not there."""
+    """The rows of a ``log.csv``, without their empty cells; none if it is not there.
+
+    Raises:
+        ValueError: It is not a log.
+    """
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [
+                {name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)
+            ]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it to go on without its rows") from None
+    if any("epoch" not in row for row in rows):
+        raise ValueError(f"{path} is damaged (no column epoch): remove it to go on without its rows")
+    return rows
 
 
 @torch.no_grad()

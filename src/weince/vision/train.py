@@ -101,9 +101,14 @@ class VisionRun:
         for name in ("width", "projection", "epochs", "devices", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("width", "projection", "batch"):
+            if getattr(self, name) >= 2**31:
+                raise ValueError(f"{name} must be below 2**31; got {getattr(self, name)}")
         for name in ("seed", "snapshot_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63; got {self.seed}")
         if self.batch < 2:
             raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
         if self.device not in DEVICES:
@@ -329,7 +334,8 @@ def _resume(run: VisionRun, model: nn.Module, loss: nn.Module, optimizer: Any) -
     found = checkpoint.newest(run.out / "checkpoints")
     if found is None:
         return 0
-    model.load_state_dict(found.state["model"])
-    loss.load_state_dict(found.state["loss"])
-    restore(optimizer, found.state["optimizer"])
+    with checkpoint.fitting(run.out / "checkpoints"):
+        model.load_state_dict(found.state["model"])
+        loss.load_state_dict(found.state["loss"])
+        restore(optimizer, found.state["optimizer"])
     return found.step
