@@ -12,6 +12,7 @@ from weince.cached import cached_step
 from weince.functional import LossOutput
 from weince.links import BlendLink, Link, PowerLink, ShortfallLink, SoftmaxLink
 from weince.losses import InfoNCELoss, LinkLoss, WeibitLoss, WeinceLoss, released_terms
+from weince.machine import version as _version
 from weince.tail import TailConfig, TailStats
 from weince.terms import BatchShortfallLink, Term, WeinceLink
 
@@ -35,3 +36,5 @@ __all__ = [
     "functional",
     "released_terms",
 ]
+
+__version__ = _version()

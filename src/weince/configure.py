@@ -5,9 +5,12 @@ InfoNCELoss(SoftmaxLink(temperature=0.2), candidates='views', reduction='mean')
 """
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
+
+import torch
 
 from weince.candidates import Candidates
 from weince.engines.choose import Engine
@@ -72,7 +75,7 @@ def _tail(config: LossConfig) -> TailConfig:
     known = [item.name for item in fields(TailConfig)]
     for name in config.tail:
         if name not in known:
-            raise ValueError(unknown("field of tail", name, known))
+            raise ValueError(unknown("field of tail", str(name), known))
     try:
         return replace(_TAILS[config.preset], **config.tail)
     except TypeError as error:
@@ -89,6 +92,23 @@ def _extra(config: LossConfig) -> list[Term]:
         if weight > 0:
             terms.append(term._replace(weight=weight))
     return terms
+
+
+def check_loss(loss: LinkLoss, *, pairs: int, width: int, device: torch.device) -> None:
+    """Try a loss on random embeddings ``(pairs, width)``, before a run that would fail at its first step begins.
+
+    Raises:
+        ValueError: It cannot run here, for example for want of a GPU.
+    """
+    generator = torch.Generator().manual_seed(0)
+    z_i, z_j = (torch.randn(pairs, width, generator=generator).to(device) for _ in range(2))
+    try:
+        with torch.no_grad():
+            deepcopy(loss)(z_i, z_j)  # a copy, since a loss may remember its batches
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ValueError(f"the loss cannot run here: {error}") from error
 
 
 def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> LinkLoss:
