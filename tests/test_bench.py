@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from weince import InfoNCELoss, bench
+from weince import InfoNCELoss, bench, progress
 from weince.bench import YARDSTICK, Timing, bench_loss, plain_info_nce, table
 from weince.cli import main
 
@@ -79,12 +79,13 @@ def test_a_slow_first_call_does_not_count(monkeypatch):
     assert len(calls) == 3 + bench.WARM_UP
 
 
-def test_the_command(capsys):
+def test_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     options = ["--pairs", "4", "--d", "3", "--repeats", "1", "--device", "cpu", "--no-compile"]
     assert main(["bench", "loss", *options]) == 0
     said = capsys.readouterr()
     assert YARDSTICK in said.out
-    assert "4 pairs" in said.err  # the bar: stdout is for the table
+    assert "4 pairs: 1 of 24, torch InfoNCE" in said.err  # stdout is for the table
     assert "4 pairs" not in said.out
     assert main(["bench", "loss", "--pairs", "1"]) == 2
     assert "weince: wanted pairs of at least 2" in capsys.readouterr().err
@@ -108,5 +109,5 @@ def test_bad_options(options, message):
 def test_no_gpu_to_ask_for():
     with pytest.raises(ValueError, match="'cuda' was asked for; torch finds no CUDA device"):
         bench_loss(device="cuda")
-    with pytest.raises(ValueError, match="device must be auto, cpu or cuda; got 'tpu'"):
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or mps; got 'tpu'"):
         bench_loss(device="tpu")

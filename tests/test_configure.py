@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from weince import BatchShortfallLink, InfoNCELoss, SoftmaxLink, TailConfig, Term, WeibitLoss, WeinceLoss
-from weince.configure import LossConfig, build_loss
+from weince.configure import LossConfig, build_loss, check_loss
 from weince.losses import RELEASED_TAIL, released_terms
 
 
@@ -71,6 +71,17 @@ def test_candidates_and_terms_reach_the_loss(preset):
 def test_a_wrong_configuration_is_refused_when_it_is_made(options, message):
     with pytest.raises(ValueError, match=message):
         LossConfig(**options)
+
+
+def test_a_loss_that_cannot_run_here_is_refused_before_a_run_begins():
+    cpu = torch.device("cpu")
+    with pytest.raises(ValueError, match=r"the loss cannot run here: .*fused.* CUDA device; got cpu"):
+        check_loss(build_loss(LossConfig(engine="fused")), pairs=4, width=3, device=cpu)
+    loss = build_loss(LossConfig("released"))
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    check_loss(loss, pairs=4, width=3, device=cpu)
+    assert before  # what the loss remembers of its batches
+    assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
 
 
 @pytest.mark.parametrize("preset", ["infonce", "weibit", "paper"])

@@ -1,6 +1,7 @@
 """How fast the losses are on the machine at hand: forward and backward, ours beside others, in one run."""
 
 import importlib
+import itertools
 import platform
 import statistics
 import time
@@ -84,6 +85,8 @@ def bench_loss(
         raise ValueError(
             f"wanted pairs of at least 2, d and repeats of at least 1; got {list(pairs)}, {d}, {repeats}"
         )
+    if max(*pairs, d) >= 2**31:
+        raise ValueError(f"pairs and d must be below 2**31; got {list(pairs)}, {d}")
     if dtype not in ("float32", "bfloat16", "float16", "float64"):
         raise ValueError(f"dtype must be float32, bfloat16, float16 or float64; got {dtype!r}")
     chosen = find_device(device)
@@ -168,8 +171,7 @@ def _peers() -> Iterator[Entry]:
 def _one_size(
     entries: Sequence[Entry], pairs: int, d: int, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> list[Timing]:
-    from rich.console import Console
-    from rich.progress import track
+    from weince.progress import bars
 
     generator = torch.Generator().manual_seed(0)
     z_i, z_j = (
@@ -183,8 +185,10 @@ def _one_size(
     seconds: dict[str, list[float]] = {entry.name: [] for entry in entries}
     peaks: dict[str, float] = {}
     spent = dict.fromkeys(seconds, 0.0)
-    for repeat in track(range(repeats + WARM_UP), f"{pairs} pairs", console=Console(stderr=True)):
-        for entry in entries:
+    with bars() as bar:
+        task = bar.add_task(f"{pairs} pairs", total=(repeats + WARM_UP) * len(entries))
+        for repeat, entry in itertools.product(range(repeats + WARM_UP), entries):
+            bar.update(task, advance=1, said=entry.name)
             if entry.name in notes or (spent[entry.name] > ENOUGH_SECONDS and seconds[entry.name]):
                 continue
             try:

@@ -7,7 +7,8 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,23 @@ def newest(folder: Path) -> Checkpoint | None:
             f"none of the {len(paths)} checkpoints in {folder} can be read; remove them to start anew"
         )
     return None
+
+
+@contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Say in one line that what is read from a checkpoint is not what the run wants.
+
+    Raises:
+        ValueError: It is of another program, version or model.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"the checkpoints in {folder} do not fit this run ({type(error).__name__}: {reason}); "
+            "choose another --out, or remove them to start anew"
+        ) from error
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:

@@ -8,11 +8,13 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from weince import losses
@@ -113,7 +115,7 @@ def _tail(config: LossConfig) -> TailConfig:
     known = [item.name for item in fields(TailConfig)]
     for name in config.tail:
         if name not in known:
-            raise ValueError(unknown("field of tail", name, known))
+            raise ValueError(unknown("field of tail", str(name), known))
     try:
         return replace(_TAILS[config.preset], **config.tail)
     except TypeError as error:
@@ -141,6 +143,23 @@ def _arguments(config: LossConfig) -> dict[str, Any]:
         if weight is not None or config.preset in _TAILS:
             given[name] = usual if weight is None else weight
     return given | config.options
+
+
+def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device) -> None:
+    """Try a loss on random embeddings ``(pairs, width)``, before a run that would fail at its first step begins.
+
+    Raises:
+        ValueError: It cannot run here, for example for want of a GPU.
+    """
+    generator = torch.Generator().manual_seed(0)
+    z_i, z_j = (torch.randn(pairs, width, generator=generator).to(device) for _ in range(2))
+    try:
+        with torch.no_grad():
+            deepcopy(loss)(z_i, z_j)  # a copy, since a loss may remember its batches
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ValueError(f"the loss cannot run here: {error}") from error
 
 
 def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Module:

@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TimeElapsedColumn
 from torch import Tensor
 
 from weince.checkpoint import check_folder
 from weince.embeddings import InputError, Pairs, make_pairs
 from weince.machine import version
+from weince.progress import Bars, Cut
 from weince.report import figures_link
 from weince.report.bank import QUICK, Settings
 from weince.report.measure import STAGES, Measured, measure, measure_theory
@@ -107,11 +107,11 @@ def write_diagnosis(
     check_out(out)
     with finished_folder(out) as folder, _bar(progress) as bar:
         models = _measure_all(pairs, settings, bar)
-        drawing = bar.add_task("page", total=None, stage="simulations")
+        drawing = bar.add_task("page", total=None, said="simulations")
         theory = measure_theory(settings, quick=quick)
         judged = [(m, decide(m, settings)) for m in models]
         (folder / "tables").mkdir()
-        gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, stage=f"figure {slug}"))
+        gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
         opened = opening.sections(gallery) if opening else ()
         compared = _compare(gallery, models, trend, seeds)
         shown = models[-1:] if trend else models
@@ -141,7 +141,7 @@ def write_diagnosis(
             version=version(),
         )
         write_page(page, folder / "index.html")
-        bar.update(drawing, total=1, completed=1, stage="done")
+        bar.update(drawing, total=1, completed=1, said="done")
     if progress:
         for m, verdict in judged[-len(shown) :]:
             print(f"{m.name}: {verdict.headline}", file=sys.stderr)
@@ -164,26 +164,22 @@ def _title(models: Sequence[Measured], trend: bool) -> str:
     return f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
 
 
-def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Progress) -> list[Measured]:
+def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> list[Measured]:
     models = []
-    tasks = [bar.add_task(p.name, total=len(STAGES), stage="waiting") for p in pairs]
+    tasks = [bar.add_task(p.name, total=len(STAGES), said="waiting") for p in pairs]
     for p, task in zip(pairs, tasks, strict=True):
 
         def tell(stage: str, task: TaskID = task) -> None:
-            bar.update(task, completed=STAGES.index(stage), stage=stage)
+            bar.update(task, completed=STAGES.index(stage), said=stage)
 
         models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
-        bar.update(task, completed=len(STAGES), stage="done")
+        bar.update(task, completed=len(STAGES), said="done")
     return models
 
 
-def _bar(visible: bool) -> Progress:
-    # Names come from files: no markup in them.
-    name = TextColumn("{task.description}", markup=False)
-    stage = TextColumn("{task.fields[stage]}", markup=False)
-    return Progress(
-        name, BarColumn(), stage, TimeElapsedColumn(), console=Console(stderr=True), disable=not visible
-    )
+def _bar(visible: bool) -> Bars:
+    said = Cut(lambda task: task.fields["said"])
+    return Bars(Cut(), BarColumn(), said, TimeElapsedColumn(), shown=visible)
 
 
 def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, seeds: bool) -> Group | None:

@@ -156,13 +156,13 @@ def _labels(name: str, key: str, value: ArrayLike | torch.Tensor, n: int) -> NDA
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file by key; those of an ``.npy`` file under the empty key."""
     suffix = path.suffix.lower()
+    if not path.exists():
+        raise InputError(f"{path.name}: no such file or folder")
     if suffix not in SUFFIXES:
         remedy = "; safetensors.torch.save_file writes tensors" if suffix in (".pt", ".pth") else ""
         raise InputError(
             f"{path.name}: want a file ending in {', '.join(SUFFIXES)}, or a folder of them{remedy}"
         )
-    if not path.is_file():
-        raise InputError(f"{path.name}: no such file")
     try:
         if suffix == ".safetensors":
             return _read_safetensors(path)
@@ -322,7 +322,10 @@ def encode_sentences(
     note = "Pairs that share a sentence never compete with each other."
     found = []
     for folder in folders:
-        model = SentenceTransformer(str(folder), local_files_only=True)
+        try:
+            model = SentenceTransformer(str(folder), local_files_only=True)
+        except Exception as error:  # what a broken folder raises varies with the version
+            raise InputError(f"{folder.name}: the model cannot be loaded ({_one_line(error)})") from error
         z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)
         found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
     return rename(found, names)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -135,7 +135,7 @@ def read_yaml(path: Path, name: str) -> Any:
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Once)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
 
 
@@ -166,6 +166,24 @@ def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _kinds(found, f"{prefix}{item.name}.")
 
 
+def options(kind: type[Any]) -> dict[str, tuple[str, ...]]:
+    """The options that a settings class has on the command line, and the values of those that have only a few."""
+    found = {}
+    for name, hint in _kinds(kind):
+        if is_dataclass(hint):
+            continue
+        values = [value for part in (hint, *get_args(hint)) for value in _values(part)]
+        found[name] = tuple(dict.fromkeys(values))
+    return found
+
+
+def _values(hint: Any) -> Sequence[str]:
+    """The values of a type as the command line takes them, if they are few."""
+    if hint is bool:
+        return "true", "false"
+    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else ()
+
+
 def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> None:
     """See that a file's keys are known, that groups are groups, and that nothing is left empty.
 
@@ -192,6 +210,11 @@ def _explained(message: str, known: Collection[str]) -> str:
     found = re.search(r'"([\w.]+)":\s+Unable to load config \'(.*?)\'', message)
     if found:
         return f'"{found.group(1)}": expected keys and values, such as those of --help. Got {found.group(2)}'
+    found = re.search(r'"([\w.]+)":\s+Does not validate against any of the Union subtypes', message)
+    if found:
+        wanted = [name for name in re.findall(r"<class '(\w+)'>", message.partition("Errors:")[0])]
+        given = message.rpartition("Given value:")[2].strip()
+        return f'"{found.group(1)}": expected {" or ".join(wanted).replace("NoneType", "null")}. Got {given}'
     message = message.replace("Parser key ", "").replace("typing.Literal", "one of ")
     message = re.sub(r"Expected an? (?:<class '(\w+)'>)?", r"expected \1", message)
     return " ".join(message.replace("Got value:", "Got").split())

@@ -369,12 +369,18 @@ def test_no_dev_split(run, tmp_path):
         train(replace(run, sts=sts))
 
 
+def test_a_loss_that_cannot_run_here_leaves_no_folder(run):
+    with pytest.raises(ValueError, match="the loss cannot run here: .* got cpu"):
+        train(replace(run, loss=LossConfig("infonce", engine="fused")), bar=False)
+    assert not run.out.exists()
+
+
 def test_a_device_that_is_not_there(run):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ValueError, match="no CUDA device"):
         train(replace(run, device="cuda"))
-    with pytest.raises(ValueError, match="device must be auto, cpu or cuda; got 'tpu'"):
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or mps; got 'tpu'"):
         train(replace(run, device="tpu"))
     with pytest.raises(ValueError, match="a CUDA graph needs a CUDA device; got cpu"):
         train(replace(run, graph=True))

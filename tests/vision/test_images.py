@@ -154,6 +154,57 @@ def test_folder_with_val_for_test(tmp_path):
     np.testing.assert_array_equal(load(str(tmp_path)).test_images, np.stack(want["a"] + want["b"]))
 
 
+def test_folder_without_labels(tmp_path):
+    pictures = [save_picture(tmp_path / f"{i}.png", noise(8, 8, 3, seed=i)) for i in range(11)]
+    (tmp_path / "notes.txt").write_text("not an image")
+    (tmp_path / ".cache").mkdir()
+    loaded = load(str(tmp_path))
+    assert (loaded.train_labels, loaded.test_labels, loaded.class_names) == (None, None, ())
+    assert (len(loaded.train_images), len(loaded.test_images)) == (9, 2)  # a fifth is held out
+    assert loaded.pretrain_images is loaded.train_images
+    seen = [image.tobytes() for image in (*loaded.train_images, *loaded.test_images)]
+    assert sorted(seen) == sorted(np.asarray(picture).tobytes() for picture in pictures)
+    np.testing.assert_array_equal(load(str(tmp_path)).test_images, loaded.test_images)  # always the same
+    assert load(str(tmp_path), size=4).train_images.shape == (9, 4, 4, 3)
+
+
+def test_folder_with_a_split_without_labels(tmp_path):
+    for split, number in (("train", 4), ("val", 1)):
+        for i in range(number):
+            save_picture(tmp_path / split / f"{i}.png", noise(8, 8, 3, seed=i))
+    loaded = load(str(tmp_path))
+    assert loaded.train_labels is None
+    assert (len(loaded.train_images), len(loaded.test_images)) == (4, 1)
+    (tmp_path / "val" / "cat").mkdir()
+    with pytest.raises(ValueError, match="train has no folders of classes"):
+        load(str(tmp_path))
+
+
+def test_images_beside_the_folders_of_classes_are_left_out_and_counted(tmp_path):
+    write_folder(tmp_path, {"a": 3, "b": 3})
+    save_picture(tmp_path / "loose.png", noise(8, 8, 3))
+    with pytest.warns(
+        UserWarning, match=r"1 images beside the folders of classes are left out \(loose.png\)"
+    ):
+        loaded = load(str(tmp_path))
+    assert loaded.class_names == ("a", "b")
+
+
+def test_npz_without_labels(tmp_path):
+    content = arrays()
+    split = load(saved(tmp_path / "mine.npz", {key: content[key] for key in ("train_images", "test_images")}))
+    assert (split.train_labels, split.test_labels, split.class_names) == (None, None, ())
+    np.testing.assert_array_equal(split.train_images, load(saved(tmp_path / "all.npz", content)).train_images)
+    alone = load(saved(tmp_path / "mine.npz", {"train_images": content["train_images"]}))
+    assert (len(alone.train_images), len(alone.test_images)) == (5, 1)
+    with pytest.raises(ValueError, match=r"one.npz: 2 images are needed, one of them to be held out; got 1"):
+        load(saved(tmp_path / "one.npz", {"train_images": content["train_images"][:1]}))
+    with pytest.raises(ValueError, match=r"no array 'train_images' \(it has z\)"):
+        load(saved(tmp_path / "other.npz", {"z": np.eye(3)}))
+    with pytest.raises(ValueError, match="no array 'train_images'"):
+        load(saved(tmp_path / "half.npz", {"test_images": content["test_images"]}))
+
+
 def test_folder_without_a_split(tmp_path):
     pictures = write_folder(tmp_path, {"a": 10, "b": 7, "c": 2})
     loaded = load(str(tmp_path))
@@ -230,7 +281,10 @@ def test_folder_with_other_faults(tmp_path):
     ):
         load(str(tmp_path))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty has no folders of classes"):
+    with pytest.raises(
+        ValueError,
+        match=r"empty has neither images \(.png, .jpg, .jpeg, .bmp, .webp\) nor folders of them by class",
+    ):
         load(str(tmp_path / "empty"))
 
 

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
-from training import run, same_weights, small_run, weights, write_data
+from training import SIZE, run, same_weights, small_run, weights, write_data
 
 from weince import checkpoint, settings
 from weince.configure import LossConfig, build_loss
@@ -50,6 +53,21 @@ def whole(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "whole"
     run(data, out, {"epochs": EPOCHS})
     return out
+
+
+@contextmanager
+def interrupted_after(epoch):
+    """Runs are interrupted once the checkpoint of an epoch is written."""
+    save = checkpoint.save
+
+    def cut(folder, step, state):
+        save(folder, step, state)
+        if step == epoch:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", cut)
+        yield
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_others(data, tmp_path):
@@ -255,6 +273,24 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
         train(wild, bar=False)
 
 
+def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(tmp_path):
+    pictures = tmp_path / "photos"
+    pictures.mkdir()
+    for i, image in enumerate(np.random.default_rng(0).integers(0, 256, (50, SIZE, SIZE, 3), np.uint8)):
+        Image.fromarray(image).save(pictures / f"{i}.png")
+    run(pictures, tmp_path / "whole", {"epochs": 2})
+    with interrupted_after(1), pytest.raises(KeyboardInterrupt):
+        run(pictures, tmp_path / "cut", {"epochs": 2})
+    run(pictures, tmp_path / "cut", {"epochs": 2})
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    with pytest.raises(
+        ValueError, match=r"photos has no labels, which an evaluation needs: give labelled images"
+    ):
+        evaluate_run(tmp_path / "cut", device="cpu")
+    z_i, z_j = embed_pairs(tmp_path / "cut")  # a diagnosis needs none: the fifth that was held out
+    assert len(z_i) == len(z_j) == 10
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -264,9 +300,10 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
         ({"seed": -1}, "seed must be at least 0; got -1"),
         ({"snapshot_every": -1}, "snapshot_every must be at least 0; got -1"),
         ({"graph": True}, "graph needs one process on one GPU"),
-        ({"device": "tpu"}, "device must be auto, cpu or cuda; got tpu"),
+        ({"device": "tpu"}, "device must be auto, cpu, cuda or mps; got 'tpu'"),
         ({"width": 16}, "width is of a ResNet; got width 16 for tiny"),
         ({"encoder": "resnet18", "width": 0}, "width must be at least 1; got 0"),
+        ({"loss": LossConfig(engine="fused")}, "the loss cannot run here: .* got cpu"),
         ({"encoder": "resnet81"}, r"unknown encoder 'resnet81' \(did you mean resnet18\?\)"),
     ],
 )
@@ -306,7 +343,7 @@ def test_the_width_of_a_resnet(data, tmp_path):
 def test_no_gpu_is_said(data, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(ValueError, match="torch sees no GPU"):
+    with pytest.raises(ValueError, match="torch finds no CUDA device"):
         train(small_run(data, tmp_path, device="cuda"), bar=False)
     run(data, tmp_path, {"epochs": 1})
     with pytest.raises(ValueError, match="torch finds no CUDA device"):

@@ -101,6 +101,13 @@ def evaluate(
             if the data are few: a look, not a figure to report.
         progress: Show bars.
     """
+    if data.train_labels is None or data.test_labels is None:
+        raise ValueError(
+            f"{data.name} has no labels, which an evaluation needs: give labelled images (--data), in folders by "
+            "class or as an .npz with labels; weince diagnose needs none"
+        )
+    if len(np.unique(data.train_labels)) < 2:
+        raise ValueError(f"{data.name} has one class, an evaluation needs two or more to tell apart")
     train, test = (
         LabelledFeatures(
             extract(encoder, images, batch=batch, device=device, precision=precision, name=f"{kind} features",
@@ -135,9 +142,11 @@ def quick_epochs(rows: int) -> int:
 
 
 def fingerprint(data: "ImageData") -> str:
-    """Sixteen hexadecimal digits that tell one version of the labelled data from another."""
+    """Sixteen hexadecimal digits that tell one version of the data from another."""
     found = hashlib.blake2b(digest_size=8)
     for array in (data.train_images, data.train_labels, data.test_images, data.test_labels):
+        if array is None:
+            continue
         found.update(str(array.shape).encode())
         for start in range(0, len(array), 4096):  # memory-mapped images are read piece by piece
             found.update(np.ascontiguousarray(array[start : start + 4096]).data)

@@ -122,7 +122,7 @@ def _score(
         hits = near == truth.unsqueeze(1)
         counts = [votes.argmax(1) == truth, *(hits[:, :r].any(1) for r in recalls)]
         right += torch.stack(counts).sum(1)
-    return 100.0 * right.double().cpu() / len(queries.labels)
+    return 100.0 * right.cpu().double() / len(queries.labels)
 
 
 def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -25,9 +25,14 @@ from weince.reproduce.slurm import run_on_slurm
 from weince.reproduce.tables import Table, named_tables, read_table
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from weince.progress import Bars
 
-__all__ = ["named_tables", "reproduce"]
+__all__ = ["named_tables", "print_tables", "reproduce"]
+
+OVERHEAD = "Cost of the loss stage (reported on an NVIDIA L40S)"
+
+LINE_EVERY = 60.0
+"""Seconds between two lines about a sweep where there is no terminal."""
 
 
 def reproduce(
@@ -59,7 +64,7 @@ def reproduce(
         seeds: Instead of the table's 7, 21, 63, 84.
         only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` stands for anything.
         epochs: Instead of the configurations'. The runs are kept apart from full ones, and the table says so.
-        device: ``cpu`` or ``cuda`` instead of what is there.
+        device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
         dry_run: Print the plan and start nothing.
         table_only: Start nothing, write the table from the runs that are there, and print which are missing. Of a
             run's folder only ``run.yaml`` and its result are needed; ``made.json`` and ``log.csv`` add what they say.
@@ -108,6 +113,16 @@ def reproduce(
     return path
 
 
+def print_tables() -> None:
+    """Print a line for each table: its name, how many runs fill it, what it shows."""
+    tables = [read_table(name) for name in named_tables()]
+    listed = [(table.name, f"{table.runs} runs", table.title.removesuffix(", %")) for table in tables]
+    listed.append(("overhead", "no runs", OVERHEAD))
+    width, count = (max(len(line[column]) for line in listed) for column in (0, 1))
+    for name, runs, title in sorted(listed):
+        print(f"{name:{width}}  {runs:>{count}}  {title}")
+
+
 def _carry_out(
     runs: Sequence[Run], out: Path, jobs: int, slurm: bool, options: Mapping[str, Any] | None
 ) -> dict[str, str]:
@@ -121,26 +136,29 @@ def _carry_out(
 
         def tell(run: Run, what: str) -> None:
             bar.update(task, advance=what in ("done", "failed"), said=f"{what} {run.name}")
-            if not bar.console.is_terminal:
-                bar.console.print(f"{what} {run.name}", markup=False, highlight=False)
+            if bar.in_lines:
+                bar.say(f"{what} {run.name}")
+
+        def idle() -> None:
+            bar.update(task)  # without a terminal, a line when it is time for one
 
         try:
             if slurm:
-                return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell)
-            return execute.run_here(left, jobs=jobs, tell=tell)
+                return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell, idle=idle)
+            return execute.run_here(left, jobs=jobs, tell=tell, idle=idle)
         except KeyboardInterrupt:
             rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
-            bar.console.print(f"interrupted: {rest}; the same command goes on from here", highlight=False)
+            bar.say(f"interrupted: {rest}; the same command goes on from here")
             raise
 
 
-def _bar() -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _bar() -> "Bars":
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
-    said = TextColumn("{task.fields[said]}", markup=False)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), said
-    return Progress(*columns, console=Console(stderr=True))
+    from weince.progress import Bars, Cut
+
+    said = Cut(lambda task: task.fields["said"])
+    return Bars(Cut(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), said, every=LINE_EVERY)
 
 
 def _cell(run: Run) -> tuple[str, str, int]:
@@ -262,6 +280,5 @@ def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Pat
         return out / "overhead"
     check_writable(out / "overhead")
     facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
-    title = "Cost of the loss stage (reported on an NVIDIA L40S)"
     notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
-    return write_page(Page(title, "InfoNCE", overhead(device), facts, notes=notes), out / "overhead")
+    return write_page(Page(OVERHEAD, "InfoNCE", overhead(device), facts, notes=notes), out / "overhead")

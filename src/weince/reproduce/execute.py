@@ -249,14 +249,23 @@ def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dic
     return [threads | ({"CUDA_VISIBLE_DEVICES": names[i % gpus]} if gpus > 1 else {}) for i in range(jobs)]
 
 
-def run_here(runs: Sequence[Run], *, jobs: int, tell: Tell) -> dict[str, str]:
+def run_here(
+    runs: Sequence[Run], *, jobs: int, tell: Tell, idle: Callable[[], None] = lambda: None
+) -> dict[str, str]:
     """Carry runs out on this machine, `jobs` at once, shared out among its GPUs.
+
+    Args:
+        runs: What to do.
+        jobs: How many at once.
+        tell: Told what happens to a run.
+        idle: Called again and again while runs are under way.
 
     Returns:
         Why runs failed, by their names; the others are done.
     """
     import torch
 
+    jobs = min(jobs, len(runs))  # more would share out the CPUs among nobody
     stop, places = threading.Event(), queue.SimpleQueue[dict[str, str]]()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible):
@@ -286,6 +295,7 @@ def run_here(runs: Sequence[Run], *, jobs: int, tell: Tell) -> dict[str, str]:
                     if error is not None:
                         failed[run.name] = str(error)
                     tell(run, "done" if error is None else "failed")
+                idle()
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,13 @@ class Job:
 
 
 def run_on_slurm(
-    runs: Sequence[Run], *, out: Path, jobs: int, options: Mapping[str, Any] | None = None, tell: Tell
+    runs: Sequence[Run],
+    *,
+    out: Path,
+    jobs: int,
+    options: Mapping[str, Any] | None = None,
+    tell: Tell,
+    idle: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
     """Carry runs out on the cluster, at most `jobs` at once, and wait for them.
 
@@ -58,6 +64,7 @@ def run_on_slurm(
         jobs: Array tasks that may run at once.
         options: Of sbatch as submitit names them, for example ``{"partition": "gpu", "time": 600}``.
         tell: Told what happens to a run.
+        idle: Called again and again while runs are under way.
 
     Returns:
         Why runs failed, by their names; the others are done.
@@ -93,6 +100,7 @@ def run_on_slurm(
                 tell(run, "failed")
             waiting.remove(run)
         if waiting:
+            idle()
             time.sleep(POLL)
     return failed
 

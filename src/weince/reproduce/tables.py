@@ -105,18 +105,37 @@ class Table:
         for figure in (*self.figures, *([self.choose_by] if self.choose_by else [])):
             if figure not in known:
                 raise ValueError(unknown(f"figure of measure {self.measure}", str(figure), known))
+        wrong = [seed for seed in self.seeds if not isinstance(seed, int) or isinstance(seed, bool)]
+        if wrong:
+            raise ValueError(f"seeds must be integers, got {wrong[0]!r}")
         for what, values in (("seed", list(self.seeds)), ("row", [Path(row).stem for row in self.rows])):
             if len(set(values)) < len(values):
                 raise ValueError(f"every {what} counts once, got {', '.join(map(str, values))}")
-        for loss in self.losses:
-            _check_tries(loss, self.tries_of(loss))
+        _check_names("set", self.set)
+        for name, loss in self.losses.items():
+            _check_names(f"set of {name}", loss.set)
+            _check_tries(name, self.tries_of(name))
         tuned = any(len(self.tries_of(loss)) > 1 for loss in self.losses)
         if tuned and not (self.choose_by and MEASURES[self.measure].validation):
             raise ValueError("a table with several tries needs choose_by, a figure with a validation value")
 
+    @property
+    def runs(self) -> int:
+        """How many runs fill it: rows x losses x tries x seeds."""
+        return len(self.rows) * len(self.seeds) * sum(len(self.tries_of(loss)) for loss in self.losses)
+
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
         return self.losses[loss].tries or self.tries
+
+
+def _check_names(what: str, settings: Mapping[Any, Any]) -> None:
+    """Raise if something is set that cannot be the name of a setting."""
+    wrong = [name for name in settings if not isinstance(name, str) or not name]
+    if wrong:
+        raise ValueError(
+            f"{what} must map names of settings to values, {{loss.temperature: 0.2}}; got {wrong[0]!r}"
+        )
 
 
 def _check_tries(loss: str, tries: Sequence[Any]) -> None:
@@ -126,6 +145,7 @@ def _check_tries(loss: str, tries: Sequence[Any]) -> None:
             raise ValueError(
                 f"a try must map settings to values, {{loss.temperature: 0.2}}; got {tried!r} for {loss}"
             )
+        _check_names(f"a try of {loss}", tried)
         if tried in tries[:index]:
             raise ValueError(f"every try counts once, got {', '.join(map(str, tries))} for {loss}")
 

@@ -1,12 +1,19 @@
 """What a run says of itself: ``log.csv``, and a progress bar."""
 
 import csv
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weince import checkpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PATIENCE = 30.0
+"""Seconds without a line after which the next row of the log is shown."""
 
 
 class Row(NamedTuple):
@@ -48,28 +55,30 @@ def append_log(out: Path, row: Row) -> None:
 
 
 @contextmanager
-def progress_bar(name: str, steps: int, done: int, *, shown: bool) -> Iterator[Callable[[Row], None]]:
-    """A bar with the loss, the weight of the shortfall logit and the last dev score."""
+def progress_bar(
+    name: str, steps: int, done: int, *, in_epoch: int, shown: bool, console: "Console | None" = None
+) -> Iterator[Callable[[Row], None]]:
+    """A bar with the loss, the last dev score and the weight of the shortfall logit.
+
+    Without a terminal it is a line for a row that has a dev score, that ends an epoch (of ``in_epoch`` steps) or that
+    comes ``PATIENCE`` seconds after the line before.
+    """
     if not shown:
         yield lambda row: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from weince.progress import TrainingBar
 
-    columns = (
-        TextColumn("{task.description}", markup=False),  # the name of a folder
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:  # stdout is for the result
-        dev = ""
-        task = progress.add_task(name, total=steps, completed=done, said="")
+    with TrainingBar(name, lambda at: f"step {at:.0f}/{steps}", steps, done, console=console) as bar:
+        dev: list[str] = []
+        spoken, epoch = time.monotonic(), done // in_epoch
 
         def show(row: Row) -> None:
-            nonlocal dev
-            dev = dev if row.dev is None else f"  dev {row.dev:.2f}"
-            progress.update(task, completed=row.step, said=f"loss {row.loss:.4f}  lam {row.lam:.2f}{dev}")
+            nonlocal dev, spoken, epoch
+            dev = dev if row.dev is None else [f"dev {row.dev:.2f}"]
+            figures = f"loss {row.loss:.4f}", *dev, f"lam {row.lam:.2f}"
+            late = time.monotonic() - spoken >= PATIENCE
+            if not bar.in_lines or row.dev is not None or row.step // in_epoch > epoch or late:
+                spoken, epoch = time.monotonic(), row.step // in_epoch
+                bar.show(figures, completed=row.step)
 
         yield show

@@ -186,21 +186,23 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
         sts: Of :func:`read_sts`.
         bar: Show progress.
     """
-    from rich.console import Console
-    from rich.progress import track
+    from weince.progress import bars
 
     tasks: dict[str, float] = {}
     spread = (float("nan"), float("nan"))
     present = [task for task in TASKS if (task, "test") in sts]
-    for task in track(present, description="STS", console=Console(stderr=True), disable=not bar):
-        pairs = sts[task, "test"]
-        rows = embed([*pairs.first, *pairs.second])
-        first, second = rows.chunk(2)
-        tasks[task] = spearman(first, second, pairs.scores)
-        if task == "STSB":
-            positive = torch.from_numpy(pairs.scores > 4)
-            near = alignment(first[positive], second[positive]) if positive.any() else float("nan")
-            spread = (near, uniformity(rows))
+    with bars(shown=bar) as progress:
+        shown = progress.add_task("STS", total=len(present))
+        for task in present:
+            pairs = sts[task, "test"]
+            rows = embed([*pairs.first, *pairs.second])
+            first, second = rows.chunk(2)
+            tasks[task] = spearman(first, second, pairs.scores)
+            if task == "STSB":
+                positive = torch.from_numpy(pairs.scores > 4)
+                near = alignment(first[positive], second[positive]) if positive.any() else float("nan")
+                spread = (near, uniformity(rows))
+            progress.update(shown, advance=1, said=task)
     if not tasks:
         raise ValueError(f"no test split of {', '.join(TASKS)}; got {sorted(sts)}")
     return StsScores(tasks, float(np.mean(list(tasks.values()))), *spread)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from weince import checkpoint, settings
 from weince.capture import Embedded, restore, set_rate
-from weince.configure import LossConfig, build_loss
-from weince.machine import find_device
+from weince.configure import LossConfig, build_loss, check_loss
+from weince.machine import check_device, find_device
 from weince.tail import TailStats
 from weince.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, save_encoder, tokenise
@@ -53,7 +53,7 @@ class TextRun:
         log_every: Steps between lines of the log.
         precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
         sentences: Use only so many sentences, from the beginning of the file.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
         graph: Run the step as a CUDA graph: faster for a small encoder. All sentences are padded to ``max_length``.
     """
 
@@ -88,9 +88,12 @@ class TextRun:
             raise ValueError(f"precision must be fp32, tf32 or bf16; got {self.precision!r}")
         if self.sentences is not None and self.sentences < 2:
             raise ValueError(f"sentences must be at least 2; got {self.sentences}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63; got {self.seed}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+        check_device(self.device)
 
 
 def train(run: TextRun, *, bar: bool = True) -> Path:
@@ -129,6 +132,8 @@ class _Job:
         torch.manual_seed(run.seed)
         self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
+        width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
+        check_loss(self.loss, pairs=run.batch, width=width, device=self.device)
         self.take = Step(
             self.encoder,
             self.loss,
@@ -149,6 +154,11 @@ class _Job:
         start_log(self.run.out, rows)
         if found is None:
             return
+        with checkpoint.fitting(self.run.out / "checkpoints"):
+            self.restore(found)
+
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Be as it was when a checkpoint was taken."""
         state = found.state
         if state["sentences"] != len(self.sentences):
             raise ValueError(
@@ -162,6 +172,8 @@ class _Job:
         torch.set_rng_state(state["rng"])
         if self.device.type == "cuda" and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+        if self.device.type == "mps" and state.get("mps_rng") is not None:
+            torch.mps.set_rng_state(state["mps_rng"])
 
     def save_best(self) -> None:
         """Write the best encoder, unless it is on disk already."""
@@ -187,6 +199,7 @@ class _Job:
             "best_step": self.best_step,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "mps_rng": torch.mps.get_rng_state() if self.device.type == "mps" else None,
         }
         checkpoint.save(self.run.out / "checkpoints", self.step, state)
 
@@ -202,7 +215,8 @@ class _Job:
             len(self.sentences), batch=run.batch, epochs=run.epochs, seed=run.seed, start=self.step
         )
         sums = _Sums(self.device)
-        with progress_bar(run.out.name, self.steps, self.step, shown=bar) as show:
+        in_epoch = self.steps // run.epochs
+        with progress_bar(run.out.name, self.steps, self.step, in_epoch=in_epoch, shown=bar) as show:
             for drawn, tokens in ahead(numbers, self.prepare):
                 last = self.step + 1 == self.steps
                 evaluate = (self.step + 1) % run.eval_every == 0 or last

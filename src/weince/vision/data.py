@@ -1,4 +1,4 @@
-"""Images for training and evaluation, as uint8 arrays: by name, from an ``.npz``, or from a folder by class.
+"""Images for training and evaluation, as uint8 arrays: by name, from an ``.npz``, or from a folder.
 
 >>> data = load("digits")
 >>> data.train_images.shape, data.test_images.shape, data.train_images.dtype
@@ -29,13 +29,16 @@ TEST_SHARE = 0.2
 
 
 class ImageData(NamedTuple):
-    """A data set. Images are ``(n, size, size, 3)`` uint8 (memory-mapped if named), labels ``(n,)`` from 0."""
+    """A data set. Images are ``(n, size, size, 3)`` uint8 (memory-mapped if named), labels ``(n,)`` from 0.
+
+    Without labels, which training does not need, both are None and there are no class names.
+    """
 
     name: str
     train_images: Images
-    train_labels: Labels
+    train_labels: Labels | None
     test_images: Images
-    test_labels: Labels
+    test_labels: Labels | None
     class_names: tuple[str, ...]
     pretrain_images: Images  # what is trained on without labels: train_images, or STL-10's unlabeled split
 
@@ -46,8 +49,9 @@ def load(name_or_path: str, *, cache: Path | None = None, size: int | None = Non
     Args:
         name_or_path: ``digits``, ``cifar10``, ``cifar100``, ``stl10``, ``imagenet32``, ``tiny-imagenet``; or the path
             of an official archive or what it unpacks to; or of an ``.npz`` with ``train_images``, ``train_labels``,
-            ``test_images``, ``test_labels`` (and ``class_names``); or of a folder with ``train/CLASS/*.png`` and
-            ``test/CLASS/*.png``, or ``CLASS/*.png``, of which a fifth of each class is then held out as the test set.
+            ``test_images``, ``test_labels`` (and ``class_names``), or with images alone; or of a folder with
+            ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png``, of which a fifth of each class is then
+            held out as the test set; or of a folder of images without labels, of which a fifth is held out too.
         cache: Where archives are kept; by default the environment variable ``WEINCE_DATA``, else the user's cache.
         size: Height and width to bring the images to; by default their own, in a folder the most common.
     """
@@ -97,23 +101,39 @@ def load_named(name: str, cache: Path, size: int | None) -> ImageData:
 
 
 def load_npz(path: Path, size: int | None) -> ImageData:
-    """Arrays by the names of :data:`SPLITS`, and ``class_names`` if it is there."""
+    """Arrays by the names of :data:`SPLITS`, and ``class_names`` if it is there; or images alone."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in SPLITS if key not in archive]
+            labelled = any(key.endswith("labels") for key in archive)
+            images = [
+                key for key in SPLITS if key == "train_images" or (key == "test_images" and key in archive)
+            ]
+            wanted = SPLITS if labelled else images
+            missing = [key for key in wanted if key not in archive]
             if missing:
-                raise ValueError(f"no array {missing[0]!r} (it has {', '.join(archive.files)})")
-            arrays = {key: archive[key] for key in SPLITS}
-            names = [str(name) for name in archive["class_names"]] if "class_names" in archive else None
+                raise ValueError(f"no array {missing[0]!r} (it has {', '.join(archive.files) or 'none'})")
+            arrays = {key: archive[key] for key in wanted}
+            names = None
+            if "class_names" in archive:
+                names = [str(name) for name in np.atleast_1d(archive["class_names"])]
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be used: {error}") from error
+        # numpy takes what it does not know for a pickle, and tells how to load that without care.
+        pickled = "it holds pickled objects, or is not an .npz" if "pickle" in str(error) else error
+        raise ValueError(f"{path} cannot be used: {pickled}") from error
+    if not labelled:
+        return _unlabelled(path.stem, arrays, size, where=str(path))
     return _checked(path.stem, arrays, names, size, where=str(path))
 
 
 def load_folder(root: Path, size: int | None) -> ImageData:
-    """Image files by class, split into ``train`` and ``test`` (or ``val``), or not."""
+    """Image files by class or without labels, split into ``train`` and ``test`` (or ``val``), or not."""
     test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
-    if not (root / "train").is_dir() or test is None:
+    if not (root / "train").is_dir():
+        test = None
+    folders = {"train": root} if test is None else {"train": root / "train", "test": test}
+    if not any(_subfolders(folder) for folder in folders.values()):
+        return _unlabelled_folder(root, folders, size)
+    if test is None:
         classes = _classes(root)
         paths, labels = _listed(root, classes)
         few = [name for label, name in enumerate(classes) if (labels == label).sum() < 2]
@@ -137,10 +157,55 @@ def load_folder(root: Path, size: int | None) -> ImageData:
     return _checked(root.name, arrays, classes, size)
 
 
+def _unlabelled_folder(root: Path, folders: dict[str, Path], size: int | None) -> ImageData:
+    """Image files that lie in the folders of the splits, or in one folder, without classes."""
+    for folder in folders.values():
+        if not any(x.suffix.lower() in FILES for x in folder.iterdir()):
+            raise ValueError(f"{folder} has neither images ({', '.join(FILES)}) nor folders of them by class")
+    listed = {split: _pictures(folder) for split, folder in folders.items()}
+    size = size or _common_size([path for paths in listed.values() for path in paths])
+    arrays: dict[str, Array] = {
+        f"{split}_images": read_pictures(paths, size, f"reading {folders[split].name}")
+        for split, paths in listed.items()
+    }
+    return _unlabelled(root.name, arrays, size)
+
+
+def _unlabelled(name: str, arrays: dict[str, Array], size: int | None, where: str = "") -> ImageData:
+    """Images without labels; without test images, a fifth of them is held out, the same at every load."""
+    images = _same_size(arrays, size, where or name)
+    if "test_images" not in images:
+        every = images["train_images"]
+        if len(every) < 2:
+            raise ValueError(f"{where or name}: 2 images are needed, one of them to be held out; got 1")
+        train, test = stratified_split(np.zeros(len(every), np.int64), TEST_SHARE, seed=0)
+        images = {"train_images": every[train], "test_images": every[test]}
+    train_images = images["train_images"]
+    return ImageData(name, train_images, None, images["test_images"], None, (), train_images)
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(x.name for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """The image files in a folder; there must be some."""
+    found = sorted(x for x in folder.iterdir() if x.is_file() and x.suffix.lower() in FILES)
+    if not found:
+        raise ValueError(f"{folder} has no images ({', '.join(FILES)})")
+    return found
+
+
 def _classes(folder: Path) -> list[str]:
-    names = sorted(x.name for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
+    names = _subfolders(folder)
     if not names:
         raise ValueError(f"{folder} has no folders of classes")
+    loose = [x.name for x in folder.iterdir() if x.suffix.lower() in FILES]
+    if loose:
+        warnings.warn(
+            f"{folder}: {len(loose)} images beside the folders of classes are left out ({_some(sorted(loose))})",
+            stacklevel=4,
+        )
     return names
 
 
@@ -148,9 +213,7 @@ def _listed(folder: Path, classes: Sequence[str]) -> tuple[list[Path], Labels]:
     """The image files of the classes, and their labels."""
     paths, labels = [], []
     for label, name in enumerate(classes):
-        found = sorted(x for x in (folder / name).iterdir() if x.suffix.lower() in FILES)
-        if not found:
-            raise ValueError(f"{folder / name} has no images ({', '.join(FILES)})")
+        found = _pictures(folder / name)
         paths += found
         labels += [label] * len(found)
     return paths, np.array(labels, np.int64)
@@ -192,12 +255,7 @@ def _checked(
 ) -> ImageData:
     """The data set, if its arrays are what they should be."""
     where = where or name
-    images = {key: _as_images(arrays[key], f"{where}: {key}") for key in arrays if key.endswith("images")}
-    if size is None and len({x.shape[1:] for x in images.values()}) > 1:
-        shapes = ", ".join(f"{key} {x.shape}" for key, x in images.items())
-        raise ValueError(f"{where}: images of different sizes ({shapes}): size= brings them to one")
-    height, width = images["train_images"].shape[1:3]
-    images = {key: resize(x, size or min(height, width)) for key, x in images.items()}
+    images = _same_size(arrays, size, where)
     labels = {}
     for split in ("train", "test"):
         key = f"{split}_labels"
@@ -222,6 +280,16 @@ def _checked(
         class_names=tuple(class_names if class_names is not None else map(str, range(count))),
         pretrain_images=images.get("pretrain_images", images["train_images"]),
     )
+
+
+def _same_size(arrays: dict[str, Array], size: int | None, where: str) -> dict[str, Images]:
+    """The images among some arrays, if they are that, as squares of one size."""
+    images = {key: _as_images(arrays[key], f"{where}: {key}") for key in arrays if key.endswith("images")}
+    if size is None and len({x.shape[1:] for x in images.values()}) > 1:
+        shapes = ", ".join(f"{key} {x.shape}" for key, x in images.items())
+        raise ValueError(f"{where}: images of different sizes ({shapes}): size= brings them to one")
+    height, width = images["train_images"].shape[1:3]
+    return {key: resize(x, size or min(height, width)) for key, x in images.items()}
 
 
 def _as_images(array: Array, where: str) -> Images:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,11 @@ from weince.checkpoint import write_aside
 from weince.losses import InfoNCELoss
 from weince.scores import CROWD, shortfalls
 from weince.tail import TailConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weince.progress import TrainingBar
 
 COLUMNS = (
     "epoch", "loss", "rho", "beta", "daic", "lam", "alignment", "uniformity", "effective_rank", "crowded", "lr",
@@ -54,18 +59,30 @@ class Log:
             self.writer.flush()
 
     def _write(self, path: Path) -> None:
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)  # rows older than a column have an empty cell in it
             writer.writeheader()
             writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in self.rows)
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a ``log.csv``, without their empty cells; none if it is not there."""
+    """The rows of a ``log.csv``, without their empty cells; none if it is not there.
+
+    Raises:
+        ValueError: It is not a log.
+    """
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [
+                {name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)
+            ]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it to go on without its rows") from None
+    if any("epoch" not in row for row in rows):
+        raise ValueError(f"{path} is damaged (no column epoch): remove it to go on without its rows")
+    return rows
 
 
 @torch.no_grad()
@@ -80,7 +97,7 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     measured = InfoNCELoss(gather=False)
     measured.tail = tail
     output = measured(z_i, z_j, return_stats=True)
-    u, v = (F.normalize(z[:GEOMETRY].double()) for z in (z_i, z_j))
+    u, v = (F.normalize(_in_double(z[:GEOMETRY])) for z in (z_i, z_j))
     rows = torch.cat([u, v])
     gaps = torch.pdist(rows).square()
     pairs = torch.linalg.vector_norm(u - v, dim=1).square()
@@ -101,6 +118,11 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items()}
 
 
+def _in_double(z: Tensor) -> Tensor:
+    """In float64, on the CPU if the device has none."""
+    return (z.cpu() if z.device.type == "mps" else z).double()
+
+
 def _crowded(rows: Tensor) -> Tensor:
     """Share of unit rows ``(2 n, d)``, row ``k`` being the positive of row ``k + n``, that are crowded."""
     n = len(rows) // 2
@@ -111,43 +133,36 @@ def _crowded(rows: Tensor) -> Tensor:
 
 
 class Bar:
-    """A progress bar over the epochs of a run, with the latest figures; silent on other ranks than the first."""
+    """Progress over the epochs of a run, with the latest figures; silent on other ranks than the first."""
 
-    def __init__(self, progress: Any, task: Any) -> None:
-        self.progress, self.task = progress, task
+    def __init__(self, bar: "TrainingBar | None") -> None:
+        self.bar = bar
 
     def advance(self, epochs: float) -> None:
-        if self.progress is not None:
-            self.progress.advance(self.task, epochs)
+        if self.bar is not None:
+            self.bar.advance(self.bar.task, epochs)
 
     def show(self, row: dict[str, float]) -> None:
-        if self.progress is not None:
-            self.progress.update(
-                self.task,
-                said=f"loss {row['loss']:.4f}  lam {row['lam']:.3f}  beta {row['beta']:.2f}  "
-                f"{row['views_per_second']:,.0f} views/s",
-            )
+        """Show the row of an epoch that is over."""
+        if self.bar is None:
+            return
+        figures = f"loss {row['loss']:.4f}", f"lam {row['lam']:.3f}", f"beta {row['beta']:.2f}"
+        speed = f"{row['views_per_second']:,.0f} views/s"
+        self.bar.show((*figures, speed), completed=row["epoch"])  # exactly: the steps add up to nearly that
 
 
 @contextmanager
-def progress_bar(name: str, epoch: int, epochs: int, *, shown: bool) -> Iterator[Bar]:
-    """A bar from ``epoch`` to ``epochs`` while the context lasts."""
+def progress_bar(
+    name: str, epoch: int, epochs: int, *, shown: bool, console: "Console | None" = None
+) -> Iterator[Bar]:
+    """A bar from ``epoch`` to ``epochs`` while the context lasts; without a terminal, a line per epoch."""
     if not shown:
-        yield Bar(None, None)
+        yield Bar(None)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from weince.progress import TrainingBar
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:  # stdout is for the result
-        task = progress.add_task(name, total=epochs, completed=epoch, said="")
-        yield Bar(progress, task)
+    with TrainingBar(name, lambda done: f"epoch {done:.0f}/{epochs}", epochs, epoch, console=console) as bar:
+        yield Bar(bar)
 
 
 def check_finite(loss: float, epoch: int) -> None:

@@ -15,13 +15,11 @@ FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 @contextmanager
 def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error that goes away in the end; call what it gives with the number of things done."""
-    from rich.console import Console
-    from rich.progress import Progress
+    from weince.progress import bars
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda done: progress.advance(task, done)
+    with bars(transient=True) as shown:
+        task = shown.add_task(description, total=total)
+        yield lambda done: shown.advance(task, done)
 
 
 def open_picture(path: Path) -> Image.Image:

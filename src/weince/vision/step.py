@@ -30,7 +30,8 @@ class Pixels:
 
     def __init__(self, images: np.ndarray, device: torch.device) -> None:
         self.device = device
-        fits = device.type == "cpu" or images.nbytes < GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        # Only CUDA tells how much is free; an Apple GPU shares the memory of the CPU.
+        fits = device.type != "cuda" or images.nbytes < GPU_SHARE * torch.cuda.mem_get_info(device)[0]
         self.images: np.ndarray | Tensor = images
         if fits and not isinstance(images, np.memmap):
             self.images = torch.from_numpy(np.ascontiguousarray(images)).to(device)

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from weince import checkpoint
 from weince.capture import restore, set_rate
-from weince.configure import LossConfig, build_loss
+from weince.configure import LossConfig, build_loss, check_loss
+from weince.machine import DEVICES, find_device
 from weince.tail import TailConfig
 from weince.vision.augment import Augment
 from weince.vision.data import load
@@ -51,7 +52,7 @@ class VisionRun:
     Args:
         task: Says that a configuration file is of this kind.
         data: Name of a data set (digits, cifar10, cifar100, stl10, imagenet32, tiny-imagenet), an .npz file or a
-            folder of images by class.
+            folder of images, by class or not.
         encoder: resnet18, resnet50, vit_small, tiny, timm:NAME or torchvision:NAME.
         width: Channels of a ResNet's first stage: 64, or fewer for a small one.
         projection: Width of the embeddings.
@@ -64,7 +65,7 @@ class VisionRun:
         seed: Of the weights, the order of the images and the views.
         precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
             projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
-        device: ``auto``, ``cpu`` or ``cuda``.
+        device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
         devices: Processes, one per GPU; torchrun's number wins.
         compile: Compile the encoder and the views; by default on a GPU.
         graph: Capture the step as a CUDA graph; by default on one GPU.
@@ -102,13 +103,20 @@ class VisionRun:
         for name in ("width", "projection", "epochs", "devices", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("width", "projection", "batch"):
+            if getattr(self, name) >= 2**31:
+                raise ValueError(f"{name} must be below 2**31; got {getattr(self, name)}")
         for name in ("seed", "snapshot_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63; got {self.seed}")
         if self.batch < 2:
             raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be auto, cpu or cuda; got {self.device}")
+        if self.device not in DEVICES:
+            raise ValueError(
+                f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}; got {self.device!r}"
+            )
 
 
 def train(run: VisionRun, *, bar: bool = True) -> Path:
@@ -125,6 +133,8 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     torch.manual_seed(run.seed)
     model = build_model(run)
     loss = build_loss(run.loss).to(fabric.device)
+    part = _part(run.batch, fabric.global_rank, fabric.world_size)
+    check_loss(loss, pairs=part.stop - part.start, width=run.projection, device=fabric.device)
     views, optimizer = _set_up(fabric, run, model)
     on_gpu = fabric.device.type == "cuda"
     pixels = Pixels(data.pretrain_images, fabric.device)
@@ -132,7 +142,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     step = Step(
         views, loss, optimizer, pixels, run.augment, generator,
         batch=run.batch,
-        part=_part(run.batch, fabric.global_rank, fabric.world_size),
+        part=part,
         compiled=_asked(run.compile, on_gpu),
         graph=_graph(run, on_gpu and fabric.world_size == 1 and pixels.resident),
     )  # fmt: skip
@@ -166,23 +176,20 @@ def _launch(run: VisionRun) -> "Fabric":
     """Start the processes of a run, or find the place of this one among those that torchrun started."""
     from lightning_fabric import Fabric
 
-    if run.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no GPU here")
+    kind = find_device(run.device).type
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
-    on_cpu = run.device == "cpu" or not torch.cuda.is_available()
-    if not on_cpu and devices > torch.cuda.device_count():
-        raise ValueError(
-            f"{devices} devices were asked for; torch sees {torch.cuda.device_count()} GPU(s) here"
-        )
+    gpus = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": 1}[kind]
+    if devices > gpus:
+        raise ValueError(f"{devices} devices were asked for; torch sees {gpus} GPU(s) here")
     # Whether to use srun is for the user to know.
     warnings.filterwarnings("ignore", message="The `srun` command is available")
     fabric = Fabric(
-        accelerator="cpu" if on_cpu else "cuda",
+        accelerator=kind,
         devices=devices,
         num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
         strategy="ddp" if devices > 1 else "auto",
     )
-    _rejoin("gloo" if on_cpu else "nccl")
+    _rejoin("gloo" if kind == "cpu" else "nccl")
     fabric.launch()
     if fabric.world_size > 1:
         atexit.register(_leave)
@@ -328,7 +335,8 @@ def _resume(run: VisionRun, model: nn.Module, loss: nn.Module, optimizer: Any) -
     found = checkpoint.newest(run.out / "checkpoints")
     if found is None:
         return 0
-    model.load_state_dict(found.state["model"])
-    loss.load_state_dict(found.state["loss"])
-    restore(optimizer, found.state["optimizer"])
+    with checkpoint.fitting(run.out / "checkpoints"):
+        model.load_state_dict(found.state["model"])
+        loss.load_state_dict(found.state["loss"])
+        restore(optimizer, found.state["optimizer"])
     return found.step
