@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from weince.candidates import check_choice
+from weince.configure import find
 from weince.vision.resnet import BasicBlock, Bottleneck, ResNet, Stem
 from weince.vision.vit import VisionTransformer
 
@@ -65,8 +66,8 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
     """An encoder with fresh weights: images ``(n, 3, size, size)`` to features ``(n, encoder.features)``.
 
     Args:
-        name: ``resnet18``, ``resnet50``, ``vit_small``, ``tiny``, or ``timm:NAME`` or ``torchvision:NAME`` where
-            those libraries are installed.
+        name: ``resnet18``, ``resnet50``, ``vit_small``, ``tiny``; ``timm:NAME`` or ``torchvision:NAME`` where those
+            libraries are installed; or a class or function of your own, ``package.module:name``.
         size: Height and width of the images in pixels.
         width: Channels of the first stage of a ResNet.
         stem: Of a ResNet: ``"cifar"`` (3 x 3, no max-pool) or ``"imagenet"``. By default the first for up to 64 px.
@@ -88,11 +89,27 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
         return _from_timm(name.removeprefix("timm:"), size)
     if name.startswith("torchvision:"):
         return _from_torchvision(name.removeprefix("torchvision:"))
+    if ":" in name:
+        return _own(name, size)
     near = difflib.get_close_matches(name, NAMES, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise ValueError(
         f"unknown encoder {name!r}{hint}: there are {', '.join(NAMES)}, timm:NAME, torchvision:NAME"
     )
+
+
+def _own(name: str, size: int) -> Foreign:
+    """An encoder of the user's: what it makes of two images says how wide its features are."""
+    model = find(name, "encoder")()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"encoder {name} must make an nn.Module; got {type(model).__name__}")
+    training = model.training
+    with torch.no_grad():
+        features = model.eval()(torch.zeros(2, 3, size, size))
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"encoder {name} must map images (n, 3, {size}, {size}) to features (n, width); got {got}")
+    return Foreign(model.train(training), features.shape[1])
 
 
 def _import(library: str, name: str) -> object:

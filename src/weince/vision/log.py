@@ -27,6 +27,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
+MOST_CROWDED, LEAST_RANK = 0.05, 2.0
+"""Share of crowded anchors, and effective rank, beyond which a run says that it collapses."""
+
 GEOMETRY = 1024
 """Pairs of a batch whose geometry is measured: all distances of all rows would not fit for a large one."""
 
@@ -132,11 +135,24 @@ def _crowded(rows: Tensor) -> Tensor:
     return near.any(1).double().mean()
 
 
+def collapse(row: dict[str, float]) -> str | None:
+    """One line if the embeddings of an epoch have collapsed, or are about to; None if not."""
+    found = []
+    if row["crowded"] > MOST_CROWDED:
+        found.append(f"{row['crowded']:.0%} of the anchors lie next to another image")
+    if row["effective_rank"] < LEAST_RANK:
+        found.append(f"the effective rank is {row['effective_rank']:.1f}")
+    if not found:
+        return None
+    return f"the embeddings collapse: {' and '.join(found)} in epoch {row['epoch']:.0f}; try another loss or rate"
+
+
 class Bar:
     """Progress over the epochs of a run, with the latest figures; silent on other ranks than the first."""
 
     def __init__(self, bar: "TrainingBar | None") -> None:
         self.bar = bar
+        self.warned = False  # once is enough while it trains; the last line says it again
 
     def advance(self, epochs: float) -> None:
         if self.bar is not None:
@@ -149,6 +165,9 @@ class Bar:
         figures = f"loss {row['loss']:.4f}", f"lam {row['lam']:.3f}", f"beta {row['beta']:.2f}"
         speed = f"{row['views_per_second']:,.0f} views/s"
         self.bar.show((*figures, speed), completed=row["epoch"])  # exactly: the steps add up to nearly that
+        if (warning := collapse(row)) and not self.warned:
+            self.warned = True
+            self.bar.console.print(warning, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from weince.tail import TailConfig
 from weince.vision.augment import Augment
 from weince.vision.data import load
 from weince.vision.encoders import ProjectorConfig, SimCLR
-from weince.vision.log import Log, check_finite, measure, progress_bar
+from weince.vision.log import Log, check_finite, collapse, measure, progress_bar
 from weince.vision.optim import OptimizerConfig, build_optimizer, rate
 from weince.vision.runs import build_model, claim, save_weights
 from weince.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
@@ -53,7 +53,7 @@ class VisionRun:
         task: Says that a configuration file is of this kind.
         data: Name of a data set (digits, cifar10, cifar100, stl10, imagenet32, tiny-imagenet), an .npz file or a
             folder of images, by class or not.
-        encoder: resnet18, resnet50, vit_small, tiny, timm:NAME or torchvision:NAME.
+        encoder: resnet18, resnet50, vit_small, tiny, timm:NAME, torchvision:NAME, or your own, my_package:factory.
         width: Channels of a ResNet's first stage: 64, or fewer for a small one.
         projection: Width of the embeddings.
         projector: The layers between features and embeddings.
@@ -169,6 +169,8 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
             shown.show(row)
             _first(fabric, partial(_keep, run, log, row, model, loss, optimizer))
     _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
+    if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
+        print(f"weince: {warning}", file=sys.stderr)
     return run.out
 
 
