@@ -56,10 +56,10 @@ def terms_of(link: Link, extra: Iterable[Term]) -> list[Term]:
             raise TypeError(f"wanted terms like Term(SoftmaxLink(0.5), weight=0.5); got {term!r}")
         if term.hardest is not None and term.hardest < 1:
             raise ValueError(f"hardest must be at least 1, or None for all negatives; got {term.hardest}")
-    tails = {term.link.tail for term in terms if isinstance(term.link, WeinceLink)}
-    if len(tails) > 1:
+    tails = [term.link.tail for term in terms if isinstance(term.link, WeinceLink)]
+    if any(tail != tails[0] for tail in tails):
         raise ValueError(
-            f"all WeinceLinks of one loss must share a TailConfig; got {len(tails)} different ones"
+            f"all WeinceLinks of one loss must share a TailConfig; got {len(set(tails))} different ones"
         )
     return terms
 

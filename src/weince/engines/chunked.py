@@ -46,7 +46,7 @@ def chunked(
     wanted = torch.is_grad_enabled() and (anchors.requires_grad or candidates.requires_grad)
     near_cap = Need.of(contest, terms, tail).near_cap
 
-    def blocks() -> Iterator[Rows]:
+    def blocks() -> "Iterator[Rows]":
         return (rows for band in bands(contest) for rows in band.sharp_blocks(near_cap))
 
     with torch.no_grad(), no_autocast(anchors.device):
