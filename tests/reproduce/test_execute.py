@@ -16,7 +16,7 @@ import pytest
 from reproduce.tables import small_table
 
 from weince import settings
-from weince.reproduce import execute, reproduce
+from weince.reproduce import execute, processes, reproduce
 from weince.reproduce.execute import Failed, Interrupted, carry_out, is_done, run_here
 from weince.reproduce.plan import plan
 from weince.reproduce.tables import read_table
@@ -172,7 +172,7 @@ time.sleep(600)
 
 
 def test_stopping_ends_the_processes_even_stubborn_ones(tmp_path, script, monkeypatch):
-    monkeypatch.setattr(execute, "PATIENCE", 0.5)
+    monkeypatch.setattr(processes, "PATIENCE", 0.5)
     run, stop = runs_of(tmp_path)[0], threading.Event()
     script(STUBBORN)
 

@@ -55,7 +55,7 @@ class Log:
             self.writer.flush()
 
     def _write(self, path: Path) -> None:
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)  # rows older than a column have an empty cell in it
             writer.writeheader()
             writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in self.rows)
@@ -65,7 +65,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
     """The rows of a ``log.csv``, without their empty cells; none if it is not there."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
