@@ -59,7 +59,8 @@ class Contest:
     def most_negatives(self) -> int:
         """How many negatives an anchor can have at the most, among the candidates of all ranks."""
         candidates = len(self.candidates) if self.ranks is None else sum(self.ranks.candidates)
-        return candidates - (self.itself is not None) - (self.positive is not None)
+        # As int: torch 2.6 does not subtract a bool from a size that is open in a compiled graph.
+        return candidates - int(self.itself is not None) - int(self.positive is not None)
 
     @property
     def uniform(self) -> bool:
