@@ -71,7 +71,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` to full float32 accuracy, also where TensorFloat-32 was switched on for the program."""
-    if a.dtype == torch.float32 and a.is_cuda and _tf32_may_be_on():
+    if a.dtype == torch.float32 and a.device.type == "cuda" and _tf32_may_be_on():
         # Three TF32 products of the leading and trailing bits: nearly float32, and no global switch flipped.
         a_high, b_high = _leading_bits(a), _leading_bits(b)
         return a_high @ b_high + (a_high @ (b - b_high) + (a - a_high) @ b_high)

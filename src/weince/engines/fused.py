@@ -26,7 +26,6 @@ SHARED_MEMORY = 200 << 10
 """Bytes that the largest tiles ask for, rounded up; they were tuned on an H200, and no others are there."""
 
 
-
 def too_old(version: str) -> str | None:
     """One line why a version of Triton cannot run the kernels; None if it can."""
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 5):
