@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,12 @@ settings.register_profile("weince", deadline=None, print_blob=True)
 settings.load_profile("weince")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, here in (("linux", sys.platform == "linux"), ("posix", sys.platform != "win32")):
+        if not here and item.get_closest_marker(marker):
+            pytest.skip(f"{marker}: not on {sys.platform}")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
@@ -31,11 +38,21 @@ def fresh_compiler() -> None:
 
 
 @pytest.fixture
+def weince_compiles() -> None:
+    if torch.__version__ < (2, 7):
+        pytest.skip("torch.compile makes one graph of WEINCE from torch 2.7 on")
+
+
+@pytest.fixture
 def root_kept_out() -> Iterator[None]:
     """Permissions of folders hold for root too: it puts down, for a test, the capability that overrides them."""
+    if sys.platform == "win32":
+        pytest.skip("Windows has no folders that their owner may not write to")
     if os.geteuid() != 0:
         yield
         return
+    if sys.platform != "linux":
+        pytest.skip("root puts its capabilities down on Linux alone")
     libc = ctypes.CDLL(None)
     header, before = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     libc.capget(header, before)

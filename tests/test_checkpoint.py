@@ -58,6 +58,7 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
         checkpoint.newest(tmp_path)
 
 
+@pytest.mark.posix
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     """The limit on a file's size stands in for the disk: writing beyond either fails in the middle of a write."""
     program = textwrap.dedent("""
@@ -81,6 +82,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     assert checkpoint.newest(tmp_path).step == 1
 
 
+@pytest.mark.posix
 def test_others_may_read_what_was_written(tmp_path):
     assert checkpoint.save(tmp_path, 1, state(1)).stat().st_mode & 0o777 == 0o644
 

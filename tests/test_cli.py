@@ -242,8 +242,10 @@ def test_a_missing_package_is_named_with_its_remedy(package, tmp_path):
     assert done.stderr == f"weince: {package} is missing: pip install 'weince[runs]'\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_run_leaves_no_page(number, tmp_path):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.posix
+def test_an_interrupted_run_leaves_no_page(name, tmp_path):
+    number = getattr(signal, name)
     z_i, z_j = views(pairs=2000, dim=16)
     save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)
     command = [sys.executable, "-m", "weince", "diagnose", "x.npz", "--out", "page"]
@@ -260,7 +262,7 @@ def test_an_interrupted_run_leaves_no_page(number, tmp_path):
     _, said = process.communicate(timeout=60)
     assert not (tmp_path / "page").exists()
     assert list(tmp_path.rglob("index.html")) == []
-    if number != signal.SIGKILL:
+    if name != "SIGKILL":
         assert process.returncode == 130
         assert "interrupted, nothing was written" in said
         assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]

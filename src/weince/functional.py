@@ -20,6 +20,7 @@ from weince.tail import TailConfig, TailStats, fit_tail, gated
 from weince.terms import Term, WeinceLink, described, terms_of
 
 Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS = get_args(Reduction)  # here: torch 2.6 cannot compile the call
 
 
 class LossOutput(NamedTuple):
@@ -85,7 +86,7 @@ def link_loss(
         check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
         return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
     """
-    check_choice("reduction", reduction, get_args(Reduction))
+    check_choice("reduction", reduction, REDUCTIONS)
     terms = terms_of(link, extra)
     tails = [term.link.tail for term in terms if isinstance(term.link, WeinceLink)]
     tail = tails[0] if tails else TailConfig() if return_stats else None

@@ -4,6 +4,7 @@ An engine first surveys the batch's hardest negatives (:class:`Survey`), then *b
 found, then computes the loss. Most links bind to themselves; WEINCE's takes its weights from the tail.
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Real
@@ -56,10 +57,10 @@ def terms_of(link: Link, extra: Iterable[Term]) -> list[Term]:
             raise TypeError(f"wanted terms like Term(SoftmaxLink(0.5), weight=0.5); got {term!r}")
         if term.hardest is not None and term.hardest < 1:
             raise ValueError(f"hardest must be at least 1, or None for all negatives; got {term.hardest}")
-    tails = {term.link.tail for term in terms if isinstance(term.link, WeinceLink)}
-    if len(tails) > 1:
+    tails = [term.link.tail for term in terms if isinstance(term.link, WeinceLink)]
+    if any(tail != tails[0] for tail in tails):
         raise ValueError(
-            f"all WeinceLinks of one loss must share a TailConfig; got {len(tails)} different ones"
+            f"all WeinceLinks of one loss must share a TailConfig; got {len(set(tails))} different ones"
         )
     return terms
 
@@ -92,6 +93,8 @@ class WeinceLink(Link):
 
     def bind(self, survey: Survey) -> BlendLink:
         assert survey.stats is not None
+        if torch.compiler.is_compiling():
+            _compiling()
         tail = self.tail
         return BlendLink(
             lam=survey.stats.lam,
@@ -170,6 +173,19 @@ class BatchShortfallLink(nn.Module, Link):
         kept = (fit.r2 >= self.least_r2) & (fit.beta > 0)  # which is 0 where no fit can be made
         fitted, before = fit.beta.clamp(0.5, 16.0), self.slope_now.to(fit.beta.dtype)
         return torch.where(kept, self.momentum * before + (1 - self.momentum) * fitted, before)
+
+
+def _compiling() -> None:
+    """Say what torch 2.6 does not: in one graph it does not make the link that the tail decides."""
+    if torch.__version__ < (2, 7):  # type: ignore[operator]
+        warnings.warn(
+            f"torch.compile makes one graph of WEINCE from torch 2.7 on, and fails with fullgraph=True before; "
+            f"got torch {torch.__version__}",
+            stacklevel=2,
+        )
+
+
+_compiling._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while the graph is made
 
 
 class _Remember(torch.autograd.Function):

@@ -10,7 +10,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
-pytest.importorskip("triton", reason="the kernels want Triton")
+pytest.importorskip("triton", minversion="3.5")
 
 import weince.engines.small as module  # noqa: E402
 from weince.engines.kernels import launch  # noqa: E402

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -280,7 +278,7 @@ def test_a_killed_process_goes_on(run, tmp_path):
     while not list((killed.out / "checkpoints").glob("*.pt")) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
     assert not (killed.out / "result.json").exists()
     train(killed, bar=False)

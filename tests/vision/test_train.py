@@ -83,6 +83,7 @@ def test_training_lowers_the_loss(whole):
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
+@pytest.mark.posix
 def test_twenty_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
     """SIGKILL at random moments, among them while a checkpoint is being written."""
     context = multiprocessing.get_context("forkserver")
@@ -121,6 +122,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(data, whole, tmp_pa
     assert same_weights(whole, tmp_path)
 
 
+@pytest.mark.posix
 def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data, tmp_path):
     """A limit on the size of files stands in for the disk; the run's settings and log are smaller than it."""
     run(data, tmp_path / "out", {"epochs": 1})
@@ -418,6 +420,7 @@ def test_the_temperature_of_runs_is_told_if_they_share_it(tmp_path):
     assert temperature_of(folders[3:]) is None
 
 
+@pytest.mark.posix
 def test_weights_on_a_full_disk(tmp_path):
     program = (
         "import resource, signal, sys, pathlib, torch; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

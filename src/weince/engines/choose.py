@@ -17,6 +17,7 @@ from weince.tail import TailConfig
 from weince.terms import Term
 
 Engine = Literal["auto", "dense", "chunked", "fused"]
+ENGINES = get_args(Engine)  # here: torch 2.6 cannot compile the call
 
 CPU_FASTEST = 1 << 26
 """Bytes of the matrix up to which dense is the faster on the CPU: 2,048 pairs of views in float32."""
@@ -52,7 +53,7 @@ def choose(
     Raises:
         RuntimeError: The engine asked for cannot serve; the message says why.
     """
-    check_choice("engine", engine, get_args(Engine))
+    check_choice("engine", engine, ENGINES)
     if engine == "fused":
         hindrance = why_not_fused(contest, terms, tail)
         if hindrance is not None:

@@ -46,7 +46,7 @@ def chunked(
     wanted = torch.is_grad_enabled() and (anchors.requires_grad or candidates.requires_grad)
     near_cap = Need.of(contest, terms, tail).near_cap
 
-    def blocks() -> Iterator[Rows]:
+    def blocks() -> "Iterator[Rows]":
         return (rows for band in bands(contest) for rows in band.sharp_blocks(near_cap))
 
     with torch.no_grad(), no_autocast(anchors.device):
@@ -74,8 +74,8 @@ class Band(NamedTuple):
     step: int
     matrix: Tensor
 
-    @property
     def span(self) -> Span:
+        """Its anchors. (Not a property: of a named tuple made in a graph torch 2.8 does not compile one.)"""
         return self.start, self.start + len(self.matrix)
 
     def blocks(self) -> Iterator[Rows]:
@@ -196,10 +196,10 @@ class _Gradients:
         return torch.cat(self._by_band)
 
     def add(self, band: Band, weight: Tensor | None) -> None:
-        rows = self._anchors[slice(*band.span)]
+        rows = self._anchors[slice(*band.span())]
         by_anchor = product(band.matrix, self._candidates)
         if weight is not None:
-            part = weight[slice(*band.span)].unsqueeze(1)
+            part = weight[slice(*band.span())].unsqueeze(1)
             rows, by_anchor = rows * part, by_anchor * part
         self._by_band.append(by_anchor)
         self.candidates += product(band.matrix.T, rows)

@@ -93,7 +93,7 @@ def effects_of(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tenso
     """Derivative of each anchor's loss by each learned parameter, given those by its logits."""
     spread = {name: value.detach().expand(len(shortfall)) for name, value in learned(link).items()}
 
-    def weighted(parameters: dict[str, Tensor]) -> Tensor:
+    def weighted(parameters: "dict[str, Tensor]") -> Tensor:
         return (weight * link.with_tensors(parameters).logit(shortfall)).sum()
 
     effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)

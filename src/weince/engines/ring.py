@@ -277,7 +277,7 @@ class _Job(NamedTuple):
         for visit in visits(self.contest):
             for band in bands(visit.contest):
                 self._pull(band, visit.offset, tallies, effects)
-                part = slice(*band.span)
+                part = slice(*band.span())
                 scale = weight[part].unsqueeze(1)
                 by_anchor[part] += product(band.matrix, visit.contest.candidates) * scale
                 by_candidate += product(band.matrix.T, self.contest.anchors[part] * scale)

@@ -242,7 +242,7 @@ def survey(
     counted: list[Tensor] = []
     for rows in first if any(need) else ():
         look = rows.look(need)
-        looks.append(look._replace(tail=None))
+        looks.append(Look(None, look.columns, look.negatives))  # torch 2.6 cannot compile `_replace`
         if rows.counted is not None:
             counted.append(rows.counted)
         if tail is not None and look.tail is not None:
