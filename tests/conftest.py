@@ -9,14 +9,21 @@ import pytest
 import torch
 from hypothesis import settings
 
+from weince.machine import avoid_broken_amx
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before anything can import it
 # Started in the background, the suite would hand this on to commands under test, which must hear it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
+AMX_AVOIDED = avoid_broken_amx()  # before anything multiplies: many tests work in bf16
 settings.register_profile("weince", deadline=None, print_blob=True)
 settings.load_profile("weince")
+
+
+def pytest_report_header() -> str | None:
+    return AMX_AVOIDED
 
 
 @pytest.fixture(autouse=True)

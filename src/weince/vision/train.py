@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from weince import checkpoint
 from weince.capture import restore, set_rate
 from weince.configure import LossConfig, build_loss
+from weince.machine import prepare_cpu_for_bf16
 from weince.tail import TailConfig
 from weince.terms import WeinceLink
 from weince.vision.augment import Augment
@@ -172,6 +173,8 @@ def _launch(run: VisionRun) -> "Fabric":
         raise ValueError(
             f"{devices} devices were asked for; torch sees {torch.cuda.device_count()} GPU(s) here"
         )
+    if on_cpu and run.precision.startswith("bf16"):
+        prepare_cpu_for_bf16()  # before the launch, so that all processes have it
     # Whether to use srun is for the user to know.
     warnings.filterwarnings("ignore", message="The `srun` command is available")
     fabric = Fabric(
