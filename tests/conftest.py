@@ -1,6 +1,7 @@
 """Shared by all tests: one thread each, since they run in parallel, and random numbers that repeat."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+from programs import IMPORTED_ONCE
 
 from weince.machine import avoid_broken_amx
 
@@ -17,6 +19,10 @@ if not torch.cuda.is_available():
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
+    "1"  # for child processes, and no pool
+)
+multiprocessing.set_forkserver_preload(IMPORTED_ONCE)  # of all forks, so that it does not matter who is first
 AMX_AVOIDED = avoid_broken_amx()  # before anything multiplies: many tests work in bf16
 settings.register_profile("weince", deadline=None, print_blob=True)
 settings.load_profile("weince")
