@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +19,11 @@ if not torch.cuda.is_available():
 # Started in the background, the suite would hand this on to commands under test, which must hear it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
-    "1"  # for child processes, and no pool
-)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start too
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes, each of which would import torch
+LEAN = Path(__file__).parent / "lean"  # see there
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LEAN), os.environ.get("PYTHONPATH")]))
 multiprocessing.set_forkserver_preload(IMPORTED_ONCE)  # of all forks, so that it does not matter who is first
 AMX_AVOIDED = avoid_broken_amx()  # before anything multiplies: many tests work in bf16
 settings.register_profile("weince", deadline=None, print_blob=True)

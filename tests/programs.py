@@ -18,7 +18,7 @@ FORKS = multiprocessing.get_context("forkserver")
 class Program:
     """``python ARGUMENTS``, where these are ``-c CODE``, ``-m MODULE`` or a file, and what it is to be told.
 
-    Like ``subprocess.Popen`` with both streams captured as text; it has one thread for its products.
+    Like ``subprocess.Popen`` with both streams captured as text; its threads are those of the environment.
     """
 
     def __init__(self, *arguments, cwd=None, env=None):
@@ -59,7 +59,7 @@ def _run(words, where, environment, streams):
     os.chdir(where)
     for number, path in enumerate(streams, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     multiprocessing.current_process()._config["daemon"] = False  # it may start processes
     try:
         if words[0] == "-m":
