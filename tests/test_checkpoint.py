@@ -1,10 +1,9 @@
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from programs import run
 
 from weince import checkpoint
 
@@ -73,9 +72,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
         except OSError as error:
             print(error)
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True
-    )
+    done = run("-c", program, tmp_path)
     assert "could not be written" in done.stdout
     assert "Is the disk full?" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001.pt"]

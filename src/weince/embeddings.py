@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from weince.machine import prepare_cpu_for
+
 SUFFIXES = (".npz", ".npy", ".safetensors")
 WANTED = "z_i and z_j of shape (pairs, dim), or z of shape (rows, dim) with labels of shape (rows,)"
 _UNUSED = "The file's labels were not used: name them ids if pairs with equal labels are not to compete."
@@ -326,6 +328,7 @@ def encode_sentences(
             model = SentenceTransformer(str(folder), local_files_only=True)
         except Exception as error:  # what a broken folder raises varies with the version
             raise InputError(f"{folder.name}: the model cannot be loaded ({_one_line(error)})") from error
+        prepare_cpu_for(model)
         z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)
         found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
     return rename(found, names)
