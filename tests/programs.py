@@ -12,7 +12,7 @@ from pathlib import Path
 
 # Packages that take long and are not ours: before Python 3.13 the fork server does not know the folders of the tests.
 IMPORTED_ONCE = ["torch", "scipy.stats", "matplotlib.pyplot", "lightning_fabric", "sentence_transformers"]
-FORKS = multiprocessing.get_context("forkserver")
+FORKS = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
 
 
 class Program:
@@ -37,6 +37,9 @@ class Program:
 
     def send_signal(self, number):
         os.kill(self.pid, number)
+
+    def kill(self):
+        self.process.kill()
 
     def wait(self, timeout=120):
         """Its status and what it said on both streams."""
