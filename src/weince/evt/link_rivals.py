@@ -1,8 +1,8 @@
 """What explains a gain over softmax: a bounded tail, or a temperature that varies?
 
-The blend of `weince.evt.link_test` gains over softmax where the cap of the cosine matters. Anchors or pairs of different
-difficulty make for a gain, too, without any cap. So five links are fitted to the same batches, and judged on the same
-others, those of `link_test`:
+The blend of `weince.evt.link_test` gains over softmax where the cap of the cosine matters. Anchors or pairs of
+different difficulty make for a gain, too, without any cap. So five links are fitted to the same batches, and
+judged on the same others, those of `link_test`:
 
 =========  ===============================================================  =============
 softmax    ``a * s``                                                        ``a``
@@ -178,7 +178,9 @@ def link_rivals(
         return found, ends, over_softmax(anchor_likelihoods(judged.using(*columns), found.theta, law))
 
     def of_pairs() -> tuple[Varying, Interval, Floats]:
-        seen, others = (_scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside))
+        seen, others = (
+            _scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside)
+        )
         negatives = negative_law(seen)
         found = fit_pairs(seen, float(softmax[0]), negatives, law)
         if found.theta[-1] == 0.0:

@@ -33,7 +33,8 @@ class LinkTest:
     """Result of `link_test`; estimates and the likelihood ratio come from the held-in batches.
 
     Attributes:
-        lam, tau, tau0, lam_interval, tau_interval, interval_method, converged, separated: As in `LinkFit`.
+        lam, tau, tau0, lam_interval, tau_interval, tau0_interval, interval_method, converged, separated: As in
+            `LinkFit`.
         gain: Held-out mean of ``log p1 - log p0`` in nats per anchor (a mean of batch means).
         gain_ratio: ``exp(gain)``: how many times likelier the blend makes the positive, as a geometric mean.
         gain_interval: Interval of ``gain`` from resampling held-out batches, see `resampled_interval`.
@@ -52,6 +53,7 @@ class LinkTest:
     tau0: float
     lam_interval: Interval
     tau_interval: Interval
+    tau0_interval: Interval
     interval_method: str
     gain: float
     gain_ratio: float
@@ -289,6 +291,7 @@ def link_test(
         tau0=estimate.tau0,
         lam_interval=estimate.lam_interval,
         tau_interval=estimate.tau_interval,
+        tau0_interval=estimate.tau0_interval,
         interval_method=estimate.interval_method,
         gain=gain,
         gain_ratio=float(np.exp(gain)),

@@ -3,13 +3,14 @@
 Either way ``log k`` is normal: its mean is the logarithm of the median inverse temperature, its standard deviation is
 the spread ``v``. It is not seen, so the likelihood of a winner is a mean over ``k``, by Gauss-Hermite quadrature.
 
-*Anchors* differ: an anchor has its ``k`` before its positive is chosen, whatever its candidates are, and the probability
-of a candidate is the mean over ``k`` of its softmax probability. The coordinate may be a blend ``a * s + b * g(s)``.
+*Anchors* differ: an anchor has its ``k`` before its positive is chosen, whatever its candidates are, and the
+probability of a candidate is the mean over ``k`` of its softmax probability. The coordinate may be a blend
+``a * s + b * g(s)``.
 
 *Pairs* differ: ``k`` says how closely the positive follows its anchor. A positive at score ``s`` then has the density
-``exp(k * s - c(k))`` against that of a negative, with ``c(k)`` the log-mean of ``exp(k * s)`` over negatives, and a mean
-over ``k`` of densities is again one density: one link ``h(s) = log mean exp(k * s - c(k))``, the same for all anchors.
-It is convex: close candidates can only have come from pairs with a large ``k``.
+``exp(k * s - c(k))`` against that of a negative, with ``c(k)`` the log-mean of ``exp(k * s)`` over negatives. A mean
+over ``k`` of densities is again one density, so this is one link ``h(s) = log mean exp(k * s - c(k))``, the same for
+all anchors. It is convex, as the blend is: close candidates can only have come from pairs with a large ``k``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from scipy import special
 
 from weince.evt import choice
-from weince.evt.choice import Choices, Optimum
+from weince.evt.choice import Choices
 from weince.evt.gpd import Floats
 
 # Anchors of a first fit, from which the fit to all anchors needs few steps.
@@ -29,6 +30,8 @@ _FEW = 1024
 _START, _AGAIN = 0.5, 0.1
 # A smaller spread is none.
 _NONE = 1e-3
+# A fit ends where a step promises less than this share of the log-likelihood: 1e-8 nats per anchor or so.
+_TOLERANCE = 1e-9
 # Steps of the table of h over [-1, 1].
 _STEPS = 8192
 
@@ -64,9 +67,10 @@ class Varying(NamedTuple):
 
 def _maximise(few: choice.Partition, every: choice.Partition, weights: Floats) -> Varying:
     """The best weights and spread, all at least 0, first on a few anchors and then on all of them."""
-    first = choice.maximise(few, np.zeros(len(weights) + 1), np.r_[weights, _START]).theta
+    nought = np.zeros(len(weights) + 1)
+    first = choice.maximise(few, nought, np.r_[weights, _START], tolerance=1e-6).theta
     first[-1] = max(first[-1], _AGAIN)
-    best: Optimum = choice.maximise(every, np.zeros(len(first)), first)
+    best = choice.maximise(every, nought, first, tolerance=_TOLERANCE)
     return Varying(best.theta, best.value, best.converged)
 
 
