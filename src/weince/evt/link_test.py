@@ -140,18 +140,29 @@ def in_batches(scores: Floats, batch_size: int) -> LinkBank:
 
 
 def simulate_winners(
-    scores: ArrayLike, lam: float, tau: float, *, eps: float = 1e-6, rng: int | np.random.Generator = 0
+    scores: ArrayLike,
+    lam: float,
+    tau: ArrayLike,
+    *,
+    eps: float = 1e-6,
+    rng: int | np.random.Generator = 0,
 ) -> IntArray:
-    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known lam and tau."""
-    if not 0.0 <= lam <= 1.0 or not tau > 0.0:
+    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
+
+    ``tau`` is one temperature, or one for each anchor.
+    """
+    s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
+    if not 0.0 <= lam <= 1.0 or not np.all(taus > 0.0):
         raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {tau}")
-    s = np.asarray(scores, dtype=np.float64)
+    if taus.shape not in ((), (len(s),)):
+        raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor, got {taus.shape}")
+    taus = np.broadcast_to(taus, len(s))[:, None]
     generator = np.random.default_rng(rng)
     winners = np.empty(len(s), dtype=np.int64)
     for rows in choice.blocks(*s.shape):
         present = np.isfinite(s[rows])
         block = np.where(present, s[rows], 0.0)
-        logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / tau
+        logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / taus[rows]
         # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
         noise = generator.gumbel(size=block.shape)
         winners[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)

@@ -168,9 +168,8 @@ def _shape_sentence(m: Measured) -> str:
     kind = tail_kind(xi)
     if kind == "bounded" and xi.fit.endpoint > 1.0:
         return (
-            f"The hardest negatives thin out faster than an exponential tail: {numbers}. But the fitted "
-            f"tail would end "
-            "beyond a cosine of 1, where there are none: the cap is not visible in this tail."
+            f"The hardest negatives thin out faster than an exponential tail: {numbers}. But the fitted tail "
+            "would end beyond a cosine of 1, where there are none: the cap is not visible in this tail."
         )
     if kind == "bounded":
         low, high = xi.endpoint_interval
@@ -290,15 +289,13 @@ def _harder(m: Measured, settings: Settings) -> str:
     if settings.batch_size is not None:
         return (
             f"Nothing follows from batches of {m.batch_size:,} pairs. Leave out the batch size, and larger "
-            f"batches are "
-            "tried; if the positives win there too, use a harder evaluation set."
+            "batches are tried; if the positives win there too, use a harder evaluation set."
         )
     if m.tried:
         sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
         return (
             f"Larger batches were tried ({sizes} pairs), and the positives win there too. Nothing follows "
-            f"from this: use "
-            "a harder evaluation set, or more pairs."
+            "from this: use a harder evaluation set, or more pairs."
         )
     return "Nothing follows from this: use more pairs, so that batches can be larger, or a harder evaluation set."
 
@@ -310,19 +307,17 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
     words, off = _temperature_words(m, settings, rules)
     known = settings.temperature is not None
     advice = (
-        f"Do not change the link for this: no cap is needed to explain these scores. The temperature that "
-        f"fits varies by a "
-        f"factor of about {number(float(np.exp(found.sd)), 1)} either way (standard deviation of its logarithm "
-        f"{number(found.sd, 2)}). See what makes the hard {who} hard: their views, their labels, or their "
-        f"kind. {words}"
+        "Do not change the link for this: no cap is needed to explain these scores. The temperature that fits "
+        f"varies by a factor of about {number(float(np.exp(found.sd)), 1)} either way (standard deviation of its "
+        f"logarithm: {number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, "
+        f"or what they show. {words}"
     )
     if off:
         headline = f"Keep softmax, change its temperature: yours costs {number(_lost(m))} nats per anchor."
         return Verdict("temperature", headline, *said, advice, softmax_code(t.tau0))
     headline = (
-        f"Keep softmax: some {who} are much harder than others, and that explains the scores better than "
-        f"another link "
-        "would."
+        f"Keep softmax: some {who} are much harder than others, and that explains these scores better than "
+        "another link does."
     )
     return Verdict("varying", headline, *said, advice, None if known else softmax_code(t.tau0))
 
@@ -364,13 +359,12 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
     if _explained(m, rules) == "either":
         kind, who = "either", _rival(m)
         headline = (
-            f"Another link, or {who} of different difficulty: softmax with one temperature leaves {gain} "
-            f"nats per anchor "
-            "on the table, and either explains it."
+            f"Another link, or {who} of different difficulty? Softmax with one temperature leaves {gain} nats "
+            "per anchor on the table, and either explains it."
         )
         advice = (
-            f"A try of the link can do no harm, but these scores give no reason to expect much of it: easy and hard "
-            f"{who} explain them as well. {words}"
+            f"These scores give no reason to change the link: easy and hard {who} explain them as well. If you try "
+            f"it, compare several seeds on a validation set. {words}"
         )
     if settings.temperature is None:
         advice += (
