@@ -309,36 +309,31 @@ def rival(options: argparse.Namespace) -> None:
             gains = [f"{g:.4f} ({100 * s:.0f})" for g, s in zip(out[:, :4].mean(axis=0), shares, strict=True)]
             first.append(f"| {name} | {' | '.join(gains)} |")
             row = [*out[:, :4].mean(axis=0), *shares]
-            for column, (worth, lines) in enumerate(tables.items(), 8):
+            for column, lines in enumerate(tables.values(), 8):
                 named = [float((out[:, column] == i).mean()) for i in range(len(NAMES))]
                 lines.append(f"| {name} | {' | '.join(f'{100 * x:.0f}' for x in named)} |")
                 row += named
             writer.writerow([name, options.banks, *(f"{x:.5f}" for x in row)])
-    text = (
-        title
-        + "\n".join(first)
-        + "\n\n## Who is named (%), counting every gain whose interval lies above 0\n\n"
-    )
-    text += (
-        "\n".join(tables[0.0])
-        + f"\n\n## Who is named (%), counting gains of at least {WORTH} nats, as the page does\n\n"
-    )
-    text += "\n".join(tables[WORTH]) + (
-        "\n\n*cap*: the bounded tail gains over τ by pair, and adds to τ by anchor. *varying*: a varying τ "
-        "gains over "
-        "the bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these "
-        "winners do "
-        "not tell them apart.\n"
-    )
-    save("link_rival.md", options, text)
+    parts = [
+        title + "\n".join(first),
+        "## Who is named (%), counting every gain whose interval lies above 0",
+        "\n".join(tables[0.0]),
+        f"## Who is named (%), counting gains of at least {WORTH} nats, as the page does",
+        "\n".join(tables[WORTH]),
+        "*cap*: the bounded tail gains over τ by pair, and adds to τ by anchor. *varying*: a varying τ gains over the "
+        "bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these winners do not "
+        "tell them apart.",
+    ]
+    save("link_rival.md", options, "\n\n".join(parts) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    modes = {"speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power, "draw": draw}
-    modes["rival"] = rival
+    modes = {
+        "speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power, "draw": draw, "rival": rival
+    }  # fmt: skip
     parser.add_argument("mode", choices=list(modes))
     parser.add_argument("--banks", type=int, default=1000, help="simulated banks (per value of lam)")
     parser.add_argument("--pairs", type=int, default=32, help="coverage: pairs in a batch")
