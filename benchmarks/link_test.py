@@ -320,9 +320,9 @@ def rival(options: argparse.Namespace) -> None:
         "\n".join(tables[0.0]),
         f"## Who is named (%), counting gains of at least {WORTH} nats, as the page does",
         "\n".join(tables[WORTH]),
-        "*cap*: the bounded tail gains over τ by pair, and adds to τ by anchor. *varying*: a varying τ gains over the "
-        "bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these winners do not "
-        "tell them apart.",
+        "*cap*: the bounded tail gains over τ by pair, and adds to τ by anchor. *varying*: a varying τ gains over "
+        "the bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these winners "
+        "do not tell them apart.",
     ]
     save("link_rival.md", options, "\n\n".join(parts) + "\n")
 
