@@ -153,7 +153,7 @@ def simulate_winners(
     """
     s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
     if not 0.0 <= lam <= 1.0 or not np.all(taus > 0.0):
-        raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {tau}")
+        raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {taus}")
     if taus.shape not in ((), (len(s),)):
         raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor, got {taus.shape}")
     taus = np.broadcast_to(taus, len(s))[:, None]

@@ -32,6 +32,8 @@ _START, _AGAIN = 0.5, 0.1
 _NONE = 1e-3
 # A fit ends where a step promises less than this share of the log-likelihood: 1e-8 nats per anchor or so.
 _TOLERANCE = 1e-9
+# Negatives that a mean over them must rest on, in effect.
+_ENOUGH = 100.0
 # Steps of the table of h over [-1, 1].
 _STEPS = 8192
 
@@ -155,30 +157,76 @@ class Scored(NamedTuple):
     won: Floats
 
 
-def negative_law(scored: Scored) -> Floats:
-    """Logarithm of the share of negatives at each point of the table, (steps + 1,); -inf where there is none."""
+class NegativeLaw(NamedTuple):
+    """The log-mean ``c(k)`` of ``exp(k * s)`` over negatives, see `log_means`.
+
+    Attributes:
+        shares: Logarithm of the share of negatives at each point of the table, (steps + 1,); -inf where none is.
+        last: The largest k at which `_ENOUGH` negatives, in effect, enter the mean.
+        level: ``c(last)``.
+        bend: Of the law beyond.
+    """
+
+    shares: Floats
+    last: float
+    level: float
+    bend: float
+
+
+def negative_law(scored: Scored) -> NegativeLaw:
+    """The law of the negatives of a bank."""
     counts = np.zeros(_STEPS + 1)
     for rows in choice.blocks(*scored.scores.shape):
         block = scored.scores[rows]
         counts += np.bincount(_nearest(block[~np.isnan(block)]), minlength=_STEPS + 1)
     counts -= np.bincount(_nearest(scored.won), minlength=_STEPS + 1)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.log(counts / counts.sum()))
+        logs = np.log(counts)
+    s = np.linspace(-1.0, 1.0, _STEPS + 1)
+
+    def enough(k: float) -> bool:
+        size = 2.0 * special.logsumexp(k * s + logs) - special.logsumexp(2.0 * k * s + logs)
+        return bool(size >= np.log(_ENOUGH))
+
+    low, high = 1e-3, 1e4
+    for _ in range(40):
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if enough(middle) else (low, middle)
+    shares = logs - np.log(counts.sum())
+    level = float(special.logsumexp(low * s + shares))
+    mean = float(np.exp(low * s + shares - level) @ s)
+    bend = low * (1.0 - mean**2) / (2.0 * mean) if mean > 0.0 else low
+    return NegativeLaw(shares, low, level, bend)
+
+
+def log_means(k: Floats, law: NegativeLaw) -> tuple[Floats, Floats]:
+    """``c(k)`` and its derivative, the mean score of negatives weighed by ``exp(k * s)``; (nodes,) each.
+
+    The mean over the negatives at hand rests on the closest few of them where k is large, and would call any closer
+    one a positive. So beyond ``law.last`` it goes on as on a sphere: there its derivative is the mean cosine of a von
+    Mises-Fisher law, to a percent ``k / (n + sqrt(n**2 + k**2))`` with n for the dimension; n makes it continuous.
+    """
+    s = np.linspace(-1.0, 1.0, _STEPS + 1)
+    tilted = np.minimum(k, law.last)[:, None] * s + law.shares
+    level = special.logsumexp(tilted, axis=1)
+    mean = np.exp(tilted - level[:, None]) @ s
+    beyond, n = k > law.last, law.bend
+    reach, start = np.hypot(n, k), np.hypot(n, law.last)
+    more = law.level + reach - start - n * np.log((n + reach) / (n + start))
+    return np.where(beyond, more, level), np.where(beyond, k / (n + reach), mean)
 
 
 def _nearest(scores: Floats) -> choice.IntArray:
     return np.rint((scores + 1.0) * (_STEPS / 2)).astype(np.int64)
 
 
-def link_table(theta: Floats, law: Floats, nodes: Nodes) -> Floats:
+def link_table(theta: Floats, law: NegativeLaw, nodes: Nodes) -> Floats:
     """``h`` and its derivatives by the weight and by the spread at even steps of the score, (3, steps + 1)."""
     s = np.linspace(-1.0, 1.0, _STEPS + 1)
     weight, spread = theta
     scale = np.exp(spread * nodes.points)
     k = weight * scale
-    tilted = k[:, None] * s + law
-    normaliser = special.logsumexp(tilted, axis=1)
-    mean = np.exp(tilted - normaliser[:, None]) @ s
+    normaliser, mean = log_means(k, law)
     level = k[:, None] * s - normaliser[:, None] + np.log(nodes.weights)[:, None]
     h = special.logsumexp(level, axis=0)
     by_k = np.exp(level - h) * (s - mean[:, None])
@@ -193,7 +241,7 @@ def _read(table: Floats, scores: Floats) -> Floats:
     return np.asarray(low + (place - left) * (table[:, left + 1] - low))
 
 
-def pair_moments(scored: Scored, theta: Floats, law: Floats, nodes: Nodes) -> Moments:
+def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) -> Moments:
     """Log-likelihood of each winner when the temperature varies from pair to pair, and its derivatives."""
     table = link_table(theta, law, nodes)
     n = len(scored.won)
@@ -218,7 +266,7 @@ def pair_moments(scored: Scored, theta: Floats, law: Floats, nodes: Nodes) -> Mo
     return Moments(value, gradient, information)
 
 
-def fit_pairs(scored: Scored, weight: float, law: Floats, nodes: Nodes) -> Varying:
+def fit_pairs(scored: Scored, weight: float, law: NegativeLaw, nodes: Nodes) -> Varying:
     """Softmax with a temperature that varies from pair to pair, from its ``weight`` without that."""
     rows = _few(len(scored.won))
     some = Scored(scored.scores[rows], scored.won[rows])
