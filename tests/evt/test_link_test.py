@@ -1,4 +1,4 @@
-"""The exact fit against independent optimisers, the test against simulated truth, and its bad inputs."""
+"""The exact fit against independent optimizers, the test against simulated truth, and its bad inputs."""
 
 import numpy as np
 import pytest

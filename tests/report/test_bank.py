@@ -44,8 +44,8 @@ def test_pairs_with_equal_ids_do_not_compete():
             row = bank.link.scores[b * 64 + a]
             others = [k for k in range(64) if k != a]
             for column, k in enumerate(others):
-                partner = k == (a + 32) % 64
-                assert np.isnan(row[column]) == (twice[a] == twice[k] and not partner)
+                positive = k == (a + 32) % 64
+                assert np.isnan(row[column]) == (twice[a] == twice[k] and not positive)
     assert np.isfinite(bank.negatives.scores).all()
 
 

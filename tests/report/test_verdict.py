@@ -245,10 +245,10 @@ def test_separated_and_unpaired_data_get_no_advice():
 
 
 def naive_crowded(bank):
-    """Anchors with a cosine of at least 0.99 beside that of their partner; NaN does not compete."""
+    """Anchors with a cosine of at least 0.99 beside that of their positive; NaN does not compete."""
     found = [
-        any(s >= 0.99 for column, s in enumerate(row) if column != partner)
-        for row, partner in zip(bank.scores.tolist(), bank.positives.tolist(), strict=True)
+        any(s >= 0.99 for column, s in enumerate(row) if column != positive)
+        for row, positive in zip(bank.scores.tolist(), bank.positives.tolist(), strict=True)
     ]
     return sum(found) / len(found)
 

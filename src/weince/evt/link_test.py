@@ -133,9 +133,9 @@ def in_batches(scores: Floats, batch_size: int) -> LinkBank:
     size = 2 * batch_size
     count = len(scores) // size
     anchor = np.arange(size)
-    partner = (anchor + batch_size) % size
+    other = (anchor + batch_size) % size
     # Leaving out an anchor's own column moves those after it one to the left.
-    positives = np.tile(partner - (partner > anchor), count)
+    positives = np.tile(other - (other > anchor), count)
     return LinkBank(scores, positives.astype(np.int64), np.repeat(np.arange(count), size).astype(np.int64))
 
 

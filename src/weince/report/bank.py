@@ -123,8 +123,8 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
     kept = anchors_kept(batch_size, count)
     share = min(1.0, MOST_NEGATIVES / (count * batch_size * (size - 2)))
     others = ~np.eye(size, dtype=bool)
-    partner = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
-    once = np.triu(others) & ~partner
+    positive = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
+    once = np.triu(others) & ~positive
     scores = np.empty((count * kept, size - 1))
     positives, negatives = np.empty(count * kept, dtype=np.int64), []
     for b, rows in enumerate(order.reshape(count, batch_size)):
@@ -133,7 +133,7 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
         s = np.clip(z @ z.T, -1.0, 1.0)
         if pairs.ids is not None:
             twice = np.tile(pairs.ids[rows], 2)
-            s[(twice[:, None] == twice) & ~partner] = np.nan
+            s[(twice[:, None] == twice) & ~positive] = np.nan
         anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
         here = slice(b * kept, (b + 1) * kept)
         scores[here] = s[anchors][others[anchors]].reshape(kept, size - 1)

@@ -97,7 +97,7 @@ class Measured:
 
     @property
     def crowded(self) -> float:
-        """Share of anchors that have another item than their partner within a shortfall of `CROWD`."""
+        """Share of anchors that have another item than their positive within a shortfall of `CROWD`."""
         return float((self.anchors.rho <= CROWD).mean())
 
 

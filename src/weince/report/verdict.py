@@ -20,8 +20,8 @@ class Thresholds:
     """When a verdict is given. These are conventions, not laws; the page prints them.
 
     Attributes:
-        worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the true
-            partner 2 % likelier.
+        worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the
+            positive 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
         crowded: Share of crowded anchors up to which the link test is worth reading.
     """
@@ -34,7 +34,7 @@ class Thresholds:
     def lines(self) -> tuple[str, ...]:
         """The rules, one sentence each."""
         return (
-            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their partner within "
+            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their positive within "
             f"a shortfall of {CROWD:g}, the advice is to look at these first, whatever the link test says.",
             f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
             f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
@@ -186,7 +186,7 @@ def _shape_sentence(m: Measured) -> str:
 def _softmax_sentence(m: Measured) -> str:
     t = m.link
     if t.separated:
-        return "Every fitted anchor already ranks its partner first, so no finite temperature is best."
+        return "Every fitted anchor already ranks its positive first, so no finite temperature is best."
     if t.lam == 0.0:
         return (
             "Nothing: fitted to half of the batches, the blended link turns into softmax itself (λ = 0), so the "
@@ -196,7 +196,7 @@ def _softmax_sentence(m: Measured) -> str:
     return (
         f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
         f"95 %: {span(t.gain_interval)}; {p_text(t.lr_p_value)} by likelihood ratio, {p_text(t.t_p_value)} by "
-        f"t over batches): the blended link makes the true partner {times} times as likely."
+        f"t over batches): the blended link makes the positive {times} times as likely."
     )
 
 
@@ -275,7 +275,7 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         return Verdict("separated", "No answer: the positives always win.", *said, _harder(m, settings), None)
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
-        headline = "No answer: a higher cosine does not make a partner likelier here."
+        headline = "No answer: a higher cosine does not make a positive likelier here."
         return Verdict("uninformative", headline, *said, advice, None)
     if _explained(m, rules) == "varying":
         return _varying(m, settings, rules, said)
