@@ -18,7 +18,7 @@ both       ``k * (a * s + b * g(s))``, ``k`` drawn for every anchor         ``a,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +32,7 @@ from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import split_batches
 from weince.evt.link_varying import (
     Moments,
+    Nodes,
     Scored,
     Varying,
     anchor_likelihoods,
@@ -162,50 +163,72 @@ def link_rivals(
     inside, outside = split_batches(len(choices.labels), held_in, generator)
     fitted, judged = choices.take(inside), choices.take(outside)
     pair = fit_pair(fitted)
-    if pair.separated or pair.null.theta[0] == 0.0:
-        return _nothing(pair.separated)
-    law = hermite_nodes(nodes)
     softmax, blend = pair.null.theta, pair.full.theta
-    base = choice.batch_means(judged, softmax)
-
-    def over_softmax(likelihoods: Floats) -> Floats:
-        return judged.by_batch(likelihoods) / np.bincount(judged.batches) - base
-
-    def of_anchors(columns: tuple[int, ...], start: Floats) -> tuple[Varying, Interval, Floats]:
-        seen = fitted.using(*columns)
-        found = fit_anchors(seen, start, law)
-        ends = _sd_interval(found, anchor_moments(seen, found.theta, law), fitted, level)
-        return found, ends, over_softmax(anchor_likelihoods(judged.using(*columns), found.theta, law))
-
-    def of_pairs() -> tuple[Varying, Interval, Floats]:
-        seen, others = (
-            _scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside)
-        )
-        negatives = negative_law(seen)
-        found = fit_pairs(seen, float(softmax[0]), negatives, law)
-        if found.theta[-1] == 0.0:
-            return found, (np.nan, np.nan), np.zeros(len(outside))
-        ends = _sd_interval(found, pair_moments(seen, found.theta, negatives, law), fitted, level)
-        return found, ends, over_softmax(pair_moments(others, found.theta, negatives, law).value)
+    if pair.separated or softmax[0] == 0.0:
+        return _nothing(pair.separated)
+    halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(nodes), level)
+    scored = [_scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside)]
 
     def gain(values: Floats) -> Gain:
         return held_out_gain(values, bootstraps, level, generator)
 
-    blended = choice.batch_means(judged, blend) - base
-    blend_gain = gain(blended)
-    anchors, anchors_ends, anchors_gains = of_anchors((0,), softmax[:1])
-    pairs, pairs_ends, pairs_gains = of_pairs()
-    both, both_ends, both_gains = of_anchors((0, 1), blend)
+    blended = choice.batch_means(judged, blend) - halves.base
+    blend_gain = gain(blended)  # the first draws: those of `link_test`
+    anchors = _anchors(halves, (0,), softmax[:1])
+    pairs = _pairs(halves, *scored, float(softmax[0]))
+    both = _anchors(halves, (0, 1), blend)
     return LinkRivals(
         blend=blend_gain,
-        anchors=_report(anchors, anchors_ends, gain(anchors_gains)),
-        pairs=_report(pairs, pairs_ends, gain(pairs_gains)),
-        both=_report(both, both_ends, gain(both_gains)),
-        blend_over_anchors=gain(blended - anchors_gains),
-        blend_over_pairs=gain(blended - pairs_gains),
-        both_over_anchors=gain(both_gains - anchors_gains),
-        both_over_blend=gain(both_gains - blended),
+        anchors=_report(anchors, gain(anchors.gains)),
+        pairs=_report(pairs, gain(pairs.gains)),
+        both=_report(both, gain(both.gains)),
+        blend_over_anchors=gain(blended - anchors.gains),
+        blend_over_pairs=gain(blended - pairs.gains),
+        both_over_anchors=gain(both.gains - anchors.gains),
+        both_over_blend=gain(both.gains - blended),
         separated=False,
+    )
+
+
+class Halves(NamedTuple):
+    """The choices to fit and to judge, what softmax reaches in each batch of the latter, the nodes, and the level."""
+
+    fitted: Choices
+    judged: Choices
+    base: Floats
+    nodes: Nodes
+    level: float
+
+    def over_softmax(self, likelihoods: Floats) -> Floats:
+        """Gains over softmax (batches,) of a link with these log-likelihoods (anchors,)."""
+        return self.judged.by_batch(likelihoods) / np.bincount(self.judged.batches) - self.base
+
+
+class Judged(NamedTuple):
+    """A fitted link, the interval of its spread, and its gains over softmax in each held-out batch."""
+
+    found: Varying
+    sd_interval: Interval
+    gains: Floats
+
+
+def _anchors(halves: Halves, columns: tuple[int, ...], start: Floats) -> Judged:
+    """The link in some coordinates, with a temperature that varies from anchor to anchor."""
+    fitted, judged = halves.fitted.using(*columns), halves.judged.using(*columns)
+    found = fit_anchors(fitted, start, halves.nodes)
+    ends = _sd_interval(found, anchor_moments(fitted, found.theta, halves.nodes), halves)
+    return Judged(found, ends, halves.over_softmax(anchor_likelihoods(judged, found.theta, halves.nodes)))
+
+
+def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judged:
+    """Softmax with a temperature that varies from pair to pair."""
+    law = negative_law(fitted)
+    found = fit_pairs(fitted, start, law, halves.nodes)
+    if found.theta[-1] == 0.0:
+        return Judged(found, (np.nan, np.nan), np.zeros_like(halves.base))
+    ends = _sd_interval(found, pair_moments(fitted, found.theta, law, halves.nodes), halves)
+    return Judged(
+        found, ends, halves.over_softmax(pair_moments(judged, found.theta, law, halves.nodes).value)
     )
 
 
@@ -218,25 +241,25 @@ def _scored(scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, labels:
     return Scored(s[rows], s[rows, winners[rows]])
 
 
-def _sd_interval(found: Varying, moments: Moments, choices: Choices, level: float) -> Interval:
+def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Interval:
     """Interval of the spread that allows for dependence within a batch."""
-    sd, groups = float(found.theta[-1]), len(choices.labels)
+    sd, groups = float(found.theta[-1]), len(halves.fitted.labels)
     if sd == 0.0:
         return np.nan, np.nan
-    sums = choices.by_batch(moments.gradient)
+    sums = halves.fitted.by_batch(moments.gradient)
     sums -= sums.mean(axis=0)
     inverse = np.linalg.pinv(moments.information, hermitian=True)
     error = np.sqrt(groups / (groups - 1) * (inverse @ (sums.T @ sums) @ inverse)[-1, -1])
-    half = float(stats.t.ppf(0.5 + level / 2.0, groups - 1) * error)
+    half = float(stats.t.ppf(0.5 + halves.level / 2.0, groups - 1) * error)
     return max(sd - half, 0.0), sd + half
 
 
-def _report(found: Varying, ends: Interval, gain: Gain) -> VaryingLink:
-    weights = found.theta[:-1]
-    total = float(weights.sum())
-    lam = float(weights[1]) / total if len(weights) > 1 and total > 0.0 else 0.0
+def _report(judged: Judged, gain: Gain) -> VaryingLink:
+    *weights, sd = judged.found.theta.tolist()
+    total = sum(weights)
+    lam = weights[1] / total if len(weights) > 1 and total > 0.0 else 0.0
     tau = 1.0 / total if total > 0.0 else np.inf
-    return VaryingLink(gain, tau, float(found.theta[-1]), ends, lam, found.converged)
+    return VaryingLink(gain, tau, sd, judged.sd_interval, lam, judged.found.converged)
 
 
 def _nothing(separated: bool) -> LinkRivals:
