@@ -149,6 +149,7 @@ def link_rivals(
         rng: Seed or generator; with the seed of a `link_test`, the split is the same.
 
     Example:
+        >>> from weince.evt import link_bank
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
         >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
         >>> link_rivals(*bank, bootstraps=50).explanation(worth=0.02)
@@ -167,7 +168,7 @@ def link_rivals(
     if pair.separated or softmax[0] == 0.0:
         return _nothing(pair.separated)
     halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(nodes), level)
-    scored = [_scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside)]
+    mine, others = (_scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside))
 
     def gain(values: Floats) -> Gain:
         return held_out_gain(values, bootstraps, level, generator)
@@ -175,7 +176,7 @@ def link_rivals(
     blended = choice.batch_means(judged, blend) - halves.base
     blend_gain = gain(blended)  # the first draws: those of `link_test`
     anchors = _anchors(halves, (0,), softmax[:1])
-    pairs = _pairs(halves, *scored, float(softmax[0]))
+    pairs = _pairs(halves, mine, others, float(softmax[0]))
     both = _anchors(halves, (0, 1), blend)
     return LinkRivals(
         blend=blend_gain,

@@ -204,7 +204,8 @@ def log_means(k: Floats, law: NegativeLaw) -> tuple[Floats, Floats]:
 
     The mean over the negatives at hand rests on the closest few of them where k is large, and would call any closer
     one a positive. So beyond ``law.last`` it continues as on a sphere: its derivative there is the mean cosine of a
-    von Mises-Fisher law, to a percent ``k / (n + sqrt(n**2 + k**2))`` with n for the dimension; n makes it continuous.
+    von Mises-Fisher law, to a percent ``k / (n + sqrt(n**2 + k**2))``. That n stands for the dimension, and is set so
+    that the derivative is continuous.
     """
     s = np.linspace(-1.0, 1.0, _STEPS + 1)
     tilted = np.minimum(k, law.last)[:, None] * s + law.shares
