@@ -98,7 +98,7 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
     left = len(rows) - pairs.size
     note = f"Pairs were drawn among rows with equal labels (seed {seed}); equal labels never compete."
     if left:
-        note += f" {left} rows were left without a partner."
+        note += f" {left} rows were left without a pair."
     pairs = rng.permutation(pairs)
     return make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
 
@@ -258,8 +258,8 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
         elif arrays[""].ndim == 3 and len(arrays[""]) == 2:
             found.append(make_pairs(path.stem, *arrays[""]))
         elif arrays[""].ndim == 2 and queue and queue[0].suffix.lower() == ".npy":
-            partner = read_arrays(queue.pop(0))
-            found.append(make_pairs(path.stem, arrays[""], partner[""]))
+            second = read_arrays(queue.pop(0))
+            found.append(make_pairs(path.stem, arrays[""], second[""]))
         else:
             shape = arrays[""].shape
             raise InputError(
