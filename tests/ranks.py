@@ -12,6 +12,7 @@ from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from weince.functional import info_nce_loss
 
 from weince import (
     BatchShortfallLink,
@@ -24,7 +25,6 @@ from weince import (
     WeinceLoss,
 )
 from weince.cached import cached_step
-from weince.functional import info_nce_loss
 from weince.scores import unit_rows
 
 PAIRS = 24
@@ -326,8 +326,7 @@ def _enter(rank, world, folder, job, timeout):
 
 def start(world, folder: Path, job, timeout=60):
     """Run a job on several ranks; returns the processes."""
-    context = multiprocessing.get_context("forkserver")  # which imports torch once for all
-    context.set_forkserver_preload(["ranks"])
+    context = multiprocessing.get_context("forkserver")  # which imports torch once for all: see conftest.py
     processes = [
         context.Process(target=_enter, args=(rank, world, folder, job, timeout), daemon=True)
         for rank in range(world)

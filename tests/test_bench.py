@@ -1,5 +1,6 @@
 """The comparison on the user's machine: what takes part, what is skipped, what is printed."""
 
+import os
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from weince.cli import main
 
 
 def drawn(timings):
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(table(timings))
     return console.export_text()
 

@@ -1,10 +1,9 @@
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from programs import run
 
 from weince import checkpoint
 
@@ -58,6 +57,7 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
         checkpoint.newest(tmp_path)
 
 
+@pytest.mark.posix
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     """The limit on a file's size stands in for the disk: writing beyond either fails in the middle of a write."""
     program = textwrap.dedent("""
@@ -72,15 +72,14 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
         except OSError as error:
             print(error)
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True
-    )
+    done = run("-c", program, tmp_path)
     assert "could not be written" in done.stdout
     assert "Is the disk full?" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001.pt"]
     assert checkpoint.newest(tmp_path).step == 1
 
 
+@pytest.mark.posix
 def test_others_may_read_what_was_written(tmp_path):
     assert checkpoint.save(tmp_path, 1, state(1)).stat().st_mode & 0o777 == 0o644
 

@@ -187,6 +187,7 @@ def test_a_gpu_without_memory_ends_in_one_line(tmp_path, capsys, monkeypatch):
         main(line)
 
 
+@pytest.mark.posix
 def test_interrupted_training_says_that_it_goes_on(tmp_path):
     command = [
         sys.executable,

@@ -49,6 +49,7 @@ def test_a_failure_leaves_the_earlier_page_alone(tmp_path):
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("way", ["link", "."])
+@pytest.mark.posix
 def test_a_folder_that_cannot_be_renamed_is_filled(way, again, tmp_path, monkeypatch):
     """A link to another disk, or the folder where the user stands."""
     real = tmp_path / "real"

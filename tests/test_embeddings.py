@@ -196,7 +196,7 @@ def test_ids_must_let_some_pairs_compete_and_be_no_measurements():
 
 
 def test_pairs_by_label_are_drawn_and_shuffled():
-    """Rows of a file often lie in an order: neither partners nor the batches of pairs may follow it."""
+    """Rows of a file often lie in an order: neither pairs nor the batches of pairs may follow it."""
     z, labels = np.stack([np.arange(400.0), np.ones(400)], 1), np.repeat(np.arange(4), 100)
     one, other = (pair_by_label("x", z, labels, seed=seed) for seed in (0, 1))
     equal(pair_by_label("x", z, labels, seed=0), one.z_i, one.z_j)
@@ -215,7 +215,7 @@ def test_every_row_of_a_large_file_is_checked():
 @pytest.mark.parametrize(
     ("shape", "follows"), [((3, 8, 2), "b.npy"), ((8, 2), "b.npz"), ((8, 2), None), ((2, 2, 8, 2), "b.npy")]
 )
-def test_an_npy_file_without_a_partner_is_refused(tmp_path, shape, follows):
+def test_an_npy_file_without_its_pair_is_refused(tmp_path, shape, follows):
     z = np.random.default_rng(0).standard_normal((8, 2))
     np.save(tmp_path / "a.npy", np.random.default_rng(0).standard_normal(shape))
     np.save(tmp_path / "b.npy", z)

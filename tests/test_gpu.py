@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from weince.terms import Term, WeinceLink
 
 from weince import InfoNCELoss, WeibitLoss, WeinceLoss
 from weince.cached import cached_step
@@ -10,7 +11,6 @@ from weince.candidates import contests
 from weince.distributed import share
 from weince.engines.dense import dense
 from weince.tail import TailConfig
-from weince.terms import Term, WeinceLink
 
 pytestmark = [
     pytest.mark.gpu,

@@ -149,6 +149,7 @@ def test_several_positives_are_refused():
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_kernels_refuse_what_they_do_not_know(change):
+    pytest.importorskip("triton", minversion="3.5")
     fused = pytest.importorskip("weince.engines.fused")
     link = WeinceLoss(tail=tail_of("blend", change)).link
     (contest,) = contests("views", *(z.float() for z in pairs()))

@@ -2,13 +2,12 @@
 
 import importlib.util
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from programs import run
 from scipy import stats
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "trap.py"
@@ -59,7 +58,8 @@ def test_an_interval_is_the_t_interval():
 
 def test_a_table_and_a_figure_are_written(pairs, tmp_path):
     wanted = [str(pairs), "--seeds", "1", "--steps", "10", "--results", str(tmp_path / "found")]
-    done = subprocess.run([sys.executable, str(SCRIPT), *wanted], capture_output=True, text=True, check=True)
+    done = run(SCRIPT, *wanted)
+    assert done.returncode == 0, done.stderr
     text = (tmp_path / "found.md").read_text()
     assert text in done.stdout
     assert all(f"\n| {name} | " in text for name in script.LOSSES)
@@ -70,19 +70,10 @@ def test_a_table_and_a_figure_are_written(pairs, tmp_path):
     # Heads that are known are taken as they are; the missing one is trained, and comes out as before.
     changed = [*lines[2].split(",")[:-1], "7.5"]
     (tmp_path / "known.csv").write_text("\n".join([*lines[:2], ",".join(changed), *lines[4:]]) + "\n")
-    subprocess.run(
-        [sys.executable, str(SCRIPT), *wanted, "--known", str(tmp_path / "known.csv")],
-        capture_output=True,
-        check=True,
-    )
+    assert run(SCRIPT, *wanted, "--known", tmp_path / "known.csv").returncode == 0
     again = (tmp_path / "found.csv").read_text().splitlines()
     assert again == [*lines[:2], ",".join(changed), *lines[3:]]
-    refused = subprocess.run(
-        [sys.executable, str(SCRIPT), *wanted, "--steps", "11", "--known", str(tmp_path / "known.csv")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    refused = run(SCRIPT, *wanted, "--steps", "11", "--known", tmp_path / "known.csv")
     assert refused.returncode == 1
     assert "known.csv has heads of Made(steps=10, pairs=" in refused.stderr
     assert "wanted Made(steps=11, pairs=" in refused.stderr

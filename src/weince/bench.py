@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weince.losses import ContrastiveLoss, DCLLoss, InfoNCELoss, WeinceLoss
-from weince.machine import find_device
+from weince.machine import find_device, prepare_cpu_for_bf16
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,6 +90,8 @@ def bench_loss(
     if dtype not in ("float32", "bfloat16", "float16", "float64"):
         raise ValueError(f"dtype must be float32, bfloat16, float16 or float64; got {dtype!r}")
     chosen = find_device(device)
+    if chosen.type == "cpu" and dtype == "bfloat16":
+        prepare_cpu_for_bf16()
     entries = list(_entries(chosen, compiled))
     timings: list[Timing] = []
     for size in pairs:

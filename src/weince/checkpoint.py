@@ -121,7 +121,7 @@ def write_aside(path: Path, write: Callable[[Path], object], what: str = "file")
 
 def write_text_aside(path: Path, text: str, what: str = "file") -> None:
     """Write a text as `write_aside` does: whole or not at all."""
-    write_aside(path, lambda part: part.write_text(text, encoding="utf-8"), what)
+    write_aside(path, lambda part: part.write_text(text, encoding="utf-8", newline="\n"), what)
 
 
 def _paths(folder: Path) -> list[Path]:

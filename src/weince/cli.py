@@ -358,7 +358,7 @@ def _shown(arguments: Sequence[str]) -> str:
 
     def short(argument: str) -> str:
         option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-        return option + equals + (Path(value).name if "/" in value else value)
+        return option + equals + (Path(value).name if "/" in value or os.sep in value else value)
 
     return shlex.join(["weince", *(short(a) for a in arguments)])
 

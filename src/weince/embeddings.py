@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from weince.machine import prepare_cpu_for
+
 SUFFIXES = (".npz", ".npy", ".safetensors")
 WANTED = "z_i and z_j of shape (pairs, dim), or z of shape (rows, dim) with labels of shape (rows,)"
 _UNUSED = "The file's labels were not used: name them ids if pairs with equal labels are not to compete."
@@ -96,7 +98,7 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
     left = len(rows) - pairs.size
     note = f"Pairs were drawn among rows with equal labels (seed {seed}); equal labels never compete."
     if left:
-        note += f" {left} rows were left without a partner."
+        note += f" {left} rows were left without a pair."
     pairs = rng.permutation(pairs)
     return make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
 
@@ -256,8 +258,8 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
         elif arrays[""].ndim == 3 and len(arrays[""]) == 2:
             found.append(make_pairs(path.stem, *arrays[""]))
         elif arrays[""].ndim == 2 and queue and queue[0].suffix.lower() == ".npy":
-            partner = read_arrays(queue.pop(0))
-            found.append(make_pairs(path.stem, arrays[""], partner[""]))
+            second = read_arrays(queue.pop(0))
+            found.append(make_pairs(path.stem, arrays[""], second[""]))
         else:
             shape = arrays[""].shape
             raise InputError(
@@ -326,6 +328,7 @@ def encode_sentences(
             model = SentenceTransformer(str(folder), local_files_only=True)
         except Exception as error:  # what a broken folder raises varies with the version
             raise InputError(f"{folder.name}: the model cannot be loaded ({_one_line(error)})") from error
+        prepare_cpu_for(model)
         z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)
         found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
     return rename(found, names)

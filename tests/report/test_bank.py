@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from report.synthetic import small, views
 from weince import evt
 from weince.embeddings import InputError, Pairs, make_pairs
-from weince.report.bank import FEWEST_BATCHES, FEWEST_PAIRS, Settings, build_bank, plan
+from weince.report import bank as module
+from weince.report.bank import FEWEST_BATCHES, FEWEST_PAIRS, Settings, build_bank, larger_sizes, plan
 
 
 def test_without_ids_the_bank_is_that_of_the_link_test():
@@ -43,8 +44,8 @@ def test_pairs_with_equal_ids_do_not_compete():
             row = bank.link.scores[b * 64 + a]
             others = [k for k in range(64) if k != a]
             for column, k in enumerate(others):
-                partner = k == (a + 32) % 64
-                assert np.isnan(row[column]) == (twice[a] == twice[k] and not partner)
+                positive = k == (a + 32) % 64
+                assert np.isnan(row[column]) == (twice[a] == twice[k] and not positive)
     assert np.isfinite(bank.negatives.scores).all()
 
 
@@ -66,6 +67,35 @@ def test_a_plan_fits_the_data_or_is_refused(n, batch_size, batches):
     assert FEWEST_BATCHES <= count <= batches
     assert size == batch_size if batch_size else FEWEST_PAIRS <= size <= 256
     assert bool(notes) == ((size, count) != (batch_size or 256, batches))
+
+
+def test_large_batches_keep_some_anchors_with_all_their_candidates(monkeypatch):
+    pairs = small(pairs=256)
+    whole = build_bank(pairs, 64, 4, seed=0)
+    monkeypatch.setattr(module, "MOST_SCORES", 4 * 40 * 127)
+    monkeypatch.setattr(module, "MOST_NEGATIVES", 4 * 1000)
+    some = build_bank(pairs, 64, 4, seed=0)
+    assert some.link.scores.shape == (4 * 40, 127)
+    assert np.bincount(some.link.batches).tolist() == [40] * 4
+    for b in range(4):
+        rows = {row.tobytes(): won for row, won in zip(*whole.link[:2], strict=True)}
+        here = some.link.batches == b
+        assert len({row.tobytes() for row in some.link.scores[here]}) == 40
+        for row, won in zip(some.link.scores[here], some.link.positives[here], strict=True):
+            assert rows[row.tobytes()] == won
+        assert np.isin(
+            some.negatives.scores[some.negatives.batches == b],
+            whole.negatives.scores[whole.negatives.batches == b],
+        ).all()
+    assert abs(len(some.negatives.scores) - 4000) < 300  # drawn: five standard deviations
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size", "larger"),
+    [(400, 32, [64, 100]), (8192, 256, [512, 1024, 2048]), (100_000, 256, [512, 1024, 2048]), (128, 32, [])],
+)
+def test_larger_batches_are_those_of_which_there_are_four(pairs, size, larger):
+    assert larger_sizes(Pairs("x", np.ones((pairs, 1)), np.ones((pairs, 1))), size) == larger
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """The demo: a table, a page, runs that are kept."""
 
-import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from programs import run as run_program
 
 from report.browser import sound_page
 from weince.vision.data import load
@@ -15,8 +14,7 @@ NAMES = ("InfoNCE, τ = 0.5", "InfoNCE, τ = 0.2", "WEINCE, paper", "WEINCE, rel
 
 
 def run(*arguments):
-    command = [sys.executable, "examples/demo.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    return run_program(ROOT / "examples" / "demo.py", *arguments, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")

@@ -115,9 +115,44 @@ def test_what_stands_beside_the_page(report):
         sizes = [[(p["kept"], p["pool"]) for p in first[key]] for key in (name, f"{name}_drawn")]
         assert sizes[0] == sizes[1]
         assert second[f"{name}_drawn"] == []
-    tables = [(report / "tables" / f"pool-{i}.csv").read_text(encoding="utf-8").splitlines() for i in (1, 2)]
-    assert float(tables[0][1].split(",")[-1]) == first["pool_drawn"][0]["gain"]["gain"]
-    assert tables[1][0] == 'pool,λ,"gain, nats",95 %,p'
+    table = (report / "tables" / "pool-1.csv").read_text(encoding="utf-8").splitlines()
+    assert float(table[1].split(",")[-1]) == first["pool_drawn"][0]["gain"]["gain"]
+
+
+def test_a_separated_model_has_no_table_of_dashes(report):
+    """Not even in CSV: its column is left out where there is no fit, and a note says so."""
+    assert {path.stem for path in report.glob("tables/pool-*.csv")} == {"pool-1", "pool-3"}
+    for name in ("link", "rivals", "frechet"):
+        header = (report / "tables" / f"{name}.csv").read_text(encoding="utf-8").splitlines()[0]
+        assert "same" not in header
+        assert header.count(",") == 2
+    page = (report / "index.html").read_text(encoding="utf-8")
+    assert page.count("Not in the table, for want of a finite fit (every positive wins): same.") == 4
+    assert "same" in (report / "tables" / "pot.csv").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_one_separated_model_has_a_page_without_those_tables(tmp_path):
+    z_i, _ = views(pairs=200)
+    index = write_diagnosis([make_pairs("same", z_i, z_i + 1e-7)], tmp_path / "out", FAST, progress=False)
+    written = {path.stem for path in index.parent.glob("tables/*.csv")}
+    assert not written & {"link", "rivals", "frechet", "risk", "pool-1", "hard-negatives-1"}
+    assert {"pot", "thresholds", "anchors"} <= written
+    page = index.read_text(encoding="utf-8")
+    assert "No answer: the positives always win." in page
+    assert page.count("—</td>") <= 2
+
+
+def test_the_rivals_stand_in_the_page_and_beside_it(report):
+    summary = json.loads((report / "summary.json").read_text(encoding="utf-8"))
+    first, second, _ = summary["models"]
+    assert second["rivals"] is None
+    rows = (report / "tables" / "rivals.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[1].startswith("another link (the blend),")
+    assert float(rows[1].split(",")[1]) == first["rivals"]["blend"]["gain"] == first["link_test"]["gain"]
+    assert len(list(report.glob("figures/*link-rivals-*.svg"))) == 2
+    page = (report / "index.html").read_text(encoding="utf-8")
+    assert "What explains it" in page
+    assert "Different difficulty" in page  # in the glossary
 
 
 def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):

@@ -8,8 +8,9 @@ import torch
 from scipy.special import logsumexp
 
 from report.synthetic import crowd, small, views
-from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss
+from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.embeddings import InputError, make_pairs, pair_by_label
+from weince.evt import Gain, LinkRivals, VaryingLink
 from weince.report.bank import QUICK, build_bank
 from weince.report.measure import measure
 from weince.report.tables import number
@@ -59,7 +60,22 @@ def test_the_printed_softmax_has_the_temperature():
 
 
 def with_link(measured, **changes):
-    return replace(measured, link=replace(measured.link, **changes))
+    """A model with another result of the link test, which a bounded tail explains."""
+    rivals = rivals_of(0.1, 0.05, 0.05, 0.1)
+    return replace(measured, link=replace(measured.link, **changes), rivals=rivals)
+
+
+def rivals_of(blend, anchors, pairs, both):
+    """Made-up gains, each sure."""
+
+    def gain(value):
+        return Gain(value, (value - 0.001, value + 0.001), 0.001)
+
+    def link(value):
+        return VaryingLink(gain(value), 0.1, 0.7, (0.6, 0.8), 0.0, True)
+
+    over = blend - anchors, blend - pairs, both - anchors, both - blend
+    return LinkRivals(gain(blend), link(anchors), link(pairs), link(both), *(gain(x) for x in over), False)
 
 
 SURE = {
@@ -78,6 +94,86 @@ def test_a_clear_gain_asks_for_the_link(measured):
     assert "BlendLink(lam=0.4, beta=5, temperature=0.2)" in verdict.code
     assert "0.100 nats" in verdict.headline
     assert "Say which temperature you trained with" in verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("gains", "kind", "said"),
+    [
+        (
+            (0.1, 0.05, 0.05, 0.1),
+            "link",
+            "A bounded tail explains it better than anchors of different difficulty do.",
+        ),
+        (
+            (0.1, 0.05, 0.099, 0.1),
+            "either",
+            "Pairs of different difficulty explain it as well as a bounded tail does.",
+        ),
+        ((0.1, 0.101, 0.05, 0.102), "either", "Anchors of different difficulty explain it as well"),
+        (
+            (0.1, 0.05, 0.15, 0.1),
+            "varying",
+            "Pairs of different difficulty explain it better than a bounded tail",
+        ),
+        (
+            (0.1, 0.2, 0.12, 0.2),
+            "varying",
+            "Anchors of different difficulty explain it better than a bounded tail",
+        ),
+        (
+            (0.1, 0.05, 0.06, 0.15),
+            "link",
+            "A bounded tail and pairs of different difficulty both have a part in it.",
+        ),
+    ],
+)
+def test_what_explains_the_gain_decides_on_the_link(measured, gains, kind, said):
+    model = replace(with_link(measured, **SURE), rivals=rivals_of(*gains))
+    verdict = decide(model, FAST)
+    assert verdict.kind == kind
+    assert verdict.rivals.startswith(said)
+    assert f"gains {gains[2]:.3f} nats if it varies from pair to pair and {gains[1]:.3f} if" in verdict.rivals
+    who = said.split()[0].lower() if kind != "link" else ""
+    if kind == "either":
+        assert verdict.headline.startswith(
+            f"Another link, or {who} of different difficulty? Softmax with one"
+        )
+        assert "no reason to change the link" in verdict.advice
+        assert "BlendLink(lam=0.4" in verdict.code
+    if kind == "varying":
+        assert verdict.headline.startswith(f"Keep softmax: some {who} are much harder than others")
+        assert "varies by a factor of about 2.0 either way" in verdict.advice
+        assert "InfoNCELoss" in verdict.code
+        known = replace(FAST, temperature=0.2)
+        near = replace(model, curves=replace(model.curves, current_loss=0.001))
+        assert decide(near, known).code is None
+        off = replace(model, curves=replace(model.curves, current_loss=0.3))
+        verdict = decide(off, known)
+        assert verdict.kind == "temperature"
+        assert verdict.headline == "Keep softmax, change its temperature: yours costs 0.300 nats per anchor."
+        assert "Do not change the link for this" in verdict.advice
+
+
+def test_nothing_is_explained_where_nothing_gains(measured):
+    quiet = {**SURE, "gain": 0.0, "gain_interval": (0.0, 0.0), "lam": 0.0}
+    verdict = decide(replace(with_link(measured, **quiet), rivals=rivals_of(0.0, 0.0, 0.0, 0.0)), FAST)
+    assert verdict.kind == "nothing"
+    assert verdict.rivals.startswith(
+        "Nothing to explain: neither a link nor a varying temperature gains 0.02"
+    )
+
+
+def test_the_rivals_are_those_of_the_bank(measured):
+    bank = build_bank(small(), measured.batch_size, measured.batches, FAST.seed).link
+    assert measured.rivals == evt.link_rivals(*bank, bootstraps=FAST.bootstraps, rng=FAST.seed)
+    assert measured.rivals.blend.gain == measured.link.gain
+
+
+def test_the_best_temperature_has_an_interval(measured):
+    low, high = measured.link.tau0_interval
+    assert low < measured.link.tau0 < high
+    said = decide(measured, FAST).link
+    assert f"τ₀ = {number(measured.link.tau0)} (95 %: {number(low)} to {number(high)})." in said
 
 
 def test_the_larger_of_two_gains_comes_first(measured):
@@ -129,9 +225,18 @@ def test_a_temperature_that_is_off_is_named(measured):
 
 def test_separated_and_unpaired_data_get_no_advice():
     z, _ = views()
-    same = decide(measure(make_pairs("same", z, z + 1e-7), FAST, worth=0.02), FAST)
+    found = measure(make_pairs("same", z, z + 1e-7), FAST, worth=0.02)
+    same = decide(found, FAST)
     assert same.kind == "separated"
     assert same.code is None
+    assert found.rivals is None
+    # 400 pairs: 12 batches of 32, then larger ones while there are four of them.
+    assert (found.tried, found.batch_size, found.batches) == ((32, 64), 100, 4)
+    assert "Larger batches were tried (64, 100 pairs), and the positives win there too." in same.advice
+    fixed = replace(FAST, batch_size=32)
+    found = measure(make_pairs("same", z, z + 1e-7), fixed, worth=0.02)
+    assert (found.tried, found.batch_size) == ((), 32)
+    assert "Leave out the batch size, and larger batches are tried" in decide(found, fixed).advice
     random = measure(make_pairs("random", z, views(seed=9)[0]), FAST, worth=0.02)
     assert decide(random, FAST).kind == "uninformative"
     opposed = measure(make_pairs("opposed", z, -z + 0.1 * views(seed=9)[0]), FAST, worth=0.02)
@@ -140,10 +245,10 @@ def test_separated_and_unpaired_data_get_no_advice():
 
 
 def naive_crowded(bank):
-    """Anchors with a cosine of at least 0.99 beside that of their partner; NaN does not compete."""
+    """Anchors with a cosine of at least 0.99 beside that of their positive; NaN does not compete."""
     found = [
-        any(s >= 0.99 for column, s in enumerate(row) if column != partner)
-        for row, partner in zip(bank.scores.tolist(), bank.positives.tolist(), strict=True)
+        any(s >= 0.99 for column, s in enumerate(row) if column != positive)
+        for row, positive in zip(bank.scores.tolist(), bank.positives.tolist(), strict=True)
     ]
     return sum(found) / len(found)
 
@@ -190,6 +295,45 @@ def test_the_share_above_which_a_crowd_is_named_is_a_rule(crowded):
     assert decide(crowded, FAST, patient).kind != "crowded"
     assert decide(crowded, FAST, replace(patient, crowded=crowded.crowded - 1e-9)).kind == "crowded"
     assert sum("more than 5 % of the anchors" in line for line in THRESHOLDS.lines) == 1
+
+
+def test_larger_batches_are_tried_where_positives_always_win():
+    """Positives that lose to one view in a hundred or so."""
+    found = measure(make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), FAST, worth=0.02)
+    assert found.tried
+    assert found.batch_size > found.tried[-1] >= 50
+    assert not found.link.separated
+    assert any("every positive wins, so " in note for note in found.notes)
+    before = replace(FAST, batch_size=found.tried[-1])
+    assert measure(
+        make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), before, worth=0.02
+    ).link.separated
+
+
+@pytest.mark.parametrize("size", [32, 300, 400])
+def test_any_batch_size_is_measured(size):
+    found = measure(small(pairs=1600), replace(FAST, batch_size=size), worth=0.02)
+    assert found.batch_size == size
+    assert found.hard[-1].kept == found.hard[-1].pool == 2 * size - 2
+    assert np.isfinite([p.gain.gain for p in found.hard + found.pool]).all()
+
+
+def test_an_endpoint_beyond_the_cap_is_none(measured):
+    xi = measured.tail.xi
+
+    def said(endpoint, interval):
+        fit = replace(xi.fit, xi=-0.2, endpoint=endpoint)
+        there = replace(xi, fit=fit, xi_interval=(-0.3, -0.1), endpoint_interval=interval)
+        return decide(replace(measured, tail=replace(measured.tail, xi=there)), FAST).tail
+
+    inside = said(0.93, (0.91, 0.97))
+    assert "is bounded" in inside
+    assert "ends at a cosine of about 0.930 (95 %: 0.910 to 0.970)" in inside
+    assert "(95 %: 0.910 to the cap)" in said(0.93, (0.91, 1.2))
+    beyond = said(1.245, (1.1, 1.4))
+    assert "the cap is not visible in this tail" in beyond
+    assert "1.245" not in beyond
+    assert "is bounded" not in beyond
 
 
 def test_bounded_is_said_only_when_the_interval_says_so(measured):

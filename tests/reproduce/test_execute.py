@@ -16,7 +16,7 @@ import pytest
 from reproduce.tables import small_table
 
 from weince import settings
-from weince.reproduce import execute, reproduce
+from weince.reproduce import execute, processes, reproduce
 from weince.reproduce.execute import Failed, Interrupted, carry_out, is_done, run_here
 from weince.reproduce.plan import plan
 from weince.reproduce.tables import read_table
@@ -133,6 +133,7 @@ def test_an_error_is_told_and_not_tried_again(tmp_path, script):
 
 
 @pytest.mark.parametrize("death", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(130)"])
+@pytest.mark.posix
 def test_a_killed_run_is_started_again(tmp_path, script, death):
     run = runs_of(tmp_path)[0]
     script(COUNT + f"if n < 2: {death}\n" + WRITE)
@@ -140,6 +141,7 @@ def test_a_killed_run_is_started_again(tmp_path, script, death):
     assert (run.folder / "tries").read_text() == "xxx"
 
 
+@pytest.mark.posix
 def test_a_run_that_is_always_killed_is_given_up(tmp_path, script):
     script(COUNT + "os.kill(os.getpid(), signal.SIGKILL)")
     run = runs_of(tmp_path)[0]
@@ -171,8 +173,9 @@ time.sleep(600)
 """
 
 
+@pytest.mark.linux
 def test_stopping_ends_the_processes_even_stubborn_ones(tmp_path, script, monkeypatch):
-    monkeypatch.setattr(execute, "PATIENCE", 0.5)
+    monkeypatch.setattr(processes, "PATIENCE", 0.5)
     run, stop = runs_of(tmp_path)[0], threading.Event()
     script(STUBBORN)
 
@@ -198,6 +201,7 @@ def test_two_sweeps_never_work_on_one_run_at_once(tmp_path, script):
     assert (run.folder / "tries").read_text() == "x"
 
 
+@pytest.mark.posix
 def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
     run, stop = runs_of(tmp_path)[0], threading.Event()
     script(
@@ -433,6 +437,7 @@ SWEEP = "import sys; from pathlib import Path; from weince.reproduce import repr
 reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
 
 
+@pytest.mark.posix
 def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
     table = small_table(tmp_path)
     runs = plan(read_table(str(table)), tmp_path, device="cpu")

@@ -2,11 +2,10 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from programs import run
 from reproduce.tables import small_table
 
 from weince import settings
@@ -44,7 +43,7 @@ def test_the_link_test_of_a_run(trained):
 
 
 def test_the_frechet_ablation_of_a_run_from_the_command_line(trained):
-    subprocess.run([sys.executable, "-m", "weince.reproduce.tails", "frechet", str(trained)], check=True)
+    assert run("-m", "weince.reproduce.tails", "frechet", trained).returncode == 0
     found = json.loads((trained / "frechet.json").read_text())
     ablation = frechet_ablation(*bank_of(trained), rng=0)
     assert found["frechet_gain_w"] == pytest.approx(ablation.w_over_0.gain)

@@ -66,6 +66,7 @@ def commands(folder, monkeypatch, **scripts):
         ({"srun": "", "squeue": ""}, "sbatch"),
     ],
 )
+@pytest.mark.posix
 def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch, there, missing):
     table = small_table(tmp_path)
     commands(tmp_path / "bin", monkeypatch, **there)
@@ -73,6 +74,7 @@ def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch, there, 
         reproduce(str(table), out=tmp_path, slurm=True)
 
 
+@pytest.mark.posix
 def test_a_queue_that_does_not_answer_at_the_start_is_an_error_at_once(tmp_path, monkeypatch):
     table = small_table(tmp_path)
     mute = "echo slurm_load_jobs error: >&2; echo Unable to contact slurm controller >&2; exit 1"
@@ -83,6 +85,7 @@ def test_a_queue_that_does_not_answer_at_the_start_is_an_error_at_once(tmp_path,
         reproduce(str(table), out=tmp_path, slurm=True)
 
 
+@pytest.mark.posix
 def test_a_queue_may_be_silent_for_a_while(tmp_path, monkeypatch):
     once = f"if [ -e {tmp_path}/asked ]; then echo 12_0; echo 12_1; else : > {tmp_path}/asked; exit 1; fi"
     commands(tmp_path / "bin", monkeypatch, squeue=once)

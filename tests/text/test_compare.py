@@ -3,14 +3,13 @@
 import csv
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import run
 from scipy.stats import ttest_rel
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "simcse_compare.py"
@@ -91,7 +90,7 @@ def test_a_comparison_runs_goes_on_and_aggregates(toy_model, toy_text, toy_sts, 
     line += ["--seeds", "2"]
     train = ["--model", str(toy_model), "--text", str(toy_text), "--sts", str(toy_sts), "--sentences", "40"]
     train += ["--batch", "16", "--device", "cpu"]
-    subprocess.run([sys.executable, SCRIPT, *line, *train], check=True)
+    assert run(SCRIPT, *line, *train).returncode == 0
     with results.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
     runs = [(preset, seed) for preset in ("infonce", "paper") for seed in ("0", "1")]

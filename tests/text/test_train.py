@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 import warnings
 from dataclasses import replace
@@ -16,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from programs import Program
 from transformers import AutoModel, AutoTokenizer
 
 from weince import checkpoint, settings
@@ -275,12 +272,12 @@ def test_a_killed_process_goes_on(run, tmp_path):
         "from weince import settings; from weince.text.train import TextRun, train\n"
         f"train(settings.read(TextRun, ['--config', {str(config)!r}], command='', examples=''), bar=False)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code])
+    process = Program("-c", code)
     deadline = time.monotonic() + 60
     while not list((killed.out / "checkpoints").glob("*.pt")) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
     assert not (killed.out / "result.json").exists()
     train(killed, bar=False)
@@ -370,7 +367,7 @@ def test_no_dev_split(run, tmp_path):
 
 
 def test_a_loss_that_cannot_run_here_leaves_no_folder(run):
-    with pytest.raises(ValueError, match="the loss cannot run here: .* got cpu"):
+    with pytest.raises(ValueError, match=r"the loss cannot run here: .* got cpu"):
         train(replace(run, loss=LossConfig("infonce", engine="fused")), bar=False)
     assert not run.out.exists()
 

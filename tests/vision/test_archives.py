@@ -4,7 +4,6 @@ import dataclasses
 import http.server
 import io
 import multiprocessing
-import resource
 import shutil
 import tarfile
 import threading
@@ -104,6 +103,7 @@ def _load_in_process(cache: Path, barrier, results) -> None:
     results.put(int(load("cifar100", cache=cache).train_images.sum()))
 
 
+@pytest.mark.posix
 def test_several_processes_may_convert_at_once(tmp_path):
     want = write_cifar100(tmp_path)
     context = multiprocessing.get_context("fork")
@@ -330,8 +330,11 @@ def test_a_damaged_conversion_says_what_to_remove(tmp_path):
     load("cifar10", cache=tmp_path)
 
 
+@pytest.mark.posix
 def test_a_disk_without_room_leaves_nothing(tmp_path):
     """The limit on the size of a file is met in the way a full disk is, by a write that fails."""
+    import resource
+
     want = write_cifar10(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))

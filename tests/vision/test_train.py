@@ -1,11 +1,8 @@
 """Training ends where it should however it is interrupted; see also test_train_ranks.py."""
 
-import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from programs import FORKS
+from programs import run as run_program
 from safetensors.torch import load_file
 from training import SIZE, run, same_weights, small_run, weights, write_data
 
@@ -83,13 +82,12 @@ def test_training_lowers_the_loss(whole):
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
+@pytest.mark.posix
 def test_twenty_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
     """SIGKILL at random moments, among them while a checkpoint is being written."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["weince.vision.train", "lightning_fabric"])
     chance, out, kills = random.Random(0), tmp_path / "killed", 0
     while kills < KILLS:
-        process = context.Process(target=run, args=(data, out, {"epochs": EPOCHS}))
+        process = FORKS.Process(target=run, args=(data, out, {"epochs": EPOCHS}))
         process.start()
         wanted = _epochs_done(out) + chance.randrange(2)
         while _epochs_done(out) < wanted and process.is_alive():
@@ -121,6 +119,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(data, whole, tmp_pa
     assert same_weights(whole, tmp_path)
 
 
+@pytest.mark.posix
 def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data, tmp_path):
     """A limit on the size of files stands in for the disk; the run's settings and log are smaller than it."""
     run(data, tmp_path / "out", {"epochs": 1})
@@ -132,9 +131,7 @@ def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data, tmp_path):
     settings = tmp_path / "out" / "run.yaml"
     settings.write_text(settings.read_text().replace("epochs: 1\n", "epochs: 3\n"))
     (tmp_path / "out" / "model.safetensors").unlink()
-    done = subprocess.run(
-        [sys.executable, "-c", program, "train", "--config", settings], capture_output=True, text=True
-    )
+    done = run_program("-c", program, "train", "--config", settings)
     assert done.returncode == 2
     assert "weince: the checkpoint" in done.stderr
     assert "Is the disk full?" in done.stderr
@@ -418,14 +415,15 @@ def test_the_temperature_of_runs_is_told_if_they_share_it(tmp_path):
     assert temperature_of(folders[3:]) is None
 
 
+@pytest.mark.posix
 def test_weights_on_a_full_disk(tmp_path):
     program = (
         "import resource, signal, sys, pathlib, torch; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "from weince.vision.runs import save_weights;"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
         "save_weights(pathlib.Path(sys.argv[1]) / 'model.safetensors', torch.nn.Linear(100, 100))"
     )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
+    done = run_program("-c", program, tmp_path)
     assert "OSError: the weights" in done.stderr
     assert "Is the disk full?" in done.stderr
     assert list(tmp_path.iterdir()) == []

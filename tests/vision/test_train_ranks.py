@@ -55,6 +55,7 @@ def assert_same_run(one, other):
         torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.posix
 def test_two_processes_have_the_losses_of_one(alone, tmp_path):
     data, one = alone
     process = start([sys.executable], data, tmp_path / "two", EPOCHS, 2)
@@ -63,6 +64,7 @@ def test_two_processes_have_the_losses_of_one(alone, tmp_path):
     assert_same_run(one, tmp_path / "two")
 
 
+@pytest.mark.posix
 def test_all_processes_refuse_the_folder_of_another_run(alone):
     """Also those that do not look into it: none of them waits for the first."""
     data, one = alone
@@ -75,6 +77,7 @@ def test_all_processes_refuse_the_folder_of_another_run(alone):
     assert "epochs: 6\n" in (one / "run.yaml").read_text()
 
 
+@pytest.mark.linux
 def test_a_killed_rank_is_restarted_from_the_checkpoint(alone, tmp_path):
     data, one = alone
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",

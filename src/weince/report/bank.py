@@ -7,11 +7,13 @@ import numpy as np
 
 from weince import evt
 from weince.embeddings import InputError, Pairs
-from weince.evt.link_test import in_batches
 
 FEWEST_BATCHES = 4  # two to fit the link on, two to judge it
 FEWEST_PAIRS = 32  # in a batch
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
+LARGEST = 2048  # pairs in the largest batch that is tried where every positive wins
+MOST_SCORES = 2**24  # of anchors with candidates: beyond that some anchors of every batch are left out
+MOST_NEGATIVES = 2**23  # in the tail, drawn at random beyond that
 
 
 @dataclass(frozen=True)
@@ -93,26 +95,55 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
     return wanted, count, (note,)
 
 
-def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
-    """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN)."""
-    order = np.random.default_rng(seed).permutation(len(pairs.z_i))[: count * batch_size]
+def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
+    """Batch sizes to try where every positive wins: twice as many pairs each time, as long as batches suffice."""
+    most = min(LARGEST, len(pairs.z_i) // FEWEST_BATCHES)
+    sizes = []
+    while batch_size < most:
+        batch_size = min(2 * batch_size, most)
+        sizes.append(batch_size)
+    return sizes
+
+
+def anchors_kept(batch_size: int, count: int) -> int:
+    """How many of the anchors of a batch are scored."""
     size = 2 * batch_size
+    return min(size, max(FEWEST_PAIRS, MOST_SCORES // (count * (size - 1))))
+
+
+def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
+    """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN).
+
+    With large batches some anchors and negatives of every batch are left out, so that time and memory stay bounded;
+    each anchor keeps all its candidates.
+    """
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(pairs.z_i))[: count * batch_size]
+    size = 2 * batch_size
+    kept = anchors_kept(batch_size, count)
+    share = min(1.0, MOST_NEGATIVES / (count * batch_size * (size - 2)))
     others = ~np.eye(size, dtype=bool)
-    partner = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
-    once = np.triu(others) & ~partner
-    scores = np.empty((count * size, size - 1))
-    negatives = []
+    positive = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
+    once = np.triu(others) & ~positive
+    scores = np.empty((count * kept, size - 1))
+    positives, negatives = np.empty(count * kept, dtype=np.int64), []
     for b, rows in enumerate(order.reshape(count, batch_size)):
         z = np.concatenate([pairs.z_i[rows], pairs.z_j[rows]]).astype(np.float64)
         z /= np.linalg.norm(z, axis=1, keepdims=True)
         s = np.clip(z @ z.T, -1.0, 1.0)
         if pairs.ids is not None:
             twice = np.tile(pairs.ids[rows], 2)
-            s[(twice[:, None] == twice) & ~partner] = np.nan
-        scores[b * size : (b + 1) * size] = s[others].reshape(size, size - 1)
-        competing = s[once]
+            s[(twice[:, None] == twice) & ~positive] = np.nan
+        anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
+        here = slice(b * kept, (b + 1) * kept)
+        scores[here] = s[anchors][others[anchors]].reshape(kept, size - 1)
+        other = (anchors + batch_size) % size
+        # Leaving out an anchor's own column moves those after it one to the left.
+        positives[here] = other - (other > anchors)
+        competing = s[once] if share == 1.0 else s[once][rng.random(int(once.sum())) < share]
         negatives.append(competing[~np.isnan(competing)])
     if not all(len(x) for x in negatives):
         raise InputError(f"{pairs.name}: in some batch all pairs have one id, so nothing competes there")
     origin = np.repeat(np.arange(count), [len(x) for x in negatives]).astype(np.int64)
-    return Bank(in_batches(scores, batch_size), evt.NegativeCosines(np.concatenate(negatives), origin))
+    link = evt.LinkBank(scores, positives, np.repeat(np.arange(count), kept).astype(np.int64))
+    return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin))

@@ -39,6 +39,7 @@ def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | N
         _loss_over_temperature(gallery, tag, m.link, m.curves, temperature),
         _gain_by_batch(gallery, tag, m.link),
         _ratio_and_null(gallery, tag, m.link),
+        *([] if m.rivals is None else [_rivals(gallery, tag, m.rivals)]),
     ]
 
 
@@ -102,6 +103,27 @@ def _ratio_and_null(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
         ax.minorticks_off()
         ax.set(xlabel="likelihood ratio", ylabel="simulations")
         legend(ax)
+    return panel.done
+
+
+def _rivals(gallery: Gallery, tag: str, r: evt.LinkRivals) -> Figure:
+    gains = {
+        "another link": r.blend,
+        "τ varies by anchor": r.anchors.gain,
+        "τ varies by pair": r.pairs.gain,
+        "link, and τ by anchor": r.both.gain,
+    }
+    with gallery.panel(f"link-rivals-{tag}", "Held-out gain over softmax with one τ", height=2.4) as panel:
+        ax = panel.ax
+        ax.axvline(0.0, color=INK, linewidth=1.0)
+        rows = list(range(len(gains)))[::-1]
+        mid, spans = (np.array([getattr(g, key) for g in gains.values()]) for key in ("gain", "interval"))
+        _whiskers(ax, rows, mid, spans, (BLUE, ORANGE, GREEN, PURPLE))
+        ax.set_yticks(rows, list(gains))
+        ax.set_ylim(-0.6, len(gains) - 0.4)
+        ax.grid(visible=False, axis="y")
+        _room(ax, spans)
+        ax.set_xlabel(GAIN)
     return panel.done
 
 
@@ -268,11 +290,12 @@ def quantities(models: Sequence[Measured]) -> list[Quantity]:
     links, tails, frechet = [m.link for m in models], [m.tail.xi for m in models], [m.frechet for m in models]
     f0, wf = [a.f_over_0 for a in frechet], [a.wf_over_w for a in frechet]
     gains = [(t.gain, t.gain_interval) for t in links]
+    best = [(t.tau0, t.tau0_interval) for t in links]
     return [
         _quantity("gain", "Held-out gain of the blend over softmax (W − 0)", GAIN, gains),
         _quantity("lam", "Weight λ of the shortfall", "λ", [(t.lam, t.lam_interval) for t in links]),
         _quantity("xi", "Shape ξ of the tail", "ξ (below 0: bounded)", [(x.fit.xi, x.xi_interval) for x in tails]),
-        _quantity("tau0", "Best temperature of softmax", "τ₀", [(t.tau0, none) for t in links], zero=False),
+        _quantity("tau0", "Best temperature of softmax", "τ₀", best, zero=False),
         _quantity("f0", "Gain of the heavy tail over softmax (F − 0)", GAIN, [(g.gain, g.interval) for g in f0]),
         _quantity("wf", "Gain of the heavy tail over the blend (WF − W)", GAIN, [(g.gain, g.interval) for g in wf]),
         _quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", [(a.lam_f_full, none) for a in frechet]),

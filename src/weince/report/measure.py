@@ -6,6 +6,7 @@ Sign convention: xi < 0 is a bounded (Weibull) tail; scipy's ``genpareto`` has `
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,12 +15,14 @@ from weince.embeddings import InputError, Pairs
 from weince.evt import choice
 from weince.evt.gpd import Floats
 from weince.evt.top1 import Noise
-from weince.report.bank import Bank, Settings, build_bank, plan
+from weince.report.bank import Bank, Settings, anchors_kept, build_bank, larger_sizes, plan
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
 
-STAGES = ("tail", "thresholds", "fit of the tail", "link test", "curves", "ablations", "risk", "anchors")
+STAGES = (
+    "link test", "tail", "thresholds", "fit of the tail", "rivals", "curves", "ablations", "risk", "anchors"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +72,7 @@ class Measured:
     """Everything measured on one model. What needs a fitted link is None when no finite fit exists.
 
     ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` the same with winners
-    drawn from the fitted blend.
+    drawn from the fitted blend. ``tried`` are the sizes of smaller batches, in which every positive won.
     """
 
     name: str
@@ -77,9 +80,11 @@ class Measured:
     dim: int
     batch_size: int
     batches: int
+    tried: tuple[int, ...]
     notes: tuple[str, ...]
     tail: Tail
     link: evt.LinkTest
+    rivals: evt.LinkRivals | None
     frechet: evt.FrechetAblation
     hard: Points
     pool: Points
@@ -92,7 +97,7 @@ class Measured:
 
     @property
     def crowded(self) -> float:
-        """Share of anchors that have another item than their partner within a shortfall of `CROWD`."""
+        """Share of anchors that have another item than their positive within a shortfall of `CROWD`."""
         return float((self.anchors.rho <= CROWD).mean())
 
 
@@ -194,7 +199,7 @@ def _selections(bank: evt.LinkBank, bootstraps: int, seed: int) -> tuple[Points,
     kept = min(64, max(available // 4, 1))
     pools = _sizes(available, tuple(kept * 2**i for i in range(8)))
     return (
-        evt.hard_negative_ablation(*bank, kept=sizes, bootstraps=bootstraps, rng=seed),
+        evt.hard_negative_ablation(*bank, kept=sizes, pool=available, bootstraps=bootstraps, rng=seed),
         evt.pool_ablation(*bank, pools=pools, kept=kept, bootstraps=bootstraps, rng=seed),
     )
 
@@ -247,9 +252,8 @@ def measure(pairs: Pairs, settings: Settings, *, worth: float, tell: Tell = lamb
         worth: Loss in nats per anchor below which a temperature counts as good enough.
         tell: Called with the name of each stage as it begins.
     """
-    size, count, notes = plan(pairs, settings)
     try:
-        return _measure(pairs, settings, size, count, pairs.notes + notes, worth, tell)
+        return _measure(pairs, settings, worth, tell)
     except InputError:
         raise
     except ValueError as error:
@@ -257,23 +261,55 @@ def measure(pairs: Pairs, settings: Settings, *, worth: float, tell: Tell = lamb
         raise InputError(f"{pairs.name}: {error}") from error
 
 
-def _measure(
-    pairs: Pairs,
-    settings: Settings,
-    size: int,
-    count: int,
-    notes: tuple[str, ...],
-    worth: float,
-    tell: Tell,
-) -> Measured:
-    bank = build_bank(pairs, size, count, settings.seed)
-    tail, more = _tail(bank, settings, tell)
+class Tested(NamedTuple):
+    """The batches, the link test on them, and the sizes of smaller batches in which every positive won."""
+
+    bank: Bank
+    link: evt.LinkTest
+    batch_size: int
+    batches: int
+    tried: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def _test_link(pairs: Pairs, settings: Settings) -> Tested:
+    """The link test, in larger batches where every positive wins; a size that was asked for is kept."""
+    size, count, notes = plan(pairs, settings)
+    larger = larger_sizes(pairs, size) if settings.batch_size is None else []
+    tried: tuple[int, ...] = ()
+    while True:
+        bank = build_bank(pairs, size, count, settings.seed)
+        link = evt.link_test(
+            *bank.link, bootstraps=settings.bootstraps, null_draws=settings.null_draws, rng=settings.seed
+        )
+        if not (link.separated and larger):
+            break
+        tried, size = (*tried, size), larger.pop(0)
+        count = min(settings.batches, len(pairs.z_i) // size)
+    if tried and not link.separated:
+        sizes = " and of ".join(f"{x:,}" for x in tried)
+        notes = (
+            f"In batches of {sizes} pairs every positive wins, so {count} batches of {size:,} were used.",
+        )
+    kept = anchors_kept(size, count)
+    if kept < 2 * size:
+        notes += (
+            f"Of the {2 * size:,} anchors in a batch {kept:,} were drawn, each with all its candidates, so that time "
+            "and memory stay bounded.",
+        )
+    return Tested(bank, link, size, count, tried, notes)
+
+
+def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Measured:
     seed, boots = settings.seed, settings.bootstraps
     tell("link test")
-    link = evt.link_test(*bank.link, bootstraps=boots, null_draws=settings.null_draws, rng=seed)
-    tell("curves")
+    bank, link, size, count, tried, notes = _test_link(pairs, settings)
+    tail, more = _tail(bank, settings, tell)
     # No curve without a finite fit: perfect separation, or scores that do not help at all.
     usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
+    tell("rivals")
+    rivals = evt.link_rivals(*bank.link, bootstraps=boots, rng=seed) if usable else None
+    tell("curves")
     curves = _curves(bank, link, settings, worth) if usable else None
     tell("ablations")
     hard, pool = _selections(bank.link, boots, seed)
@@ -292,9 +328,11 @@ def _measure(
         dim=pairs.z_i.shape[1],
         batch_size=size,
         batches=count,
-        notes=notes + more + link.notes,
+        tried=tried,
+        notes=pairs.notes + notes + more + link.notes,
         tail=tail,
         link=link,
+        rivals=rivals,
         frechet=frechet,
         hard=hard,
         pool=pool,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weince.evt import AblationPoint, Gain
+from weince.evt import AblationPoint, Gain, LinkRivals, VaryingLink
 from weince.report import figures_link, figures_tail
 from weince.report.bank import Settings
 from weince.report.measure import Measured, Theory
@@ -73,9 +73,19 @@ class Writer:
 
     def table(self, slug: str, title: str, rows: Sequence[Row]) -> Table:
         """Quantities by model."""
-        return by_model(
-            slug, title, self.names, [(label, [cell(m) for m in self.models]) for label, cell in rows]
-        )
+        return _table(slug, title, rows, self.models)
+
+    def fitted_table(self, slug: str, title: str, rows: Sequence[Row]) -> tuple[Table, ...]:
+        """Quantities of the models that have a finite fit; no table when none has."""
+        fitted = [m for m in self.models if not m.link.separated]
+        return (_table(slug, title, rows, fitted),) if fitted else ()
+
+    def without_fit(self) -> tuple[str, ...]:
+        """A note on the models that such a table leaves out."""
+        names = [m.name for m in self.models if m.link.separated]
+        if not names or len(self.models) == 1:
+            return ()
+        return (f"Not in the table, for want of a finite fit (every positive wins): {', '.join(names)}.",)
 
     def pot(self) -> Section:
         rows: list[Row] = [
@@ -87,8 +97,8 @@ class Writer:
             ("95 % if scores were independent", lambda m: between(m.tail.xi.fit.xi_interval)),
             ("design effect of batches", lambda m: num(m.tail.xi.design_effect, 1)),
             ("scale σ (cosine)", lambda m: num(m.tail.xi.fit.sigma, 4)),
-            ("endpoint u − σ/ξ (cosine)", lambda m: num(m.tail.xi.fit.endpoint)),
-            ("95 % over batches", lambda m: between(m.tail.xi.endpoint_interval)),
+            ("endpoint u − σ/ξ (cosine)", _endpoint),
+            ("95 % over batches", lambda m: _up_to_the_cap(m.tail.xi.endpoint_interval)),
             ("likelihood ratio against the refitted exponential", lambda m: num(m.tail.exponential.lr, 1)),
             (
                 "likelihood ratio against a GPD ending at 1",
@@ -138,6 +148,7 @@ class Writer:
             ("τ of the blend", lambda m: num(m.link.tau, 4)),
             ("95 %", lambda m: between(m.link.tau_interval, 4)),
             ("τ₀ of softmax", lambda m: num(m.link.tau0, 4)),
+            ("95 %", lambda m: between(m.link.tau0_interval, 4)),
             ("temperatures good enough", _good_temperatures),
             ("β of the pure shortfall link", lambda m: num(nan if m.curves is None else m.curves.beta, 2)),
             ("softmax over a random pick (nats)", lambda m: num(nan if m.curves is None else m.curves.over_chance)),
@@ -147,14 +158,37 @@ class Writer:
         read = (
             "The first curve is what a blend with weight λ gains over softmax on batches it was not fitted to: "
             "a peak well above 0 and away from λ = 0 asks for another link. The second is what softmax loses "
-            "when only its temperature is off; compare the heights of the two."
+            "when only its temperature is off; compare the heights of the two. The last one asks what "
+            "explains a gain: "
+            "pairs or anchors of different difficulty, for which a temperature τ that varies stands, gain as much as "
+            "another link wherever no cap is needed."
         )
         draw = self.groups(
             lambda tag, m: figures_link.link_figures(self.gallery, tag, m, settings.temperature)
         )
-        return Section(
-            "link", "Link test", read, draw, (self.table("link", "Softmax against the blend", rows),)
-        )
+        tables = self.fitted_table("link", "Softmax against the blend", rows)
+        return Section("link", "Link test", read, draw, (*tables, *self.rivals()), notes=self.without_fit())
+
+    def rivals(self) -> tuple[Table, ...]:
+        found = [(m, m.rivals) for m in self.models if m.rivals is not None]
+        gains: list[tuple[str, Callable[[LinkRivals], Gain]]] = [
+            ("another link (the blend)", lambda r: r.blend),
+            ("τ varies from anchor to anchor", lambda r: r.anchors.gain),
+            ("τ varies from pair to pair", lambda r: r.pairs.gain),
+            ("another link, and τ by anchor", lambda r: r.both.gain),
+            ("the link over τ by pair", lambda r: r.blend_over_pairs),
+            ("the link on top of τ by anchor", lambda r: r.both_over_anchors),
+            ("τ by anchor on top of the link", lambda r: r.both_over_blend),
+        ]
+        rows: list[tuple[str, list[Cell]]] = []
+        for label, gain in gains:
+            rows.append((label, [num(gain(r).gain, 4) for _, r in found]))
+            rows.append(("95 %", [between(gain(r).interval, 4) for _, r in found]))
+        for label, link in (("pair", "pairs"), ("anchor", "anchors")):
+            rows.append((f"sd of log τ by {label}", [num(getattr(r, link).sd) for _, r in found]))
+            rows.append(("95 %", [_of_sd(getattr(r, link)) for _, r in found]))
+        names = [m.name for m, _ in found]
+        return (by_model("rivals", "What explains it: gains, nats per anchor", names, rows),) if found else ()
 
     def frechet(self) -> Section:
         rows: list[Row] = [
@@ -171,8 +205,8 @@ class Writer:
             "Its gains should sit at 0; if they do not, what helps is flexibility, not the shortfall."
         )
         draw = self.groups(lambda tag, m: figures_link.frechet_figures(self.gallery, tag, m.frechet))
-        table = self.table("frechet", "Gains of the blends", rows)
-        return Section("frechet", "Heavy-tail ablation", read, draw, (table,))
+        tables = self.fitted_table("frechet", "Gains of the blends", rows)
+        return Section("frechet", "Heavy-tail ablation", read, draw, tables, notes=self.without_fit())
 
     def ablations(self) -> Section:
         def draw(tag: str, m: Measured) -> list[Figure]:
@@ -181,6 +215,8 @@ class Writer:
 
         tables = []
         for index, m in enumerate(self.models, 1):
+            if m.link.separated:
+                continue
             who = f", {m.name}" if len(self.models) > 1 else ""
             kept = f"Hard negatives kept of {m.hard[0].pool}{who}"
             tables.append(_ablation_table(f"hard-negatives-{index}", kept, m.hard, m.hard_drawn, "kept"))
@@ -192,7 +228,8 @@ class Writer:
             "all candidates, the fitted one. Only where the bands of the two gains lie apart does the link change "
             "towards the top; a band is a 95 % interval over batches."
         )
-        return Section("ablations", "Hard negatives and their pool", read, self.groups(draw), tuple(tables))
+        title, drawn = "Hard negatives and their pool", self.groups(draw)
+        return Section("ablations", title, read, drawn, tuple(tables), notes=self.without_fit())
 
     def risk(self) -> Section:
         def draw(tag: str, m: Measured) -> list[Figure]:
@@ -217,7 +254,10 @@ class Writer:
             "lines say where each link, at its own fitted parameters, spends its gradient. A link whose line "
             "follows the steps works where the failures are."
         )
-        return Section("risk", "Risk against gradient", read, self.groups(draw), (table,))
+        tables = (table,) if rows else ()
+        return Section(
+            "risk", "Risk against gradient", read, self.groups(draw), tables, notes=self.without_fit()
+        )
 
     def anchors(self, theory: Theory) -> Section:
         rows: list[Row] = [
@@ -303,6 +343,28 @@ class Writer:
         )
         drawn = (Group("", (figures_link.top1_figure(self.gallery, theory.top1),)),)
         return Section("top1", "Who wins among n candidates", read, drawn, (limits,))
+
+
+def _table(slug: str, title: str, rows: Sequence[Row], models: Sequence[Measured]) -> Table:
+    cells = [(label, [cell(m) for m in models]) for label, cell in rows]
+    return by_model(slug, title, [m.name for m in models], cells)
+
+
+def _endpoint(m: Measured) -> Cell:
+    """Where the tail ends; beyond the cap it ends nowhere."""
+    end = m.tail.xi.fit.endpoint
+    return num(end) if end <= 1.0 else Cell("none below the cap", end)
+
+
+def _up_to_the_cap(interval: tuple[float, float]) -> Cell:
+    low, high = interval
+    if low > 1.0:
+        return Cell("beyond the cap", interval)
+    return between(interval) if high <= 1.0 else Cell(f"[{num(low).text}, the cap]", interval)
+
+
+def _of_sd(link: VaryingLink) -> Cell:
+    return text("does not vary") if link.sd == 0.0 else between(link.sd_interval)
 
 
 def _good_temperatures(m: Measured) -> Cell:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weince.evt import BatchXi
+from weince.evt.link_rivals import Explanation
 from weince.report.bank import Settings
 from weince.report.measure import Measured
 from weince.report.tables import number
@@ -19,8 +20,8 @@ class Thresholds:
     """When a verdict is given. These are conventions, not laws; the page prints them.
 
     Attributes:
-        worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the true
-            partner 2 % likelier.
+        worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the
+            positive 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
         crowded: Share of crowded anchors up to which the link test is worth reading.
     """
@@ -33,12 +34,16 @@ class Thresholds:
     def lines(self) -> tuple[str, ...]:
         """The rules, one sentence each."""
         return (
-            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their partner within "
+            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their positive within "
             f"a shortfall of {CROWD:g}, the advice is to look at these first, whatever the link test says.",
             f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
             f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
             f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",
             "If your temperature is known and costs more than the link would gain, the temperature comes first.",
+            f"Pairs or anchors of different difficulty (softmax whose temperature varies from pair to pair, or from "
+            f"anchor to anchor) explain a gain as well as a bounded tail unless the blend gains at least "
+            f"{self.worth:g} nats over the former, adds as much to the latter, and both intervals lie above 0; they "
+            f"explain it better if they gain over the blend, or add to it, in the same sense.",
             f"A gain of at least {self.worth:g} nats that misses one of the other conditions is called "
             f"unclear.",
             f"Another temperature is advised if softmax at the temperature you trained with (the option "
@@ -58,11 +63,13 @@ class Verdict:
     """What to tell the user about one model.
 
     Attributes:
-        kind: "crowded", "link", "both" (temperature first, then link), "temperature", "nothing", "unclear",
+        kind: "crowded", "link", "either" (the link, or pairs of different difficulty), "varying" (such pairs
+            rather than the link), "both" (temperature first, then link), "temperature", "nothing", "unclear",
             "separated" or "uninformative".
         headline: One sentence.
         softmax: What softmax leaves on the table.
         link: Which link and parameters fit.
+        rivals: Whether pairs or anchors of different difficulty explain the same.
         tail: Whether the tail is bounded, and whether it is of a crowd.
         crowded: Share of anchors that have another item within a shortfall of 0.01.
         advice: What to change, in words.
@@ -73,6 +80,7 @@ class Verdict:
     headline: str
     softmax: str
     link: str
+    rivals: str
     tail: str
     crowded: float
     advice: str
@@ -158,11 +166,17 @@ def _shape_sentence(m: Measured) -> str:
     xi = m.tail.xi
     numbers = f"ξ = {number(xi.fit.xi)} (95 % over batches: {span(xi.xi_interval)})"
     kind = tail_kind(xi)
-    if kind == "bounded":
-        end = f"{number(xi.fit.endpoint)} (95 %: {span(xi.endpoint_interval)})"
+    if kind == "bounded" and xi.fit.endpoint > 1.0:
         return (
-            f"The tail of the hardest negatives is bounded: {numbers}. It ends at a cosine of about {end}; "
-            f"the geometric cap is 1."
+            f"The hardest negatives thin out faster than an exponential tail: {numbers}. But the fitted tail "
+            "would end beyond a cosine of 1, where there are none: the cap is not visible in this tail."
+        )
+    if kind == "bounded":
+        low, high = xi.endpoint_interval
+        ends = f"{number(low)} to {number(high) if high <= 1.0 else 'the cap'}"
+        return (
+            f"The tail of the hardest negatives is bounded: {numbers}. It ends at a cosine of about "
+            f"{number(xi.fit.endpoint)} (95 %: {ends}); the geometric cap is 1."
         )
     if kind == "heavy":
         return f"The tail of the hardest negatives does not look bounded at this level: {numbers}."
@@ -172,7 +186,7 @@ def _shape_sentence(m: Measured) -> str:
 def _softmax_sentence(m: Measured) -> str:
     t = m.link
     if t.separated:
-        return "Every fitted anchor already ranks its partner first, so no finite temperature is best."
+        return "Every fitted anchor already ranks its positive first, so no finite temperature is best."
     if t.lam == 0.0:
         return (
             "Nothing: fitted to half of the batches, the blended link turns into softmax itself (λ = 0), so the "
@@ -182,7 +196,7 @@ def _softmax_sentence(m: Measured) -> str:
     return (
         f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
         f"95 %: {span(t.gain_interval)}; {p_text(t.lr_p_value)} by likelihood ratio, {p_text(t.t_p_value)} by "
-        f"t over batches): the blended link makes the true partner {times} times as likely."
+        f"t over batches): the blended link makes the positive {times} times as likely."
     )
 
 
@@ -192,7 +206,37 @@ def _link_sentence(m: Measured) -> str:
         return "No link can be told from another here."
     return (
         f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {number(t.tau)} "
-        f"(95 %: {span(t.tau_interval)}); the best plain softmax has τ₀ = {number(t.tau0)}."
+        f"(95 %: {span(t.tau_interval)}); the best plain softmax has τ₀ = {number(t.tau0)} "
+        f"(95 %: {span(t.tau0_interval)})."
+    )
+
+
+def _rival(m: Measured) -> str:
+    """Of the two rivals the better one, in words."""
+    assert m.rivals is not None
+    return "pairs" if m.rivals.varying is m.rivals.pairs else "anchors"
+
+
+def _explained(m: Measured, rules: Thresholds) -> Explanation:
+    return "softmax" if m.rivals is None else m.rivals.explanation(rules.worth)
+
+
+def _rivals_sentence(m: Measured, rules: Thresholds) -> str:
+    r = m.rivals
+    if r is None:
+        return "Nothing to explain: softmax has no best temperature here."
+    who = _rival(m)
+    said = {
+        "softmax": f"Nothing to explain: neither a link nor a varying temperature gains {rules.worth:g} nats.",
+        "cap": f"A bounded tail explains it better than {who} of different difficulty do.",
+        "varying": f"{who.capitalize()} of different difficulty explain it better than a bounded tail does.",
+        "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
+        "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
+    }[_explained(m, rules)]
+    return (
+        f"{said} Softmax whose temperature varies gains {number(r.pairs.gain.gain)} nats if it varies from pair "
+        f"to pair and {number(r.anchors.gain.gain)} if it varies from anchor to anchor; the blend gains "
+        f"{number(r.blend.gain)}, and {number(r.both.gain.gain)} if its temperature varies from anchor to anchor."
     )
 
 
@@ -216,28 +260,66 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
     return words, off
 
 
-Said = tuple[str, str, str, float]
-"""Of a `Verdict`: softmax, link, tail and crowded, which hold whatever the advice is."""
+Said = tuple[str, str, str, str, float]
+"""Of a `Verdict`: softmax, link, rivals, tail and crowded, which hold whatever the advice is."""
 
 
 def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
     """The verdict on one model."""
-    said = _softmax_sentence(m), _link_sentence(m), _tail_sentence(m, rules), m.crowded
+    said = (
+        _softmax_sentence(m), _link_sentence(m), _rivals_sentence(m, rules), _tail_sentence(m, rules), m.crowded
+    )  # fmt: skip
     if m.crowded > rules.crowded:
         return _crowded(m, said)
     if m.link.separated:
-        advice = (
-            "Nothing follows from this: use harder candidates (larger batches, or a harder evaluation set) "
-            "and run it again."
-        )
-        return Verdict("separated", "No answer: the positives always win.", *said, advice, None)
+        return Verdict("separated", "No answer: the positives always win.", *said, _harder(m, settings), None)
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
-        headline = "No answer: a higher cosine does not make a partner likelier here."
+        headline = "No answer: a higher cosine does not make a positive likelier here."
         return Verdict("uninformative", headline, *said, advice, None)
+    if _explained(m, rules) == "varying":
+        return _varying(m, settings, rules, said)
     if m.link.gain >= rules.worth:
         return _another_link(m, settings, rules, said)
     return _keep_softmax(m, settings, rules, said)
+
+
+def _harder(m: Measured, settings: Settings) -> str:
+    """What to do where every positive wins."""
+    if settings.batch_size is not None:
+        return (
+            f"Nothing follows from batches of {m.batch_size:,} pairs. Leave out the batch size, and larger "
+            "batches are tried; if the positives win there too, use a harder evaluation set."
+        )
+    if m.tried:
+        sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
+        return (
+            f"Larger batches were tried ({sizes} pairs), and the positives win there too. Nothing follows "
+            "from this: use a harder evaluation set, or more pairs."
+        )
+    return "Nothing follows from this: use more pairs, so that batches can be larger, or a harder evaluation set."
+
+
+def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+    """A temperature that varies explains what the blend gains, and more: softmax stays."""
+    assert m.rivals is not None
+    t, who, found = m.link, _rival(m), m.rivals.varying
+    words, off = _temperature_words(m, settings, rules)
+    known = settings.temperature is not None
+    advice = (
+        "Do not change the link for this: no cap is needed to explain these scores. The temperature that fits "
+        f"varies by a factor of about {number(float(np.exp(found.sd)), 1)} either way (standard deviation of its "
+        f"logarithm: {number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, "
+        f"or what they show. {words}"
+    )
+    if off:
+        headline = f"Keep softmax, change its temperature: yours costs {number(_lost(m))} nats per anchor."
+        return Verdict("temperature", headline, *said, advice, softmax_code(t.tau0))
+    headline = (
+        f"Keep softmax: some {who} are much harder than others, and that explains these scores better than "
+        "another link does."
+    )
+    return Verdict("varying", headline, *said, advice, None if known else softmax_code(t.tau0))
 
 
 def _crowded(m: Measured, said: Said) -> Verdict:
@@ -271,14 +353,25 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
         )
         advice = f"{words} Set it there first; the link is the smaller step, and comes second."
         return Verdict("both", headline, *said, advice, both_code(t.lam, t.tau, t.tau0))
+    kind = "link"
     headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
     advice = f"Worth a try in the next training run. {words}"
+    if _explained(m, rules) == "either":
+        kind, who = "either", _rival(m)
+        headline = (
+            f"Another link, or {who} of different difficulty? Softmax with one temperature leaves {gain} nats "
+            "per anchor on the table, and either explains it."
+        )
+        advice = (
+            f"These scores give no reason to change the link: easy and hard {who} explain them as well. If you try "
+            f"it, compare several seeds on a validation set. {words}"
+        )
     if settings.temperature is None:
         advice += (
             " Say which temperature you trained with before you change the link: one that is off can make "
             "for a gain like this."
         )
-    return Verdict("link", headline, *said, advice, link_code(t.lam, t.tau))
+    return Verdict(kind, headline, *said, advice, link_code(t.lam, t.tau))
 
 
 def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:

@@ -2,18 +2,16 @@
 
 A run is trained (which resumes by itself) and then measured. It is done when its result is there and was made with
 its settings, by the word of ``made.json`` or else of ``run.yaml``: weights and images need not be there any more.
-Whoever works on a run holds a lock on its folder, which its processes inherit: a run that was left behind by a killed
-sweep is waited for, never trained twice at once.
+Whoever works on a run holds a lock on its folder, which its processes inherit (not on Windows): a run that was left
+behind by a killed sweep is waited for, never trained twice at once.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
 import queue
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -26,11 +24,9 @@ from typing import Any
 from weince.checkpoint import write_text_aside
 from weince.machine import version
 from weince.reproduce.plan import Run, has_settings
+from weince.reproduce.processes import end_group, own_group, try_lock
 from weince.usage import INTERRUPTED
 from weince.vision.log import read_log
-
-PATIENCE = 30.0
-"""Seconds that a process gets to end when it is asked to."""
 
 ATTEMPTS = 3
 """How often a run is started that somebody kills."""
@@ -117,13 +113,9 @@ def _locked(folder: Path, stop: threading.Event) -> Iterator[int]:
     """The one right to work in a folder, as an open file that processes inherit."""
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if stop.wait(1.0):
-                    raise Interrupted from None
+        while not try_lock(handle):
+            if stop.wait(1.0):
+                raise Interrupted
         yield handle
     finally:
         os.close(handle)
@@ -137,22 +129,21 @@ def _process(
         with (run.folder / "output.txt").open("ab") as output:
             output.write(f"$ {shlex.join(command)}\n".encode())
             output.flush()
-            # In a session of its own: Ctrl-C in a terminal reaches us alone, and we end what we started.
+            # In a group of its own: Ctrl-C in a terminal reaches us alone, and we end what we started.
             process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(lock,),
+                **own_group(lock),
             )
             try:
                 while process.poll() is None:
                     if stop.wait(0.1):
                         raise Interrupted
             finally:
-                _end(process)
+                end_group(process)
         if process.returncode == 0:
             return
         if process.returncode > 0 and process.returncode != INTERRUPTED:
@@ -160,17 +151,6 @@ def _process(
                 f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')}"
             )
     raise Failed(f"{run.name} was killed {ATTEMPTS} times")
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and those it started, if they still run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
 
 
 def _last_line(path: Path) -> str:
@@ -201,7 +181,7 @@ def _sign(run: Run, seconds: float) -> None:
 
 def _repeatable(run: Run) -> str:
     """The command that trains a run, without the folders of this machine."""
-    parts = (Path(part).name if part.startswith("/") else part for part in run.arguments())
+    parts = (Path(part).name if Path(part).is_absolute() else part for part in run.arguments())
     return shlex.join(["weince", "train", *parts])
 
 

@@ -5,6 +5,8 @@ Of the file only an index is in memory: where each line starts, how long it is, 
 
 import hashlib
 import os
+import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -65,14 +67,22 @@ class SentenceFile:
                 stacklevel=2,
             )
         self._file = path.open("rb", buffering=0)
+        self._reading = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, number: int) -> str:
         length = min(int(self.lengths[number]), LONGEST)
-        line = os.pread(self._file.fileno(), length, int(self.starts[number]))
+        line = self._read(length, int(self.starts[number]))
         return line.decode(errors="ignore").strip()  # the index has checked it; only a cut may split a letter
+
+    def _read(self, length: int, start: int) -> bytes:
+        if sys.platform != "win32":  # which has no read at a place
+            return os.pread(self._file.fileno(), length, start)
+        with self._reading:
+            self._file.seek(start)
+            return self._file.read(length)
 
     def draw(self, numbers: NDArray[np.int64]) -> Drawn:
         """The sentences of these numbers."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weince.machine import prepare_cpu_for
 from weince.text.encoder import (
     SentenceEncoder,
     Tokens,
@@ -222,6 +223,7 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
     if Path(model).is_dir() and not (Path(model) / "modules.json").is_file():
         backbone, tokenizer = load_backbone(model)
         encoder = SentenceEncoder(backbone).to(device)
+        prepare_cpu_for(encoder)
         return lambda sentences: Prepared(tokenizer, sentences).embed(encoder)
     try:
         from sentence_transformers import SentenceTransformer
@@ -232,6 +234,7 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
         loaded = SentenceTransformer(model, device=device, local_files_only=local)
     except Exception as error:  # what a broken folder or a missing network raises varies with the version
         raise cannot_load(model, local, error) from error
+    prepare_cpu_for(loaded)
 
     def embed(sentences: Sequence[str]) -> Tensor:
         rows: Tensor = loaded.encode(

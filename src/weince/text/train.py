@@ -18,7 +18,7 @@ from torch import Tensor
 from weince import checkpoint, settings
 from weince.capture import Embedded, restore, set_rate
 from weince.configure import LossConfig, build_loss, check_loss
-from weince.machine import check_device, find_device
+from weince.machine import check_device, find_device, prepare_cpu_for_bf16
 from weince.tail import TailStats
 from weince.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, save_encoder, tokenise
@@ -110,6 +110,8 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     if (run.out / "result.json").is_file():
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         return run.out / "best"
+    if run.precision == "bf16" and find_device(run.device).type == "cpu":
+        prepare_cpu_for_bf16()
     with matmul_precision(run.precision):
         job = _Job(run, sts)
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
@@ -130,7 +132,8 @@ class _Job:
         backbone, self.tokenizer = load_backbone(run.model)
         self.dev = StsTask(self.tokenizer, sts["STSB", "dev"])
         torch.manual_seed(run.seed)
-        self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device).train()
+        # In float32 whatever the file holds: small steps are lost in weights of 16 bits.
+        self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device, torch.float32).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
         width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
         check_loss(self.loss, pairs=run.batch, width=width, device=self.device)

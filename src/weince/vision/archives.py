@@ -132,25 +132,32 @@ def open_arrays(folder: Path) -> tuple[dict[str, Array], list[str]]:
     missing = [key for key in SPLITS if key not in arrays]
     if missing:
         raise ValueError(f"no {missing[0]}.npy")
-    return arrays, json.loads((folder / "class_names.json").read_text())
+    return arrays, json.loads((folder / "class_names.json").read_text(encoding="utf-8"))
 
 
 def convert(source: Source, cache: Path, ready: Path, check: Check) -> None:
     """Write each array as ``.npy`` into the folder ``ready``, which appears only when all of them are there."""
-    with tempfile.TemporaryDirectory(dir=cache, prefix=f".{ready.name}-") as scratch:
+    # Windows does not remove a file that is mapped; after an error the reader's arrays may still be.
+    with tempfile.TemporaryDirectory(
+        dir=cache, prefix=f".{ready.name}-", ignore_cleanup_errors=True
+    ) as scratch:
         folders = [unpacked(archive, cache, Path(scratch)) for archive in source.archives]
-        content = source.read(folders)
         made = Path(scratch) / "made"
         made.mkdir()
-        for key, rows in content.arrays.items():
-            write_rows(made / f"{key}.npy", rows)
-        (made / "class_names.json").write_text(json.dumps(list(content.class_names)))
+        write_content(made, source.read(folders))
         check(*open_arrays(made))
         try:
             made.rename(ready)
         except OSError:
             if not ready.exists():  # else another process was first
                 raise
+
+
+def write_content(folder: Path, content: Content) -> None:
+    """Write the arrays and the class names of a data set."""
+    for key, rows in content.arrays.items():
+        write_rows(folder / f"{key}.npy", rows)
+    (folder / "class_names.json").write_text(json.dumps(list(content.class_names)), encoding="utf-8")
 
 
 def write_rows(path: Path, rows: Rows) -> None:

@@ -108,7 +108,9 @@ def _own(name: str, size: int) -> Foreign:
         features = model.eval()(torch.zeros(2, 3, size, size))
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ValueError(f"encoder {name} must map images (n, 3, {size}, {size}) to features (n, width); got {got}")
+        raise ValueError(
+            f"encoder {name} must map images (n, 3, {size}, {size}) to features (n, width); got {got}"
+        )
     return Foreign(model.train(training), features.shape[1])
 
 

@@ -43,7 +43,8 @@ def existing(folder: Path, file: str) -> Path:
 
 
 def lines(folder: Path, file: str) -> list[str]:
-    return [line.strip() for line in existing(folder, file).read_text().splitlines() if line.strip()]
+    text = existing(folder, file).read_text(encoding="utf-8")
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def binary_records(folder: Path, file: str, length: int) -> Array:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from weince import checkpoint
 from weince.capture import restore, set_rate
 from weince.configure import LossConfig, build_loss, check_loss
-from weince.machine import DEVICES, find_device
+from weince.machine import DEVICES, find_device, prepare_cpu_for_bf16
 from weince.tail import TailConfig
 from weince.vision.augment import Augment
 from weince.vision.data import load
@@ -183,6 +183,8 @@ def _launch(run: VisionRun) -> "Fabric":
     gpus = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": 1}[kind]
     if devices > gpus:
         raise ValueError(f"{devices} devices were asked for; torch sees {gpus} GPU(s) here")
+    if kind == "cpu" and run.precision.startswith("bf16"):
+        prepare_cpu_for_bf16()  # before the launch, so that all processes have it
     # Whether to use srun is for the user to know.
     warnings.filterwarnings("ignore", message="The `srun` command is available")
     fabric = Fabric(
