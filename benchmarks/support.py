@@ -3,9 +3,9 @@
     python benchmarks/support.py                        a table for the terminal; about a minute on a CPU
     python benchmarks/support.py --write docs/support.md
 
-Each cell is a forward and a backward pass of a small batch. ``yes`` means that every feature works; else the cell says
-what does not, and a line below the table why. ``gathered`` and ``ring`` run on two ranks. Without a GPU the kernels of
-``fused`` run in Triton's interpreter (TRITON_INTERPRET=1), if Triton is installed.
+Each cell is a forward and a backward pass of a small batch. ``yes`` means that every feature works; else the cell
+says what does not, and a line below the table why. ``gathered`` and ``ring`` run on two ranks. Without a GPU the
+kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1), if Triton is installed.
 """
 
 import argparse

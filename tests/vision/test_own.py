@@ -65,7 +65,7 @@ def test_what_makes_no_encoder_is_refused(module, name, message):
 def test_a_run_with_both_of_ones_own_trains_and_is_read_again(module, tmp_path):
     from weince.cli import main
 
-    arguments = "--encoder own_things:Net --loss.preset own_things:Mine --loss.temperature 0.2 --epochs 1 --device cpu"
+    arguments = "--encoder own_things:Net --loss.preset own_things:Mine --epochs 1 --device cpu"
     main(["train", *arguments.split(), "--config", "digits_tiny", "--out", str(tmp_path / "run")])
     from weince.vision.runs import load_model
 
