@@ -1,8 +1,8 @@
 """Does `weince diagnose` name what is true? Pairs drawn from known links, and its verdicts on them.
 
 Modes:
-    verdicts  a table of truth, verdict and estimate over all cases: results/known_answers.md and .csv
-    batches   a page at every batch size, full and quick: seconds, memory and verdict, in results/diagnose_batches.md
+    verdicts  a table of truth, verdict and estimate over all cases: research/results/known_answers.md and .csv
+    batches   a page at every batch size, full and quick: seconds, memory and verdict, in research/results/diagnose_batches.md
 
 A pair is drawn so that its link is known: the anchor is uniform on the sphere, and its positive has the density
 exp(logit(s)) against the uniform law of the negatives. The chance that a candidate is the positive is then the
@@ -28,11 +28,11 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from weince.embeddings import make_pairs
+from weince.diagnose.reading import make_pairs
 from weince.evt import LinkRivals
-from weince.report.bank import Settings
-from weince.report.measure import Measured, measure
-from weince.report.verdict import THRESHOLDS, decide
+from weince.diagnose.bank import Settings
+from weince.diagnose.measure import Measured, measure
+from weince.diagnose.verdict import THRESHOLDS, decide
 
 RESULTS = Path(__file__).parents[1] / "results"
 PAIRS, DIM = 8192, 16

@@ -9,7 +9,7 @@ Modes:
     rival     which of softmax, a bounded tail and a temperature that varies is named when each is true
     draw      the figure again, from the table that power wrote
 
-Each writes its table under results/. Winners are simulated from a known link on scores of paired Gaussian
+Each writes its table under research/results/. Winners are simulated from a known link on scores of paired Gaussian
 embeddings.
 
 Example:

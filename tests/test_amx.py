@@ -10,7 +10,7 @@ import torch
 from training import small_run, write_data
 
 from weince import bench, machine
-from weince.vision.train import train
+from weince.lab.vision.train import train
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 SET = (

@@ -12,8 +12,8 @@ import torch
 
 from weince import cli, settings, usage
 from weince.cli import main
-from weince.vision import runs
-from weince.vision import train as train_module
+from weince.lab.vision import runs
+from weince.lab.vision import train as train_module
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_no_option_of_train_is_required(capsys):
 
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
-    from weince.text.train import TextRun
-    from weince.vision.train import VisionRun
+    from weince.lab.text.train import TextRun
+    from weince.lab.vision.train import VisionRun
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")

@@ -7,9 +7,9 @@ import pytest
 
 from weince import settings
 from weince.cli import main
-from weince.reproduce import named_tables
-from weince.text.train import TextRun
-from weince.vision.train import VisionRun
+from weince.lab.reproduce import named_tables
+from weince.lab.text.train import TextRun
+from weince.lab.vision.train import VisionRun
 
 pytest.importorskip("shtab")
 

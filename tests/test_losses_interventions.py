@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weince import BlendLink, LinkLoss, TailConfig, Term, WeinceLoss, functional
 from weince.candidates import contests
-from weince.configure import LossConfig, build_loss
+from weince.lab.configure import LossConfig, build_loss
 from weince.losses import RELEASED_TAIL, released_terms
 
 CHANGES = {

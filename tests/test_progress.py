@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from weince import progress
-from weince.text import log as text_log
-from weince.vision import log as vision_log
+from weince.lab.text import log as text_log
+from weince.lab.vision import log as vision_log
 
 ROW = {"loss": 5.7982, "lam": 0.208, "beta": 3.09, "views_per_second": 13539.0}
 

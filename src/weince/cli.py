@@ -19,7 +19,7 @@ from weince import usage
 from weince.machine import DEVICES, find_device, version
 
 if TYPE_CHECKING:
-    from weince.embeddings import Pairs
+    from weince.diagnose.reading import Pairs
 
 _EXTRAS = {
     "datasets": "text",
@@ -72,7 +72,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from weince.diagnose import check_out, write_diagnosis
-    from weince.report.bank import QUICK, Settings
+    from weince.diagnose.bank import QUICK, Settings
 
     asked = {
         key: getattr(options, key)
@@ -97,7 +97,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
 
 def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pairs], float | None]":
     """The embeddings of the inputs, whatever these are, and the temperature they were trained with, if known."""
-    from weince.embeddings import encode_sentences, load_pairs
+    from weince.diagnose.reading import encode_sentences, load_pairs
 
     runs = [path for path in options.inputs if (path / "run.yaml").is_file()]
     if runs and runs != options.inputs:
@@ -108,7 +108,7 @@ def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pa
             f"--sentences wants a model's folder (a text run's is RUN/best); got the run {runs[0]}"
         )
     if runs:
-        from weince.vision.runs import run_pairs, temperature_of
+        from weince.lab.vision.runs import run_pairs, temperature_of
 
         pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
         known = temperature_of(options.inputs) if options.temperature is None else options.temperature
@@ -136,13 +136,13 @@ def _run_train(options: argparse.Namespace) -> None:
         arguments = ["--config", chosen, *arguments]
     task = "vision" if chosen is None else settings.load(chosen).get("task", "vision")
     if task == "text":
-        from weince.text.train import TextRun
-        from weince.text.train import train as train_text
+        from weince.lab.text.train import TextRun
+        from weince.lab.text.train import train as train_text
 
         run = settings.read(TextRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES)
         print(train_text(run))
         return
-    from weince.vision.train import VisionRun, train
+    from weince.lab.vision.train import VisionRun, train
 
     folder = train(settings.read(VisionRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES))
     # Of the processes of a run, the first.
@@ -176,7 +176,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _run_evaluate_sts(options: argparse.Namespace) -> None:
-    from weince.text.sts import evaluate_sts, table
+    from weince.lab.text.sts import evaluate_sts, table
 
     device = str(find_device(options.device))
     for model in options.runs:
@@ -194,8 +194,8 @@ def _run_evaluate(options: argparse.Namespace) -> None:
         raise ValueError("--published is printed beside the scores of --sts FILE, which is missing")
     from rich.console import Console
 
-    from weince.evaluate import table
-    from weince.vision.runs import evaluate_run, evaluation_path
+    from weince.lab.evaluate import table
+    from weince.lab.vision.runs import evaluate_run, evaluation_path
 
     for folder in map(Path, options.runs):
         evaluation = evaluate_run(folder, data=options.data, device=options.device, quick=options.quick)
@@ -245,7 +245,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _run_reproduce(options: argparse.Namespace) -> None:
-    from weince.reproduce import print_tables, reproduce
+    from weince.lab.reproduce import print_tables, reproduce
 
     if options.list:
         print_tables()
@@ -307,7 +307,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run_bench_loss(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from weince.bench import bench_loss, table
+    from weince.lab.bench import bench_loss, table
 
     timings = bench_loss(
         pairs=options.pairs,

@@ -20,7 +20,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """
     import shtab
 
-    from weince.reproduce.tables import named_tables
+    from weince.lab.reproduce.tables import named_tables
 
     commands = _commands(parser)
     for option, values in _train_options().items():
@@ -43,8 +43,8 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 
 def _train_options() -> dict[str, tuple[str, ...]]:
     """The options of ``weince train``, which are settings of a run, and the values of those that have a few."""
-    from weince.text.train import TextRun
-    from weince.vision.train import VisionRun
+    from weince.lab.text.train import TextRun
+    from weince.lab.vision.train import VisionRun
 
     found: dict[str, tuple[str, ...]] = {"config": tuple(settings.named_configs()), "help": ()}
     for kind in (VisionRun, TextRun):

@@ -27,7 +27,7 @@ from weince.distributed import is_spread
 from weince.links import Scalar
 from weince.losses.weince import WeinceOptions
 from weince.tail import TailConfig
-from weince.text.encoder import cannot_load, only_here
+from weince.lab.text.encoder import cannot_load, only_here
 
 try:
     from sentence_transformers import SentenceTransformer
