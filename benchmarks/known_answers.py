@@ -2,7 +2,7 @@
 
 Modes:
     verdicts  a table of truth, verdict and estimate over all cases: research/results/known_answers.md and .csv
-    batches   a page at every batch size, full and quick: seconds, memory and verdict, in research/results/diagnose_batches.md
+    batches   a page at every batch size, full and quick: seconds, memory and verdict
 
 A pair is drawn so that its link is known: the anchor is uniform on the sphere, and its positive has the density
 exp(logit(s)) against the uniform law of the negatives. The chance that a candidate is the positive is then the
@@ -28,11 +28,11 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from weince.diagnose.reading import make_pairs
-from weince.evt import LinkRivals
 from weince.diagnose.bank import Settings
 from weince.diagnose.measure import Measured, measure
+from weince.diagnose.reading import make_pairs
 from weince.diagnose.verdict import THRESHOLDS, decide
+from weince.evt import LinkRivals
 
 RESULTS = Path(__file__).parents[1] / "results"
 PAIRS, DIM = 8192, 16

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from weince.lab.checkpoint import write_text_aside
+from weince.files import write_text_aside
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.plan import Run, plan
 from weince.lab.reproduce.tables import Loss, Table

@@ -26,12 +26,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from weince import settings
-from weince.lab.configure import LossConfig
 from weince.diagnose import check_out, write_diagnosis
-from weince.lab.evaluate import LabelledFeatures, extract, knn
-from weince.lab.evaluate.bar import progress_bar
-from weince.lab.evaluate.protocol import t_interval
 from weince.diagnose.bank import QUICK
 from weince.diagnose.training import (
     Comparison,
@@ -40,6 +35,11 @@ from weince.diagnose.training import (
     headline,
     results_section,
 )
+from weince.evt.intervals import t_interval
+from weince.lab import settings
+from weince.lab.configure import LossConfig
+from weince.lab.evaluate import LabelledFeatures, extract, knn
+from weince.lab.evaluate.bar import progress_bar
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.log import read_log
 from weince.lab.vision.runs import FREE_TO_CHANGE, build_model, load_model, run_pairs

@@ -19,8 +19,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, WeinceLoss
-from weince.scores import shortfalls
 from weince.lab.vision.log import read_log
+from weince.scores import shortfalls
 
 EXAMPLE = """\
 example:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weince import evt
-from weince.lab.evaluate.bar import progress_bar
-from weince.lab.evaluate.protocol import t_interval
 from weince.evt import AblationPoint, LinkBank
+from weince.evt.intervals import t_interval
+from weince.lab.evaluate.bar import progress_bar
 
 EXAMPLE = """\
 example:

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weince.evt.intervals import t_interval
 from weince.lab.configure import LossConfig
-from weince.lab.evaluate.protocol import PairedTest, paired_test, t_interval
+from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.text.sts import TASKS, evaluate_sts
 from weince.lab.text.train import TextRun, train
 

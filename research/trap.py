@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
+from weince.evt.intervals import t_interval
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.evaluate.bar import progress_bar
-from weince.lab.evaluate.protocol import t_interval
 from weince.scores import CROWD, shortfalls, unit_rows
 
 EXAMPLE = """\

@@ -9,7 +9,8 @@ import pytest
 import torch
 from training import small_run, write_data
 
-from weince import bench, machine
+from weince import machine
+from weince.lab import bench
 from weince.lab.vision.train import train
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from report.synthetic import views
 
-from weince import cli, configure
+from weince import cli
 from weince.cli import main
+from weince.lab import configure
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--batch", "16", "--augment.size", "16"]
 TABLE = {

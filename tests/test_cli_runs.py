@@ -10,8 +10,9 @@ import time
 import pytest
 import torch
 
-from weince import cli, settings, usage
+from weince import cli, usage
 from weince.cli import main
+from weince.lab import settings
 from weince.lab.vision import runs
 from weince.lab.vision import train as train_module
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from weince import settings
 from weince.cli import main
+from weince.lab import settings
 from weince.lab.reproduce import named_tables
 from weince.lab.text.train import TextRun
 from weince.lab.vision.train import VisionRun

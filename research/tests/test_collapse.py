@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "collapse.py"
+SCRIPT = Path(__file__).parents[1] / "collapse.py"
 spec = importlib.util.spec_from_file_location("collapse", SCRIPT)
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)

@@ -9,7 +9,7 @@ import pytest
 
 from weince import evt
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "pools.py"
+SCRIPT = Path(__file__).parents[1] / "pools.py"
 spec = importlib.util.spec_from_file_location("pools", SCRIPT)
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)

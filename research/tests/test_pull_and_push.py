@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "pull_and_push.py"
+SCRIPT = Path(__file__).parents[1] / "pull_and_push.py"
 spec = importlib.util.spec_from_file_location("pull_and_push", SCRIPT)
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from programs import run
 from scipy.stats import ttest_rel
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "simcse_compare.py"
+SCRIPT = Path(__file__).parents[1] / "simcse_compare.py"
 spec = importlib.util.spec_from_file_location("simcse_compare", SCRIPT)
 compare = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(compare)

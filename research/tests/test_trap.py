@@ -10,7 +10,7 @@ import torch
 from programs import run
 from scipy import stats
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "trap.py"
+SCRIPT = Path(__file__).parents[1] / "trap.py"
 spec = importlib.util.spec_from_file_location("trap", SCRIPT)
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)

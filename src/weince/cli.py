@@ -127,7 +127,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run_train(options: argparse.Namespace) -> None:
-    from weince import settings
+    from weince.lab import settings
 
     arguments = options.rest
     chosen, _ = settings.take_config(arguments)

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from weince import settings
+from weince.lab import settings
 from weince.tail import TailConfig
 
 _FILES = {"inputs", "sentences", "sts", "data", "text"}

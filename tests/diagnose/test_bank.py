@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from report.synthetic import small, views
+
 from weince import evt
-from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose import bank as module
 from weince.diagnose.bank import FEWEST_BATCHES, FEWEST_PAIRS, Settings, build_bank, larger_sizes, plan
+from weince.diagnose.reading import InputError, Pairs, make_pairs
 
 
 def test_without_ids_the_bank_is_that_of_the_link_test():

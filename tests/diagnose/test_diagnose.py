@@ -9,9 +9,9 @@ import pytest
 from report.synthetic import small, views
 
 from weince.diagnose import FORMAT, check_out, diagnose, finished_folder, steps_of, write_diagnosis
-from weince.diagnose.reading import InputError, make_pairs
 from weince.diagnose.bank import QUICK
 from weince.diagnose.figures_link import mean_over
+from weince.diagnose.reading import InputError, make_pairs
 
 FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5)
 

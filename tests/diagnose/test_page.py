@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
-
 from report.browser import sound_page
 from report.synthetic import crowd, small, views
+from scipy import stats
+
 from weince.diagnose import write_diagnosis
-from weince.diagnose.reading import load_pairs, make_pairs
 from weince.diagnose.bank import QUICK
+from weince.diagnose.reading import load_pairs, make_pairs
 from weince.diagnose.style import plain, shorten
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5, temperature=0.5)

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from report.synthetic import crowd, small, views
 from scipy.special import logsumexp
 
-from report.synthetic import crowd, small, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
-from weince.diagnose.reading import InputError, make_pairs, pair_by_label
-from weince.evt import Gain, LinkRivals, VaryingLink
 from weince.diagnose.bank import QUICK, build_bank
 from weince.diagnose.measure import measure
+from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.tables import number
 from weince.diagnose.verdict import THRESHOLDS, decide, link_code, p_text, softmax_code, tail_kind
+from weince.evt import Gain, LinkRivals, VaryingLink
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from weince import InfoNCELoss, bench, progress
-from weince.lab.bench import YARDSTICK, Timing, bench_loss, plain_info_nce, table
+from weince import InfoNCELoss, progress
 from weince.cli import main
+from weince.lab import bench
+from weince.lab.bench import YARDSTICK, Timing, bench_loss, plain_info_nce, table
 
 
 def drawn(timings):

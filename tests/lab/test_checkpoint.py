@@ -5,7 +5,8 @@ import pytest
 import torch
 from programs import run
 
-from weince import checkpoint
+from weince import files
+from weince.lab import checkpoint
 
 
 def state(number):
@@ -62,7 +63,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     """The limit on a file's size stands in for the disk: writing beyond either fails in the middle of a write."""
     program = textwrap.dedent("""
         import resource, signal, sys, pathlib, torch
-        from weince import checkpoint
+        from weince.lab import checkpoint
         folder = pathlib.Path(sys.argv[1])
         checkpoint.save(folder, 1, {"weights": torch.zeros(100)})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -99,6 +100,6 @@ def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(
         checkpoint.os, "replace", lambda a, b, real=os.replace: (order.append("replace"), real(a, b))
     )
-    checkpoint.write_aside(tmp_path / "x", lambda part: part.write_text("whole"))
+    files.write_aside(tmp_path / "x", lambda part: part.write_text("whole"))
     assert order == ["fsync", "replace"]
     assert (tmp_path / "x").read_text() == "whole"

@@ -13,7 +13,7 @@ from weince.lab.reproduce import reproduce
 from weince.lab.reproduce.plan import plan
 from weince.lab.settings import load
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "recipe_search.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recipe_search.py"
 spec = importlib.util.spec_from_file_location("recipe_search", SCRIPT)
 script = importlib.util.module_from_spec(spec)
 sys.modules["recipe_search"] = script  # where dataclasses look for it

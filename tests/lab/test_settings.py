@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from weince import settings
+from weince.lab import settings
 from weince.lab.configure import LossConfig
 
 

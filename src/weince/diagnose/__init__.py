@@ -25,18 +25,18 @@ from numpy.typing import ArrayLike
 from rich.progress import BarColumn, TaskID, TimeElapsedColumn
 from torch import Tensor
 
-from weince.lab.checkpoint import check_folder
-from weince.diagnose.reading import InputError, Pairs, make_pairs
-from weince.machine import version
-from weince.progress import Bars, Cut
 from weince.diagnose import figures_link
 from weince.diagnose.bank import QUICK, Settings
 from weince.diagnose.measure import STAGES, Measured, measure, measure_theory
 from weince.diagnose.page import Page, write_page
+from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose.sections import Group, write_sections
 from weince.diagnose.style import Gallery
 from weince.diagnose.training import Opening
 from weince.diagnose.verdict import THRESHOLDS, Verdict, decide, tail_kind
+from weince.files import check_folder
+from weince.machine import version
+from weince.progress import Bars, Cut
 
 FORMAT = "weince diagnosis 1"
 WRITTEN = ("index.html", "summary.json", "figures", "tables")

@@ -8,9 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weince import evt
-from weince.lab.evaluate.protocol import t_interval
-from weince.evt import AblationPoint
-from weince.evt.gpd import Floats
 from weince.diagnose.measure import Curves, Measured
 from weince.diagnose.style import (
     BLUE,
@@ -26,6 +23,9 @@ from weince.diagnose.style import (
     log_axis,
     shorten,
 )
+from weince.evt import AblationPoint
+from weince.evt.gpd import Floats
+from weince.evt.intervals import t_interval
 
 GAIN = "gain (nats per anchor)"
 

@@ -5,9 +5,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weince import evt
-from weince.evt.gpd import Floats
 from weince.diagnose.measure import Measured, Tail
 from weince.diagnose.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend
+from weince.evt.gpd import Floats
 
 LAWS = {"GPD": (BLUE, "-"), "exponential, refitted": (RED, "--"), "GPD ending at 1": (GREEN, ":")}
 

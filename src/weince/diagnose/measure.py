@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from weince import evt
+from weince.diagnose.bank import Bank, Settings, anchors_kept, build_bank, larger_sizes, plan
 from weince.diagnose.reading import InputError, Pairs
 from weince.evt import choice
 from weince.evt.gpd import Floats
 from weince.evt.top1 import Noise
-from weince.diagnose.bank import Bank, Settings, anchors_kept, build_bank, larger_sizes, plan
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]

@@ -11,10 +11,10 @@ from itertools import cycle
 
 import numpy as np
 
-from weince.lab.evaluate.protocol import t_interval
 from weince.diagnose.sections import Group, Section
 from weince.diagnose.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend, shorten
 from weince.diagnose.tables import Cell, Table, text
+from weince.evt.intervals import t_interval
 
 Comparison = Mapping[str, Mapping[str, Sequence[float]]]
 Rows = Sequence[Mapping[str, float]]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weince.evt import BatchXi
-from weince.evt.link_rivals import Explanation
 from weince.diagnose.bank import Settings
 from weince.diagnose.measure import Measured
 from weince.diagnose.tables import number
+from weince.evt import BatchXi
+from weince.evt.link_rivals import Explanation
 from weince.scores import CROWD
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from weince.lab.checkpoint import check_folder, write_text_aside
+from weince.files import check_folder, write_text_aside
 from weince.lab.configure import unknown
 
 LAPTOP = "digits_tiny"

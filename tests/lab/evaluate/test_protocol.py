@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from weince.lab.evaluate.protocol import budget, paired_test, pooled_spread, select, split, t_interval
+from weince.evt.intervals import t_interval
+from weince.lab.evaluate.protocol import budget, paired_test, pooled_spread, select, split
 
 
 def test_split_of_a_case_by_hand():

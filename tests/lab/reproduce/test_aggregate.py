@@ -9,7 +9,8 @@ import yaml
 from reproduce.tables import small_table
 from scipy import stats
 
-from weince.lab.evaluate.protocol import PairedTest, paired_test, t_interval
+from weince.evt.intervals import t_interval
+from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.reproduce import page as pages
 from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.plan import plan

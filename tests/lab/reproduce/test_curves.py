@@ -11,7 +11,7 @@ import pytest
 import yaml
 from reproduce.tables import small_table
 
-from weince import settings
+from weince.lab import settings
 from weince.lab.reproduce import curves, reproduce
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.tables import read_table

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from reproduce.tables import small_table
 
-from weince import settings
+from weince.lab import settings
 from weince.lab.reproduce import execute, processes, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out, is_done, run_here
 from weince.lab.reproduce.plan import plan
@@ -74,7 +74,7 @@ def test_a_run_is_done_once_and_signed(tmp_path, script):
 
 
 def test_sources_from_an_archive_know_their_commit(tmp_path):
-    root, copy, unpacked = Path(__file__).parents[2], tmp_path / "copy", tmp_path / "unpacked"
+    root, copy, unpacked = Path(__file__).parents[3], tmp_path / "copy", tmp_path / "unpacked"
     shutil.copytree(root / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / ".gitattributes", copy)
     unpacked.mkdir()

@@ -8,9 +8,9 @@ import pytest
 from programs import run
 from reproduce.tables import small_table
 
-from weince import settings
-from weince.lab.evaluate import fingerprint
 from weince.evt import frechet_ablation, link_bank, link_test
+from weince.lab import settings
+from weince.lab.evaluate import fingerprint
 from weince.lab.reproduce import overhead, reproduce
 from weince.lab.reproduce.tables import MEASURES
 from weince.lab.reproduce.tails import figures, measure

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from reproduce.tables import small_table
 
-from weince import settings
 from weince.cli import main
+from weince.lab import settings
 from weince.lab.reproduce.aggregate import reported
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.tables import MEASURES, named_tables, read_table
@@ -57,7 +57,7 @@ def test_no_table_at_all(capsys):
 
 @pytest.mark.parametrize("name", named_tables())
 def test_the_page_on_tables_has_the_number_of_runs(name, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
     names, runs = next((row[0], row[-1]) for row in rows if f"`{name}`" in row[0])
     if re.fullmatch(r"[\d, ]+", runs):  # else it says whose runs they are

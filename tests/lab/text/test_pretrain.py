@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from weince.lab.text.train import TextRun, train
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain_small_bert.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "pretrain_small_bert.py"
 
 
 @pytest.fixture(scope="module")

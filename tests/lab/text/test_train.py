@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from programs import Program
 from transformers import AutoModel, AutoTokenizer
 
-from weince import checkpoint, settings
+from weince.lab import checkpoint, settings
 from weince.lab.capture import Embedded
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.text import train as module

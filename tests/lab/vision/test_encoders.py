@@ -351,7 +351,7 @@ def test_a_timm_model_is_told_the_size_if_it_asks(monkeypatch):
 
 
 def test_the_examples_of_the_documentation_run():
-    page = Path(__file__).parents[2] / "docs" / "vision.md"
+    page = Path(__file__).parents[3] / "docs" / "vision.md"
     if not page.exists():
         pytest.skip("a source archive comes without docs")
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

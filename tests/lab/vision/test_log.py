@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weince import TailConfig, WeinceLoss
-from weince.scores import CROWD
 from weince.lab.vision.log import COLUMNS, Log, _crowded, check_finite, measure, read_log
+from weince.scores import CROWD
 
 
 def row(epoch):

@@ -16,7 +16,7 @@ from programs import run as run_program
 from safetensors.torch import load_file
 from training import SIZE, run, same_weights, small_run, weights, write_data
 
-from weince import checkpoint, settings
+from weince.lab import checkpoint, settings
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.vision import train as training_module
 from weince.lab.vision.augment import Augment

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from weince.evt.intervals import Interval, half_text, t_interval
+
 Indices = NDArray[np.int64]
 
 
@@ -21,18 +23,6 @@ class Split(NamedTuple):
 
     train: Indices
     validation: Indices
-
-
-class Interval(NamedTuple):
-    """A mean and the half width of its t-interval over ``n`` values; the half width of one value is NaN."""
-
-    mean: float
-    half: float
-    n: int
-
-    def text(self, digits: int) -> str:
-        """``50.01 ± 0.19``; without a half width the mean alone."""
-        return f"{self.mean:.{digits}f}{_half_text(self.half, digits)}"
 
 
 class PairedTest(NamedTuple):
@@ -52,11 +42,7 @@ class PairedTest(NamedTuple):
 
     def text(self, digits: int) -> str:
         """``+0.42 ± 0.19``: the difference with its sign; without a half width the difference alone."""
-        return f"{self.difference:+.{digits}f}{_half_text(self.half, digits)}"
-
-
-def _half_text(half: float, digits: int) -> str:
-    return "" if math.isnan(half) else f" ± {half:.{digits}f}"
+        return f"{self.difference:+.{digits}f}{half_text(self.half, digits)}"
 
 
 def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
@@ -114,19 +100,6 @@ def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread 
             squares += (n - 1) * deviation**2
             degrees += n - 1
     return Spread(math.sqrt(squares / degrees), degrees) if degrees else None
-
-
-def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
-    """Mean and t-interval of independent values, such as one figure for each pretrained encoder."""
-    x = np.fromiter(values, dtype=np.float64)
-    if not len(x) or not np.isfinite(x).all():
-        raise ValueError(f"an interval needs finite values, got {x.tolist()}")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
-    half = math.nan
-    if len(x) > 1:
-        half = float(stats.t.ppf(0.5 + level / 2.0, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
-    return Interval(float(x.mean()), half, len(x))
 
 
 def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> PairedTest:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weince.lab.checkpoint import check_folder, check_writable
+from weince.files import check_folder, check_writable
 from weince.lab.evaluate.protocol import budget
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.aggregate import aggregate

@@ -31,8 +31,8 @@ from weince.diagnose.style import (
 from weince.lab.reproduce.aggregate import Record
 from weince.lab.reproduce.plan import Run, words
 from weince.lab.reproduce.tables import MEASURES, Table
-from weince.scores import CROWD
 from weince.lab.vision.log import read_log
+from weince.scores import CROWD
 
 PANELS = {
     "loss": "loss (levels do not compare)",

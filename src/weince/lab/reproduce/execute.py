@@ -21,12 +21,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from weince.lab.checkpoint import write_text_aside
-from weince.machine import version
+from weince.files import write_text_aside
 from weince.lab.reproduce.plan import Run, has_settings
 from weince.lab.reproduce.processes import end_group, own_group, try_lock
-from weince.usage import INTERRUPTED
 from weince.lab.vision.log import read_log
+from weince.machine import version
+from weince.usage import INTERRUPTED
 
 ATTEMPTS = 3
 """How often a run is started that somebody kills."""

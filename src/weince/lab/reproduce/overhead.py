@@ -2,8 +2,8 @@
 
 import math
 
+from weince.evt.intervals import Interval
 from weince.lab.bench import bench_loss
-from weince.lab.evaluate.protocol import Interval
 from weince.lab.reproduce.aggregate import Line, Summary, reported
 
 ROW, PAIRS, WIDTH, REPEATS = "batch_256", 256, 64, 50

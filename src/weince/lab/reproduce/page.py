@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
-from weince.lab.checkpoint import write_aside, write_text_aside
-from weince.lab.evaluate.knn import RECALLS
-from weince.lab.evaluate.protocol import Interval, PairedTest, pooled_spread
 from weince.diagnose.html import style_sheet, templates
+from weince.evt.intervals import Interval
+from weince.files import write_aside, write_text_aside
+from weince.lab.evaluate.knn import RECALLS
+from weince.lab.evaluate.protocol import PairedTest, pooled_spread
 from weince.lab.reproduce.aggregate import Line, Summary
 from weince.lab.reproduce.plan import Run
 from weince.lab.reproduce.tables import MEASURES

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from weince import settings
+from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.reproduce.tables import MEASURES, Table
 from weince.lab.vision.data import NAMES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from weince.lab.checkpoint import write_text_aside
+from weince.files import write_text_aside
 from weince.lab.reproduce.plan import Run
 
 KEPT = ("log.csv", "made.json")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weince.lab.checkpoint import write_text_aside
+from weince.files import write_text_aside
 from weince.lab.configure import unknown
 from weince.lab.reproduce.execute import ATTEMPTS, Tell, carry_out, is_done
 from weince.lab.reproduce.plan import Run

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weince.lab.checkpoint import write_text_aside
+from weince.files import write_text_aside
 
 PAIRS, BATCHES, SEED = 256, 32, 0
 
@@ -57,7 +57,9 @@ def figures(kind: str, z_i: np.ndarray, z_j: np.ndarray) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="weince.lab.reproduce.tails", description="Measure a run's score tail.")
+    parser = argparse.ArgumentParser(
+        prog="weince.lab.reproduce.tails", description="Measure a run's score tail."
+    )
     parser.add_argument("kind", choices=["link", "frechet"])
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()

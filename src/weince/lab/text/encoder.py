@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weince.integrations.hub import cannot_load, only_here
+
 POOLING = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 """How sentence-transformers is told that the vector of a sentence is that of its first token."""
-
-
-PATIENCE = 10
-"""Seconds within which the hub is to answer."""
 
 
 class Tokens(NamedTuple):
@@ -85,34 +83,6 @@ def load_backbone(model: str) -> tuple[nn.Module, Any]:
             f"cannot load model {model!r}: {len(missing)} weights are missing, the first {missing[0]}"
         )
     return backbone, tokenizer
-
-
-def only_here(model: str) -> bool:
-    """Whether to look for a model on this machine alone: it is a folder, or the hub does not answer.
-
-    Asked once, since the loaders would ask again and again, for a minute, before they give up.
-    """
-    if Path(model).is_dir():
-        return True
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception:  # of many kinds, which change with the versions; the loader will say what is missing
-        return True
-    return False
-
-
-def cannot_load(model: str, local: bool, error: Exception) -> OSError:
-    """One line why a model was not found where :func:`only_here` said to look."""
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    if Path(model).is_dir():
-        where = "the folder"
-    elif local:
-        where = "the hub's cache on this machine, and the hub does not answer (is there a network?); give a folder"
-    else:
-        where = "the hub"
-    return OSError(f"cannot load model {model!r} from {where}: {reason}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from weince import checkpoint
+from weince import files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def start_log(out: Path, rows: list[dict[str, str]]) -> None:
             writer.writeheader()
             writer.writerows(rows)
 
-    checkpoint.write_aside(out / "log.csv", write)
+    files.write_aside(out / "log.csv", write)
 
 
 def append_log(out: Path, row: Row) -> None:

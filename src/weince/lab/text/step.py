@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from weince.lab.capture import EAGER_STEPS, Embedded, run_aside
+from weince.lab.text.encoder import SentenceEncoder, Tokens
 from weince.losses import InfoNCELoss
 from weince.tail import TailConfig, TailStats
-from weince.lab.text.encoder import SentenceEncoder, Tokens
 
 Precision = Literal["fp32", "tf32", "bf16"]
 

@@ -15,16 +15,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weince.machine import prepare_cpu_for
+from weince.integrations.hub import cannot_load, only_here
 from weince.lab.text.encoder import (
     SentenceEncoder,
     Tokens,
-    cannot_load,
     check_model,
     load_backbone,
-    only_here,
     tokenise,
 )
+from weince.machine import prepare_cpu_for
 
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R")
 COLUMNS = ("task", "subset", "split", "score")

@@ -15,16 +15,24 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from weince import checkpoint, settings
+from weince import files
+from weince.lab import checkpoint, settings
 from weince.lab.capture import Embedded, restore, set_rate
 from weince.lab.configure import LossConfig, build_loss, check_loss
-from weince.machine import check_device, find_device, prepare_cpu_for_bf16
-from weince.tail import TailStats
 from weince.lab.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
-from weince.lab.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, save_encoder, tokenise
+from weince.lab.text.encoder import (
+    SentenceEncoder,
+    Tokens,
+    check_model,
+    load_backbone,
+    save_encoder,
+    tokenise,
+)
 from weince.lab.text.log import Row, append_log, progress_bar, read_log, start_log
 from weince.lab.text.step import Precision, Step, matmul_precision, tail_stats
 from weince.lab.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
+from weince.machine import check_device, find_device, prepare_cpu_for_bf16
+from weince.tail import TailStats
 
 FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every", "graph"}
 """Settings that a resumed run may change: files may have moved, and a GPU may have become free."""
@@ -294,4 +302,4 @@ def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
     }
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
-    checkpoint.write_text_aside(job.run.out / "result.json", text)
+    files.write_text_aside(job.run.out / "result.json", text)

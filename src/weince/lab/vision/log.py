@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weince.lab.checkpoint import write_aside
+from weince.files import write_aside
 from weince.losses import InfoNCELoss
 from weince.scores import CROWD, shortfalls
 from weince.tail import TailConfig

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from weince import settings
-from weince.lab.checkpoint import check_writable, write_aside, write_text_aside
-from weince.lab.configure import build_loss
 from weince.diagnose.reading import Pairs, make_pairs, rename
-from weince.machine import find_device
+from weince.files import check_writable, write_aside, write_text_aside
+from weince.lab import settings
+from weince.lab.configure import build_loss
 from weince.lab.vision import encoders
 from weince.lab.vision.data import load
 from weince.lab.vision.step import allow_tf32
+from weince.machine import find_device
 
 if TYPE_CHECKING:
     from weince.lab.evaluate import Evaluation

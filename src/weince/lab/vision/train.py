@@ -23,11 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weince import checkpoint
+from weince.lab import checkpoint
 from weince.lab.capture import restore, set_rate
 from weince.lab.configure import LossConfig, build_loss, check_loss
-from weince.machine import DEVICES, find_device, prepare_cpu_for_bf16
-from weince.tail import TailConfig
 from weince.lab.vision.augment import Augment
 from weince.lab.vision.data import load
 from weince.lab.vision.encoders import ProjectorConfig, SimCLR
@@ -35,6 +33,8 @@ from weince.lab.vision.log import Log, check_finite, collapse, measure, progress
 from weince.lab.vision.optim import OptimizerConfig, build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
 from weince.lab.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
+from weince.machine import DEVICES, find_device, prepare_cpu_for_bf16
+from weince.tail import TailConfig
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
