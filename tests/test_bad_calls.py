@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from diagnose.synthetic import views
 from PIL import Image
-from report.synthetic import views
 
 from weince import cli
 from weince.cli import main

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 import pytest
+from diagnose.synthetic import views
 from programs import Program, run
-from report.synthetic import views
 
 from weince.cli import main
 

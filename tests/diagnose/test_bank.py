@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report.synthetic import small, views
 
+from diagnose.synthetic import small, views
 from weince import evt
 from weince.diagnose import bank as module
 from weince.diagnose.bank import FEWEST_BATCHES, FEWEST_PAIRS, Settings, build_bank, larger_sizes, plan

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from programs import run as run_program
-from report.browser import sound_page
 
+from diagnose.browser import sound_page
 from weince.lab.vision.data import load
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report.synthetic import small, views
 
+from diagnose.synthetic import small, views
 from weince.diagnose import FORMAT, check_out, diagnose, finished_folder, steps_of, write_diagnosis
 from weince.diagnose.bank import QUICK
 from weince.diagnose.figures_link import mean_over

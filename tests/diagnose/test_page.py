@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from report.browser import sound_page
-from report.synthetic import crowd, small, views
 from scipy import stats
 
+from diagnose.browser import sound_page
+from diagnose.synthetic import crowd, small, views
 from weince.diagnose import write_diagnosis
 from weince.diagnose.bank import QUICK
 from weince.diagnose.reading import load_pairs, make_pairs

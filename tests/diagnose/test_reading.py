@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from report.synthetic import views
 from safetensors.torch import save_file
 
+from diagnose.synthetic import views
 from weince.diagnose.reading import (
     InputError,
     connected_pairs,

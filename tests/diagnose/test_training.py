@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report.browser import sound_page
 from scipy import stats
 
+from diagnose.browser import sound_page
 from weince.diagnose.bank import Settings
 from weince.diagnose.page import Page, write_page
 from weince.diagnose.style import Gallery, shorten

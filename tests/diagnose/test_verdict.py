@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from report.synthetic import crowd, small, views
 from scipy.special import logsumexp
 
+from diagnose.synthetic import crowd, small, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.diagnose.bank import QUICK, build_bank
 from weince.diagnose.measure import measure

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reproduce.tables import CONFIG
+from lab.reproduce.tables import CONFIG
 
 from weince.lab.reproduce import reproduce
 from weince.lab.reproduce.plan import plan

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 import yaml
-from reproduce.tables import small_table
+from lab.reproduce.tables import small_table
 from scipy import stats
 
 from weince.evt.intervals import t_interval

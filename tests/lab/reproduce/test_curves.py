@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import yaml
-from reproduce.tables import small_table
+from lab.reproduce.tables import small_table
 
 from weince.lab import settings
 from weince.lab.reproduce import curves, reproduce

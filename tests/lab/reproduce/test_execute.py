@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reproduce.tables import small_table
+from lab.reproduce.tables import small_table
 
 from weince.lab import settings
 from weince.lab.reproduce import execute, processes, reproduce

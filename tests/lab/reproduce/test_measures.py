@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from lab.reproduce.tables import small_table
 from programs import run
-from reproduce.tables import small_table
 
 from weince.evt import frechet_ablation, link_bank, link_test
 from weince.lab import settings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reproduce.tables import small_table
+from lab.reproduce.tables import small_table
 
 from weince.cli import main
 from weince.lab import settings

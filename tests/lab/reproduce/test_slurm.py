@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from reproduce import slurm as local
-from reproduce.tables import small_table
+from lab.reproduce import slurm as local
+from lab.reproduce.tables import small_table
 
 from weince.lab.reproduce import plan, read_table, reproduce
 from weince.lab.reproduce import slurm as ours

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vision.official import (
+from lab.vision.official import (
     WRITERS,
     assert_equal,
     assert_well_formed,

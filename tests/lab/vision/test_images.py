@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.vision.official import assert_equal, assert_well_formed, noise, one_line, save_picture
 from PIL import Image
-from vision.official import assert_equal, assert_well_formed, noise, one_line, save_picture
 
 from weince.lab.vision import archives
 from weince.lab.vision.data import ImageData, load, stratified_split
