@@ -103,7 +103,7 @@ def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def configs_folder() -> Path:
     """Where the configurations are that come with the package."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     places = here / "configs", here.parents[1] / "configs"  # of a wheel, of a checkout
     return next((place for place in places if place.is_dir()), places[0])
 

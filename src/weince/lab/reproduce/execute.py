@@ -199,7 +199,7 @@ def hardware(device: str = "auto") -> str:
 def commit() -> str:
     """The version of this package, and the commit of a checkout, marked where its sources were changed since, or of
     the archive (``git archive``) that it was unpacked from."""
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parents[2]
     head = _said(["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"])
     if head and _said(["git", "-C", str(here), "ls-files", "__init__.py"]):
         changed = _said(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "."])
