@@ -18,7 +18,7 @@ demo: .venv/.ready
 	$(BIN)/python examples/demo.py
 
 test: .venv/.ready
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

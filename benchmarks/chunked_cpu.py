@@ -2,7 +2,7 @@
 
     python benchmarks/chunked_cpu.py                        memory at 4,096 and 16,384 pairs, time at 4,096; minutes
     python benchmarks/chunked_cpu.py --memory 2048 --time 2048 --repeats 3
-    python benchmarks/chunked_cpu.py --write results/chunked_cpu.md
+    python benchmarks/chunked_cpu.py --write research/results/chunked_cpu.md
 
 WEINCE (Algorithm 1), forward and backward, float32. Memory is the growth of the process's largest resident set
 over what it was with torch loaded and the embeddings made; every number comes from a process of its own. For the
@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from weince import WeinceLoss
-from weince.bench import machine
+from weince.lab.bench import machine
 
 ENGINES = ("dense", "chunked")
 

@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compare", type=int, default=20, help="samples of each shape also fitted elsewhere")
     parser.add_argument("--batch-draws", type=int, default=200, help="samples for the intervals over batches")
     parser.add_argument("--pyextremes", help="a Python interpreter with pyextremes (it needs pandas < 3)")
-    parser.add_argument("--out", type=Path, default=Path("results/gpd_coverage.md"))
+    parser.add_argument("--out", type=Path, default=Path("research/results/gpd_coverage.md"))
     return parser.parse_args()
 
 

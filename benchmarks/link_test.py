@@ -6,9 +6,10 @@ Modes:
     size      how often each p-value is below 5 % when softmax is true
     coverage  how often the 95 % intervals of lam and tau hold the truth
     power     how often each p-value is below 5 % as lam grows, with a figure
+    rival     which of softmax, a bounded tail and a temperature that varies is named when each is true
     draw      the figure again, from the table that power wrote
 
-Each writes its table under results/. Winners are simulated from a known link on scores of paired Gaussian
+Each writes its table under research/results/. Winners are simulated from a known link on scores of paired Gaussian
 embeddings.
 
 Example:
@@ -31,9 +32,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from rich.progress import track
 
-from weince.evt import choice
+from weince.evt import choice, link_rivals
 from weince.evt.link_fit import fit_grid, fit_link, fit_pair
 from weince.evt.link_test import LinkBank, link_bank, link_test, simulate_winners
+from weince.evt.link_varying import Scored, hermite_nodes, link_table, negative_law
 
 RESULTS = Path(__file__).parents[1] / "results"
 TAU = 0.2
@@ -238,11 +240,100 @@ def draw(options: argparse.Namespace) -> None:
     figure.savefig(RESULTS / "link_test_power.svg", metadata={"Date": None})
 
 
+# Truths of the mode `rival`: name, weight of the shortfall, and how the temperature varies (by what, sd of its log).
+TRUTHS = (
+    ("softmax", 0.0, "", 0.0),
+    ("bounded tail, λ = 0.25", 0.25, "", 0.0),
+    ("bounded tail, λ = 0.5", 0.5, "", 0.0),
+    ("bounded tail, λ = 1", 1.0, "", 0.0),
+    ("τ varies by anchor, sd 0.5", 0.0, "anchor", 0.5),
+    ("τ varies by anchor, sd 1", 0.0, "anchor", 1.0),
+    ("τ varies by pair, sd 0.5", 0.0, "pair", 0.5),
+    ("τ varies by pair, sd 1", 0.0, "pair", 1.0),
+    ("λ = 0.5, and τ by anchor, sd 0.7", 0.5, "anchor", 0.7),
+)
+LINKS = ("blend", "anchors", "pairs", "both")
+NAMES = ("softmax", "cap", "varying", "both", "either")
+WORTH = 0.02
+
+
+def rival_bank(truth: int, seed: int) -> LinkBank:
+    """32 batches x 128 anchors x 127 candidates, with winners from one of the truths."""
+    _, lam, by, sd = TRUTHS[truth]
+    bank = link_bank(*paired(2048, 16, 0.8, seed), batch_size=64, batches=32, rng=seed)
+    rng = np.random.default_rng(seed + 10**6)
+    if by == "pair":
+        scored = Scored(bank.scores, bank.scores[np.arange(len(bank.scores)), bank.positives])
+        table = link_table(np.array([1.0 / TAU, sd]), negative_law(scored), hermite_nodes(41))[0]
+        logits = np.interp(bank.scores, np.linspace(-1.0, 1.0, len(table)), table)
+        winners = np.argmax(logits + rng.gumbel(size=logits.shape), axis=1)
+    else:
+        taus = TAU * np.exp(sd * rng.standard_normal(len(bank.scores)))
+        winners = simulate_winners(bank.scores, lam, taus, rng=rng)
+    return bank._replace(positives=winners)
+
+
+def one_rival(truth: int, seed: int) -> tuple[float, ...]:
+    """Held-out gains, whether each is sure, and who is named, by any sure gain and by one of WORTH nats."""
+    found = link_rivals(*rival_bank(truth, seed), bootstraps=500, rng=seed)
+    gains = [found.blend, found.anchors.gain, found.pairs.gain, found.both.gain]
+    named = [NAMES.index(found.explanation(worth)) for worth in (0.0, WORTH)]
+    return (*(g.gain for g in gains), *(g.interval[0] > 0.0 for g in gains), *named)
+
+
+def rival(options: argparse.Namespace) -> None:
+    title = (
+        "# What is named when a bounded tail, or a temperature that varies, is true\n\n"
+        f"{options.banks} banks of each truth: 32 batches x 128 anchors x 127 candidates, half of them to "
+        f"fit, median "
+        f"temperature {TAU}. A gain counts if its 95 % interval lies above 0.\n\n"
+    )
+    first = [
+        "## Held-out gains over softmax, nats per anchor, and how often they count (%)\n",
+        "| truth | bounded tail | τ by anchor | τ by pair | bounded tail, and τ by anchor |",
+        "|---|---|---|---|---|",
+    ]
+    tables = {
+        worth: [f"| truth | {' | '.join(NAMES)} |", "|---|" + "---|" * len(NAMES)] for worth in (0.0, WORTH)
+    }
+    with (RESULTS / "link_rival.csv").open("w", newline="") as file:
+        file.write(f"# {made_by(options)}\n")
+        writer = csv.writer(file)
+        kinds = ("gain", "counts")
+        columns = [f"{kind}_{link}" for kind in kinds for link in LINKS]
+        columns += [f"named_{name}_from_{worth:g}" for worth in tables for name in NAMES]
+        writer.writerow(["truth", "banks", *columns])
+        for truth, (name, *_) in enumerate(TRUTHS):
+            out = spread(partial(one_rival, truth), options.banks, options.workers, name)
+            shares = out[:, 4:8].mean(axis=0)
+            gains = [f"{g:.4f} ({100 * s:.0f})" for g, s in zip(out[:, :4].mean(axis=0), shares, strict=True)]
+            first.append(f"| {name} | {' | '.join(gains)} |")
+            row = [*out[:, :4].mean(axis=0), *shares]
+            for column, lines in enumerate(tables.values(), 8):
+                named = [float((out[:, column] == i).mean()) for i in range(len(NAMES))]
+                lines.append(f"| {name} | {' | '.join(f'{100 * x:.0f}' for x in named)} |")
+                row += named
+            writer.writerow([name, options.banks, *(f"{x:.5f}" for x in row)])
+    parts = [
+        title + "\n".join(first),
+        "## Who is named (%), counting every gain whose interval lies above 0",
+        "\n".join(tables[0.0]),
+        f"## Who is named (%), counting gains of at least {WORTH} nats, as the page does",
+        "\n".join(tables[WORTH]),
+        "*cap*: the bounded tail gains over τ by pair, and adds to τ by anchor. *varying*: a varying τ gains over "
+        "the bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these winners "
+        "do not tell them apart.",
+    ]
+    save("link_rival.md", options, "\n\n".join(parts) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    modes = {"speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power, "draw": draw}
+    modes = {
+        "speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power, "draw": draw, "rival": rival
+    }  # fmt: skip
     parser.add_argument("mode", choices=list(modes))
     parser.add_argument("--banks", type=int, default=1000, help="simulated banks (per value of lam)")
     parser.add_argument("--pairs", type=int, default=32, help="coverage: pairs in a batch")

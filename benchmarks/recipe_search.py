@@ -26,12 +26,12 @@ from typing import Any
 
 import yaml
 
-from weince.checkpoint import write_text_aside
-from weince.reproduce import execute
-from weince.reproduce.plan import Run, plan
-from weince.reproduce.tables import Loss, Table
-from weince.settings import read_yaml
-from weince.vision.log import read_log
+from weince.files import write_text_aside
+from weince.lab.reproduce import execute
+from weince.lab.reproduce.plan import Run, plan
+from weince.lab.reproduce.tables import Loss, Table
+from weince.lab.settings import read_yaml
+from weince.lab.vision.log import read_log
 
 EXAMPLE = """\
 example:

@@ -3,9 +3,9 @@
     python benchmarks/support.py                        a table for the terminal; about a minute on a CPU
     python benchmarks/support.py --write docs/support.md
 
-Each cell is a forward and a backward pass of a small batch. ``yes`` means that every feature works; else the cell says
-what does not, and a line below the table why. ``gathered`` and ``ring`` run on two ranks. Without a GPU the kernels of
-``fused`` run in Triton's interpreter (TRITON_INTERPRET=1), if Triton is installed.
+Each cell is a forward and a backward pass of a small batch. ``yes`` means that every feature works; else the cell
+says what does not, and a line below the table why. ``gathered`` and ``ring`` run on two ranks. Without a GPU the
+kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1), if Triton is installed.
 """
 
 import argparse
@@ -142,12 +142,16 @@ def table(found: dict[tuple[str, ...], str]) -> list[str]:
             texts = []
             for engine in (*ENGINES, *RANKED):
                 outcome = {feature: found[loss, layout, engine, feature] for feature in FEATURES}
-                bad = {feature: why for feature, why in outcome.items() if why not in ("yes", "nothing to learn")}
+                bad = {
+                    feature: why for feature, why in outcome.items() if why not in ("yes", "nothing to learn")
+                }
                 numbers = {feature: notes.setdefault(why, len(notes) + 1) for feature, why in bad.items()}
                 if "plain" in bad:
                     texts.append(f"no [{numbers['plain']}]")
                 else:
-                    texts.append("yes" + "".join(f", no {name} [{number}]" for name, number in numbers.items()))
+                    texts.append(
+                        "yes" + "".join(f", no {name} [{number}]" for name, number in numbers.items())
+                    )
             lines.append(f"| {loss} | {layout} | " + " | ".join(texts) + " |")
     return [*lines, "", *(f"{number}. {why}" for why, number in notes.items())]
 
@@ -170,7 +174,12 @@ def main() -> None:
     lines = table(found)
     print("\n".join(lines))
     if options.write:
-        head = ["# What is supported", "", "Written by `python benchmarks/support.py --write docs/support.md`.", ""]
+        head = [
+            "# What is supported",
+            "",
+            "Written by `python benchmarks/support.py --write docs/support.md`.",
+            "",
+        ]
         options.write.write_text("\n".join([*head, *lines, ""]))
 
 

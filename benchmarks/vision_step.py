@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from weince.configure import LossConfig, build_loss
-from weince.vision.augment import Augment
-from weince.vision.encoders import Projector, SimCLR, build
-from weince.vision.optim import OptimizerConfig, build_optimizer
-from weince.vision.step import Pixels, Step, TwoViews
+from weince.lab.configure import LossConfig, build_loss
+from weince.lab.vision.augment import Augment
+from weince.lab.vision.encoders import Projector, SimCLR, build
+from weince.lab.vision.optim import OptimizerConfig, build_optimizer
+from weince.lab.vision.step import Pixels, Step, TwoViews
 
 KINDS = (  # the first whose word is in a kernel's name
     ("norms and activations", ("batch_norm",)),

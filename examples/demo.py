@@ -26,24 +26,24 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from weince import settings
-from weince.configure import LossConfig
 from weince.diagnose import check_out, write_diagnosis
-from weince.evaluate import LabelledFeatures, extract, knn
-from weince.evaluate.bar import progress_bar
-from weince.evaluate.protocol import t_interval
-from weince.report.bank import QUICK
-from weince.report.training import (
+from weince.diagnose.bank import QUICK
+from weince.diagnose.training import (
     Comparison,
     Opening,
     curves_section,
     headline,
     results_section,
 )
-from weince.vision.data import ImageData, load
-from weince.vision.log import read_log
-from weince.vision.runs import FREE_TO_CHANGE, build_model, load_model, run_pairs
-from weince.vision.train import VisionRun, train
+from weince.evt.intervals import t_interval
+from weince.lab import settings
+from weince.lab.configure import LossConfig
+from weince.lab.evaluate import LabelledFeatures, extract, knn
+from weince.lab.evaluate.bar import progress_bar
+from weince.lab.vision.data import ImageData, load
+from weince.lab.vision.log import read_log
+from weince.lab.vision.runs import FREE_TO_CHANGE, build_model, load_model, run_pairs
+from weince.lab.vision.train import VisionRun, train
 
 LOSSES = {
     "InfoNCE, τ = 0.5": LossConfig("infonce", 0.5),

@@ -1,22 +1,44 @@
 """Shared by all tests: one thread each, since they run in parallel, and random numbers that repeat."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from programs import IMPORTED_ONCE
+
+from weince.machine import avoid_broken_amx
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before anything can import it
 # Started in the background, the suite would hand this on to commands under test, which must hear it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start too
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes, each of which would import torch
+LEAN = Path(__file__).parent / "lean"  # see there
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LEAN), os.environ.get("PYTHONPATH")]))
+multiprocessing.set_forkserver_preload(IMPORTED_ONCE)  # of all forks, so that it does not matter who is first
+AMX_AVOIDED = avoid_broken_amx()  # before anything multiplies: many tests work in bf16
 settings.register_profile("weince", deadline=None, print_blob=True)
 settings.load_profile("weince")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, here in (("linux", sys.platform == "linux"), ("posix", sys.platform != "win32")):
+        if not here and item.get_closest_marker(marker):
+            pytest.skip(f"{marker}: not on {sys.platform}")
+
+
+def pytest_report_header() -> str | None:
+    return AMX_AVOIDED
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +53,21 @@ def fresh_compiler() -> None:
 
 
 @pytest.fixture
+def weince_compiles() -> None:
+    if torch.__version__ < (2, 7):
+        pytest.skip("torch.compile makes one graph of WEINCE from torch 2.7 on")
+
+
+@pytest.fixture
 def root_kept_out() -> Iterator[None]:
     """Permissions of folders hold for root too: it puts down, for a test, the capability that overrides them."""
+    if sys.platform == "win32":
+        pytest.skip("Windows has no folders that their owner may not write to")
     if os.geteuid() != 0:
         yield
         return
+    if sys.platform != "linux":
+        pytest.skip("root puts its capabilities down on Linux alone")
     libc = ctypes.CDLL(None)
     header, before = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     libc.capget(header, before)

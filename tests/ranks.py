@@ -359,8 +359,7 @@ def _enter(rank, world, folder, job, timeout):
 
 def start(world, folder: Path, job, timeout=60):
     """Run a job on several ranks; returns the processes."""
-    context = multiprocessing.get_context("forkserver")  # which imports torch once for all
-    context.set_forkserver_preload(["ranks"])
+    context = multiprocessing.get_context("forkserver")  # which imports torch once for all: see conftest.py
     processes = [
         context.Process(target=_enter, args=(rank, world, folder, job, timeout), daemon=True)
         for rank in range(world)

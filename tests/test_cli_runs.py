@@ -10,10 +10,11 @@ import time
 import pytest
 import torch
 
-from weince import cli, settings, usage
+from weince import cli, usage
 from weince.cli import main
-from weince.vision import runs
-from weince.vision import train as train_module
+from weince.lab import settings
+from weince.lab.vision import runs
+from weince.lab.vision import train as train_module
 
 
 @pytest.mark.parametrize(
@@ -35,13 +36,13 @@ def test_no_option_of_train_is_required(capsys):
 
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
-    from weince.text.train import TextRun
-    from weince.vision.train import VisionRun
+    from weince.lab.text.train import TextRun
+    from weince.lab.vision.train import VisionRun
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")
     lines = [line for line in usage.TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         arguments = shlex.split(re.split(r" {2,}", line.strip())[0])[2:]
         chosen, _ = settings.take_config(arguments)
@@ -187,6 +188,7 @@ def test_a_gpu_without_memory_ends_in_one_line(tmp_path, capsys, monkeypatch):
         main(line)
 
 
+@pytest.mark.posix
 def test_interrupted_training_says_that_it_goes_on(tmp_path):
     command = [
         sys.executable,

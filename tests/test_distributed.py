@@ -9,6 +9,8 @@ import torch
 from weince import InfoNCELoss, WeinceLoss
 from weince.distributed import is_spread
 
+pytestmark = pytest.mark.posix  # ranks are forked from a server that imports torch once
+
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def found(request, tmp_path_factory):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weince import BlendLink, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss, tail_stats
-from weince.configure import LossConfig, build_loss
+from weince.lab.configure import LossConfig, build_loss
 from weince.losses.weince import RELEASED_TAIL
 
 CHANGES = {

@@ -38,9 +38,10 @@ def test_archives_hold_the_package(built):
 
 def test_the_wheel_installs_and_imports_in_an_empty_environment(built, tmp_path):
     """Empty but for torch, numpy and scipy, which are borrowed from this environment."""
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(built[0])]
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    install = [*pip, "install", "--quiet", "--no-deps", "--no-index", str(built[0])]
     subprocess.run(install, check=True, timeout=120, capture_output=True)
     code = (
         "import sys; from pathlib import Path\n"

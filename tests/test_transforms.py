@@ -19,7 +19,9 @@ from weince import DCLLoss, HCLLoss, InfoNCELoss, SigLIPLoss, WeibitLoss, Weince
         (WeinceLoss.negatives_only, "labels"),
     ],
 )
-def test_one_graph_serves_all_batch_sizes(make, candidates):
+def test_one_graph_serves_all_batch_sizes(make, candidates, request):
+    if make is WeinceLoss:
+        request.getfixturevalue("weince_compiles")
     graphs = []
 
     def keep(graph, _):
@@ -37,3 +39,14 @@ def test_one_graph_serves_all_batch_sizes(make, candidates):
         torch.testing.assert_close(got, wanted)
         torch.testing.assert_close(torch.autograd.grad(got, z_i), torch.autograd.grad(wanted, z_i))
     assert len(graphs) == 1
+
+
+@pytest.mark.skipif(torch.__version__ >= (2, 7), reason="torch 2.7 and later make one graph of it")
+@pytest.mark.usefixtures("fresh_compiler")
+def test_an_older_torch_says_that_it_cannot():
+    compiled = torch.compile(WeinceLoss(), fullgraph=True, backend="eager")
+    with (
+        pytest.warns(UserWarning, match=r"one graph of WEINCE from torch 2\.7 on.*got torch 2\.6"),
+        pytest.raises(torch._dynamo.exc.Unsupported),
+    ):
+        compiled(torch.randn(8, 4), torch.randn(8, 4))

@@ -20,10 +20,14 @@ from weince.links import (
 )
 from weince.losses import *  # noqa: F403
 from weince.losses import __all__ as _losses
+from weince.machine import version as _version
 from weince.sums import Count, LogSumExp, SoftplusSum, Summed
 from weince.tail import TailConfig, TailStats, tail_stats
 
 __all__ = [
     "AffineLink", "AtanhLink", "BlendLink", "Count", "FunctionLink", "Link", "LogSumExp", "PowerLink",
     "ShortfallLink", "SoftmaxLink", "SoftplusSum", "Summed", "TailConfig", "TailStats", "cached_step", "tail_stats",
-*_losses, ]  # fmt: skip
+    *_losses,
+]  # fmt: skip
+
+__version__ = _version()

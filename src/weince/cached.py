@@ -65,6 +65,7 @@ def cached_step(
     with torch.no_grad():
         for encode, parts in zip(encoders, pieces, strict=True):
             embeddings.append(torch.cat([part.first(encode) for part in parts]).requires_grad_())
+    torch.clear_autocast_cache()  # torch 2.6 would give the weights cast there, without gradient, to the second pass
     value = loss(*embeddings)
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weince.distributed import Ranks
 
 Candidates = Literal["views", "cross", "clip", "labels"]
+LAYOUTS = get_args(Candidates)  # here: torch 2.6 cannot compile the call
 
 NO_ID = torch.iinfo(torch.int64).min  # an id that matches no anchor
 
@@ -60,7 +61,8 @@ class Contest:
     def most_negatives(self) -> int:
         """How many negatives an anchor can have at the most, among the candidates of all ranks."""
         candidates = len(self.candidates) if self.ranks is None else sum(self.ranks.candidates)
-        return candidates - (self.itself is not None) - (self.positive is not None)
+        # As int: torch 2.6 does not subtract a bool from a size that is open in a compiled graph.
+        return candidates - int(self.itself is not None) - int(self.positive is not None)
 
     @property
     def uniform(self) -> bool:
@@ -70,10 +72,11 @@ class Contest:
     def rows(self, start: int, stop: int) -> "Contest":
         """The contest of some of the anchors, against all candidates."""
 
-        def cut(values: Tensor | None) -> Tensor | None:
+        # In quotes, here and wherever a function is made in the graph: torch 2.6 cannot compile annotations.
+        def cut(values: "Tensor | None") -> "Tensor | None":
             return None if values is None else values[start:stop]
 
-        def cut_first(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        def cut_first(values: "tuple[Tensor, Tensor] | None") -> "tuple[Tensor, Tensor] | None":
             return None if values is None else (values[0][start:stop], values[1])
 
         return Contest(
@@ -171,7 +174,7 @@ def contests(
         alone: False where candidates of other processes are still to come, so that a single pair will do.
         views: Keep which of the two views a row is of.
     """
-    check_choice("candidates", candidates, get_args(Candidates))
+    check_choice("candidates", candidates, LAYOUTS)
     _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
     _check_embeddings(z_i, z_j, negatives, check_finite)
     n = len(z_i)

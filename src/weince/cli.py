@@ -6,6 +6,7 @@ imports, so that help is quick and a missing package is named only when it is ne
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -15,10 +16,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from weince import usage
-from weince.machine import find_device, version
+from weince.machine import DEVICES, find_device, version
 
 if TYPE_CHECKING:
-    from weince.embeddings import Pairs
+    from weince.diagnose.reading import Pairs
 
 _EXTRAS = {
     "datasets": "text",
@@ -71,7 +72,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from weince.diagnose import check_out, write_diagnosis
-    from weince.report.bank import QUICK, Settings
+    from weince.diagnose.bank import QUICK, Settings
 
     asked = {
         key: getattr(options, key)
@@ -96,7 +97,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
 
 def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pairs], float | None]":
     """The embeddings of the inputs, whatever these are, and the temperature they were trained with, if known."""
-    from weince.embeddings import encode_sentences, load_pairs
+    from weince.diagnose.reading import encode_sentences, load_pairs
 
     runs = [path for path in options.inputs if (path / "run.yaml").is_file()]
     if runs and runs != options.inputs:
@@ -107,7 +108,7 @@ def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pa
             f"--sentences wants a model's folder (a text run's is RUN/best); got the run {runs[0]}"
         )
     if runs:
-        from weince.vision.runs import run_pairs, temperature_of
+        from weince.lab.vision.runs import run_pairs, temperature_of
 
         pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
         known = temperature_of(options.inputs) if options.temperature is None else options.temperature
@@ -126,7 +127,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run_train(options: argparse.Namespace) -> None:
-    from weince import settings
+    from weince.lab import settings
 
     arguments = options.rest
     chosen, _ = settings.take_config(arguments)
@@ -135,13 +136,13 @@ def _run_train(options: argparse.Namespace) -> None:
         arguments = ["--config", chosen, *arguments]
     task = "vision" if chosen is None else settings.load(chosen).get("task", "vision")
     if task == "text":
-        from weince.text.train import TextRun
-        from weince.text.train import train as train_text
+        from weince.lab.text.train import TextRun
+        from weince.lab.text.train import train as train_text
 
         run = settings.read(TextRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES)
         print(train_text(run))
         return
-    from weince.vision.train import VisionRun, train
+    from weince.lab.vision.train import VisionRun, train
 
     folder = train(settings.read(VisionRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES))
     # Of the processes of a run, the first.
@@ -163,7 +164,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="folder that weince train wrote; with --sts, a sentence encoder's folder or hub name",
     )  # fmt: skip
     parser.add_argument("--data", help="evaluate on other data than the run was trained on")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: auto)")
+    parser.add_argument("--device", default="auto", choices=DEVICES, help="(default: auto)")
     parser.add_argument("--quick", action="store_true", help="one seed, ten epochs of the probe (more if "
                         "the images are few): a look, not a result")  # fmt: skip
     parser.add_argument("--sts", type=Path, metavar="TSV", help="task, subset, split, score and two sentences a line "
@@ -175,7 +176,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _run_evaluate_sts(options: argparse.Namespace) -> None:
-    from weince.text.sts import evaluate_sts, table
+    from weince.lab.text.sts import evaluate_sts, table
 
     device = str(find_device(options.device))
     for model in options.runs:
@@ -193,8 +194,8 @@ def _run_evaluate(options: argparse.Namespace) -> None:
         raise ValueError("--published is printed beside the scores of --sts FILE, which is missing")
     from rich.console import Console
 
-    from weince.evaluate import table
-    from weince.vision.runs import evaluate_run, evaluation_path
+    from weince.lab.evaluate import table
+    from weince.lab.vision.runs import evaluate_run, evaluation_path
 
     for folder in map(Path, options.runs):
         evaluation = evaluate_run(folder, data=options.data, device=options.device, quick=options.quick)
@@ -212,11 +213,9 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "table",
-        metavar="TABLE",
-        help="linear, knn, link, frechet, overhead, headline, best, terms, precision, factorial, temperatures, "
-        "gates, interventions, screen, small, cifar10, resnet50, link_bf16, frechet_bf16, digits, or a YAML file",
+        "table", nargs="?", metavar="TABLE", help="name of a table (see --list), or a YAML file"
     )
+    parser.add_argument("--list", action="store_true", help="list the tables: name, runs, what it shows")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
@@ -230,7 +229,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument(
         "--epochs", type=int, help="instead of the configurations': a trial, and said to be one"
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="instead of what is there")
+    parser.add_argument("--device", choices=DEVICES[1:], help="instead of what is there")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
     parser.add_argument(
         "--table-only",
@@ -246,8 +245,15 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _run_reproduce(options: argparse.Namespace) -> None:
-    from weince.reproduce import reproduce
+    from weince.lab.reproduce import print_tables, reproduce
 
+    if options.list:
+        print_tables()
+        return
+    if options.table is None:
+        raise ValueError(
+            "reproduce wants a TABLE: the name of one of weince reproduce --list, or a YAML file"
+        )
     if options.slurm_options and not options.slurm:
         raise ValueError("--slurm-options are for --slurm, which is missing")
     wrong = [option for option in options.slurm_options if "=" not in option]
@@ -291,7 +297,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="sizes of batch (default: 256 1024 4096)",
     )
     loss.add_argument("--d", type=int, default=128, help="width of the embeddings (default: %(default)s)")
-    loss.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
+    loss.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: %(default)s)")
     loss.add_argument("--dtype", default="float32", help="of the embeddings (default: %(default)s)")
     loss.add_argument("--repeats", type=int, default=15, help="passes to time (default: %(default)s)")
     loss.add_argument("--no-compile", action="store_true", help="leave compiled InfoNCE out")
@@ -301,7 +307,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run_bench_loss(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from weince.bench import bench_loss, table
+    from weince.lab.bench import bench_loss, table
 
     timings = bench_loss(
         pairs=options.pairs,
@@ -314,17 +320,35 @@ def _run_bench_loss(options: argparse.Namespace) -> None:
     Console().print(table(timings))
 
 
+def _add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "completion",
+        help="print what makes a shell complete these commands",
+        description="Print a script that makes a shell complete commands, options and their values.",
+        epilog=usage.COMPLETION_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=["bash", "zsh", "tcsh"], metavar="SHELL", help="bash, zsh or tcsh")
+    parser.set_defaults(run=_run_completion)
+
+
+def _run_completion(options: argparse.Namespace) -> None:
+    from weince.completion import script
+
+    print(script(build_parser(), options.shell))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="weince",
         description="A contrastive loss whose tail you can check.",
-        epilog="examples:\n  weince train --help\n  weince diagnose pairs.npz --out report",
+        epilog=usage.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"weince {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_train, _add_evaluate, _add_reproduce, _add_diagnose, _add_bench):
+    for add in (_add_train, _add_evaluate, _add_reproduce, _add_diagnose, _add_bench, _add_completion):
         add(commands)
     return parser
 
@@ -334,13 +358,40 @@ def _shown(arguments: Sequence[str]) -> str:
 
     def short(argument: str) -> str:
         option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-        return option + equals + (Path(value).name if "/" in value else value)
+        return option + equals + (Path(value).name if "/" in value or os.sep in value else value)
 
     return shlex.join(["weince", *(short(a) for a in arguments)])
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _refuse_empty(given: Sequence[str]) -> None:
+    """Refuse an option without a value, as of a shell's variable that is not set: as a path it would mean here."""
+    for before, argument in zip(("weince", *given), given, strict=False):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise ValueError(f"nothing is given after {argument.rstrip('=') or before}")
+
+
+def _explained(error: Exception) -> str | None:
+    """What an error says to the user, on one line; None for a fault of our own, whose trace is wanted."""
+    if isinstance(error, ImportError):
+        package = (error.name or "").partition(".")[0]
+        if not package:  # our own, which says what to install
+            return str(error)
+        if package == "weince" or not isinstance(error, ModuleNotFoundError):
+            return None
+        return f"{package} is missing: pip install 'weince[{_EXTRAS.get(package, 'runs')}]'"
+    said = " ".join(str(error).split())
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is imported only where it is needed
+        return f"{said.partition('. GPU')[0]}: take a smaller batch, encoder or --loss.engine chunked"
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:  # numpy's and torch's, on a CPU
+        asked = re.search(r"allocate ([\d.]+ \w+)", said)
+        return f"not enough memory{f' for {asked[1]}' if asked else ''}: ask for less at once"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return said if isinstance(error, ValueError | OSError | OverflowError) else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -355,30 +406,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Being asked to end is an interruption too: what is unfinished gets removed.
     before = signal.signal(signal.SIGTERM, _stop)
     try:
+        _refuse_empty(given)
         options.run(options)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print(
             f"weince: interrupted, {getattr(options, 'interrupted', 'nothing was written')}", file=sys.stderr
         )
         return usage.INTERRUPTED
-    except ImportError as error:
-        if error.name is None:  # our own, which says what to install
-            print(f"weince: {error}", file=sys.stderr)
-            return usage.BAD_INPUT
-        package = error.name.partition(".")[0]
-        if package == "weince" or not isinstance(error, ModuleNotFoundError):
+    except BrokenPipeError:  # whoever read our output has enough, as in `weince reproduce --list | head -3`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        return usage.BROKEN_PIPE
+    except Exception as error:
+        said = _explained(error)
+        if said is None:
             raise
-        extra = _EXTRAS.get(package, "runs")
-        print(f"weince: {package} is missing: pip install 'weince[{extra}]'", file=sys.stderr)
-        return usage.BAD_INPUT
-    except (ValueError, OSError) as error:
-        print(f"weince: {' '.join(str(error).split())}", file=sys.stderr)
-        return usage.BAD_INPUT
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is needed
-            raise
-        said = str(error).partition(". GPU")[0]
-        print(f"weince: {said}: take a smaller batch, encoder or --loss.engine chunked", file=sys.stderr)
+        print(f"weince: {said}", file=sys.stderr)
         return usage.BAD_INPUT
     finally:
         signal.signal(signal.SIGTERM, before)

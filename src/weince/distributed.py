@@ -199,6 +199,18 @@ def _padded(rows: Tensor, length: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(length - len(rows), *rows.shape[1:])])
 
 
+def _reduce_scatter(mine: Tensor, parts: list[Tensor], rank: int) -> None:
+    """The sum over the ranks of the part that is this one's."""
+    try:
+        dist.reduce_scatter(mine, parts)
+    except RuntimeError as error:
+        if "does not support reduce_scatter" not in str(error):
+            raise
+        every = torch.stack(parts)  # the gloo of torch 2.6
+        dist.all_reduce(every)
+        mine.copy_(every[rank])
+
+
 @contextmanager
 def _together(doing: str) -> Iterator[None]:
     """Say in plain words that another rank is gone."""
@@ -229,5 +241,5 @@ class _GatherRows(torch.autograd.Function):
         parts = [_padded(part, max(lengths)).contiguous() for part in torch.split(grad, lengths)]
         mine = torch.empty_like(parts[0])
         with _together("returning the gradients of gathered rows"):
-            dist.reduce_scatter(mine, parts)
+            _reduce_scatter(mine, parts, ctx.rank)
         return mine[: lengths[ctx.rank]], None, None

@@ -73,7 +73,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` to full float32 accuracy, also where TensorFloat-32 was switched on for the program."""
-    if a.dtype == torch.float32 and a.is_cuda and _tf32_may_be_on():
+    if a.dtype == torch.float32 and a.device.type == "cuda" and _tf32_may_be_on():
         # Three TF32 products of the leading and trailing bits: nearly float32, and no global switch flipped.
         a_high, b_high = _leading_bits(a), _leading_bits(b)
         return a_high @ b_high + (a_high @ (b - b_high) + (a - a_high) @ b_high)
@@ -81,10 +81,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _tf32_may_be_on() -> bool:
-    """Read through the newer switch: reading the older one raises where a program used the newer."""
+    """Read through the newer switch, of torch 2.9: reading the older one raises where a program used the newer."""
     if torch.compiler.is_compiling():
         return True  # a compiled graph cannot read it
-    own = torch.backends.cuda.matmul.fp32_precision
+    own = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if own is None:
+        return torch.backends.cuda.matmul.allow_tf32
     everywhere = torch.backends.fp32_precision  # type: ignore[attr-defined]  # set on the module at run time
     return own == "tf32" or bool(own == "none" and everywhere == "tf32")
 

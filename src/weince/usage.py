@@ -1,6 +1,20 @@
 """What the help of a command says at length, its examples and what it reads; and with which status it ends."""
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+EXAMPLES = """\
+examples:
+  weince train --help
+  weince diagnose pairs.npz --out report
+  weince reproduce --list
+  weince completion bash > ~/.local/share/bash-completion/completions/weince    (tab completion)
+"""
+COMPLETION_EXAMPLES = """\
+examples:
+  weince completion bash > ~/.local/share/bash-completion/completions/weince
+  weince completion zsh > ~/.zfunc/_weince             (a folder of $fpath)
+  weince completion tcsh > ~/.weince.csh               (and source it)
+"""
 
 DIAGNOSE = """\
 Tell whether softmax is the right link for paired embeddings, and write a page to look at.
@@ -24,6 +38,7 @@ TRAIN_EXAMPLES = """\
 examples:
   weince train                                          digits with a tiny encoder, on a laptop
   weince train --config cifar100_resnet18 --loss.preset infonce --loss.temperature 0.2 --seed 21 --out runs/a
+  weince train --data photos/ --epochs 50 --out runs/b  a folder of images; no labels are needed
   weince train --config my.yaml --devices 4             a setting here wins over the file's
   weince train --config simcse_paper --text wiki.txt --sts sts.tsv    (needs weince[text])
 The same command again goes on from the last checkpoint.
@@ -37,6 +52,7 @@ examples:
 """
 REPRODUCE_EXAMPLES = """\
 examples:
+  weince reproduce --list
   weince reproduce linear --dry-run
   weince reproduce digits                                        on a laptop, in minutes
   weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2

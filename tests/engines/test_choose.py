@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import sys
 import types
 import warnings
@@ -16,6 +17,7 @@ from weince.distributed import Ranks
 from weince.engines.base import Need
 from weince.engines.choose import choose
 from weince.engines.dense import Dense
+from weince.engines.fused import too_old
 
 module = importlib.import_module("weince.engines.choose")  # the function has the same name
 
@@ -196,11 +198,12 @@ def test_without_triton_a_sixteenth_of_the_gpu_is_for_the_matrix(monkeypatch, pa
 
 def test_triton_too_old(monkeypatch):
     contest = on_cuda(monkeypatch, 50_000)
-    old = types.SimpleNamespace(why_not=lambda *_: "the fused engine wants Triton 3.5")
+    said = too_old("3.2.0")
+    assert said == "the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got 3.2.0"
+    assert not any(map(too_old, ["3.5.0", "3.7.1", "3.10.0+git1234", "4.0"]))
+    old = types.SimpleNamespace(why_not=lambda *_: said)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", old)
-    with pytest.warns(
-        UserWarning, match=r"^weince: the fused engine wants Triton 3\.5; the chunked engine is used instead$"
-    ):
+    with pytest.warns(UserWarning, match=f"^weince: {re.escape(said)}; the chunked engine is used instead$"):
         assert choose(contest).name == "chunked"
     with pytest.raises(RuntimeError, match="cannot serve: the fused engine wants Triton"):
         choose(contest, engine="fused")

@@ -10,7 +10,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
-pytest.importorskip("triton", reason="the kernels want Triton")
+pytest.importorskip("triton", minversion="3.5")
 
 from weince.functional import weince_loss  # noqa: E402
 from weince.terms import WeinceLink  # noqa: E402

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, genpareto, kstest, linregress
+from weince.functional import tail_stats
 
 from weince import TailConfig
 from weince.evt import anchor_tails, compare_anchor_tails, daic_artefact, fit_gpd
-from weince.functional import tail_stats
 
 
 def naive_anchor(

@@ -1,4 +1,4 @@
-"""The exact fit against independent optimisers, the test against simulated truth, and its bad inputs."""
+"""The exact fit against independent optimizers, the test against simulated truth, and its bad inputs."""
 
 import numpy as np
 import pytest
@@ -206,6 +206,28 @@ def test_sandwich_is_the_textbook_formula():
     slope = np.array([-b, a]) / (a + b) ** 2
     half = stats.t.ppf(0.975, 11) * np.sqrt(slope @ robust @ slope)
     assert fit.lam_interval == pytest.approx((fit.lam - half, fit.lam + half), rel=1e-5)
+
+
+def test_the_interval_of_the_best_temperature_is_the_textbook_formula():
+    bank = simulated(0.3, 0.2, batches=12)
+    fit = fit_link(*bank)
+    weight = 1.0 / fit.tau0
+    information, scores = 0.0, np.zeros(12)
+    for row, winner, batch in zip(*bank, strict=True):
+        p = special.softmax(weight * row)
+        scores[batch] += row[winner] - row @ p
+        information += row**2 @ p - (row @ p) ** 2
+    error = np.sqrt(12 / 11 * (scores @ scores)) / information
+    factor = np.exp(stats.t.ppf(0.975, 11) * error / weight)
+    assert fit.tau0_interval == pytest.approx((fit.tau0 / factor, fit.tau0 * factor), rel=1e-5)
+
+
+def test_the_interval_of_the_best_temperature_covers_it():
+    hits = 0
+    for seed in range(100):
+        low, high = fit_link(*simulated(0.0, 0.2, seed=seed, batches=12, dim=4)).tau0_interval
+        hits += low <= 0.2 <= high
+    assert 88 <= hits < 100
 
 
 def test_sandwich_on_a_bound_is_of_the_spread_over_batches():

@@ -75,8 +75,7 @@ def _enter(rank, encoder, folder):
 
 def run(world, encoder, folder):
     """What each rank found."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks_text"])  # the imports, once for all ranks
+    context = multiprocessing.get_context("forkserver")  # the imports, once for all ranks: see conftest.py
     processes = [
         context.Process(target=_enter, args=(rank, encoder, folder), daemon=True) for rank in range(world)
     ]

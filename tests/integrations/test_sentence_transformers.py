@@ -75,11 +75,23 @@ def test_both_directions_are_their_symmetric_loss(tiny):
 
 
 def test_a_trained_encoder_in_float32_agrees_too(minilm_folder):
+    """In float64 they are one; in float32 ours is as near to that as theirs, whatever this CPU rounds to."""
     model = SentenceTransformer(str(minilm_folder), device="cpu").train()
     tokens = features(model, 3, rows=8)
-    theirs = step(model, MultipleNegativesRankingLoss(model), tokens)
-    ours = step(model, WeinceLoss(model, tail=CLOSED), tokens)
-    assert_same_step(ours, theirs, rtol=1e-5, atol=1e-6)
+    losses = (
+        MultipleNegativesRankingLoss(model, scale=20.0),
+        WeinceLoss(model, temperature=0.05, tail=CLOSED),
+    )
+    theirs, ours = (step(model, loss, tokens) for loss in losses)
+    model.double()
+    exact, twin = (step(model, loss, tokens) for loss in losses)
+    assert_same_step(twin, exact, rtol=1e-9, atol=1e-10)
+    roundings = 20.0 * 8 * torch.finfo(torch.float32).eps  # of a score, as a logit
+    assert abs(ours[0] - exact[0]) < roundings
+    assert ours[1].keys() == exact[1].keys()
+    for name, gradient in exact[1].items():
+        off, allowed = ((found[1][name] - gradient).norm() for found in (ours, theirs))
+        assert off <= 2 * allowed, f"{name}: ours is off by {off:.2e}, theirs by {allowed:.2e}"
 
 
 def test_the_correction_is_that_of_the_core(tiny):

@@ -82,6 +82,7 @@ def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path
     torch.testing.assert_close(weights[1], weights[0], **REPLAYED)
 
 
+@pytest.mark.posix
 def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
     """Gathered over gloo, plain and cached, with hard negatives; each rank has its own rows.
 

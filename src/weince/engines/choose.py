@@ -15,6 +15,7 @@ from weince.engines.dense import Dense
 from weince.engines.ring import Ring
 
 EngineName = Literal["auto", "dense", "chunked", "fused"]
+ENGINES = get_args(EngineName)  # here: torch 2.6 cannot compile the call
 
 CPU_FASTEST = 1 << 26
 """Bytes of the matrix up to which dense is the faster on the CPU: 2,048 pairs of views in float32."""
@@ -56,7 +57,7 @@ def choose(
     Raises:
         RuntimeError: The engine asked for cannot serve; the message says why.
     """
-    check_choice("engine", engine, get_args(EngineName))
+    check_choice("engine", engine, ENGINES)
     if ring:
         return Choice("ring", "candidates come by from rank to rank")
     if engine in ("dense", "chunked"):

@@ -34,8 +34,8 @@ class Band(NamedTuple):
     step: int
     matrix: Tensor
 
-    @property
     def rows(self) -> slice:
+        """Its anchors. (Not a property: of a named tuple made in a graph torch 2.8 does not compile one.)"""
         return slice(self.start, self.start + len(self.matrix))
 
     def tiles(self, *, sharp: bool) -> Iterator[tuple[slice, Tile]]:
@@ -165,8 +165,8 @@ class Chunked(Engine):
                         into[rows] += found[k].effects[name] * shares[k]
                     slopes = [one.slopes for one in found if one.slopes is not None]
                     tile.shortfall.copy_(sum_slopes(slopes, shares))
-                by_anchor[band.rows] += product(band.matrix, candidates)
-                by_candidate += product(band.matrix.T, anchors[band.rows])
+                by_anchor[band.rows()] += product(band.matrix, candidates)
+                by_candidate += product(band.matrix.T, anchors[band.rows()])
             by_candidate = self.passed(by_candidate, visit.owner)
         effects = [to_parameter(own, value) for own, (_, _, value) in zip(by_parameter, learned, strict=True)]
         return by_anchor, by_candidate, effects

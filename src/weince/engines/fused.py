@@ -21,19 +21,24 @@ from weince.tail import TailConfig, TailStats
 from weince.terms import Term, WeinceLink
 
 LARGEST_TAIL = 1024
-OLDEST_TRITON = (3, 5)
 
 SHARED_MEMORY = 200 << 10
 """Bytes that the largest tiles ask for, rounded up; they were tuned on an H200, and no others are there."""
+
+
+def too_old(version: str) -> str | None:
+    """One line why a version of Triton cannot run the kernels; None if it can."""
+    if tuple(int(part) for part in version.split(".")[:2]) < (3, 5):
+        return f"the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got {version}"
+    return None
+
 
 _ops: ModuleType | None = None
 try:
     import triton
 
-    _missing = None
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
-        _missing = f"the fused engine wants Triton 3.5 or newer; got {triton.__version__}"
-    else:
+    _missing = too_old(triton.__version__)
+    if _missing is None:
         from weince.engines.kernels import launch
         from weince.engines.kernels import ops as _ops
 except ImportError:

@@ -7,6 +7,7 @@ two operators.
 """
 
 import functools
+import typing
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -343,7 +344,7 @@ def _small(
     z_i: Tensor,
     z_j: Tensor,
     temperature: float,
-    config: list[float],
+    config: typing.Sequence[float],
     offset: float,
     lowest: float,
     mean: bool,
@@ -355,7 +356,7 @@ def _small_fake(
     z_i: Tensor,
     z_j: Tensor,
     temperature: float,
-    config: list[float],
+    config: typing.Sequence[float],
     offset: float,
     lowest: float,
     mean: bool,

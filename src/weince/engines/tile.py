@@ -36,7 +36,8 @@ class Part(NamedTuple):
     hardest: int | None = None
 
     def rows(self, start: int, stop: int) -> "Part":
-        return self._replace(link=self.link.rows(start, stop))
+        """The same for some of the anchors. (Torch 2.6 cannot compile ``_replace``.)"""
+        return Part(self.link.rows(start, stop), self.kind, self.among, self.hardest)
 
 
 class PartSum(NamedTuple):

@@ -30,6 +30,7 @@ from weince.evt.gpd import (
     select_exceedances,
 )
 from weince.evt.link_fit import GridFit, LinkFit, fit_grid, fit_link
+from weince.evt.link_rivals import LinkRivals, VaryingLink, link_rivals
 from weince.evt.link_test import LinkBank, LinkTest, link_bank, link_test, simulate_winners
 from weince.evt.noise_floor import (
     CoordinateMismatch,
@@ -69,6 +70,7 @@ __all__ = [
     "GridFit",
     "LinkBank",
     "LinkFit",
+    "LinkRivals",
     "LinkTest",
     "LinkTheory",
     "MeanResidualLife",
@@ -79,6 +81,7 @@ __all__ = [
     "ThresholdStability",
     "Top1",
     "TrendPoint",
+    "VaryingLink",
     "anchor_tails",
     "compare_anchor_tails",
     "coordinate_mismatch",
@@ -93,6 +96,7 @@ __all__ = [
     "goodness_of_fit",
     "hard_negative_ablation",
     "link_bank",
+    "link_rivals",
     "link_test",
     "link_theory",
     "link_trend",

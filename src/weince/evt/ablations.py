@@ -95,7 +95,8 @@ class TrendPoint:
     ablation: FrechetAblation
 
 
-def _gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
+def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
+    """The mean of the gains (batches,) of held-out batches, with its interval and p-value."""
     interval = resampled_interval(values, bootstraps, level, rng)
     return Gain(float(values.mean()), interval, clustered_t(values)[1])
 
@@ -148,9 +149,9 @@ def frechet_ablation(
     level_0, level_w, level_f, level_wf = (choice.batch_means(judged, theta) for theta in (softmax, w, f, wf))
     total = float(wf.sum())
     return FrechetAblation(
-        w_over_0=_gain(level_w - level_0, bootstraps, level, generator),
-        f_over_0=_gain(level_f - level_0, bootstraps, level, generator),
-        wf_over_w=_gain(level_wf - level_w, bootstraps, level, generator),
+        w_over_0=held_out_gain(level_w - level_0, bootstraps, level, generator),
+        f_over_0=held_out_gain(level_f - level_0, bootstraps, level, generator),
+        wf_over_w=held_out_gain(level_wf - level_w, bootstraps, level, generator),
         lam_w=_share(w, 1),
         lam_f=_share(f, 2),
         lam_w_full=_share(wf, 1),
@@ -208,7 +209,7 @@ def _ablation_point(
     choices = choice.read_choices(*bank)
     inside, outside = split_batches(len(choices.labels), 0.5, rng)
     pair = fit_pair(choices.take(inside))
-    gain = _gain(batch_gains(choices.take(outside), pair), bootstraps, 0.95, rng)
+    gain = held_out_gain(batch_gains(choices.take(outside), pair), bootstraps, 0.95, rng)
     return AblationPoint(kept, pool, *pair.lam_tau, pair.tau0, gain, pair.separated)
 
 

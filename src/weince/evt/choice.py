@@ -262,11 +262,11 @@ def best_step(theta: Floats, slope: Floats, hessian: Floats) -> Floats:
     return best
 
 
-def maximise(partition: Partition, target: Floats, start: Floats) -> Optimum:
+def maximise(partition: Partition, target: Floats, start: Floats, *, tolerance: float = 1e-12) -> Optimum:
     """Newton with an exact active set and a backtracking line search, from a feasible ``start``.
 
-    Stops when the step promises less than 1e-12 of the value; the optimum is then exact to rounding. Call it
-    only where a maximum exists: under perfect separation ``theta`` runs away (see `separated`).
+    Stops when the step promises less than ``tolerance`` of the value; with 1e-12 the optimum is exact to
+    rounding. Call it only where a maximum exists: under perfect separation ``theta`` runs away (see `separated`).
     """
     theta = np.asarray(start, dtype=np.float64)
     a, gradient, hessian = partition(theta)
@@ -275,7 +275,7 @@ def maximise(partition: Partition, target: Floats, start: Floats) -> Optimum:
         slope = target - gradient
         step = best_step(theta, slope, hessian)
         rise = float(slope @ step)
-        if rise <= 1e-12 * (1.0 + abs(value)):
+        if rise <= tolerance * (1.0 + abs(value)):
             return Optimum(theta, value, hessian, True)
         size = 1.0
         while True:

@@ -36,6 +36,7 @@ class LinkFit:
         loglik0: Total log-likelihood of the softmax link.
         lam_interval: Interval for ``lam``.
         tau_interval: Interval for ``tau``.
+        tau0_interval: Interval for ``tau0``, cluster-robust, symmetric in its logarithm.
         interval_method: "sandwich" (``lam`` well inside), "profile" (near 0 or 1) or "none"; both
             of the former are cluster-robust.
         converged: Whether both fits reached their maximum.
@@ -50,6 +51,7 @@ class LinkFit:
     loglik0: float
     lam_interval: Interval
     tau_interval: Interval
+    tau0_interval: Interval
     interval_method: str
     converged: bool
     separated: bool
@@ -100,7 +102,7 @@ def fit_pair(choices: Choices, start: Pair | None = None) -> Pair:
 
 
 def _sandwich(choices: Choices, theta: Floats) -> tuple[Floats, Floats]:
-    """Cluster-robust and model-based covariance of the weights, (2, 2) each."""
+    """Cluster-robust and model-based covariance of the weights, (k, k) each."""
     _, mean, cov = choice.moments(choices, theta)
     sums = choices.by_batch(mean)
     # On a bound the scores do not sum to zero; their spread over batches is what counts.
@@ -205,6 +207,17 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
     return (lams[0], lams[1]), taus, "profile"
 
 
+def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Interval:
+    """Interval for the temperature of softmax, cluster-robust; NaN where it has none."""
+    weight = float(null.theta[0])
+    if len(choices.labels) < 2 or not weight > 0.0:
+        return np.nan, np.nan
+    robust, _ = _sandwich(choices.using(0), null.theta[:1])
+    quantile = float(stats.t.ppf(0.5 + level / 2.0, len(choices.labels) - 1))
+    factor = float(np.exp(quantile * np.sqrt(robust[0, 0]) / weight))
+    return 1.0 / (weight * factor), factor / weight
+
+
 def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
     """What a reader must know before trusting this fit."""
     beaten, n = int(choices.beaten[0].sum()), choices.anchors
@@ -237,7 +250,10 @@ def link_fit(choices: Choices, pair: Pair, level: float) -> LinkFit:
     converged = pair.null.converged and pair.full.converged
     notes = _notes(choices, pair)
     values = (np.nan, np.nan) if pair.separated else (pair.full.value, pair.null.value)
-    return LinkFit(*pair.lam_tau, pair.tau0, *values, lams, taus, method, converged, pair.separated, notes)
+    plain = _softmax_interval(choices, pair.null, level)
+    return LinkFit(
+        *pair.lam_tau, pair.tau0, *values, lams, taus, plain, method, converged, pair.separated, notes
+    )
 
 
 def fit_link(

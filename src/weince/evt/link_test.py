@@ -33,7 +33,8 @@ class LinkTest:
     """Result of `link_test`; estimates and the likelihood ratio come from the held-in batches.
 
     Attributes:
-        lam, tau, tau0, lam_interval, tau_interval, interval_method, converged, separated: As in `LinkFit`.
+        lam, tau, tau0, lam_interval, tau_interval, tau0_interval, interval_method, converged, separated: As in
+            `LinkFit`.
         gain: Held-out mean of ``log p1 - log p0`` in nats per anchor (a mean of batch means).
         gain_ratio: ``exp(gain)``: how many times likelier the blend makes the positive, as a geometric mean.
         gain_interval: Interval of ``gain`` from resampling held-out batches, see `resampled_interval`.
@@ -52,6 +53,7 @@ class LinkTest:
     tau0: float
     lam_interval: Interval
     tau_interval: Interval
+    tau0_interval: Interval
     interval_method: str
     gain: float
     gain_ratio: float
@@ -131,25 +133,36 @@ def in_batches(scores: Floats, batch_size: int) -> LinkBank:
     size = 2 * batch_size
     count = len(scores) // size
     anchor = np.arange(size)
-    partner = (anchor + batch_size) % size
+    other = (anchor + batch_size) % size
     # Leaving out an anchor's own column moves those after it one to the left.
-    positives = np.tile(partner - (partner > anchor), count)
+    positives = np.tile(other - (other > anchor), count)
     return LinkBank(scores, positives.astype(np.int64), np.repeat(np.arange(count), size).astype(np.int64))
 
 
 def simulate_winners(
-    scores: ArrayLike, lam: float, tau: float, *, eps: float = 1e-6, rng: int | np.random.Generator = 0
+    scores: ArrayLike,
+    lam: float,
+    tau: ArrayLike,
+    *,
+    eps: float = 1e-6,
+    rng: int | np.random.Generator = 0,
 ) -> IntArray:
-    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known lam and tau."""
-    if not 0.0 <= lam <= 1.0 or not tau > 0.0:
-        raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {tau}")
-    s = np.asarray(scores, dtype=np.float64)
+    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
+
+    ``tau`` is one temperature, or one for each anchor.
+    """
+    s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
+    if not 0.0 <= lam <= 1.0 or not np.all(taus > 0.0):
+        raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {taus}")
+    if taus.shape not in ((), (len(s),)):
+        raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor, got {taus.shape}")
+    taus = np.broadcast_to(taus, len(s))[:, None]
     generator = np.random.default_rng(rng)
     winners = np.empty(len(s), dtype=np.int64)
     for rows in choice.blocks(*s.shape):
         present = np.isfinite(s[rows])
         block = np.where(present, s[rows], 0.0)
-        logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / tau
+        logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / taus[rows]
         # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
         noise = generator.gumbel(size=block.shape)
         winners[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
@@ -289,6 +302,7 @@ def link_test(
         tau0=estimate.tau0,
         lam_interval=estimate.lam_interval,
         tau_interval=estimate.tau_interval,
+        tau0_interval=estimate.tau0_interval,
         interval_method=estimate.interval_method,
         gain=gain,
         gain_ratio=float(np.exp(gain)),

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 import weince
 from weince.distributed import is_spread
+from weince.integrations.hub import cannot_load, only_here
 from weince.links import Scalar
 from weince.losses.weince import WeinceOptions
 from weince.tail import TailConfig
-from weince.text.encoder import cannot_load, only_here
 
 try:
     from sentence_transformers import SentenceTransformer

@@ -6,6 +6,7 @@ tail's configuration travels as a list of numbers, since an operator takes no ob
 
 import functools
 import math
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -84,7 +85,7 @@ def fused(
     w: Tensor | None,
     learned: Tensor | None,
     temperature: float,
-    config: Sequence[float],
+    config: typing.Sequence[float],  # torch 2.6 does not know that of collections.abc
     offset: float,
     lowest: float,
     soft: bool,
@@ -159,7 +160,7 @@ def _fused_fake(
     w: Tensor | None,
     learned: Tensor | None,
     temperature: float,
-    config: Sequence[float],
+    config: typing.Sequence[float],
     offset: float,
     lowest: float,
     soft: bool,

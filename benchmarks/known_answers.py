@@ -1,0 +1,284 @@
+"""Does `weince diagnose` name what is true? Pairs drawn from known links, and its verdicts on them.
+
+Modes:
+    verdicts  a table of truth, verdict and estimate over all cases: research/results/known_answers.md and .csv
+    batches   a page at every batch size, full and quick: seconds, memory and verdict
+
+A pair is drawn so that its link is known: the anchor is uniform on the sphere, and its positive has the density
+exp(logit(s)) against the uniform law of the negatives. The chance that a candidate is the positive is then the
+softmax of the logits, whatever the candidates are.
+
+Example:
+    python benchmarks/known_answers.py verdicts
+"""
+
+import argparse
+import csv
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from weince.diagnose.bank import Settings
+from weince.diagnose.measure import Measured, measure
+from weince.diagnose.reading import make_pairs
+from weince.diagnose.verdict import THRESHOLDS, decide
+from weince.evt import LinkRivals
+
+RESULTS = Path(__file__).parents[1] / "results"
+PAIRS, DIM = 8192, 16
+SIZES = (32, 64, 128, 256, 300, 400, 512, 625, 1024, 2048)
+Views = tuple[np.ndarray, np.ndarray]
+Interval = tuple[float, float]
+
+
+def unit(z: np.ndarray) -> np.ndarray:
+    return z / np.linalg.norm(z, axis=1, keepdims=True)
+
+
+Logit = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def drawn(logit: Logit, seed: int = 0, pairs: int = PAIRS, dim: int = DIM) -> Views:
+    """Pairs, (pairs, dim) twice.
+
+    Args:
+        logit: Of the anchors (pairs, dim) and a grid of scores: (scores,), or (pairs, scores) where pairs differ.
+        seed: Seed of all draws.
+        pairs: How many.
+        dim: Dimension of the sphere's space.
+    """
+    rng = np.random.default_rng(seed)
+    z, beside = unit(rng.standard_normal((pairs, dim))), rng.standard_normal((pairs, dim))
+    beside = unit(beside - (beside * z).sum(axis=1, keepdims=True) * z)
+    s = np.linspace(-1.0, 1.0, 4001)[1:-1]
+    law = np.atleast_2d(logit(z, s)) + 0.5 * (dim - 3) * np.log1p(-(s**2))
+    steps = np.cumsum(np.exp(law - law.max(axis=1, keepdims=True)), axis=1)
+    steps /= steps[:, -1:]
+    chance = rng.random(pairs)
+    rows = np.broadcast_to(steps, (pairs, len(s)))
+    score = np.array([np.interp(x, row, s) for x, row in zip(chance, rows, strict=True)])
+    return z, score[:, None] * z + np.sqrt(1.0 - score**2)[:, None] * beside
+
+
+def softmax(tau: float, **options: int) -> Views:
+    return drawn(lambda z, s: s / tau, **options)
+
+
+def blend(lam: float, tau: float) -> Views:
+    return drawn(lambda z, s: ((1.0 - lam) * s - lam * np.log1p(-s)) / tau)
+
+
+def by_pair(taus: np.ndarray) -> Views:
+    """Every pair has a temperature of its own."""
+    return drawn(lambda z, s: s / taus[:, None])
+
+
+def by_place(near: float, far: float) -> Views:
+    """The temperature of an anchor depends on its place: one half of the sphere has the one, the other the other."""
+    return drawn(lambda z, s: s / np.where(z[:, :1] > 0.0, near, far))
+
+
+def lognormal(sd: float) -> np.ndarray:
+    return 0.1 * np.exp(sd * np.random.default_rng(1).standard_normal(PAIRS))
+
+
+def two_kinds(one: float, other: float) -> np.ndarray:
+    return np.where(np.random.default_rng(1).random(PAIRS) < 0.5, one, other)
+
+
+def crowd() -> Views:
+    """A tenth of the items in one place."""
+    z_i, z_j = softmax(0.1)
+    place = unit(np.ones((1, DIM)))
+    noise = np.random.default_rng(1).standard_normal((2, PAIRS // 10, DIM))
+    for z, around in zip((z_i, z_j), noise, strict=True):
+        z[: PAIRS // 10] = unit(place + 0.01 * around)
+    return z_i, z_j
+
+
+def temperature_of(m: Measured) -> tuple[float, Interval]:
+    return m.link.tau0, m.link.tau0_interval
+
+
+def weight_of(m: Measured) -> tuple[float, Interval]:
+    return m.link.lam, m.link.lam_interval
+
+
+def slope_of(m: Measured) -> tuple[float, Interval]:
+    low, high = m.link.tau_interval
+    return 1.0 / m.link.tau, (1.0 / high, 1.0 / low)
+
+
+def spread_of(m: Measured) -> tuple[float, Interval]:
+    assert m.rivals is not None
+    return m.rivals.pairs.sd, m.rivals.pairs.sd_interval
+
+
+Estimate = Callable[[Measured], tuple[float, Interval]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is true, the verdicts that say nothing wrong of it, and the estimate to compare with the truth."""
+
+    truth: str
+    views: Callable[[], Views]
+    right: tuple[str, ...]
+    quantity: str = ""
+    value: float = np.nan
+    estimate: Estimate | None = None
+    temperature: float | None = None
+
+
+CASES = (
+    Case("softmax at 0.1", lambda: softmax(0.1), ("nothing",), "τ₀", 0.1, temperature_of),
+    Case("softmax at 0.05", lambda: softmax(0.05), ("nothing",), "τ₀", 0.05, temperature_of),
+    Case("softmax at 0.2", lambda: softmax(0.2), ("nothing",), "τ₀", 0.2, temperature_of),
+    Case("shortfall, slope 3", lambda: blend(1.0, 1 / 3), ("link", "either"), "slope", 3.0, slope_of),
+    Case("blend, λ = 0.5, τ = 0.2", lambda: blend(0.5, 0.2), ("link", "either"), "λ", 0.5, weight_of),
+    Case("random pairs", lambda: (softmax(0.1)[0], softmax(0.1, seed=9)[0]), ("uninformative",)),
+    Case(
+        "softmax at 0.1, trained at 0.5",
+        lambda: softmax(0.1),
+        ("temperature",),
+        "τ₀",
+        0.1,
+        temperature_of,
+        0.5,
+    ),
+    Case("blend, λ = 0.5, τ = 0.1", lambda: blend(0.5, 0.1), ("link", "either"), "λ", 0.5, weight_of),
+    Case(
+        "τ log-normal over pairs, sd 0.4",
+        lambda: by_pair(lognormal(0.4)),
+        ("varying", "either"),
+        "sd",
+        0.4,
+        spread_of,
+    ),
+    Case(
+        "τ log-normal over pairs, sd 1",
+        lambda: by_pair(lognormal(1.0)),
+        ("varying", "either"),
+        "sd",
+        1.0,
+        spread_of,
+    ),
+    Case("half of the pairs at 0.05, half at 0.3", lambda: by_pair(two_kinds(0.05, 0.3)), ("varying",)),
+    Case("τ by the anchor's place, 0.05 or 0.25", lambda: by_place(0.05, 0.25), ("varying", "either")),
+    Case("softmax at 0.1, a tenth of the items in one place", crowd, ("crowded",)),
+    Case("every positive equal to its anchor", lambda: (softmax(0.1)[0], softmax(0.1)[0]), ("separated",)),
+)
+
+
+def made_by(options: argparse.Namespace) -> str:
+    return f"made by: python benchmarks/known_answers.py {options.mode}; {os.cpu_count()} {platform.machine()} cores"
+
+
+def save(name: str, options: argparse.Namespace, text: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(f"<!-- {made_by(options)} -->\n\n{text}")
+    print(text)
+
+
+def gains_of(rivals: LinkRivals) -> list[float]:
+    links = rivals.anchors, rivals.pairs, rivals.both
+    return [rivals.blend.gain, *(link.gain.gain for link in links)]
+
+
+def verdicts(options: argparse.Namespace) -> None:
+    lines = ["| truth | verdict | headline | estimate | 95 % | right |", "|---|---|---|---|---|---|"]
+    rows, wrong = [], 0
+    for case in track(CASES, "cases"):
+        settings = replace(Settings(), temperature=case.temperature)
+        found = measure(make_pairs(case.truth, *case.views()), settings, worth=THRESHOLDS.worth)
+        verdict = decide(found, settings)
+        right = verdict.kind in case.right
+        wrong += not right
+        value, (low, high) = (np.nan, (np.nan, np.nan)) if case.estimate is None else case.estimate(found)
+        shown = f"{case.quantity} = {value:.3f}" if case.quantity else "", f"{low:.3f} to {high:.3f}"
+        gains = [] if found.rivals is None else gains_of(found.rivals)
+        lines.append(
+            f"| {case.truth} | {verdict.kind} | {verdict.headline} | {shown[0]} | "
+            f"{shown[1] if case.quantity else ''} "
+            f"| {'yes' if right else 'NO'} |"
+        )
+        print(lines[-1], gains, found.batch_size, flush=True)
+        rows.append([case.truth, verdict.kind, right, case.quantity, case.value, value, low, high, *gains])
+    with (RESULTS / "known_answers.csv").open("w", newline="") as file:
+        file.write(f"# {made_by(options)}\n")
+        writer = csv.writer(file)
+        head = ["truth", "verdict", "right", "quantity", "true_value", "estimate", "low", "high"]
+        writer.writerow([*head, "gain_blend", "gain_anchors", "gain_pairs", "gain_both"])
+        writer.writerows(rows)
+    about = (
+        f"{PAIRS:,} pairs each, in {DIM} dimensions where nothing else is said; the settings of `weince diagnose` as "
+        f"they are. Wrong verdicts: {wrong}."
+    )
+    save("known_answers.md", options, f"# Known answers\n\n{about}\n\n" + "\n".join(lines) + "\n")
+
+
+def batches(options: argparse.Namespace) -> None:
+    """Every page in a process of its own, as a user would make it."""
+    lines = [
+        "| pairs in a batch | full, s | GiB | verdict | quick, s | GiB | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "pairs.npz"
+        z_i, z_j = softmax(0.1)
+        np.savez(data, z_i=z_i.astype(np.float32), z_j=z_j.astype(np.float32))
+        for size in track(SIZES, "batch sizes"):
+            cells = [f"{size:,}"]
+            for quick in ([], ["--quick"]):
+                command = [
+                    "-m",
+                    "weince",
+                    "diagnose",
+                    str(data),
+                    "--batch-size",
+                    str(size),
+                    "--out",
+                    f"{folder}/page",
+                ]
+                start = time.perf_counter()
+                done = subprocess.run(
+                    [sys.executable, *command, *quick], capture_output=True, text=True, check=False
+                )
+                seconds = time.perf_counter() - start
+                # The largest of all processes so far: sizes rise.
+                peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+                said = done.stderr.strip().splitlines()[-1].partition(": ")[2] if done.stderr else ""
+                good = done.returncode == 0 and (Path(folder) / "page" / "index.html").is_file()
+                cells += [f"{seconds:.0f}", f"{peak:.1f}", said if good else f"FAILED: {said}"]
+            lines.append(f"| {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    about = (
+        f"One bank: {PAIRS:,} pairs of softmax at 0.1 in {DIM} dimensions. Memory is the peak so far, in order of "
+        "the rows."
+    )
+    text = f"# Pages at every batch size\n\n{about}\n\n" + "\n".join(lines) + "\n"
+    save("diagnose_batches.md", options, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    modes = {"verdicts": verdicts, "batches": batches}
+    parser.add_argument("mode", choices=list(modes))
+    options = parser.parse_args()
+    modes[options.mode](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""What makes embeddings crowd under Algorithm 1: its gate, its fitted slope, or the positive's pull?
+
+A small head is trained on the embeddings of a finished encoder (z_i and z_j of an .npz file), with the loss changed
+in one thing at a time. Three quarters of the pairs train, with noise on both sides in place of new views; the others
+are looked at in the end. Crowded are those that have 1 % of the others or more within a shortfall of 0.01.
+Writes NAME.md, NAME.csv and NAME.svg. About 6 minutes on a CPU for each seed.
+"""
+
+import argparse
+import csv
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
+from weince.evt.intervals import t_interval
+from weince.lab.configure import LossConfig, build_loss
+from weince.lab.evaluate.bar import progress_bar
+from weince.scores import CROWD, shortfalls, unit_rows
+
+EXAMPLE = """\
+example:
+  python research/trap.py pairs.npz --seeds 4 --jobs 2 --results research/results/evidence/trap
+"""
+BATCH, RATE, NOISE, SHARE = 256, 1e-3, 0.3, 0.01
+LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
+    "InfoNCE": partial(InfoNCELoss, 0.5),
+    "paper": partial(WeinceLoss.paper, 0.5),
+    "paper, gate at the 0.05 quantile": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0_quantile=0.05)),
+    "paper, gate at the 0.1 quantile": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0_quantile=0.1)),
+    "paper, gate at the 0.4 quantile": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0_quantile=0.4)),
+    "paper, rho gate alone": partial(WeinceLoss.paper, 0.5, tail=TailConfig(gate="rho")),
+    "paper, AIC gate alone": partial(WeinceLoss.paper, 0.5, tail=TailConfig(gate="aic")),
+    # Next to no steepness: the gate is half open for every anchor.
+    "paper, lam = 0.5 for all": partial(WeinceLoss.paper, 0.5, tail=TailConfig(kappa_rho=1e-3)),
+    "paper, gate at a shortfall of 0.02": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.02)),
+    "paper, gate at a shortfall of 0.05": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.05)),
+    "paper, gate at a shortfall of 0.1": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.1)),
+    "paper, beta = 3 instead of fitted": partial(WeinceLoss.paper, 0.5, tail=TailConfig(beta=3.0)),
+    "paper, beta = 1 instead of fitted": partial(WeinceLoss.paper, 0.5, tail=TailConfig(beta=1.0)),
+    "paper, slope matched to the softmax": partial(WeinceLoss.paper, 0.5, tail=TailConfig(beta="slope")),
+    "lam = 0.2 and beta = 3 for all": partial(LinkLoss, BlendLink(lam=0.2, beta=3.0, temperature=0.5)),
+    "paper, endpoint 1.2": partial(WeinceLoss.paper, 0.5, tail=TailConfig(endpoint=1.2)),
+    "paper, negatives only": partial(WeinceLoss.paper, 0.5, tail=TailConfig(positive="softmax")),
+    "released": partial(WeinceLoss.released, 0.5),
+    "released without its terms": partial(build_loss, LossConfig("blend", 0.5)),
+    "InfoNCE + both terms of released": partial(InfoNCELoss, 0.5, softmax_term=0.5, shortfall_term=0.5),
+    "InfoNCE, temperature 0.2": partial(InfoNCELoss, 0.2),
+    "paper, temperature 0.2": partial(WeinceLoss.paper, 0.2),
+}
+
+
+class Made(NamedTuple):
+    """What heads of one table have in common: steps, and a hash of the file of pairs."""
+
+    steps: int
+    pairs: str
+
+
+class Outcome(NamedTuple):
+    """Of a training.
+
+    Attributes:
+        crowded: Share of held-out items that are.
+        first: Share of held-out anchors whose positive scores highest among one view of 256 items.
+        rise: Mean training loss of the last tenth of the steps above that of the tenth where it is lowest.
+        slope: Median fitted ``beta`` of the fifth of held-out anchors with the hardest negatives.
+    """
+
+    crowded: float
+    first: float
+    rise: float
+    slope: float
+
+
+def train(name: str, seed: int, path: Path, steps: int) -> Outcome:
+    """A head with one loss, on one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    z_i, z_j = read(path)
+    order = torch.randperm(len(z_i))
+    kept, held = order[: len(order) * 3 // 4], order[len(order) * 3 // 4 :]
+    net, loss = head(z_i.shape[1]), LOSSES[name]()
+    optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
+    losses = []
+    for _ in range(steps):
+        rows = kept[torch.randint(len(kept), (BATCH,))]
+        views = torch.cat([z_i[rows], z_j[rows]])
+        value = loss(*net(views + NOISE * torch.randn_like(views)).split(BATCH))
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    tenths = np.array(losses[: steps // 10 * 10]).reshape(10, -1).mean(1)
+    with torch.no_grad():
+        net.eval()
+        return look(net(z_i[held]), net(z_j[held]), float(tenths[-1] - tenths.min()))
+
+
+def known(path: Path, made: Made) -> dict[tuple[str, int], Outcome]:
+    """Heads of an earlier run, by loss and seed; one that was made otherwise is refused."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        there = Made(int(row.get("steps") or 0), row.get("pairs") or "")
+        if there != made:
+            raise SystemExit(f"{path} has heads of {there}, wanted {made}")
+    return {
+        (row["loss"], int(row["seed"])): Outcome(*(float(row[name]) for name in Outcome._fields))
+        for row in rows
+    }
+
+
+def read(path: Path) -> tuple[Tensor, Tensor]:
+    """Both sides, each feature with mean 0 and variance 1 over both."""
+    with np.load(path, allow_pickle=False) as file:
+        both = torch.from_numpy(np.concatenate([file["z_i"], file["z_j"]])).float()
+    both = (both - both.mean(0)) / both.std(0)
+    return both[: len(both) // 2], both[len(both) // 2 :]
+
+
+def head(width: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for size in (width, 512):
+        layers += [nn.Linear(size, 512), nn.BatchNorm1d(512), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(512, width))
+
+
+def look(z_i: Tensor, z_j: Tensor, rise: float) -> Outcome:
+    """At held-out pairs."""
+    unit_i, unit_j = unit_rows(z_i), unit_rows(z_j)
+    near = shortfalls(unit_i, unit_i) <= CROWD
+    crowded = near.fill_diagonal_(False).sum(1) >= SHARE * len(near)
+    full = len(z_i) // BATCH * BATCH
+    hits, stats = [], []
+    for a, b in zip(unit_i[:full].split(BATCH), unit_j[:full].split(BATCH), strict=True):
+        hits.append((a @ b.T).argmax(1) == torch.arange(BATCH))
+        stats.append(WeinceLoss(0.5)(a, b, return_stats=True).stats)
+    rho, beta = (torch.cat([getattr(part, name) for part in stats]) for name in ("rho", "beta"))
+    hardest = rho <= rho.quantile(0.2)
+    first = torch.cat(hits).float().mean()
+    return Outcome(float(crowded.float().mean()), float(first), rise, float(beta[hardest].median()))
+
+
+def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """Mean ± half of its 95 % t-interval."""
+    return t_interval(scale * value for value in values).text(digits)
+
+
+def markdown(found: dict[str, list[Outcome]], steps: int, source: str, figure: str) -> str:
+    seeds = len(next(iter(found.values())))
+    lines = [
+        "# What makes embeddings crowd?",
+        "",
+        f"A head (two hidden layers of 512, batch norm) trained for {steps:,} steps on {source}; seeds: {seeds}, "
+        f"mean ± half of a 95 % t-interval. Adam {RATE:g}, {BATCH} pairs, noise of {NOISE:g} on standardised "
+        "features, temperature 0.5. Crowded: held-out items with 1 % of the others or more within a shortfall of "
+        "0.01. Slope: median fitted `beta` of the fifth of held-out anchors with the hardest negatives. Loss rises: "
+        "mean of the last tenth of the steps less the lowest tenth. Partner first: held out, of one view of each of "
+        "256 items.",
+        "",
+        "| loss | crowded, % | slope there | loss rises | partner first, % |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, runs in found.items():
+        crowded, first, rise, slope = (list(values) for values in zip(*runs, strict=True))
+        cells = (spread(crowded, 1, 100), spread(slope, 2), spread(rise, 3), spread(first, 1, 100))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", f"![crowded items by loss]({figure})", "", "Made by `python research/trap.py PAIRS`."]
+    return "\n".join(lines) + "\n"
+
+
+def draw(found: dict[str, list[Outcome]], path: Path) -> None:
+    """Crowded items by loss: a dot for each seed, a bar for their mean."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "weince"
+    figure, axes = plt.subplots(figsize=(7.5, 0.32 * len(found) + 0.6), layout="constrained")
+    for name, runs in found.items():
+        shares = [100 * run.crowded for run in runs]
+        axes.barh(name, np.mean(shares), color="C0", alpha=0.35, height=0.7)
+        axes.plot(shares, [name] * len(shares), "o", color="C0", ms=4)
+    axes.invert_yaxis()
+    axes.set_xlabel("crowded held-out items, %")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pairs", type=Path, help="z_i and z_j, (pairs, d) each, in an .npz file")
+    parser.add_argument("--seeds", type=int, default=4, help="how many (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1500, help="of each training (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once (default: %(default)s)")
+    parser.add_argument(
+        "--known",
+        type=Path,
+        help="CSV of a run with the same pairs and steps; its heads are not trained again",
+    )
+    parser.add_argument("--results", type=Path, default=Path("trap"), help="name of what is written")
+    parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
+    options = parser.parse_args(arguments)
+    read(options.pairs)  # a file that is none fails here, not in every process
+    made = Made(options.steps, hashlib.sha256(options.pairs.read_bytes()).hexdigest()[:12])
+    done = {} if options.known is None else known(options.known, made)
+    wanted = [(name, seed) for seed in range(options.seeds) for name in LOSSES]
+    missing = [head for head in wanted if head not in done]
+    names, seeds = [name for name, _ in missing], [seed for _, seed in missing]
+    with (
+        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
+        progress_bar(True) as bar,
+    ):
+        task = bar.add_task("heads", total=len(missing))
+        outcomes = pool.map(train, names, seeds, repeat(options.pairs), repeat(options.steps))
+        for head, outcome in zip(missing, outcomes, strict=True):
+            done[head] = outcome
+            bar.advance(task)
+    found = {name: [done[name, seed] for seed in range(options.seeds)] for name in LOSSES}
+
+    figure = options.results.with_suffix(".svg")
+    draw(found, figure)
+    text = markdown(found, options.steps, options.source, figure.name)
+    options.results.with_suffix(".md").write_text(text, encoding="utf-8")
+    with options.results.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["loss", "seed", *Made._fields, *Outcome._fields])
+        for name, runs in found.items():
+            writer.writerows([name, seed, *made, *(f"{v:.6g}" for v in run)] for seed, run in enumerate(runs))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

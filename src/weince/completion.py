@@ -1,0 +1,53 @@
+"""Tab completion of the commands in a shell: a script that shtab writes from their options."""
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from weince.lab import settings
+from weince.tail import TailConfig
+
+_FILES = {"inputs", "sentences", "sts", "data", "text"}
+_FOLDERS = {"runs", "out", "keep"}
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """What a shell is to read, to complete the commands and options of a parser.
+
+    Args:
+        parser: Of all commands; it is changed, so that it completes what it would not read.
+        shell: ``bash``, ``zsh`` or ``tcsh``.
+    """
+    import shtab
+
+    from weince.lab.reproduce.tables import named_tables
+
+    commands = _commands(parser)
+    for option, values in _train_options().items():
+        commands["train"].add_argument(f"--{option}", choices=values or None)
+    for command in commands.values():
+        for action in command._actions:
+            if action.dest == "table":
+                action.choices = sorted([*named_tables(), "overhead"])
+            elif action.dest in _FILES:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif action.dest in _FOLDERS:
+                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    return str(shtab.complete(parser, shell))
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def _train_options() -> dict[str, tuple[str, ...]]:
+    """The options of ``weince train``, which are settings of a run, and the values of those that have a few."""
+    from weince.lab.text.train import TextRun
+    from weince.lab.vision.train import VisionRun
+
+    found: dict[str, tuple[str, ...]] = {"config": tuple(settings.named_configs()), "help": ()}
+    for kind in (VisionRun, TextRun):
+        found |= settings.options(kind)
+    tails: dict[str, Any] = {f"loss.tail.{item.name}": () for item in fields(TailConfig)}
+    return {**found, **tails}

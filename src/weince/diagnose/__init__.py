@@ -1,0 +1,338 @@
+"""Diagnose paired embeddings: load, compute, write a folder with a page to look at.
+
+    from weince.diagnose import diagnose
+
+    index = diagnose({"my encoder": (z_i, z_j)}, "report")
+
+The folder appears under its name only when it is complete: it is built beside it and renamed at the end. One that is
+there already is filled at the end.
+"""
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from rich.progress import BarColumn, TaskID, TimeElapsedColumn
+from torch import Tensor
+
+from weince.diagnose import figures_link
+from weince.diagnose.bank import QUICK, Settings
+from weince.diagnose.measure import STAGES, Measured, measure, measure_theory
+from weince.diagnose.page import Page, write_page
+from weince.diagnose.reading import InputError, Pairs, make_pairs
+from weince.diagnose.sections import Group, write_sections
+from weince.diagnose.style import Gallery
+from weince.diagnose.training import Opening
+from weince.diagnose.verdict import THRESHOLDS, Verdict, decide, tail_kind
+from weince.files import check_folder
+from weince.machine import version
+from weince.progress import Bars, Cut
+
+FORMAT = "weince diagnosis 1"
+WRITTEN = ("index.html", "summary.json", "figures", "tables")
+
+
+def diagnose(
+    inputs: Mapping[str, Sequence[ArrayLike | Tensor]],
+    out: str | Path,
+    quick: bool = True,
+    *,
+    temperature: float | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Diagnose named pairs of embeddings and write the page.
+
+    Args:
+        inputs: For each model ``(z_i, z_j)``, both ``(pairs, dim)``, positives row by row, at least 128 pairs; or
+            ``(z_i, z_j, ids)``: pairs with equal ids never compete.
+        out: Folder to write; replaced if it holds an earlier diagnosis, refused if it holds anything else.
+        quick: Fewer batches and simulations: seconds instead of a minute for a few thousand pairs.
+        temperature: The temperature the models were trained with, if known.
+        seed: Seed of every draw.
+        progress: Show progress bars and the verdicts on stderr.
+
+    Returns:
+        Path of ``index.html``.
+    """
+    if not isinstance(inputs, Mapping):
+        raise TypeError(f"inputs must be {{name: (z_i, z_j)}}; got {type(inputs).__name__}")
+    pairs = [_named(str(name), views) for name, views in inputs.items()]
+    settings = replace(QUICK if quick else Settings(), temperature=temperature, seed=seed)
+    return write_diagnosis(pairs, Path(out), settings, quick=quick, progress=progress)
+
+
+def _named(name: str, views: Sequence[ArrayLike | Tensor]) -> Pairs:
+    if len(views) not in (2, 3):
+        raise InputError(f"{name}: want (z_i, z_j) or (z_i, z_j, ids); got {len(views)} arrays")
+    return make_pairs(name, views[0], views[1], views[2] if len(views) > 2 else None)
+
+
+def write_diagnosis(
+    pairs: Sequence[Pairs],
+    out: Path,
+    settings: Settings,
+    *,
+    quick: bool = False,
+    trend: bool = False,
+    seeds: bool = False,
+    opening: Opening | None = None,
+    command: str = "weince.diagnose.diagnose(...)",
+    progress: bool = True,
+) -> Path:
+    """Measure every model and write the folder; see `diagnose`.
+
+    Args:
+        pairs: The models; with `trend`, the checkpoints of one run in order.
+        out: Folder to write.
+        settings: How much to compute.
+        quick: Whether the simulations that do not depend on the data are short.
+        trend: Show quantities over the checkpoints, and figures of the last one only.
+        seeds: The models are seeds of one recipe: show their mean, with a t-interval over them.
+        opening: What stands on the page before the diagnosis: where the models come from, for example.
+        command: What the page says it was made with.
+        progress: Show progress bars and the verdicts on stderr.
+    """
+    _check_number(len(pairs), trend, seeds)
+    check_out(out)
+    with finished_folder(out) as folder, _bar(progress) as bar:
+        models = _measure_all(pairs, settings, bar)
+        drawing = bar.add_task("page", total=None, said="simulations")
+        theory = measure_theory(settings, quick=quick)
+        judged = [(m, decide(m, settings)) for m in models]
+        (folder / "tables").mkdir()
+        gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
+        opened = opening.sections(gallery) if opening else ()
+        compared = _compare(gallery, models, trend, seeds)
+        shown = models[-1:] if trend else models
+        sections = write_sections(gallery, models, theory, settings, shown=shown)
+        for section in (*opened, *sections):
+            for table in section.tables:
+                table.write_csv(folder / "tables")
+        summary = summarise(judged, settings, command)
+        if seeds:
+            summary["mean_over_seeds"] = _means(models)
+        (folder / "summary.json").write_text(
+            json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        # The page comes last: without it a folder does not look finished.
+        page = Page(
+            title=opening.title if opening else _title(models, trend),
+            opening=opening,
+            opened=opened,
+            command=command,
+            models=judged,
+            compared=compared,
+            trend=trend,
+            seeds=seeds,
+            sections=sections,
+            settings=settings,
+            rules=THRESHOLDS,
+            version=version(),
+        )
+        write_page(page, folder / "index.html")
+        bar.update(drawing, total=1, completed=1, said="done")
+    if progress:
+        for m, verdict in judged[-len(shown) :]:
+            print(f"{m.name}: {verdict.headline}", file=sys.stderr)
+    return out / "index.html"
+
+
+def _check_number(models: int, trend: bool, seeds: bool) -> None:
+    """Refuse too few models for what is to be shown of them."""
+    if not models:
+        raise InputError("nothing to diagnose: give at least one model")
+    if trend and models < 2:
+        raise InputError("a trend needs at least two checkpoints, got 1")
+    if seeds and (trend or models < 2):
+        raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}")
+
+
+def _title(models: Sequence[Measured], trend: bool) -> str:
+    if trend:
+        return f"Diagnosis of a run, {len(models)} checkpoints"
+    return f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
+
+
+def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> list[Measured]:
+    models = []
+    tasks = [bar.add_task(p.name, total=len(STAGES), said="waiting") for p in pairs]
+    for p, task in zip(pairs, tasks, strict=True):
+
+        def tell(stage: str, task: TaskID = task) -> None:
+            bar.update(task, completed=STAGES.index(stage), said=stage)
+
+        models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
+        bar.update(task, completed=len(STAGES), said="done")
+    return models
+
+
+def _bar(visible: bool) -> Bars:
+    said = Cut(lambda task: task.fields["said"])
+    return Bars(Cut(), BarColumn(), said, TimeElapsedColumn(), shown=visible)
+
+
+def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, seeds: bool) -> Group | None:
+    names = [m.name for m in models]
+    if trend:
+        drawn = figures_link.trend_figures(gallery, steps_of(names), models)
+    elif len(models) > 1:
+        drawn = figures_link.forest_figures(gallery, models, mean=seeds)
+    else:
+        return None
+    return Group("", tuple(drawn))
+
+
+def steps_of(names: Sequence[str]) -> list[float]:
+    """The last number in each name, if they all have one and it rises; 1, 2, 3 otherwise."""
+    found = [re.findall(r"\d+", name) for name in names]
+    if all(found):
+        steps = [float(numbers[-1]) for numbers in found]
+        if all(a < b for a, b in pairwise(steps)):
+            return steps
+    return [float(i) for i in range(1, len(names) + 1)]
+
+
+def check_out(out: Path) -> None:
+    """Refuse to replace anything but an earlier diagnosis, or an empty folder."""
+    try:
+        check_folder(out)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if not out.exists():
+        return
+    found = sorted(path.name for path in out.iterdir())
+    if not found:
+        return
+    try:
+        ours = json.loads((out / "summary.json").read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    others = [name for name in found if not ours or name not in WRITTEN]
+    if others:  # someone's notes beside a report, say, would go with it
+        raise InputError(f"{out}: holds other files ({others[0]}); give another folder with --out")
+
+
+@contextmanager
+def finished_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to fill; it takes its name at the end, and is removed if anything goes wrong."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-unfinished-", dir=out.absolute().parent))
+    try:
+        yield work
+        work.chmod(0o755)
+        if out.exists():
+            _refill(out, work)
+        else:
+            work.rename(out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _refill(out: Path, work: Path) -> None:
+    """Move a report into a folder that is there, which cannot be renamed if it is a link, a mount or ``.``.
+
+    The old page goes first and the new one comes last. In between the summary, old or new, says whose folder it is.
+    """
+    for name in set(WRITTEN) - {"summary.json"}:
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for name in ("summary.json", "tables", "figures", "index.html"):
+        if (work / name).exists():
+            shutil.move(work / name, out / name)
+
+
+def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, command: str) -> dict[str, Any]:
+    """The numbers of a diagnosis as JSON can hold them: NaN is null, infinity a string."""
+    return {
+        "format": FORMAT,
+        "version": version(),
+        "command": command,
+        "settings": asdict(settings),
+        "thresholds": asdict(THRESHOLDS),
+        "models": [_clean(_model(m, v)) for m, v in judged],
+    }
+
+
+def _means(models: Sequence[Measured]) -> dict[str, Any]:
+    """The mean of every quantity over the models, with its interval, as JSON can hold them."""
+    means = {q.key: figures_link.mean_over(q.value) for q in figures_link.quantities(models)}
+    return {
+        key: {"mean": _clean(mean), "interval": _clean(interval)} for key, (mean, interval) in means.items()
+    }
+
+
+def _model(m: Measured, v: Verdict) -> dict[str, Any]:
+    tail, c = m.tail, m.comparison
+    link = asdict(m.link)
+    del link["lr_null"]
+    curves = m.curves
+    return {
+        "name": m.name,
+        "pairs": m.pairs,
+        "dim": m.dim,
+        "batches": m.batches,
+        "batch_size": m.batch_size,
+        "batch_sizes_tried": m.tried,
+        "notes": m.notes,
+        "verdict": asdict(v),
+        "link_test": link,
+        "rivals": None if m.rivals is None else asdict(m.rivals),
+        "temperatures_good_enough": None if curves is None else curves.tau_range,
+        "loss_at_given_temperature": None if curves is None else curves.current_loss,
+        "shortfall_beta": None if curves is None else curves.beta,
+        "tail": {
+            "kind": tail_kind(tail.xi),
+            "negatives": tail.n_scores,
+            "threshold": tail.xi.fit.threshold,
+            "exceedances": tail.xi.fit.n,
+            "xi": tail.xi.fit.xi,
+            "xi_interval": tail.xi.xi_interval,
+            "xi_interval_if_independent": tail.xi.fit.xi_interval,
+            "sigma": tail.xi.fit.sigma,
+            "endpoint": tail.xi.fit.endpoint,
+            "endpoint_interval": tail.xi.endpoint_interval,
+            "design_effect": tail.xi.design_effect,
+            "exponential": asdict(tail.exponential),
+            "capped": None if tail.capped is None else asdict(tail.capped),
+            "fit_test": asdict(tail.fit_test),
+        },
+        "frechet": asdict(m.frechet),
+        "hard_negatives": [asdict(p) for p in m.hard],
+        "pool": [asdict(p) for p in m.pool],
+        "hard_negatives_drawn": [asdict(p) for p in m.hard_drawn or ()],
+        "pool_drawn": [asdict(p) for p in m.pool_drawn or ()],
+        "risk": [{"k": r.k, "failure_rate": r.failure_rate} for r in m.risk or ()],
+        "anchors": {
+            "share_daic_positive": float((m.anchors.daic > 0).mean()),
+            "share_bounded": c.share_bounded,
+            "alpha": c.alpha,
+            "share_xi_negative": c.share_negative,
+            "null_share_xi_negative": c.null_share_negative,
+            "mean_lam": float(m.anchors.lam.mean()),
+            "median_rho": float(np.median(m.anchors.rho)),
+            "median_beta": float(np.median(m.anchors.beta)),
+        },
+    }
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    if isinstance(value, float):
+        if np.isnan(value):
+            return None
+        return float(value) if np.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value.item() if isinstance(value, np.generic) else value

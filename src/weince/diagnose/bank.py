@@ -1,0 +1,149 @@
+"""From paired embeddings to batches of scores: how much to compute, how to cut, what competes."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from weince import evt
+from weince.diagnose.reading import InputError, Pairs
+
+FEWEST_BATCHES = 4  # two to fit the link on, two to judge it
+FEWEST_PAIRS = 32  # in a batch
+GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
+LARGEST = 2048  # pairs in the largest batch that is tried where every positive wins
+MOST_SCORES = 2**24  # of anchors with candidates: beyond that some anchors of every batch are left out
+MOST_NEGATIVES = 2**23  # in the tail, drawn at random beyond that
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much to compute.
+
+    Attributes:
+        batch_size: Pairs in a batch; None for 256, or fewer when there are few pairs.
+        batches: The most batches.
+        seed: Seed of every draw.
+        bootstraps: Resamplings of the held-out batches.
+        null_draws: Simulations of the likelihood ratio under softmax.
+        tail_bootstraps: Resamplings of batches for xi, and simulations for the tests of the tail's fit.
+        quantile: Level of the threshold of the tail.
+        temperature: The temperature the model was trained with, if known.
+        points: Points of the curves over lam, temperature and threshold.
+        risk_pairs: The most pairs in the one batch that risk against gradient is measured on.
+    """
+
+    batch_size: int | None = None
+    batches: int = 32
+    seed: int = 0
+    bootstraps: int = 2000
+    null_draws: int = 200
+    tail_bootstraps: int = 200
+    quantile: float = 0.99
+    temperature: float | None = None
+    points: int = 21
+    risk_pairs: int = 768
+
+    def __post_init__(self) -> None:
+        if self.batches < FEWEST_BATCHES:
+            raise InputError(
+                f"at least {FEWEST_BATCHES} batches are needed, two to fit the link and two to judge it; "
+                f"got {self.batches}"
+            )
+        if self.batch_size is not None and self.batch_size < FEWEST_PAIRS:
+            raise InputError(f"a batch needs at least {FEWEST_PAIRS} pairs, got {self.batch_size}")
+        least = min(self.bootstraps, self.null_draws, self.tail_bootstraps)
+        if least < 10:
+            raise InputError(f"every number of bootstraps must be at least 10, got {least}")
+        if self.seed < 0:
+            raise InputError(f"the seed must be at least 0, got {self.seed}")
+        if not 0.5 <= self.quantile < 1.0:
+            raise InputError(f"the threshold's quantile must lie in [0.5, 1), got {self.quantile}")
+        if self.temperature is not None and not 0.0 < self.temperature < np.inf:
+            raise InputError(f"the temperature must be positive, got {self.temperature}")
+
+
+QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, points=11, risk_pairs=384)
+
+
+class Bank(NamedTuple):
+    """The scores of a model's batches: for the link (anchors, candidates), and negatives once each."""
+
+    link: evt.LinkBank
+    negatives: evt.NegativeCosines
+
+
+def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
+    """Pairs in a batch, number of batches, and a note when the data forced a change."""
+    n, wanted = len(pairs.z_i), settings.batch_size or 256
+    good = min(GOOD_BATCHES, settings.batches)
+    if settings.batch_size is None and n < good * wanted:
+        wanted = max(FEWEST_PAIRS, n // good)
+    count = min(settings.batches, n // wanted)
+    if count < FEWEST_BATCHES:
+        raise InputError(
+            f"{pairs.name}: {n} pairs fill {count} of the {FEWEST_BATCHES} batches of {wanted} that are needed, "
+            f"two to fit the link and two to judge it"
+            + (f"; a smaller --batch-size may do (at least {FEWEST_PAIRS})" if wanted > FEWEST_PAIRS else "")
+        )
+    if (wanted, count) == (settings.batch_size or 256, settings.batches):
+        return wanted, count, ()
+    note = (
+        f"The {n:,} pairs do not fill {settings.batches} batches of {settings.batch_size or 256}: "
+        f"{count} batches of {wanted} were used. Fewer batches mean wider intervals."
+    )
+    return wanted, count, (note,)
+
+
+def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
+    """Batch sizes to try where every positive wins: twice as many pairs each time, as long as batches suffice."""
+    most = min(LARGEST, len(pairs.z_i) // FEWEST_BATCHES)
+    sizes = []
+    while batch_size < most:
+        batch_size = min(2 * batch_size, most)
+        sizes.append(batch_size)
+    return sizes
+
+
+def anchors_kept(batch_size: int, count: int) -> int:
+    """How many of the anchors of a batch are scored."""
+    size = 2 * batch_size
+    return min(size, max(FEWEST_PAIRS, MOST_SCORES // (count * (size - 1))))
+
+
+def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
+    """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN).
+
+    With large batches some anchors and negatives of every batch are left out, so that time and memory stay bounded;
+    each anchor keeps all its candidates.
+    """
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(pairs.z_i))[: count * batch_size]
+    size = 2 * batch_size
+    kept = anchors_kept(batch_size, count)
+    share = min(1.0, MOST_NEGATIVES / (count * batch_size * (size - 2)))
+    others = ~np.eye(size, dtype=bool)
+    positive = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
+    once = np.triu(others) & ~positive
+    scores = np.empty((count * kept, size - 1))
+    positives, negatives = np.empty(count * kept, dtype=np.int64), []
+    for b, rows in enumerate(order.reshape(count, batch_size)):
+        z = np.concatenate([pairs.z_i[rows], pairs.z_j[rows]]).astype(np.float64)
+        z /= np.linalg.norm(z, axis=1, keepdims=True)
+        s = np.clip(z @ z.T, -1.0, 1.0)
+        if pairs.ids is not None:
+            twice = np.tile(pairs.ids[rows], 2)
+            s[(twice[:, None] == twice) & ~positive] = np.nan
+        anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
+        here = slice(b * kept, (b + 1) * kept)
+        scores[here] = s[anchors][others[anchors]].reshape(kept, size - 1)
+        other = (anchors + batch_size) % size
+        # Leaving out an anchor's own column moves those after it one to the left.
+        positives[here] = other - (other > anchors)
+        competing = s[once] if share == 1.0 else s[once][rng.random(int(once.sum())) < share]
+        negatives.append(competing[~np.isnan(competing)])
+    if not all(len(x) for x in negatives):
+        raise InputError(f"{pairs.name}: in some batch all pairs have one id, so nothing competes there")
+    origin = np.repeat(np.arange(count), [len(x) for x in negatives]).astype(np.int64)
+    link = evt.LinkBank(scores, positives, np.repeat(np.arange(count), kept).astype(np.int64))
+    return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin))

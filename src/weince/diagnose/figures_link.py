@@ -1,0 +1,363 @@
+# ruff: noqa: RUF001  (Greek letters and minus signs are meant)
+"""Figures of the link: the test, its ablations, risk, theory, and models side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from weince import evt
+from weince.diagnose.measure import Curves, Measured
+from weince.diagnose.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Figure,
+    Gallery,
+    legend,
+    log_axis,
+    shorten,
+)
+from weince.evt import AblationPoint
+from weince.evt.gpd import Floats
+from weince.evt.intervals import t_interval
+
+GAIN = "gain (nats per anchor)"
+
+
+def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | None) -> list[Figure]:
+    """Held-out likelihood over lam and over the temperature; gains by batch; the simulated null."""
+    if m.curves is None:
+        return []
+    return [
+        _gain_over_lam(gallery, tag, m.link, m.curves),
+        _loss_over_temperature(gallery, tag, m.link, m.curves, temperature),
+        _gain_by_batch(gallery, tag, m.link),
+        _ratio_and_null(gallery, tag, m.link),
+        *([] if m.rivals is None else [_rivals(gallery, tag, m.rivals)]),
+    ]
+
+
+def _gain_over_lam(gallery: Gallery, tag: str, t: evt.LinkTest, c: Curves) -> Figure:
+    with gallery.panel(f"link-lam-{tag}", "Held-out gain over softmax, with λ fixed and τ refitted") as panel:
+        ax = panel.ax
+        ax.axhline(0.0, color=INK, linewidth=1.0)
+        ax.axvspan(*t.lam_interval, color=ORANGE, alpha=0.2, linewidth=0, label="95 % interval of λ")
+        ax.axvline(t.lam, color=ORANGE, linestyle="--", label="fitted λ")
+        ax.plot(c.lams, c.lam_gain, color=BLUE, marker="o", markersize=3)
+        ax.set(xlabel="λ  (0: softmax, 1: shortfall)", ylabel=GAIN)
+        legend(ax)
+    return panel.done
+
+
+def _loss_over_temperature(
+    gallery: Gallery, tag: str, t: evt.LinkTest, c: Curves, temperature: float | None
+) -> Figure:
+    with gallery.panel(f"link-tau-{tag}", "What softmax loses at other temperatures") as panel:
+        ax = panel.ax
+        ax.axvspan(*c.tau_range, color=GREEN, alpha=0.18, linewidth=0, label="good enough")
+        ax.plot(c.taus, c.tau_loss, color=BLUE)
+        ax.axvline(t.tau0, color=ORANGE, linestyle="--", label="fitted τ₀")
+        if temperature is not None:
+            ax.axvline(temperature, color=RED, linestyle=":", label="yours")
+        ax.set(xlabel="temperature of softmax", ylabel="loss (nats per anchor)")
+        low, high = ax.get_xlim()
+        steps = [a * 10.0**e for e in range(-4, 2) for a in (1, 2, 5)]
+        log_axis(ax, "x", ticks=[s for s in steps if low <= s <= high])
+        legend(ax)
+    return panel.done
+
+
+def _gain_by_batch(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
+    with gallery.panel(f"link-batches-{tag}", "Gain of each held-out batch") as panel:
+        gains = np.sort(t.gain_by_batch)
+        ax = panel.ax
+        ax.axhspan(*t.gain_interval, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval of the mean")
+        ax.axhline(t.gain, color=BLUE)
+        ax.axhline(0.0, color=INK, linewidth=1.0)
+        ax.plot(np.arange(1, len(gains) + 1), gains, "o", color=ORANGE, markersize=4, label="batch")
+        ax.set(xlabel="held-out batch, in order of its gain", ylabel=GAIN)
+        ax.locator_params(axis="x", integer=True, nbins=8)
+        legend(ax)
+    return panel.done
+
+
+def _ratio_and_null(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
+    with gallery.panel(f"link-null-{tag}", "Likelihood ratio against what softmax would give") as panel:
+        ax = panel.ax
+        null = np.array(t.lr_null)
+        heights, edges = np.histogram(null, bins=25)
+        ax.stairs(heights, edges, fill=True, color=SKY, alpha=0.6, label="simulated under softmax")
+        ax.axvline(t.lr_statistic, color=RED, label="observed")
+        ax.set_xscale("symlog", linthresh=10.0)
+        reach = max(float(null.max()), t.lr_statistic, 10.0)
+        ticks = [0.0, 5.0, *(10.0**e for e in range(1, int(np.ceil(np.log10(reach))) + 1))]
+        ax.set_xlim(0.0, 1.5 * reach)
+        shown = [x for x in ticks if x <= 1.5 * reach]
+        ax.set_xticks(shown, [f"{x:,.0f}" for x in shown])
+        ax.minorticks_off()
+        ax.set(xlabel="likelihood ratio", ylabel="simulations")
+        legend(ax)
+    return panel.done
+
+
+def _rivals(gallery: Gallery, tag: str, r: evt.LinkRivals) -> Figure:
+    gains = {
+        "another link": r.blend,
+        "τ varies by anchor": r.anchors.gain,
+        "τ varies by pair": r.pairs.gain,
+        "link, and τ by anchor": r.both.gain,
+    }
+    with gallery.panel(f"link-rivals-{tag}", "Held-out gain over softmax with one τ", height=2.4) as panel:
+        ax = panel.ax
+        ax.axvline(0.0, color=INK, linewidth=1.0)
+        rows = list(range(len(gains)))[::-1]
+        mid, spans = (np.array([getattr(g, key) for g in gains.values()]) for key in ("gain", "interval"))
+        _whiskers(ax, rows, mid, spans, (BLUE, ORANGE, GREEN, PURPLE))
+        ax.set_yticks(rows, list(gains))
+        ax.set_ylim(-0.6, len(gains) - 0.4)
+        ax.grid(visible=False, axis="y")
+        _room(ax, spans)
+        ax.set_xlabel(GAIN)
+    return panel.done
+
+
+def _whiskers(ax: Axes, y: Sequence[float], mid: Floats, intervals: Floats, colours: Sequence[str]) -> None:
+    for at, x, (low, high), colour in zip(y, mid, intervals, colours, strict=True):
+        ax.plot([low, high], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
+        ax.plot([x], [at], "o", color=colour, markersize=6)
+
+
+def frechet_figures(gallery: Gallery, tag: str, a: evt.FrechetAblation) -> list[Figure]:
+    """The three gains with their intervals."""
+    if a.separated:
+        return []
+    gains = [a.w_over_0, a.f_over_0, a.wf_over_w]
+    labels = ["shortfall over softmax", "heavy tail over softmax", "heavy tail over shortfall"]
+    with gallery.panel(f"frechet-{tag}", "Held-out gains of the three blends", height=2.2) as panel:
+        ax = panel.ax
+        ax.axvline(0.0, color=INK, linewidth=1.0)
+        mid, spans = np.array([g.gain for g in gains]), np.array([g.interval for g in gains])
+        _whiskers(ax, [2, 1, 0], mid, spans, (BLUE, RED, PURPLE))
+        ax.set_yticks([2, 1, 0], labels)
+        ax.set_ylim(-0.6, 2.6)
+        ax.grid(visible=False, axis="y")
+        _room(ax, spans)
+        ax.set_xlabel(GAIN)
+    return [panel.done]
+
+
+def _room(ax: Axes, spans: Floats) -> None:
+    """Never zoom so far in that rounding looks like an effect."""
+    known = spans[np.isfinite(spans)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    pad = max(0.15 * (high - min(low, 0.0)), 0.002)
+    ax.set_xlim(min(low, 0.0) - pad, max(high, 0.0) + pad)
+    ax.locator_params(axis="x", nbins=5)
+
+
+def ablation_figures(
+    gallery: Gallery,
+    tag: str,
+    points: Sequence[AblationPoint],
+    drawn: Sequence[AblationPoint] | None,
+    over: str,
+) -> list[Figure]:
+    """Gain and lam over the number of hard negatives ("kept") or over the pool ("pool").
+
+    Beside them, if it is there, the same with winners drawn from one link: what the selection does by itself.
+    """
+    x = np.array([getattr(p, over) for p in points], dtype=np.float64)
+    gain = np.array([p.gain.gain for p in points])
+    spans = np.array([p.gain.interval for p in points])
+    lam = np.array([p.lam for p in points])
+    if not np.isfinite(gain).any():
+        return []
+    words = {
+        "kept": ("hard negatives kept", "hard negatives are kept"),
+        "pool": ("pool they are picked from", "negatives are in the pool"),
+    }
+    label, caption = words[over]
+    out = []
+    for key, title in (("gain", "Held-out gain as more"), ("lam", "Fitted λ as more")):
+        with gallery.panel(f"{over}-{key}-{tag}", f"{title} {caption}", height=2.6) as panel:
+            ax = panel.ax
+            if key == "gain":
+                ax.axhline(0.0, color=INK, linewidth=1.0)
+                ax.fill_between(x, spans[:, 0], spans[:, 1], color=BLUE, alpha=0.2, linewidth=0)
+                ax.plot(x, gain, color=BLUE, marker="o", markersize=4, label="measured")
+                ax.set_ylabel(GAIN)
+            else:
+                ax.plot(x, lam, color=ORANGE, marker="s", markersize=4, label="measured")
+                ax.set(ylabel="λ", ylim=(-0.03, 1.03))
+            if drawn is not None:
+                y = [p.gain.gain if key == "gain" else p.lam for p in drawn]
+                ax.plot(x, y, color=INK, linestyle="--", linewidth=1.2, label="winners drawn from one blend")
+                if key == "gain":
+                    low, high = np.array([p.gain.interval for p in drawn]).T
+                    ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)
+                legend(ax)
+            ax.set_xlabel(label)
+            log_axis(ax, "x", ticks=[v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
+        out.append(panel.done)
+    return out
+
+
+def risk_figures(gallery: Gallery, tag: str, risk: Sequence[evt.RiskGradient]) -> list[Figure]:
+    """Where failures come from and where each link puts its gradient, for every subset size."""
+    out = []
+    links = (("softmax", RED, "--"), ("shortfall", GREEN, ":"), ("blend", BLUE, "-"))
+    for r in risk:
+        words = f"Subsets of {r.k:,}: a negative beats the positive in {100 * r.failure_rate:.2g} %"
+        with gallery.panel(f"risk-{r.k}-{tag}", words) as panel:
+            ax = panel.ax
+            ax.stairs(100.0 * np.nan_to_num(r.risk), r.edges, fill=True, color=SKY, alpha=0.45, label="risk")
+            middle = 0.5 * (r.edges[1:] + r.edges[:-1])
+            for name, colour, dash in links:
+                ax.plot(middle, 100.0 * getattr(r, name), color=colour, linestyle=dash, label=name)
+            ax.set(xlabel="cosine of the negative", ylabel="share (%)")
+            legend(ax)
+        out.append(panel.done)
+    return out
+
+
+def noise_figure(gallery: Gallery, f: evt.NoiseFloor) -> Figure:
+    """Error of either link over the number of winners it sees."""
+    with gallery.panel("noise-floor", "Error of the log-odds under the right and the wrong link") as panel:
+        ax = panel.ax
+        ax.plot(f.sizes, f.softmax_line, color=RED, label="softmax, theory")
+        ax.plot(f.sizes, f.softmax_error, "^", color=RED, markersize=5, label="softmax, simulated")
+        ax.plot(f.sizes, f.shortfall_line, color=BLUE, label="shortfall, theory")
+        ax.plot(f.sizes, f.shortfall_error, "o", color=BLUE, markersize=5, label="shortfall, simulated")
+        ax.axhline(f.softmax.bias**2, color=INK, linestyle=":", linewidth=1.2)
+        ax.annotate("floor: bias²", (f.sizes[-1], f.softmax.bias**2), xytext=(0, -12),
+                    textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
+        ax.set(xlabel="observed winners n", ylabel="mean squared error")
+        log_axis(ax, "x")
+        log_axis(ax, "y")
+        legend(ax)
+    return panel.done
+
+
+def top1_figure(gallery: Gallery, top1: Sequence[evt.Top1]) -> Figure:
+    """Error of the closed form over the number of candidates, for the noises for which it is a limit."""
+    with gallery.panel("top1", "Largest error of the closed form over the number of candidates") as panel:
+        ax = panel.ax
+        looks = {"normal": (RED, "o"), "pareto": (PURPLE, "s"), "beta": (BLUE, "^")}
+        for t in top1:
+            if t.noise in looks:
+                colour, marker = looks[t.noise]
+                ax.plot(t.sizes, t.error, color=colour, marker=marker, markersize=4, label=f"{t.noise} noise")
+        ax.set(xlabel="candidates n", ylabel="largest error of a probability")
+        log_axis(ax, "x")
+        log_axis(ax, "y")
+        legend(ax)
+    return panel.done
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of every model, with its interval, to be drawn side by side."""
+
+    key: str
+    title: str
+    label: str
+    value: Floats  # (models,)
+    interval: Floats  # (models, 2); NaN where there is none
+    zero: bool = True
+
+
+def _quantity(
+    key: str,
+    title: str,
+    label: str,
+    pairs: Sequence[tuple[float, tuple[float, float]]],
+    *,
+    zero: bool = True,
+) -> Quantity:
+    values, intervals = zip(*pairs, strict=True)
+    return Quantity(key, title, label, np.array(values), np.array(intervals), zero)
+
+
+def quantities(models: Sequence[Measured]) -> list[Quantity]:
+    """What the forest plots (the first four) and the trends (all) show."""
+    none = (np.nan, np.nan)
+    links, tails, frechet = [m.link for m in models], [m.tail.xi for m in models], [m.frechet for m in models]
+    f0, wf = [a.f_over_0 for a in frechet], [a.wf_over_w for a in frechet]
+    gains = [(t.gain, t.gain_interval) for t in links]
+    best = [(t.tau0, t.tau0_interval) for t in links]
+    return [
+        _quantity("gain", "Held-out gain of the blend over softmax (W − 0)", GAIN, gains),
+        _quantity("lam", "Weight λ of the shortfall", "λ", [(t.lam, t.lam_interval) for t in links]),
+        _quantity("xi", "Shape ξ of the tail", "ξ (below 0: bounded)", [(x.fit.xi, x.xi_interval) for x in tails]),
+        _quantity("tau0", "Best temperature of softmax", "τ₀", best, zero=False),
+        _quantity("f0", "Gain of the heavy tail over softmax (F − 0)", GAIN, [(g.gain, g.interval) for g in f0]),
+        _quantity("wf", "Gain of the heavy tail over the blend (WF − W)", GAIN, [(g.gain, g.interval) for g in wf]),
+        _quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", [(a.lam_f_full, none) for a in frechet]),
+    ]  # fmt: skip
+
+
+def mean_over(values: Floats) -> tuple[float, tuple[float, float]]:
+    """Mean over the models that have a value, and its 95 % t-interval; NaN with fewer than two."""
+    known = values[np.isfinite(values)]
+    if known.size < 2:
+        return float("nan"), (float("nan"), float("nan"))
+    mean, half, _ = t_interval(known)
+    return mean, (mean - half, mean + half)
+
+
+def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool = False) -> list[Figure]:
+    """One row per model and its interval, for the gain, lam, xi and tau0; a last row for their mean."""
+    out = []
+    every = [m.name for m in models]
+    names = [shorten(name, among=every) for name in every] + ["mean of the seeds"] * mean
+    rows = list(range(len(names)))[::-1]
+    colours = [BLUE] * len(models) + [RED] * mean
+    for q in quantities(models)[:4]:
+        if not np.isfinite(q.value).any():
+            continue
+        value, spans = q.value, q.interval
+        if mean:
+            centre, interval = mean_over(q.value)
+            value, spans = np.append(value, centre), np.vstack([spans, interval])
+        with gallery.panel(f"forest-{q.key}", q.title, height=1.2 + 0.32 * len(names)) as panel:
+            ax = panel.ax
+            if q.zero:
+                ax.axvline(0.0, color=INK, linewidth=1.0)
+            _whiskers(ax, rows, value, spans, colours)
+            ax.set_yticks(rows, names)
+            ax.set_ylim(-0.6, len(names) - 0.4)
+            ax.grid(visible=False, axis="y")
+            ax.set_xlabel(q.label)
+            ax.margins(x=0.08)
+            ax.locator_params(axis="x", nbins=5)
+        out.append(panel.done)
+    return out
+
+
+def trend_figures(gallery: Gallery, x: Sequence[float], models: Sequence[Measured]) -> list[Figure]:
+    """Every quantity over the checkpoints of a run."""
+    out = []
+    colours = (BLUE, ORANGE, PURPLE, GREEN, RED, SKY, PURPLE)
+    for q, colour in zip(quantities(models), colours, strict=True):
+        if not np.isfinite(q.value).any():
+            continue
+        with gallery.panel(f"trend-{q.key}", q.title, height=2.6) as panel:
+            ax = panel.ax
+            if q.zero:
+                ax.axhline(0.0, color=INK, linewidth=1.0)
+            if np.isfinite(q.interval).all():
+                ax.fill_between(x, q.interval[:, 0], q.interval[:, 1], color=colour, alpha=0.2, linewidth=0)
+            ax.plot(x, q.value, color=colour, marker="o", markersize=4)
+            ax.set(xlabel="checkpoint", ylabel=q.label)
+            if np.ptp(x) / min(np.diff(x)) <= 12.0:
+                ax.set_xticks(x)
+            else:
+                ax.locator_params(axis="x", integer=True, nbins=6)
+        out.append(panel.done)
+    return out

@@ -1,0 +1,367 @@
+"""All diagnostics of one model's paired embeddings, by the functions of `weince.evt`.
+
+Sign convention: xi < 0 is a bounded (Weibull) tail; scipy's ``genpareto`` has ``c = xi``; the endpoint is
+``threshold - sigma / xi``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from weince import evt
+from weince.diagnose.bank import Bank, Settings, anchors_kept, build_bank, larger_sizes, plan
+from weince.diagnose.reading import InputError, Pairs
+from weince.evt import choice
+from weince.evt.gpd import Floats
+from weince.evt.top1 import Noise
+from weince.scores import CROWD
+
+Tell = Callable[[str], None]
+
+STAGES = (
+    "link test", "tail", "thresholds", "fit of the tail", "rivals", "curves", "ablations", "risk", "anchors"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The tail of the negative cosines; xi < 0 means bounded."""
+
+    n_scores: int
+    xi: evt.BatchXi
+    exponential: evt.ExponentialFit
+    capped: evt.CappedFit | None  # None when some negatives reach the cap
+    fit_test: evt.GoodnessOfFit
+    curves: evt.TailCurves
+    stability: evt.ThresholdStability
+    residual_life: evt.MeanResidualLife
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Held-out likelihood around the fits; arrays of shape (points,).
+
+    Attributes:
+        lams: Weights of the shortfall.
+        lam_gain: Gain over softmax with lam fixed and the temperature refitted, nats per anchor.
+        taus: Temperatures of softmax.
+        tau_loss: What softmax loses there against its fitted temperature, nats per anchor.
+        tau_range: Temperatures at which it loses at most `worth`.
+        current_loss: The same loss at the temperature the model was trained with, or None.
+        beta: Exponent of the pure shortfall link, fitted.
+        over_chance: What softmax gains over picking a candidate at random, nats per anchor.
+    """
+
+    lams: Floats
+    lam_gain: Floats
+    taus: Floats
+    tau_loss: Floats
+    tau_range: tuple[float, float]
+    current_loss: float | None
+    beta: float
+    over_chance: float
+
+
+Points = tuple[evt.AblationPoint, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Everything measured on one model. What needs a fitted link is None when no finite fit exists.
+
+    ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` the same with winners
+    drawn from the fitted blend. ``tried`` are the sizes of smaller batches, in which every positive won.
+    """
+
+    name: str
+    pairs: int
+    dim: int
+    batch_size: int
+    batches: int
+    tried: tuple[int, ...]
+    notes: tuple[str, ...]
+    tail: Tail
+    link: evt.LinkTest
+    rivals: evt.LinkRivals | None
+    frechet: evt.FrechetAblation
+    hard: Points
+    pool: Points
+    hard_drawn: Points | None
+    pool_drawn: Points | None
+    anchors: evt.AnchorTails
+    comparison: evt.AnchorComparison
+    curves: Curves | None
+    risk: tuple[evt.RiskGradient, ...] | None
+
+    @property
+    def crowded(self) -> float:
+        """Share of anchors that have another item than their positive within a shortfall of `CROWD`."""
+        return float((self.anchors.rho <= CROWD).mean())
+
+
+def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, ...]]:
+    x, batches = bank.negatives.scores, bank.negatives.batches
+    seed, boots = settings.seed, settings.tail_bootstraps
+    tell("tail")
+    highest = min(0.995, 1.0 - 30.0 / x.size)
+    at_cap = int((x >= 1.0 - 1e-9).sum())
+    if np.quantile(x, max(highest, settings.quantile)) >= 1.0 - 1e-9:
+        raise ValueError(
+            f"{100.0 * at_cap / x.size:.1f} % of the negative pairs have a cosine of 1, so their tail is one point: "
+            "duplicates (remove them, or give them equal ids), or items that the encoder maps onto one point"
+        )
+    xi = evt.xi_over_batches(x, batches, quantile=settings.quantile, n_boot=boots, seed=seed)
+    u = xi.fit.threshold
+    notes: tuple[str, ...] = ()
+    cap: float | None = 1.0
+    if at_cap:
+        cap = None
+        notes = (
+            f"Negative pairs with a cosine of 1: {at_cap}. Duplicates in the data are false negatives: remove "
+            "them, or give them equal ids. If they are different items, the encoder maps them onto one point.",
+        )
+    tell("thresholds")
+    levels = np.quantile(x, np.linspace(0.90, highest, settings.points))
+    stability = evt.threshold_stability(x, levels)
+    tell("fit of the tail")
+    return (
+        Tail(
+            n_scores=x.size,
+            xi=xi,
+            exponential=evt.fit_exponential(x, u),
+            capped=None if cap is None else evt.fit_capped(x, u, cap=cap),
+            fit_test=evt.goodness_of_fit(x, u, n_boot=boots, seed=seed),
+            curves=evt.tail_curves(x, u, cap=cap),
+            stability=stability,
+            residual_life=evt.mean_residual_life(x, levels),
+        ),
+        notes,
+    )
+
+
+def _one_feature(choices: choice.Choices, lam: float) -> choice.Choices:
+    """The blend with lam held fixed, as a single feature: differences from the winner are linear in it."""
+    mixed = (1.0 - lam) * choices.features[0] + lam * choices.features[1]
+    return replace(choices, features=mixed[None], beaten=(mixed > 0.0).any(axis=1)[None])
+
+
+def _curves(bank: Bank, link: evt.LinkTest, settings: Settings, worth: float) -> Curves:
+    choices = choice.read_choices(*bank.link)
+    fitted, judged = (choices.take(np.array(which)) for which in (link.held_in, link.held_out))
+
+    def held_out(one: choice.Choices, theta: Floats) -> float:
+        return float(choice.batch_means(one, theta).mean())
+
+    lams = np.linspace(0.0, 1.0, settings.points)
+    values, theta = [], np.array([1.0 / link.tau0])
+    for lam in lams:
+        theta = choice.fit(_one_feature(fitted, float(lam)), theta).theta
+        values.append(held_out(_one_feature(judged, float(lam)), theta))
+    softmax = judged.using(0)
+    best = held_out(softmax, np.array([1.0 / link.tau0]))
+
+    def loss(tau: float) -> float:
+        return best - held_out(softmax, np.array([1.0 / tau]))
+
+    taus = link.tau0 * np.geomspace(0.25, 4.0, 2 * settings.points - 1)
+    current = settings.temperature
+    return Curves(
+        lams=lams,
+        lam_gain=np.array(values) - values[0],
+        taus=taus,
+        tau_loss=np.array([loss(tau) for tau in taus]),
+        tau_range=(_edge(loss, link.tau0, 0.25, worth), _edge(loss, link.tau0, 4.0, worth)),
+        current_loss=None if current is None else loss(current),
+        beta=float(theta[0]),
+        over_chance=best - held_out(softmax, np.zeros(1)),
+    )
+
+
+def _edge(loss: Callable[[float], float], tau0: float, factor: float, worth: float) -> float:
+    """The temperature between tau0 and factor * tau0 (or beyond) at which softmax loses `worth` nats."""
+    near, far = tau0, tau0 * factor
+    for _ in range(8):
+        if loss(far) > worth:
+            break
+        near, far = far, far * factor
+    for _ in range(20):
+        middle = float(np.sqrt(near * far))
+        near, far = (near, middle) if loss(middle) > worth else (middle, far)
+    return near
+
+
+def _selections(bank: evt.LinkBank, bootstraps: int, seed: int) -> tuple[Points, Points]:
+    """The link with the hardest negatives alone, and with those of growing pools."""
+    available = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
+    sizes = _sizes(available, (8, 16, 32, 64, 128, 256))
+    kept = min(64, max(available // 4, 1))
+    pools = _sizes(available, tuple(kept * 2**i for i in range(8)))
+    return (
+        evt.hard_negative_ablation(*bank, kept=sizes, pool=available, bootstraps=bootstraps, rng=seed),
+        evt.pool_ablation(*bank, pools=pools, kept=kept, bootstraps=bootstraps, rng=seed),
+    )
+
+
+def _sizes(available: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The wanted sizes well below what there is, and all there is."""
+    return (*(k for k in wanted if k < 0.8 * available), available)
+
+
+def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, settings: Settings) -> tuple[evt.RiskGradient, ...]:
+    """Softmax and shortfall at their own best fits, the blend at its: two calls, joined."""
+    seed = settings.seed
+    bank = build_bank(pairs, min(settings.risk_pairs, len(pairs.z_i)), 1, seed).link
+    fewest = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
+    ks = _sizes(fewest, (16, 64, 256, 1024))[:4]
+    alone = evt.risk_gradient(bank.scores, bank.positives, ks=ks, tau=link.tau0, beta=beta, rng=seed)
+    mixed = evt.risk_gradient(
+        bank.scores, bank.positives, ks=ks, tau=link.tau, beta=1.0 / link.tau, lam=link.lam, rng=seed
+    )
+    return tuple(replace(a, blend=b.blend) for a, b in zip(alone, mixed, strict=True))
+
+
+def _negative_shortfalls(bank: evt.LinkBank) -> Floats:
+    """1 - s of every anchor's negatives (anchors, candidates - 1), inf where there is none."""
+    d = 1.0 - choice.negatives_of(bank.scores, bank.positives)
+    return np.where(np.isnan(d), np.inf, d)
+
+
+def _anchors(bank: evt.LinkBank, settings: Settings) -> tuple[evt.AnchorTails, evt.AnchorComparison]:
+    """Tail statistics as the loss would compute them, batch by batch, and the valid comparison."""
+    d = _negative_shortfalls(bank)
+    parts = [evt.anchor_tails(d[bank.batches == b]) for b in np.unique(bank.batches)]
+    joined = evt.AnchorTails(
+        rho=np.concatenate([p.rho for p in parts]),
+        beta=np.concatenate([p.beta for p in parts]),
+        daic=np.concatenate([p.daic for p in parts]),
+        lam=np.concatenate([p.lam for p in parts]),
+        k=np.concatenate([p.k for p in parts]),
+        rho0=float(np.mean([p.rho0 for p in parts])),
+    )
+    return joined, evt.compare_anchor_tails(d, seed=settings.seed)
+
+
+def measure(pairs: Pairs, settings: Settings, *, worth: float, tell: Tell = lambda stage: None) -> Measured:
+    """Run every diagnostic on one model.
+
+    Args:
+        pairs: Its embeddings.
+        settings: How much to compute.
+        worth: Loss in nats per anchor below which a temperature counts as good enough.
+        tell: Called with the name of each stage as it begins.
+    """
+    try:
+        return _measure(pairs, settings, worth, tell)
+    except InputError:
+        raise
+    except ValueError as error:
+        # The statistics refuse degenerate scores in their own words; say whose scores they are.
+        raise InputError(f"{pairs.name}: {error}") from error
+
+
+class Tested(NamedTuple):
+    """The batches, the link test on them, and the sizes of smaller batches in which every positive won."""
+
+    bank: Bank
+    link: evt.LinkTest
+    batch_size: int
+    batches: int
+    tried: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def _test_link(pairs: Pairs, settings: Settings) -> Tested:
+    """The link test, in larger batches where every positive wins; a size that was asked for is kept."""
+    size, count, notes = plan(pairs, settings)
+    larger = larger_sizes(pairs, size) if settings.batch_size is None else []
+    tried: tuple[int, ...] = ()
+    while True:
+        bank = build_bank(pairs, size, count, settings.seed)
+        link = evt.link_test(
+            *bank.link, bootstraps=settings.bootstraps, null_draws=settings.null_draws, rng=settings.seed
+        )
+        if not (link.separated and larger):
+            break
+        tried, size = (*tried, size), larger.pop(0)
+        count = min(settings.batches, len(pairs.z_i) // size)
+    if tried and not link.separated:
+        sizes = " and of ".join(f"{x:,}" for x in tried)
+        notes = (
+            f"In batches of {sizes} pairs every positive wins, so {count} batches of {size:,} were used.",
+        )
+    kept = anchors_kept(size, count)
+    if kept < 2 * size:
+        notes += (
+            f"Of the {2 * size:,} anchors in a batch {kept:,} were drawn, each with all its candidates, so that time "
+            "and memory stay bounded.",
+        )
+    return Tested(bank, link, size, count, tried, notes)
+
+
+def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Measured:
+    seed, boots = settings.seed, settings.bootstraps
+    tell("link test")
+    bank, link, size, count, tried, notes = _test_link(pairs, settings)
+    tail, more = _tail(bank, settings, tell)
+    # No curve without a finite fit: perfect separation, or scores that do not help at all.
+    usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
+    tell("rivals")
+    rivals = evt.link_rivals(*bank.link, bootstraps=boots, rng=seed) if usable else None
+    tell("curves")
+    curves = _curves(bank, link, settings, worth) if usable else None
+    tell("ablations")
+    hard, pool = _selections(bank.link, boots, seed)
+    hard_drawn = pool_drawn = None
+    if usable:
+        winners = evt.simulate_winners(bank.link.scores, link.lam, link.tau, rng=seed)
+        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=winners), boots, seed)
+    frechet = evt.frechet_ablation(*bank.link, bootstraps=boots, rng=seed)
+    tell("risk")
+    risk = None if curves is None else _risk(pairs, link, curves.beta, settings)
+    tell("anchors")
+    anchors, comparison = _anchors(bank.link, settings)
+    return Measured(
+        name=pairs.name,
+        pairs=len(pairs.z_i),
+        dim=pairs.z_i.shape[1],
+        batch_size=size,
+        batches=count,
+        tried=tried,
+        notes=pairs.notes + notes + more + link.notes,
+        tail=tail,
+        link=link,
+        rivals=rivals,
+        frechet=frechet,
+        hard=hard,
+        pool=pool,
+        hard_drawn=hard_drawn,
+        pool_drawn=pool_drawn,
+        anchors=anchors,
+        comparison=comparison,
+        curves=curves,
+        risk=risk,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Theory:
+    """What does not depend on the data: simulations that show how to read the rest."""
+
+    daic: evt.DaicArtefact
+    noise: evt.NoiseFloor
+    mismatch: evt.CoordinateMismatch
+    top1: tuple[evt.Top1, ...]
+
+
+def measure_theory(settings: Settings, *, quick: bool) -> Theory:
+    """Run the simulations."""
+    draws, seed = 2000 if quick else 20_000, settings.seed
+    noises: tuple[Noise, ...] = ("gumbel", "frechet", "weibull", "normal", "pareto", "beta")
+    return Theory(
+        daic=evt.daic_artefact(seed=seed),
+        noise=evt.noise_floor(replicates=draws, seed=seed),
+        mismatch=evt.coordinate_mismatch(),
+        top1=tuple(evt.top1_asymptotics(noise, replicates=draws, seed=seed) for noise in noises),
+    )

@@ -1,0 +1,334 @@
+"""Paired embeddings from files: what a diagnosis reads.
+
+Nothing here unpickles: ``.npz`` and ``.npy`` are read with ``allow_pickle=False``, ``.safetensors`` cannot hold
+code. Whatever is wrong with a file is said in one line, as an `InputError`.
+"""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from weince.machine import prepare_cpu_for
+
+SUFFIXES = (".npz", ".npy", ".safetensors")
+WANTED = "z_i and z_j of shape (pairs, dim), or z of shape (rows, dim) with labels of shape (rows,)"
+_UNUSED = "The file's labels were not used: name them ids if pairs with equal labels are not to compete."
+_BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used; the message is all there is to say."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Paired embeddings of one model.
+
+    Attributes:
+        name: What the model is called on the page.
+        z_i: ``(pairs, dim)`` embeddings, of any length above 0.
+        z_j: ``(pairs, dim)`` embeddings; row by row the positives of ``z_i``.
+        ids: ``(pairs,)`` integers, or None; pairs with equal ids never compete with each other.
+        notes: Sentences a reader of the result must see.
+    """
+
+    name: str
+    z_i: NDArray[Any]
+    z_j: NDArray[Any]
+    ids: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def make_pairs(
+    name: str,
+    z_i: ArrayLike | torch.Tensor,
+    z_j: ArrayLike | torch.Tensor,
+    ids: ArrayLike | torch.Tensor | None = None,
+    notes: tuple[str, ...] = (),
+) -> Pairs:
+    """Check two arrays of embeddings and pair them row by row; see `Pairs`."""
+    first, second = _matrix(name, "z_i", z_i), _matrix(name, "z_j", z_j)
+    if first.shape != second.shape:
+        raise InputError(f"{name}: z_i and z_j must have one shape, got {first.shape} and {second.shape}")
+    if len(first) > 1 and _constant(first) and _constant(second):
+        raise InputError(f"{name}: all embeddings point the same way, so every cosine is equal")
+    if _sixteen_bits(first) or _sixteen_bits(second):
+        notes += (
+            "The embeddings have 16-bit precision: near the cap 1 - s then takes few values. "
+            "Export them in 32 bits if you can.",
+        )
+    groups = None if ids is None else _labels(name, "ids", ids, len(first))
+    if groups is not None and len(np.unique(groups)) < 2:
+        raise InputError(f"{name}: all pairs have the same id, so nothing competes")
+    return Pairs(_printable(name), first, second, groups, notes)
+
+
+def _printable(name: str) -> str:
+    """A name for HTML, SVG and CSV files, which cannot hold every character that a file name can."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name) or "unnamed"
+
+
+def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) -> Pairs:
+    """Draw pairs of rows with equal labels, each row in at most one pair; equal labels never compete.
+
+    Args:
+        name: What the model is called.
+        z: ``(rows, dim)`` embeddings.
+        labels: ``(rows,)`` integers or strings.
+        seed: Seed of the draw.
+    """
+    rows = _matrix(name, "z", z)
+    groups = _labels(name, "labels", labels, len(rows))
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(rows))
+    order = order[np.argsort(groups[order], kind="stable")]
+    members = np.split(order, np.cumsum(np.bincount(groups))[:-1])
+    even = [m[: len(m) // 2 * 2].reshape(-1, 2) for m in members]
+    pairs = np.concatenate(even)
+    if not len(pairs):
+        raise InputError(f"{name}: no label occurs twice, so there are no pairs")
+    left = len(rows) - pairs.size
+    note = f"Pairs were drawn among rows with equal labels (seed {seed}); equal labels never compete."
+    if left:
+        note += f" {left} rows were left without a pair."
+    pairs = rng.permutation(pairs)
+    return make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
+
+
+def _matrix(name: str, key: str, value: ArrayLike | torch.Tensor) -> NDArray[Any]:
+    """An array of embeddings as given, once it is known to be usable."""
+    z = _array(value)
+    if not (np.issubdtype(z.dtype, np.floating) or np.issubdtype(z.dtype, np.integer)):
+        raise InputError(f"{name}: {key} must hold real numbers, got {z.dtype}")
+    if z.ndim != 2 or 0 in z.shape:
+        raise InputError(f"{name}: {key} must have shape (pairs, dim), got {z.shape}")
+    bad = np.concatenate([~np.isfinite(block).all(axis=1) for block in _blocks(z)])
+    if bad.any():
+        raise InputError(
+            f"{name}: {key} has NaN or infinite values in {int(bad.sum())} of {len(z)} rows, "
+            f"first in row {int(bad.argmax())}"
+        )
+    zero = np.concatenate([~block.any(axis=1) for block in _blocks(z)])
+    if zero.any():
+        raise InputError(
+            f"{name}: {key} has {int(zero.sum())} rows of zeros, first row {int(zero.argmax())}; "
+            "a cosine needs a direction"
+        )
+    return z
+
+
+def _blocks(z: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Rows in blocks, so that a large file is not copied at once."""
+    return (z[start : start + 65536] for start in range(0, len(z), 65536))
+
+
+def _constant(z: NDArray[Any]) -> bool:
+    unit = z[:1].astype(np.float64) / np.linalg.norm(z[:1].astype(np.float64))
+    return all(
+        bool(np.all(np.abs(block / np.linalg.norm(block, axis=1, keepdims=True) - unit) < 1e-6))
+        for block in (b.astype(np.float64) for b in _blocks(z))
+    )
+
+
+def _sixteen_bits(z: NDArray[Any]) -> bool:
+    """Whether the values (of the first rows) are all on the grid of bfloat16 or of float16."""
+    some = np.ascontiguousarray(z[:4096], dtype=np.float32)
+    with np.errstate(over="ignore"):
+        half = some.astype(np.float16).astype(np.float32)
+    return bool((half == some).all() or not (some.view(np.uint32) & 0xFFFF).any())
+
+
+def _labels(name: str, key: str, value: ArrayLike | torch.Tensor, n: int) -> NDArray[np.int64]:
+    labels = _array(value)
+    if labels.shape != (n,):
+        raise InputError(f"{name}: {key} must have shape ({n},), one per row, got {labels.shape}")
+    if labels.dtype.kind not in "iubUS":
+        raise InputError(f"{name}: {key} must be integers or strings, got {labels.dtype}")
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by key; those of an ``.npy`` file under the empty key."""
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise InputError(f"{path.name}: no such file or folder")
+    if suffix not in SUFFIXES:
+        remedy = "; safetensors.torch.save_file writes tensors" if suffix in (".pt", ".pth") else ""
+        raise InputError(
+            f"{path.name}: want a file ending in {', '.join(SUFFIXES)}, or a folder of them{remedy}"
+        )
+    try:
+        if suffix == ".safetensors":
+            return _read_safetensors(path)
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        with loaded:
+            return {key: loaded[key] for key in loaded.files}
+    except _BROKEN as error:
+        if "pickle" in str(error):
+            pickled = "holds pickled objects, which can run code when loaded; save plain arrays"
+            said = pickled if _may_be_pickled(path) else "is no file of numpy's, whatever its name says"
+            raise InputError(f"{path.name}: {said}") from error
+        raise InputError(
+            f"{path.name}: cannot be read, it may be cut short or of another format ({_one_line(error)})"
+        ) from error
+
+
+def _may_be_pickled(path: Path) -> bool:
+    """Whether a file begins as numpy's or a pickle does; numpy takes any other for a pickle."""
+    with path.open("rb") as file:
+        return file.read(6).startswith((b"\x93NUMPY", b"PK", b"\x80"))
+
+
+def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return {key: _array(tensor) for key, tensor in tensors.items()}
+
+
+def _array(value: ArrayLike | torch.Tensor) -> NDArray[Any]:
+    """What is given as an array, wherever a tensor lies."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
+    return np.asarray(value)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _from_keys(name: str, arrays: Mapping[str, NDArray[Any]], seed: int) -> Pairs:
+    if "z_i" in arrays and "z_j" in arrays:
+        unused = "labels" in arrays and "ids" not in arrays
+        return make_pairs(name, arrays["z_i"], arrays["z_j"], arrays.get("ids"), (_UNUSED,) if unused else ())
+    if "z" in arrays and "labels" in arrays:
+        return pair_by_label(name, arrays["z"], arrays["labels"], seed=seed)
+    raise InputError(f"{name}: want the keys {WANTED}; got {', '.join(sorted(arrays)) or 'none'}")
+
+
+def _expand(paths: Sequence[Path]) -> list[Path]:
+    """Folders replaced by the files in them, in natural order: step_2 before step_10."""
+
+    def natural(path: Path) -> list[str | int]:
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+    out: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            out.append(path)
+            continue
+        inside = sorted((p for p in path.iterdir() if p.suffix.lower() in SUFFIXES), key=natural)
+        if not inside:
+            raise InputError(f"{path.name or path}: the folder holds no {', '.join(SUFFIXES)} file")
+        out += inside
+    return out
+
+
+def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, seed: int = 0) -> list[Pairs]:
+    """Read every input: one model for each file, or for two ``.npy`` files of (pairs, dim) that follow.
+
+    Args:
+        paths: Files, or folders of files.
+        names: What to call the models; the files' names without suffix when not given.
+        seed: Seed of the pairing by label.
+    """
+    found: list[Pairs] = []
+    queue = _expand(paths)
+    while queue:
+        path = queue.pop(0)
+        arrays = read_arrays(path)
+        if "" not in arrays:
+            found.append(_from_keys(path.stem, arrays, seed))
+        elif arrays[""].ndim == 3 and len(arrays[""]) == 2:
+            found.append(make_pairs(path.stem, *arrays[""]))
+        elif arrays[""].ndim == 2 and queue and queue[0].suffix.lower() == ".npy":
+            second = read_arrays(queue.pop(0))
+            found.append(make_pairs(path.stem, arrays[""], second[""]))
+        else:
+            shape = arrays[""].shape
+            raise InputError(
+                f"{path.name}: an .npy file must have shape (2, pairs, dim), or be followed by a second one, "
+                f"both of shape (pairs, dim); got {shape}"
+            )
+    return rename(found, names)
+
+
+def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
+    """Give the models their names, different from each other."""
+    if names is not None and len(names) != len(found):
+        raise InputError(f"{len(found)} models need as many names, got {len(names)}")
+    seen: dict[str, int] = {}
+    out = []
+    for index, pairs in enumerate(found):
+        name = pairs.name if names is None else _printable(names[index])
+        seen[name] = seen.get(name, 0) + 1
+        out.append(replace(pairs, name=name if seen[name] == 1 else f"{name} ({seen[name]})"))
+    return out
+
+
+def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
+    """The first two columns of a tab-separated file without header; other columns are left alone."""
+    try:
+        # A sentence may hold what splitlines() takes for the end of a line, such as U+2028.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path.name}: cannot be read ({_one_line(error)})") from error
+    short = next((i for i, line in enumerate(lines, 1) if line.strip() and "\t" not in line), None)
+    rows = [line.split("\t") for line in lines if line.strip()]
+    if short is not None or not rows:
+        raise InputError(f"{path.name}: want two tab-separated sentences a line, not so in line {short or 1}")
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def connected_pairs(first: Sequence[str], second: Sequence[str]) -> NDArray[np.int64]:
+    """Ids (pairs,) equal for pairs that share a sentence, directly or through others: they must not compete."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    known, place = np.unique([*first, *second], return_inverse=True)
+    left, right = place[: len(first)], place[len(first) :]
+    edges = coo_array((np.ones(len(left)), (left, right)), shape=(len(known), len(known)))
+    group = connected_components(edges, directed=False)[1]
+    return np.asarray(group[left], dtype=np.int64)
+
+
+def encode_sentences(
+    folders: Sequence[Path], tsv: Path, *, names: Sequence[str] | None = None
+) -> list[Pairs]:
+    """Embed sentence pairs with sentence-transformers models kept in local folders."""
+    first, second = read_sentence_pairs(tsv)
+    for folder in folders:
+        if not (folder / "modules.json").is_file():
+            raise InputError(f"{folder.name}: not the folder of a sentence-transformers model")
+    try:
+        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise InputError("--sentences needs a package: pip install 'weince[text]'") from error
+    ids = connected_pairs(first, second)
+    note = "Pairs that share a sentence never compete with each other."
+    found = []
+    for folder in folders:
+        try:
+            model = SentenceTransformer(str(folder), local_files_only=True)
+        except Exception as error:  # what a broken folder raises varies with the version
+            raise InputError(f"{folder.name}: the model cannot be loaded ({_one_line(error)})") from error
+        prepare_cpu_for(model)
+        z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)
+        found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
+    return rename(found, names)

@@ -1,0 +1,392 @@
+"""From numbers to advice: what the data ask for, and the line of code that would follow from it.
+
+xi < 0 means a bounded tail; the endpoint is ``threshold - sigma / xi``.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weince.diagnose.bank import Settings
+from weince.diagnose.measure import Measured
+from weince.diagnose.tables import number
+from weince.evt import BatchXi
+from weince.evt.link_rivals import Explanation
+from weince.scores import CROWD
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When a verdict is given. These are conventions, not laws; the page prints them.
+
+    Attributes:
+        worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the
+            positive 2 % likelier.
+        alpha: Level that both p-values of the link test must reach.
+        crowded: Share of crowded anchors up to which the link test is worth reading.
+    """
+
+    worth: float = 0.02
+    alpha: float = 0.05
+    crowded: float = 0.05
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The rules, one sentence each."""
+        return (
+            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their positive within "
+            f"a shortfall of {CROWD:g}, the advice is to look at these first, whatever the link test says.",
+            f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
+            f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
+            f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",
+            "If your temperature is known and costs more than the link would gain, the temperature comes first.",
+            f"Pairs or anchors of different difficulty (softmax whose temperature varies from pair to pair, or from "
+            f"anchor to anchor) explain a gain as well as a bounded tail unless the blend gains at least "
+            f"{self.worth:g} nats over the former, adds as much to the latter, and both intervals lie above 0; they "
+            f"explain it better if they gain over the blend, or add to it, in the same sense.",
+            f"A gain of at least {self.worth:g} nats that misses one of the other conditions is called "
+            f"unclear.",
+            f"Another temperature is advised if softmax at the temperature you trained with (the option "
+            f"temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
+            f"No advice is given when softmax at its best temperature beats a random pick by less than "
+            f"{self.worth:g} nats per anchor: the pairs are then not pairs.",
+            "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
+            "heavy if it lies above 0, and undecided otherwise.",
+        )
+
+
+THRESHOLDS = Thresholds()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to tell the user about one model.
+
+    Attributes:
+        kind: "crowded", "link", "either" (the link, or pairs of different difficulty), "varying" (such pairs
+            rather than the link), "both" (temperature first, then link), "temperature", "nothing", "unclear",
+            "separated" or "uninformative".
+        headline: One sentence.
+        softmax: What softmax leaves on the table.
+        link: Which link and parameters fit.
+        rivals: Whether pairs or anchors of different difficulty explain the same.
+        tail: Whether the tail is bounded, and whether it is of a crowd.
+        crowded: Share of anchors that have another item within a shortfall of 0.01.
+        advice: What to change, in words.
+        code: The same as Python, or None.
+    """
+
+    kind: str
+    headline: str
+    softmax: str
+    link: str
+    rivals: str
+    tail: str
+    crowded: float
+    advice: str
+    code: str | None
+
+
+def span(interval: tuple[float, float]) -> str:
+    """An interval for running text."""
+    return f"{number(interval[0])} to {number(interval[1])}"
+
+
+def p_text(p: float) -> str:
+    """A p-value, never shown as 0."""
+    if np.isnan(p):
+        return "p not defined"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def short(value: float) -> str:
+    """Three significant digits, as one would type them."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def softmax_code(tau0: float) -> str:
+    """InfoNCE at the fitted temperature."""
+    return f"from weince import InfoNCELoss\n\nloss = InfoNCELoss(temperature={short(tau0)})"
+
+
+def link_code(lam: float, tau: float) -> str:
+    """The fitted link as a loss.
+
+    The test's logit is ``((1 - lam) * s + lam * g(s)) / tau``, ``g(s) = -log(1 - s)``; BlendLink's is
+    ``(1 - lam) * s / temperature + lam * beta * g(s)``. So temperature is tau, and beta is 1 / tau.
+    """
+    if lam > 0.9995:
+        return f"from weince import WeibitLoss\n\nloss = WeibitLoss(beta={short(1.0 / tau)})"
+    return (
+        "from weince import BlendLink, LinkLoss\n\n"
+        f"loss = LinkLoss(BlendLink(lam={short(lam)}, beta={short(1.0 / tau)}, temperature={short(tau)}))"
+    )
+
+
+def both_code(lam: float, tau: float, tau0: float) -> str:
+    """The temperature first, then the link."""
+    first, second = softmax_code(tau0).splitlines(), link_code(lam, tau).splitlines()
+    names = sorted(
+        ", ".join(line.removeprefix("from weince import ") for line in (first[0], second[0])).split(", ")
+    )
+    return "\n".join(
+        [f"from weince import {', '.join(names)}", "", f"{first[2]}  # first", f"{second[2]}  # then"]
+    )
+
+
+def _lost(m: Measured) -> float:
+    """What the temperature in use costs, nats per anchor; 0 when it is not known."""
+    return 0.0 if m.curves is None or m.curves.current_loss is None else m.curves.current_loss
+
+
+def tail_kind(xi: BatchXi) -> str:
+    """ "bounded", "heavy" or "undecided"."""
+    low, high = xi.xi_interval
+    return "bounded" if high < 0.0 else "heavy" if low > 0.0 else "undecided"
+
+
+def crowd_text(m: Measured) -> str:
+    """The share of crowded anchors in percent."""
+    return f"{number(100 * m.crowded, 1)} %"
+
+
+def _tail_sentence(m: Measured, rules: Thresholds) -> str:
+    """Whether the tail is bounded; that it is of a crowd, if it is."""
+    if m.crowded <= rules.crowded:
+        return _shape_sentence(m)
+    return (
+        f"{_shape_sentence(m)} But {crowd_text(m)} of the anchors have another item within a shortfall of {CROWD:g}: "
+        "part of the embeddings coincide (a collapse of part of the encoder, or duplicates in the data), and the "
+        "tail's figures describe that crowd rather than hard negatives."
+    )
+
+
+def _shape_sentence(m: Measured) -> str:
+    """Whether the tail is bounded, in one or two sentences."""
+    xi = m.tail.xi
+    numbers = f"ξ = {number(xi.fit.xi)} (95 % over batches: {span(xi.xi_interval)})"
+    kind = tail_kind(xi)
+    if kind == "bounded" and xi.fit.endpoint > 1.0:
+        return (
+            f"The hardest negatives thin out faster than an exponential tail: {numbers}. But the fitted tail "
+            "would end beyond a cosine of 1, where there are none: the cap is not visible in this tail."
+        )
+    if kind == "bounded":
+        low, high = xi.endpoint_interval
+        ends = f"{number(low)} to {number(high) if high <= 1.0 else 'the cap'}"
+        return (
+            f"The tail of the hardest negatives is bounded: {numbers}. It ends at a cosine of about "
+            f"{number(xi.fit.endpoint)} (95 %: {ends}); the geometric cap is 1."
+        )
+    if kind == "heavy":
+        return f"The tail of the hardest negatives does not look bounded at this level: {numbers}."
+    return f"Whether the tail of the hardest negatives is bounded is undecided: {numbers} covers 0."
+
+
+def _softmax_sentence(m: Measured) -> str:
+    t = m.link
+    if t.separated:
+        return "Every fitted anchor already ranks its positive first, so no finite temperature is best."
+    if t.lam == 0.0:
+        return (
+            "Nothing: fitted to half of the batches, the blended link turns into softmax itself (λ = 0), so the "
+            f"gain is exactly 0 ({p_text(t.lr_p_value)})."
+        )
+    times = number(t.gain_ratio, 2)
+    return (
+        f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
+        f"95 %: {span(t.gain_interval)}; {p_text(t.lr_p_value)} by likelihood ratio, {p_text(t.t_p_value)} by "
+        f"t over batches): the blended link makes the positive {times} times as likely."
+    )
+
+
+def _link_sentence(m: Measured) -> str:
+    t = m.link
+    if t.separated:
+        return "No link can be told from another here."
+    return (
+        f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {number(t.tau)} "
+        f"(95 %: {span(t.tau_interval)}); the best plain softmax has τ₀ = {number(t.tau0)} "
+        f"(95 %: {span(t.tau0_interval)})."
+    )
+
+
+def _rival(m: Measured) -> str:
+    """Of the two rivals the better one, in words."""
+    assert m.rivals is not None
+    return "pairs" if m.rivals.varying is m.rivals.pairs else "anchors"
+
+
+def _explained(m: Measured, rules: Thresholds) -> Explanation:
+    return "softmax" if m.rivals is None else m.rivals.explanation(rules.worth)
+
+
+def _rivals_sentence(m: Measured, rules: Thresholds) -> str:
+    r = m.rivals
+    if r is None:
+        return "Nothing to explain: softmax has no best temperature here."
+    who = _rival(m)
+    said = {
+        "softmax": f"Nothing to explain: neither a link nor a varying temperature gains {rules.worth:g} nats.",
+        "cap": f"A bounded tail explains it better than {who} of different difficulty do.",
+        "varying": f"{who.capitalize()} of different difficulty explain it better than a bounded tail does.",
+        "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
+        "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
+    }[_explained(m, rules)]
+    return (
+        f"{said} Softmax whose temperature varies gains {number(r.pairs.gain.gain)} nats if it varies from pair "
+        f"to pair and {number(r.anchors.gain.gain)} if it varies from anchor to anchor; the blend gains "
+        f"{number(r.blend.gain)}, and {number(r.both.gain.gain)} if its temperature varies from anchor to anchor."
+    )
+
+
+def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tuple[str, bool]:
+    """What to say of the temperature, and whether the one in use is known to be off."""
+    curves = m.curves
+    assert curves is not None
+    around = span(curves.tau_range)
+    if settings.temperature is None or curves.current_loss is None:
+        return (
+            f"Any temperature from {around} describes these scores within {rules.worth:g} nats of the best; "
+            f"if yours lies outside, {number(m.link.tau0)} is the one to try.",
+            False,
+        )
+    used, loss = short(settings.temperature), number(curves.current_loss)
+    off = curves.current_loss > rules.worth
+    if off:
+        words = f"At your temperature of {used}, softmax loses {loss} nats per anchor against its best, τ₀."
+    else:
+        words = f"Your temperature of {used} is within {rules.worth:g} nats of the best ({loss} lost)."
+    return words, off
+
+
+Said = tuple[str, str, str, str, float]
+"""Of a `Verdict`: softmax, link, rivals, tail and crowded, which hold whatever the advice is."""
+
+
+def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
+    """The verdict on one model."""
+    said = (
+        _softmax_sentence(m), _link_sentence(m), _rivals_sentence(m, rules), _tail_sentence(m, rules), m.crowded
+    )  # fmt: skip
+    if m.crowded > rules.crowded:
+        return _crowded(m, said)
+    if m.link.separated:
+        return Verdict("separated", "No answer: the positives always win.", *said, _harder(m, settings), None)
+    if m.curves is None or m.curves.over_chance < rules.worth:
+        advice = "Check that row k of z_i and row k of z_j belong together."
+        headline = "No answer: a higher cosine does not make a positive likelier here."
+        return Verdict("uninformative", headline, *said, advice, None)
+    if _explained(m, rules) == "varying":
+        return _varying(m, settings, rules, said)
+    if m.link.gain >= rules.worth:
+        return _another_link(m, settings, rules, said)
+    return _keep_softmax(m, settings, rules, said)
+
+
+def _harder(m: Measured, settings: Settings) -> str:
+    """What to do where every positive wins."""
+    if settings.batch_size is not None:
+        return (
+            f"Nothing follows from batches of {m.batch_size:,} pairs. Leave out the batch size, and larger "
+            "batches are tried; if the positives win there too, use a harder evaluation set."
+        )
+    if m.tried:
+        sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
+        return (
+            f"Larger batches were tried ({sizes} pairs), and the positives win there too. Nothing follows "
+            "from this: use a harder evaluation set, or more pairs."
+        )
+    return "Nothing follows from this: use more pairs, so that batches can be larger, or a harder evaluation set."
+
+
+def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+    """A temperature that varies explains what the blend gains, and more: softmax stays."""
+    assert m.rivals is not None
+    t, who, found = m.link, _rival(m), m.rivals.varying
+    words, off = _temperature_words(m, settings, rules)
+    known = settings.temperature is not None
+    advice = (
+        "Do not change the link for this: no cap is needed to explain these scores. The temperature that fits "
+        f"varies by a factor of about {number(float(np.exp(found.sd)), 1)} either way (standard deviation of its "
+        f"logarithm: {number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, "
+        f"or what they show. {words}"
+    )
+    if off:
+        headline = f"Keep softmax, change its temperature: yours costs {number(_lost(m))} nats per anchor."
+        return Verdict("temperature", headline, *said, advice, softmax_code(t.tau0))
+    headline = (
+        f"Keep softmax: some {who} are much harder than others, and that explains these scores better than "
+        "another link does."
+    )
+    return Verdict("varying", headline, *said, advice, None if known else softmax_code(t.tau0))
+
+
+def _crowded(m: Measured, said: Said) -> Verdict:
+    """Part of the embeddings coincide: nothing else is worth a change before that."""
+    headline = (
+        f"Look at the embeddings first: {crowd_text(m)} of the anchors all but coincide with another item."
+    )
+    advice = (
+        "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
+        "they differ, the encoder has hardly been trained, or part of it has collapsed: a diagnosis of earlier "
+        "checkpoints tells since when, one of an encoder trained with InfoNCE whether the loss does it. Then "
+        "diagnose again: the link and the temperature above are fitted to these items too, so neither is worth "
+        "a change yet."
+    )
+    return Verdict("crowded", headline, *said, advice, None)
+
+
+def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+    """The blend gains enough: is the gain sure, and does the temperature come before it?"""
+    t, gain = m.link, number(m.link.gain)
+    words, off = _temperature_words(m, settings, rules)
+    small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
+    if not (small_p and t.gain_interval[0] > 0.0):
+        headline = f"Unclear: a gain of {gain} nats per anchor, but the evidence for it is thin."
+        advice = f"Give it more pairs before changing the link. {words}"
+        return Verdict("unclear", headline, *said, advice, softmax_code(t.tau0) if off else None)
+    if off and _lost(m) > t.gain:
+        headline = (
+            f"Change the temperature first: yours costs {number(_lost(m))} nats per anchor; the blended link "
+            f"would add {gain}."
+        )
+        advice = f"{words} Set it there first; the link is the smaller step, and comes second."
+        return Verdict("both", headline, *said, advice, both_code(t.lam, t.tau, t.tau0))
+    kind = "link"
+    headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
+    advice = f"Worth a try in the next training run. {words}"
+    if _explained(m, rules) == "either":
+        kind, who = "either", _rival(m)
+        headline = (
+            f"Another link, or {who} of different difficulty? Softmax with one temperature leaves {gain} nats "
+            "per anchor on the table, and either explains it."
+        )
+        advice = (
+            f"These scores give no reason to change the link: easy and hard {who} explain them as well. If you try "
+            f"it, compare several seeds on a validation set. {words}"
+        )
+    if settings.temperature is None:
+        advice += (
+            " Say which temperature you trained with before you change the link: one that is off can make "
+            "for a gain like this."
+        )
+    return Verdict(kind, headline, *said, advice, link_code(t.lam, t.tau))
+
+
+def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+    """The blend gains too little: softmax stays, perhaps at another temperature."""
+    t = m.link
+    words, off = _temperature_words(m, settings, rules)
+    small = f"another link would gain {number(t.gain)} nats per anchor, less than {rules.worth:g}"
+    if t.lam == 0.0:
+        small = "the data ask for no other link"
+    if off:
+        headline = f"Keep softmax, change its temperature: {small}."
+        return Verdict("temperature", headline, *said, words, softmax_code(t.tau0))
+    advice = f"No other link is worth the change. {words}"
+    if t.gain_interval[1] >= rules.worth:
+        advice += f" A gain of up to {number(t.gain_interval[1])} is not excluded; more pairs would tell."
+    # A temperature known to be good needs no line of code.
+    code = softmax_code(t.tau0) if settings.temperature is None else None
+    return Verdict("nothing", f"Keep softmax: {small}.", *said, advice, code)

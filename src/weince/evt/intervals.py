@@ -1,0 +1,37 @@
+"""Means and their t-intervals."""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+
+class Interval(NamedTuple):
+    """A mean and the half width of its t-interval over ``n`` values; the half width of one value is NaN."""
+
+    mean: float
+    half: float
+    n: int
+
+    def text(self, digits: int) -> str:
+        """``50.01 ± 0.19``; without a half width the mean alone."""
+        return f"{self.mean:.{digits}f}{half_text(self.half, digits)}"
+
+
+def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
+    """Mean and t-interval of independent values, such as one figure for each pretrained encoder."""
+    x = np.fromiter(values, dtype=np.float64)
+    if not len(x) or not np.isfinite(x).all():
+        raise ValueError(f"an interval needs finite values, got {x.tolist()}")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
+    half = math.nan
+    if len(x) > 1:
+        half = float(stats.t.ppf(0.5 + level / 2.0, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    return Interval(float(x.mean()), half, len(x))
+
+
+def half_text(half: float, digits: int) -> str:
+    return "" if math.isnan(half) else f" ± {half:.{digits}f}"

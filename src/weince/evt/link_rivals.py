@@ -1,0 +1,270 @@
+"""What explains a gain over softmax: a bounded tail, or a temperature that varies?
+
+The blend of `weince.evt.link_test` gains over softmax where the cap of the cosine matters. Anchors or pairs of
+different difficulty make for a gain, too, without any cap. So five links are fitted to the same batches, and
+judged on the same others, those of `link_test`:
+
+=========  ===============================================================  =============
+softmax    ``a * s``                                                        ``a``
+blend      ``a * s + b * g(s)``, ``g(s) = -log(1 - s)``                     ``a, b``
+anchors    ``k * a * s``, ``log k`` normal, drawn for every anchor          ``a, v``
+pairs      ``k * a * s``, the same, drawn for every pair                    ``a, v``
+both       ``k * (a * s + b * g(s))``, ``k`` drawn for every anchor         ``a, b, v``
+=========  ===============================================================  =============
+
+`weince.evt.link_varying` says how the two kinds of variation differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from weince.evt import choice
+from weince.evt.ablations import Gain, held_out_gain
+from weince.evt.choice import Choices, IntArray
+from weince.evt.gpd import Floats, Interval, check_fraction
+from weince.evt.link_fit import fit_pair
+from weince.evt.link_test import split_batches
+from weince.evt.link_varying import (
+    Moments,
+    Nodes,
+    Scored,
+    Varying,
+    anchor_likelihoods,
+    anchor_moments,
+    fit_anchors,
+    fit_pairs,
+    hermite_nodes,
+    negative_law,
+    pair_moments,
+)
+
+Explanation = Literal["softmax", "cap", "varying", "both", "either"]
+
+
+@dataclass(frozen=True)
+class VaryingLink:
+    """A link whose temperature varies, fitted to the held-in batches.
+
+    Attributes:
+        gain: Its held-out gain over softmax.
+        tau: Median temperature.
+        sd: Standard deviation of the temperature's logarithm.
+        sd_interval: Its interval, from the cluster-robust (sandwich) covariance; NaN where ``sd`` is 0.
+        lam: Weight of the shortfall coordinate; 0 where only the temperature varies.
+        converged: Whether the fit reached its maximum.
+    """
+
+    gain: Gain
+    tau: float
+    sd: float
+    sd_interval: Interval
+    lam: float
+    converged: bool
+
+
+@dataclass(frozen=True)
+class LinkRivals:
+    """Result of `link_rivals`; gains are held out, in nats per anchor. All is NaN under perfect separation.
+
+    Attributes:
+        blend: Gain of the blend over softmax, that of `link_test` with the same seed.
+        anchors: Softmax whose temperature varies from anchor to anchor.
+        pairs: Softmax whose temperature varies from pair to pair.
+        both: The blend whose temperature varies from anchor to anchor.
+        blend_over_anchors, blend_over_pairs: Gain of the blend over either; below 0 where the rival is better.
+        both_over_anchors: What the shortfall adds to anchors that differ.
+        both_over_blend: What anchors that differ add to the blend.
+        separated: True when every winner has the top score: then no finite fit exists.
+    """
+
+    blend: Gain
+    anchors: VaryingLink
+    pairs: VaryingLink
+    both: VaryingLink
+    blend_over_anchors: Gain
+    blend_over_pairs: Gain
+    both_over_anchors: Gain
+    both_over_blend: Gain
+    separated: bool
+
+    @property
+    def varying(self) -> VaryingLink:
+        """The better of the two links of which only the temperature varies."""
+        return self.pairs if self.pairs.gain.gain > self.anchors.gain.gain else self.anchors
+
+    def explanation(self, worth: float = 0.0) -> Explanation:
+        """What explains the winners, counting gains of at least ``worth`` nats whose interval lies above 0.
+
+        - "softmax": no link gains over it.
+        - "cap": the shortfall gains over pairs that differ, and adds to anchors that differ; not the reverse.
+        - "varying": a temperature that varies gains over the blend, or adds to it; the shortfall does not.
+        - "both": each adds to the other.
+        - "either": neither adds to the other. These winners do not tell them apart.
+        """
+
+        def sure(gain: Gain) -> bool:
+            return gain.gain >= worth and gain.interval[0] > 0.0
+
+        if not any(sure(gain) for gain in (self.blend, self.anchors.gain, self.pairs.gain)):
+            return "softmax"
+        pairs_over_blend = Gain(-self.blend_over_pairs.gain, _turned(self.blend_over_pairs.interval), np.nan)
+        cap = sure(self.both_over_anchors) and sure(self.blend_over_pairs)
+        varying = sure(self.both_over_blend) or sure(pairs_over_blend)
+        if cap:
+            return "both" if varying else "cap"
+        return "varying" if varying else "either"
+
+
+def _turned(interval: Interval) -> Interval:
+    return -interval[1], -interval[0]
+
+
+def link_rivals(
+    scores: ArrayLike,
+    positives: ArrayLike,
+    batches: ArrayLike,
+    *,
+    held_in: float = 0.5,
+    bootstraps: int = 2000,
+    level: float = 0.95,
+    eps: float = 1e-6,
+    nodes: int = 15,
+    rng: int | np.random.Generator = 0,
+) -> LinkRivals:
+    """Compare the blend with softmax whose temperature varies.
+
+    Args:
+        scores, positives, batches: A bank, as in `link_test`.
+        held_in: Share of the batches to fit on; the gains are judged on the others.
+        bootstraps: Resamplings of the held-out batches for the intervals of the gains.
+        level: Level of all intervals.
+        eps: Floor of the shortfall ``1 - s``.
+        nodes: Gauss-Hermite nodes of the mean over temperatures.
+        rng: Seed or generator; with the seed of a `link_test`, the split is the same.
+
+    Example:
+        >>> from weince.evt import link_bank
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> link_rivals(*bank, bootstraps=50).explanation(worth=0.02)
+        'softmax'
+    """
+    check_fraction(level, "level")
+    for name, count in (("bootstraps", bootstraps), ("nodes", nodes)):
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+    generator = np.random.default_rng(rng)
+    choices = choice.read_choices(scores, positives, batches, eps=eps)
+    inside, outside = split_batches(len(choices.labels), held_in, generator)
+    fitted, judged = choices.take(inside), choices.take(outside)
+    pair = fit_pair(fitted)
+    softmax, blend = pair.null.theta, pair.full.theta
+    if pair.separated or softmax[0] == 0.0:
+        return _nothing(pair.separated)
+    halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(nodes), level)
+    mine, others = (_scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside))
+
+    def gain(values: Floats) -> Gain:
+        return held_out_gain(values, bootstraps, level, generator)
+
+    blended = choice.batch_means(judged, blend) - halves.base
+    blend_gain = gain(blended)  # the first draws: those of `link_test`
+    anchors = _anchors(halves, (0,), softmax[:1])
+    pairs = _pairs(halves, mine, others, float(softmax[0]))
+    both = _anchors(halves, (0, 1), blend)
+    return LinkRivals(
+        blend=blend_gain,
+        anchors=_report(anchors, gain(anchors.gains)),
+        pairs=_report(pairs, gain(pairs.gains)),
+        both=_report(both, gain(both.gains)),
+        blend_over_anchors=gain(blended - anchors.gains),
+        blend_over_pairs=gain(blended - pairs.gains),
+        both_over_anchors=gain(both.gains - anchors.gains),
+        both_over_blend=gain(both.gains - blended),
+        separated=False,
+    )
+
+
+class Halves(NamedTuple):
+    """The choices to fit and to judge, what softmax reaches in each batch of the latter, the nodes, and the level."""
+
+    fitted: Choices
+    judged: Choices
+    base: Floats
+    nodes: Nodes
+    level: float
+
+    def over_softmax(self, likelihoods: Floats) -> Floats:
+        """Gains over softmax (batches,) of a link with these log-likelihoods (anchors,)."""
+        return self.judged.by_batch(likelihoods) / np.bincount(self.judged.batches) - self.base
+
+
+class Judged(NamedTuple):
+    """A fitted link, the interval of its spread, and its gains over softmax in each held-out batch."""
+
+    found: Varying
+    sd_interval: Interval
+    gains: Floats
+
+
+def _anchors(halves: Halves, columns: tuple[int, ...], start: Floats) -> Judged:
+    """The link in some coordinates, with a temperature that varies from anchor to anchor."""
+    fitted, judged = halves.fitted.using(*columns), halves.judged.using(*columns)
+    found = fit_anchors(fitted, start, halves.nodes)
+    ends = _sd_interval(found, anchor_moments(fitted, found.theta, halves.nodes), halves)
+    return Judged(found, ends, halves.over_softmax(anchor_likelihoods(judged, found.theta, halves.nodes)))
+
+
+def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judged:
+    """Softmax with a temperature that varies from pair to pair."""
+    law = negative_law(fitted)
+    found = fit_pairs(fitted, start, law, halves.nodes)
+    if found.theta[-1] == 0.0:
+        return Judged(found, (np.nan, np.nan), np.zeros_like(halves.base))
+    ends = _sd_interval(found, pair_moments(fitted, found.theta, law, halves.nodes), halves)
+    return Judged(
+        found, ends, halves.over_softmax(pair_moments(judged, found.theta, law, halves.nodes).value)
+    )
+
+
+def _scored(scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, labels: IntArray) -> Scored:
+    """The scores of some batches, in the order of `Choices`."""
+    s, winners = choice.read_scores(scores, positives)
+    which = np.asarray(batches)
+    rows = np.flatnonzero(np.isin(which, labels))
+    rows = rows[np.argsort(which[rows], kind="stable")]
+    return Scored(s[rows], s[rows, winners[rows]])
+
+
+def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Interval:
+    """Interval of the spread that allows for dependence within a batch."""
+    sd, groups = float(found.theta[-1]), len(halves.fitted.labels)
+    if sd == 0.0:
+        return np.nan, np.nan
+    sums = halves.fitted.by_batch(moments.gradient)
+    sums -= sums.mean(axis=0)
+    inverse = np.linalg.pinv(moments.information, hermitian=True)
+    error = np.sqrt(groups / (groups - 1) * (inverse @ (sums.T @ sums) @ inverse)[-1, -1])
+    half = float(stats.t.ppf(0.5 + halves.level / 2.0, groups - 1) * error)
+    return max(sd - half, 0.0), sd + half
+
+
+def _report(judged: Judged, gain: Gain) -> VaryingLink:
+    *weights, sd = judged.found.theta.tolist()
+    total = sum(weights)
+    lam = weights[1] / total if len(weights) > 1 and total > 0.0 else 0.0
+    tau = 1.0 / total if total > 0.0 else np.inf
+    return VaryingLink(gain, tau, sd, judged.sd_interval, lam, judged.found.converged)
+
+
+def _nothing(separated: bool) -> LinkRivals:
+    """The result where softmax has no finite best temperature."""
+    gain = Gain(np.nan, (np.nan, np.nan), np.nan)
+    link = VaryingLink(gain, np.nan, np.nan, (np.nan, np.nan), np.nan, False)
+    return LinkRivals(gain, link, link, link, gain, gain, gain, gain, separated)

@@ -1,0 +1,283 @@
+"""Links whose temperature varies: from anchor to anchor, or from pair to pair.
+
+Either way ``log k`` is normal: its mean is the logarithm of the median inverse temperature, its standard deviation is
+the spread ``v``. It is not seen, so the likelihood of a winner is a mean over ``k``, by Gauss-Hermite quadrature.
+
+*Anchors* differ: an anchor has its ``k`` before its positive is chosen, whatever its candidates are, and the
+probability of a candidate is the mean over ``k`` of its softmax probability. The coordinate may be a blend
+``a * s + b * g(s)``.
+
+*Pairs* differ: ``k`` says how closely the positive follows its anchor. A positive at score ``s`` then has the density
+``exp(k * s - c(k))`` against that of a negative, with ``c(k)`` the log-mean of ``exp(k * s)`` over negatives. A mean
+over ``k`` of densities is again one density, so this is one link ``h(s) = log mean exp(k * s - c(k))``, the same for
+all anchors. It is convex, as the blend is: close candidates can only have come from pairs with a large ``k``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from weince.evt import choice
+from weince.evt.choice import Choices
+from weince.evt.gpd import Floats
+
+# Anchors of a first fit, from which the fit to all anchors needs few steps.
+_FEW = 1024
+# First guesses of the spread v: of the first fit, and the least one of the second. The likelihood is flat at v = 0.
+_START, _AGAIN = 0.5, 0.1
+# A smaller spread is none.
+_NONE = 1e-3
+# A fit ends where a step promises less than this share of the log-likelihood: 1e-8 nats per anchor or so.
+_TOLERANCE = 1e-9
+# Negatives that a mean over them must rest on, in effect.
+_ENOUGH = 100.0
+# Steps of the table of h over [-1, 1].
+_STEPS = 8192
+
+
+class Nodes(NamedTuple):
+    """Points and weights (nodes,) of a mean over the standard normal law."""
+
+    points: Floats
+    weights: Floats
+
+
+def hermite_nodes(count: int) -> Nodes:
+    """Gauss-Hermite nodes of the standard normal law."""
+    points, weights = special.roots_hermitenorm(count)
+    return Nodes(points, weights / weights.sum())
+
+
+class Moments(NamedTuple):
+    """Log-likelihood (anchors,), its gradient (anchors, parameters), and the information (parameters, parameters)."""
+
+    value: Floats
+    gradient: Floats
+    information: Floats
+
+
+class Varying(NamedTuple):
+    """A fitted link whose temperature varies: the weights of the coordinates, then the spread v."""
+
+    theta: Floats
+    value: float
+    converged: bool
+
+
+def _maximise(few: choice.Partition, every: choice.Partition, weights: Floats) -> Varying:
+    """The best weights and spread, all at least 0, first on a few anchors and then on all of them."""
+    nought = np.zeros(len(weights) + 1)
+    first = choice.maximise(few, nought, np.r_[weights, _START], tolerance=1e-6).theta
+    first[-1] = max(first[-1], _AGAIN)
+    best = choice.maximise(every, nought, first, tolerance=_TOLERANCE)
+    return Varying(best.theta, best.value, best.converged)
+
+
+def _partition(found: Moments) -> tuple[float, Floats, Floats]:
+    """What `choice.maximise` climbs. The likelihood is not concave: bends the wrong way count by their size."""
+    values, vectors = np.linalg.eigh(found.information)
+    size = np.maximum(np.abs(values), 1e-9 * np.abs(values).max() + 1e-300)
+    return -float(found.value.sum()), -found.gradient.sum(axis=0), np.asarray((vectors * size) @ vectors.T)
+
+
+def _few(anchors: int) -> choice.IntArray:
+    """Rows of a first fit, spread evenly over all of them."""
+    return np.unique(np.linspace(0, anchors - 1, min(anchors, _FEW)).astype(np.int64))
+
+
+# Anchors differ.
+
+
+def anchor_likelihoods(choices: Choices, theta: Floats, nodes: Nodes) -> Floats:
+    """Log-likelihood (anchors,) of each winner when the temperature varies from anchor to anchor."""
+    weights, spread = theta[:-1], float(theta[-1])
+    if spread == 0.0:
+        return -choice.log_partitions(choices, weights)
+    each = [-choice.log_partitions(choices, np.exp(spread * x) * weights) for x in nodes.points]
+    return np.asarray(special.logsumexp(np.array(each), axis=0, b=nodes.weights[:, None]))
+
+
+def anchor_moments(choices: Choices, theta: Floats, nodes: Nodes) -> Moments:
+    """The same with its derivatives."""
+    parts = [_at_node(choices, theta, float(x)) for x in nodes.points]
+    level = np.array([value for value, _, _ in parts]) + np.log(nodes.weights)[:, None]
+    total = np.asarray(special.logsumexp(level, axis=0))
+    gradient = np.zeros((choices.anchors, len(theta)))
+    hessian = np.zeros((len(theta), len(theta)))
+    for share, (_, slope, bend) in zip(np.exp(level - total), parts, strict=True):
+        gradient += share[:, None] * slope
+        hessian += np.einsum("n,nij->ij", share, bend) + np.einsum("n,ni,nj->ij", share, slope, slope)
+    return Moments(total, gradient, gradient.T @ gradient - hessian)
+
+
+def _at_node(choices: Choices, theta: Floats, x: float) -> tuple[Floats, Floats, Floats]:
+    """Log-likelihood (anchors,) with ``log k = v * x``, its gradient and its Hessian, anchor by anchor."""
+    weights, k = theta[:-1], len(theta) - 1
+    scale = float(np.exp(theta[-1] * x))
+    value, mean, cov = choice.moments(choices, scale * weights)
+    slope, bend = np.empty((len(value), k + 1)), np.empty((len(value), k + 1, k + 1))
+    slope[:, :k] = -scale * mean
+    along = slope[:, :k] @ weights
+    slope[:, k] = x * along
+    bend[:, :k, :k] = -(scale**2) * cov
+    across = bend[:, :k, :k] @ weights
+    bend[:, :k, k] = bend[:, k, :k] = x * (slope[:, :k] + across)
+    bend[:, k, k] = x**2 * (along + across @ weights)
+    return -value, slope, bend
+
+
+def fit_anchors(choices: Choices, weights: Floats, nodes: Nodes) -> Varying:
+    """The link with a temperature that varies from anchor to anchor, from its ``weights`` without that."""
+    rows = _few(choices.anchors)
+    absent = None if choices.absent is None else choices.absent[rows]
+    some = Choices(
+        choices.features[:, rows], absent, choices.batches[rows], choices.labels, choices.beaten[:, rows]
+    )
+    found = _maximise(
+        lambda theta: _partition(anchor_moments(some, theta, nodes)),
+        lambda theta: _partition(anchor_moments(choices, theta, nodes)),
+        weights,
+    )
+    plain = -float(choice.log_partitions(choices, weights).sum())
+    if found.theta[-1] < _NONE or found.value <= plain:
+        return Varying(np.r_[weights, 0.0], plain, found.converged)
+    return found
+
+
+# Pairs differ.
+
+
+class Scored(NamedTuple):
+    """Scores (anchors, candidates), NaN where there is no candidate, and those of the winners (anchors,)."""
+
+    scores: Floats
+    won: Floats
+
+
+class NegativeLaw(NamedTuple):
+    """The log-mean ``c(k)`` of ``exp(k * s)`` over negatives, see `log_means`.
+
+    Attributes:
+        shares: Logarithm of the share of negatives at each point of the table, (steps + 1,); -inf where none is.
+        last: The largest k at which `_ENOUGH` negatives, in effect, enter the mean.
+        level: ``c(last)``.
+        bend: Of the law beyond.
+    """
+
+    shares: Floats
+    last: float
+    level: float
+    bend: float
+
+
+def negative_law(scored: Scored) -> NegativeLaw:
+    """The law of the negatives of a bank."""
+    counts = np.zeros(_STEPS + 1)
+    for rows in choice.blocks(*scored.scores.shape):
+        block = scored.scores[rows]
+        counts += np.bincount(_nearest(block[~np.isnan(block)]), minlength=_STEPS + 1)
+    counts -= np.bincount(_nearest(scored.won), minlength=_STEPS + 1)
+    with np.errstate(divide="ignore"):
+        logs = np.log(counts)
+    s = np.linspace(-1.0, 1.0, _STEPS + 1)
+
+    def enough(k: float) -> bool:
+        size = 2.0 * special.logsumexp(k * s + logs) - special.logsumexp(2.0 * k * s + logs)
+        return bool(size >= np.log(_ENOUGH))
+
+    low, high = 1e-3, 1e4
+    for _ in range(40):
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if enough(middle) else (low, middle)
+    shares = logs - np.log(counts.sum())
+    level = float(special.logsumexp(low * s + shares))
+    mean = float(np.exp(low * s + shares - level) @ s)
+    bend = low * (1.0 - mean**2) / (2.0 * mean) if mean > 0.0 else low
+    return NegativeLaw(shares, low, level, bend)
+
+
+def log_means(k: Floats, law: NegativeLaw) -> tuple[Floats, Floats]:
+    """``c(k)`` and its derivative, the mean score of negatives weighed by ``exp(k * s)``; (nodes,) each.
+
+    The mean over the negatives at hand rests on the closest few of them where k is large, and would call any closer
+    one a positive. So beyond ``law.last`` it continues as on a sphere: its derivative there is the mean cosine of a
+    von Mises-Fisher law, to a percent ``k / (n + sqrt(n**2 + k**2))``. That n stands for the dimension, and is set so
+    that the derivative is continuous.
+    """
+    s = np.linspace(-1.0, 1.0, _STEPS + 1)
+    tilted = np.minimum(k, law.last)[:, None] * s + law.shares
+    level = special.logsumexp(tilted, axis=1)
+    mean = np.exp(tilted - level[:, None]) @ s
+    beyond, n = k > law.last, law.bend
+    reach, start = np.hypot(n, k), np.hypot(n, law.last)
+    more = law.level + reach - start - n * np.log((n + reach) / (n + start))
+    return np.where(beyond, more, level), np.where(beyond, k / (n + reach), mean)
+
+
+def _nearest(scores: Floats) -> choice.IntArray:
+    return np.rint((scores + 1.0) * (_STEPS / 2)).astype(np.int64)
+
+
+def link_table(theta: Floats, law: NegativeLaw, nodes: Nodes) -> Floats:
+    """``h`` and its derivatives by the weight and by the spread at even steps of the score, (3, steps + 1)."""
+    s = np.linspace(-1.0, 1.0, _STEPS + 1)
+    weight, spread = theta
+    scale = np.exp(spread * nodes.points)
+    k = weight * scale
+    normaliser, mean = log_means(k, law)
+    level = k[:, None] * s - normaliser[:, None] + np.log(nodes.weights)[:, None]
+    h = special.logsumexp(level, axis=0)
+    by_k = np.exp(level - h) * (s - mean[:, None])
+    return np.stack([h, scale @ by_k, (k * nodes.points) @ by_k])
+
+
+def _read(table: Floats, scores: Floats) -> Floats:
+    """The columns of a table at any scores, by straight lines between its points: (rows of the table, scores)."""
+    place = (scores + 1.0) * (_STEPS / 2)
+    left = np.minimum(place.astype(np.int64), _STEPS - 1)
+    low = table[:, left]
+    return np.asarray(low + (place - left) * (table[:, left + 1] - low))
+
+
+def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) -> Moments:
+    """Log-likelihood of each winner when the temperature varies from pair to pair, and its derivatives."""
+    table = link_table(theta, law, nodes)
+    n = len(scored.won)
+    value, gradient, information = np.empty(n), np.empty((n, 2)), np.zeros((2, 2))
+    for rows in choice.blocks(*scored.scores.shape):
+        block = scored.scores[rows]
+        absent = np.isnan(block)
+        logit, *slopes = _read(table, np.where(absent, 0.0, block))
+        logit[absent] = -np.inf
+        logit_won, *slopes_won = _read(table, scored.won[rows])
+        top = logit.max(axis=1)
+        p = np.exp(logit - top[:, None])
+        total = p.sum(axis=1)
+        value[rows] = logit_won - top - np.log(total)
+        p /= total[:, None]
+        means = [np.einsum("rc,rc->r", p, slope) for slope in slopes]
+        for i in range(2):
+            gradient[rows, i] = slopes_won[i] - means[i]
+            for j in range(2):
+                square = np.einsum("rc,rc,rc->", p, slopes[i], slopes[j])
+                information[i, j] += square - means[i] @ means[j]
+    return Moments(value, gradient, information)
+
+
+def fit_pairs(scored: Scored, weight: float, law: NegativeLaw, nodes: Nodes) -> Varying:
+    """Softmax with a temperature that varies from pair to pair, from its ``weight`` without that."""
+    rows = _few(len(scored.won))
+    some = Scored(scored.scores[rows], scored.won[rows])
+    found = _maximise(
+        lambda theta: _partition(pair_moments(some, theta, law, nodes)),
+        lambda theta: _partition(pair_moments(scored, theta, law, nodes)),
+        np.array([weight]),
+    )
+    flat = np.array([weight, 0.0])
+    plain = float(pair_moments(scored, flat, law, nodes).value.sum())
+    if found.theta[-1] < _NONE or found.value <= plain:
+        return Varying(flat, plain, found.converged)
+    return found

@@ -1,0 +1,91 @@
+"""Checkpoints that survive: written aside and moved into place, the last two kept, a broken one passed over.
+
+A checkpoint is a dict of tensors, numbers, strings and containers of them, so that reading one runs no code.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from weince.files import write_aside
+
+_KEPT = 2  # checkpoints of a run: should the newest be cut, the one before is whole
+_NAME = re.compile(r"step_(\d{9})\.pt")
+
+
+class Checkpoint(NamedTuple):
+    """A state, and the step after which it was taken."""
+
+    step: int
+    state: dict[str, Any]
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write a checkpoint and remove all but the newest two.
+
+    Raises:
+        OSError: It could not be written (a full disk, say); the earlier checkpoints are still there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for cut in folder.glob(".step_*.part"):  # by a kill in the middle of a write
+        cut.unlink(missing_ok=True)
+    path = folder / f"step_{step:09d}.pt"
+    write_aside(path, lambda part: torch.save(state, part), "checkpoint")
+    for old in _paths(folder)[:-_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that can be read, with a warning for each newer one that cannot; None if there is none.
+
+    Raises:
+        OSError: There are checkpoints, and none of them can be read: starting anew would lose them.
+    """
+    paths = _paths(folder)
+    for path in reversed(paths):
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # what torch raises for a cut file varies with where it was cut
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            warnings.warn(f"{path} cannot be read ({reason}); going back to the one before", stacklevel=2)
+            continue
+        return Checkpoint(_step(path), state)
+    if paths:
+        raise OSError(
+            f"none of the {len(paths)} checkpoints in {folder} can be read; remove them to start anew"
+        )
+    return None
+
+
+@contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Say in one line that what is read from a checkpoint is not what the run wants.
+
+    Raises:
+        ValueError: It is of another program, version or model.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"the checkpoints in {folder} do not fit this run ({type(error).__name__}: {reason}); "
+            "choose another --out, or remove them to start anew"
+        ) from error
+
+
+def _paths(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    return sorted(path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name))
+
+
+def _step(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found.group(1))

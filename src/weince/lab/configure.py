@@ -1,0 +1,207 @@
+"""A loss as configuration: what a line of a YAML file or of the command line can say.
+
+>>> build_loss(LossConfig(preset="dcl", temperature=0.2))
+DCLLoss(temperature=0.2, max_scale=None, candidates='views', reduction='mean')
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from weince import losses
+from weince.candidates import Candidates
+from weince.engines.choose import EngineName
+from weince.links import BlendLink
+from weince.losses.weince import RELEASED_TAIL
+from weince.tail import TailConfig
+
+PRESETS: dict[str, type[losses.ContrastiveLoss]] = {
+    "infonce": losses.InfoNCELoss,
+    "dcl": losses.DCLLoss,
+    "dclw": losses.DCLWLoss,
+    "hcl": losses.HCLLoss,
+    "debiased": losses.DebiasedLoss,
+    "dhel": losses.DHELLoss,
+    "rince": losses.RINCELoss,
+    "align_uniform": losses.AlignUniformLoss,
+    "siglip": losses.SigLIPLoss,
+    "kl_ball": losses.KLBallLoss,
+    "mixture": losses.TemperatureMixtureLoss,
+    "temperature_free": losses.TemperatureFreeLoss,
+    "weibit": losses.WeibitLoss,
+    "link": losses.LinkLoss,
+    "released": losses.WeinceLoss,
+    "blend": losses.WeinceLoss,
+    "paper": losses.WeinceLoss,
+    "negatives_only": losses.WeinceLoss,
+}
+_TAILS = {
+    "paper": TailConfig(),
+    "negatives_only": TailConfig(positive="softmax"),
+    "blend": RELEASED_TAIL,
+    "released": RELEASED_TAIL,
+}
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Which loss to train with.
+
+    Args:
+        preset: ``infonce``, ``dcl``, ``dclw``, ``hcl``, ``debiased``, ``dhel``, ``rince``, ``align_uniform``,
+            ``siglip``, ``kl_ball``, ``mixture``, ``temperature_free``, ``weibit`` (the shortfall link alone),
+            ``link`` (a blend of fixed weight, as ``weince diagnose`` names it), ``released`` (WEINCE as its
+            authors' code trains it), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
+            ``negatives_only``; or a loss of your own, ``my_package:MyLoss``.
+        temperature: Of the softmax part; the loss's own default if not given. Of ``weibit``, ``beta`` is its inverse.
+        lam: Of ``link``: weight of the shortfall logit.
+        beta: Of ``link``: slope of the shortfall logit.
+        options: Further arguments of the loss by name, for example ``{hardness: 0.5}`` of ``hcl``.
+        tail: What differs from the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
+            ``{gate: rho, rho0: 0.05}``, ``{endpoint: 1.05}``, ``{positive: softmax}`` or ``{beta: slope}``.
+        softmax_term: Weight of a further cross-entropy over the 50 hardest negatives with softmax logits; the
+            preset's (0.5 for ``released``, else 0) if not given.
+        shortfall_term: The same with a shortfall link whose slope follows the batch.
+        engine: ``auto``, ``dense``, ``chunked`` or ``fused``.
+    """
+
+    preset: str = "infonce"
+    temperature: float | None = None
+    tail: dict[str, Any] = field(default_factory=dict)
+    softmax_term: float | None = None
+    shortfall_term: float | None = None
+    engine: EngineName = "auto"
+    lam: float | None = None
+    beta: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS and ":" not in self.preset:
+            raise ValueError(unknown("preset", self.preset, PRESETS))
+        if self.tail and self.preset not in _TAILS:
+            raise ValueError(f"tail has no meaning for preset {self.preset!r}; got {self.tail}")
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be positive; got {self.temperature}")
+        for name in ("softmax_term", "shortfall_term"):
+            weight = getattr(self, name)
+            if weight is not None and not 0 <= weight < float("inf"):
+                raise ValueError(f"{name} must be a weight of at least 0; got {weight}")
+        if self.preset == "link" and (self.lam is None or self.beta is None):
+            raise ValueError(f"preset 'link' wants lam and beta; got lam={self.lam}, beta={self.beta}")
+        if ":" not in self.preset:
+            build_loss(self)  # says what is wrong with it here, not when the run starts
+
+
+def unknown(what: str, got: str, known: Iterable[str]) -> str:
+    """The message for a name that is not among the known ones: the nearest of them, and all if they are few."""
+    names = list(known)
+    last = [name for name in names if name.endswith(f".{got}")]  # lr for optimizer.lr
+    near = last or get_close_matches(got, names, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    listed = "" if near and len(names) > 20 else f"; known: {', '.join(names)}"
+    return f"unknown {what} {got!r}{hint}{listed}"
+
+
+def _tail(config: LossConfig) -> TailConfig:
+    known = [item.name for item in fields(TailConfig)]
+    for name in config.tail:
+        if name not in known:
+            raise ValueError(unknown("field of tail", str(name), known))
+    try:
+        return replace(_TAILS[config.preset], **config.tail)
+    except TypeError as error:
+        raise ValueError(f"tail: {error}") from None
+
+
+def _arguments(config: LossConfig) -> dict[str, Any]:
+    """What a preset's class is called with, beside candidates and engine."""
+    given: dict[str, Any] = {}
+    if config.preset == "link":
+        given["link"] = BlendLink(config.lam, config.beta, config.temperature or 0.5)  # type: ignore[arg-type]
+    elif config.preset == "weibit":
+        given["beta"] = 1.0 if config.temperature is None else 1 / config.temperature
+    elif config.temperature is not None:
+        given["temperature"] = config.temperature
+    if config.preset != "link":
+        given |= {
+            name: getattr(config, name) for name in ("lam", "beta") if getattr(config, name) is not None
+        }
+    if config.preset in _TAILS:
+        given["tail"] = _tail(config)
+    usual = 0.5 if config.preset == "released" else 0.0
+    for name in ("softmax_term", "shortfall_term"):
+        weight = getattr(config, name)
+        if weight is not None or config.preset in _TAILS:
+            given[name] = usual if weight is None else weight
+    return given | config.options
+
+
+def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device) -> None:
+    """Try a loss on random embeddings ``(pairs, width)``, before a run that would fail at its first step begins.
+
+    Raises:
+        ValueError: It cannot run here, for example for want of a GPU.
+    """
+    generator = torch.Generator().manual_seed(0)
+    z_i, z_j = (torch.randn(pairs, width, generator=generator).to(device) for _ in range(2))
+    try:
+        with torch.no_grad():
+            deepcopy(loss)(z_i, z_j)  # a copy, since a loss may remember its batches
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ValueError(f"the loss cannot run here: {error}") from error
+
+
+def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Module:
+    """The loss module that a configuration describes."""
+    of_all = {"candidates": candidates, "engine": config.engine}
+    if ":" in config.preset:
+        made = find(config.preset, "loss")(**_arguments(config))
+        if not isinstance(made, nn.Module):
+            raise ValueError(f"{config.preset} must make an nn.Module; got {type(made).__name__}")
+        return made
+    loss, given = PRESETS[config.preset], _arguments(config)
+    known = [name for name in inspect.signature(loss).parameters if name != "options"]
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{name} has no meaning for preset {config.preset!r}; it takes {', '.join(known) or 'nothing'}"
+            )
+    try:
+        return loss(**given, **of_all)
+    except TypeError as error:
+        raise ValueError(f"preset {config.preset}: {error}") from None
+
+
+def find(name: str, what: str) -> Callable[..., Any]:
+    """A class or function of the user's own, ``package.module:name``; modules in the working folder count.
+
+    Only what is defined there is taken: a name comes from a file of settings, which others may have written.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute.isidentifier():
+        raise ValueError(f"a {what} of your own is written package.module:name; got {name!r}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"{what} {name}: cannot import {module_name} ({error})") from error
+    found = getattr(module, attribute, None)
+    is_module = inspect.isclass(found) and issubclass(found, nn.Module)
+    if not is_module and not (inspect.isfunction(found) and found.__module__ == module.__name__):
+        raise ValueError(
+            f"{what} {name}: {module_name} must define {attribute}, an nn.Module or a function that makes one; "
+            f"got {found!r}"
+        )
+    return found  # type: ignore[no-any-return]

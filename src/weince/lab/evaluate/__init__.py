@@ -1,0 +1,172 @@
+"""Evaluation of a frozen encoder by one protocol: features once, then the linear probe and the neighbours.
+
+    from weince.lab.evaluate import evaluate
+
+    evaluation = evaluate(encoder, data, device="cuda")
+    evaluation.record()["linear_test_mean"]
+
+All figures are in percent.
+"""
+
+import hashlib
+import math
+import statistics
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from weince.lab.evaluate.features import LabelledFeatures, Precision, extract
+from weince.lab.evaluate.knn import Knn, Neighbours, knn
+from weince.lab.evaluate.linear import LinearProbe, linear_probe
+from weince.lab.evaluate.protocol import split
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from weince.lab.vision.data import ImageData
+
+__all__ = ["Evaluation", "Knn", "LabelledFeatures", "LinearProbe", "evaluate", "extract", "fingerprint", "knn",
+           "linear_probe", "table"]  # fmt: skip
+
+SPLIT_SEED = 1  # of the linear probe
+PROBE_SEEDS = KNN_SEEDS = (1, 2, 3, 4, 5)
+BATCH, EPOCHS = 256, 100  # of the linear probe
+QUICK_EPOCHS, QUICK_STEPS = 10, 500
+
+
+class Evaluation(NamedTuple):
+    """What one encoder reaches on one data set.
+
+    Attributes:
+        data: Name of the data set.
+        fingerprint: Of its images and labels.
+        width: Of the features.
+        quick: Whether the protocol was cut short.
+        linear: The linear probes, one per seed.
+        knn: The neighbours, one per split.
+    """
+
+    data: str
+    fingerprint: str
+    width: int
+    quick: bool
+    linear: LinearProbe
+    knn: Knn
+
+    def record(self) -> dict[str, Any]:
+        """A flat dictionary for JSON: for each figure its mean over the seeds, and the value of each seed."""
+        found: dict[str, Any] = {
+            "data": self.data,
+            "fingerprint": self.fingerprint,
+            "width": self.width,
+            "quick": self.quick,
+            "probe_seeds": list(self.linear.seeds),
+            "split_seeds": list(self.knn.seeds),
+        }
+        for kind in ("validation", "test"):
+            neighbours: Neighbours = getattr(self.knn, kind)
+            values = {"linear": getattr(self.linear, kind), "knn": neighbours.vote}
+            values |= {f"r{k}": recall for k, recall in neighbours.recall.items()}
+            for name, by_seed in values.items():
+                found[f"{name}_{kind}_mean"] = statistics.fmean(by_seed)
+                found[f"{name}_{kind}"] = list(by_seed)
+        return found
+
+
+def evaluate(
+    encoder: nn.Module,
+    data: "ImageData",
+    *,
+    device: str | torch.device = "cpu",
+    precision: Precision = "fp32",
+    batch: int = 1024,
+    quick: bool = False,
+    progress: bool = True,
+) -> Evaluation:
+    """Judge a frozen encoder.
+
+    The labelled training set is split 80/20 by class. The linear layer (split seed 1, probe seeds 1 to 5) and
+    the bank of neighbours (split seeds 1 to 5) come from the 80 %; they are judged on the 20 % (validation) and on
+    the whole test set. A configuration may be chosen by the former alone.
+
+    Args:
+        encoder: Maps ``(b, 3, height, width)`` in [0, 1] to ``(b, f)``.
+        data: The images.
+        device: Where to compute.
+        precision: Of the encoder, ``"fp32"`` or ``"bf16"``.
+        batch: Images at a time.
+        quick: One seed of each kind, and ten probe epochs instead of 100, or as many of the 100 as make 500 steps
+            if the data are few: a look, not a figure to report.
+        progress: Show bars.
+    """
+    if data.train_labels is None or data.test_labels is None:
+        raise ValueError(
+            f"{data.name} has no labels, which an evaluation needs: give labelled images (--data), in folders by "
+            "class or as an .npz with labels; weince diagnose needs none"
+        )
+    if len(np.unique(data.train_labels)) < 2:
+        raise ValueError(f"{data.name} has one class, an evaluation needs two or more to tell apart")
+    train, test = (
+        LabelledFeatures(
+            extract(encoder, images, batch=batch, device=device, precision=precision, name=f"{kind} features",
+                    progress=progress),
+            torch.as_tensor(np.asarray(labels), dtype=torch.int64, device=device),
+        )
+        for kind, images, labels in (
+            ("train", data.train_images, data.train_labels),
+            ("test", data.test_images, data.test_labels),
+        )
+    )  # fmt: skip
+    parts = split(data.train_labels, seed=SPLIT_SEED)
+    probes = linear_probe(
+        train,
+        test,
+        split=parts,
+        seeds=PROBE_SEEDS[:1] if quick else PROBE_SEEDS,
+        epochs=quick_epochs(len(parts.train)) if quick else EPOCHS,
+        batch=BATCH,
+        device=device,
+        progress=progress,
+    )
+    splits = KNN_SEEDS[:1] if quick else KNN_SEEDS
+    neighbours = knn(train, test, seeds=splits, device=device, progress=progress)
+    width = train.features.shape[1]
+    return Evaluation(data.name, fingerprint(data), width, quick, probes, neighbours)
+
+
+def quick_epochs(rows: int) -> int:
+    """Epochs of a quick probe on so many rows: ten, or more if those are too few steps to leave chance level."""
+    return min(EPOCHS, max(QUICK_EPOCHS, math.ceil(QUICK_STEPS / math.ceil(rows / BATCH))))
+
+
+def fingerprint(data: "ImageData") -> str:
+    """Sixteen hexadecimal digits that tell one version of the data from another."""
+    found = hashlib.blake2b(digest_size=8)
+    for array in (data.train_images, data.train_labels, data.test_images, data.test_labels):
+        if array is None:
+            continue
+        found.update(str(array.shape).encode())
+        for start in range(0, len(array), 4096):  # memory-mapped images are read piece by piece
+            found.update(np.ascontiguousarray(array[start : start + 4096]).data)
+    return found.hexdigest()
+
+
+def table(evaluation: Evaluation) -> "Table":
+    """The figures as a table for the terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    record = evaluation.record()
+    title = f"{escape(evaluation.data)}, mean over seeds, %" + (
+        " (quick: a look only)" if evaluation.quick else ""
+    )
+    drawn = Table("", title=title)
+    drawn.add_column("validation", justify="right")
+    drawn.add_column("test", justify="right")
+    names = {"linear": "linear probe", "knn": "vote of the 50 nearest"}
+    names |= {f"r{k}": f"recall at {k}" for k in evaluation.knn.test.recall}
+    for key, name in names.items():
+        drawn.add_row(name, *(f"{record[f'{key}_{kind}_mean']:.2f}" for kind in ("validation", "test")))
+    return drawn

@@ -1,0 +1,145 @@
+"""The protocol of every comparison: how data are split, intervals taken, configurations chosen.
+
+A configuration is chosen on validation figures alone, every loss gets the same number of tries, and what is
+compared is compared seed by seed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from weince.evt.intervals import Interval, half_text, t_interval
+
+Indices = NDArray[np.int64]
+
+
+class Split(NamedTuple):
+    """Rows of a labelled set to train on and to validate on, each in rising order."""
+
+    train: Indices
+    validation: Indices
+
+
+class PairedTest(NamedTuple):
+    """A paired t-test.
+
+    Attributes:
+        difference: Mean of ``a - b``.
+        half: Half width of its t-interval; NaN for one pair.
+        p_value: Two-sided; 1 when all differences are 0, NaN when there is nothing to judge them by.
+        n: Pairs.
+    """
+
+    difference: float
+    half: float
+    p_value: float
+    n: int
+
+    def text(self, digits: int) -> str:
+        """``+0.42 ± 0.19``: the difference with its sign; without a half width the difference alone."""
+        return f"{self.difference:+.{digits}f}{half_text(self.half, digits)}"
+
+
+def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
+    """Split a labelled set by class.
+
+    Args:
+        labels: ``(n,)`` integers.
+        seed: Of the shuffles; the classes are shuffled in rising order of their labels.
+        fraction: Of each class, the first ``floor(fraction * size)`` of its shuffled rows validate. Classes too
+            small for that are trained on whole.
+    """
+    classes = np.asarray(labels)
+    if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
+        raise ValueError(f"labels must be (n,) integers, got {classes.dtype} of shape {classes.shape}")
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"fraction must lie strictly between 0 and 1, got {fraction}")
+    exact = Fraction(str(fraction))  # 0.29 * 100 is a little less than 29 in floating point
+    rng = np.random.default_rng(seed)
+    train, validation = [], []
+    for label in np.unique(classes):
+        rows = rng.permutation(np.flatnonzero(classes == label))
+        held_out = math.floor(exact * len(rows))
+        validation.append(rows[:held_out])
+        train.append(rows[held_out:])
+    if not sum(map(len, validation)):
+        raise ValueError(
+            f"nothing is left to validate on: no class of these {len(classes)} rows has "
+            f"{math.ceil(1 / exact)} or more"
+        )
+    return Split(np.sort(np.concatenate(train)), np.sort(np.concatenate(validation)))
+
+
+class Spread(NamedTuple):
+    """How much values differ within configurations, taken to be the same for all of them.
+
+    Attributes:
+        deviation: Standard deviation, pooled.
+        degrees: Its degrees of freedom: values less configurations.
+    """
+
+    deviation: float
+    degrees: int
+
+    def half(self, n: int, level: float = 0.95) -> float:
+        """Half width of the t-interval of a mean over ``n`` values; times sqrt(2), that of a difference of two."""
+        return float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.deviation / math.sqrt(n)
+
+
+def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread | None:
+    """The spread within configurations, from their `t_interval` of this level; None if none has two values."""
+    squares, degrees = 0.0, 0
+    for _, half, n in intervals:
+        if n > 1:
+            deviation = half * math.sqrt(n) / float(stats.t.ppf(0.5 + level / 2.0, n - 1))
+            squares += (n - 1) * deviation**2
+            degrees += n - 1
+    return Spread(math.sqrt(squares / degrees), degrees) if degrees else None
+
+
+def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> PairedTest:
+    """Compare two losses on the same seeds: ``a[i]`` and ``b[i]`` share theirs."""
+    if len(a) != len(b):
+        raise ValueError(f"a paired test needs as many a as b, got {len(a)} and {len(b)}")
+    differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    mean, half, n = t_interval(differences, level)
+    # 0.3 - 0.1 and 0.6 - 0.4 differ in their last digit: a spread of rounding is none, or p would be next to 0.
+    rounding = 1e-12 * max(np.abs(a).max(), np.abs(b).max())
+    if np.abs(differences).max() <= rounding:
+        p = 1.0
+    else:
+        spread = float(differences.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+        p = float(2.0 * stats.t.sf(abs(mean) / spread, n - 1)) if spread > rounding else math.nan
+    return PairedTest(mean, half, p, n)
+
+
+def select(records: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any]:
+    """The configuration with the highest validation figure; of equals the first.
+
+    Args:
+        records: One for each configuration that was tried.
+        metric: A key of every record. It must name a validation figure: a choice made on a test set is no test.
+    """
+    if "validation" not in metric:
+        raise ValueError(f"a configuration is chosen on validation figures alone, not on {metric!r}")
+    if not records:
+        raise ValueError("there is no configuration to choose from")
+    for record in records:
+        value = record.get(metric)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"a configuration has no figure {metric!r} to be chosen by, got {value!r}")
+    return max(records, key=lambda record: float(record[metric]))
+
+
+def budget(tried: Mapping[str, int]) -> str:
+    """The tuning budget in words, for a table: one number if all losses had the same, all of them if not."""
+    if len(set(tried.values())) == 1:
+        count = next(iter(tried.values()))
+        return f"{count} configuration{'s' if count > 1 else ''} tried for each loss"
+    each = ", ".join(f"{loss} {count}" for loss, count in tried.items())
+    return f"unequal numbers of configurations tried: {each}"

@@ -1,0 +1,284 @@
+"""Tables with one command: plan runs, carry out those that are missing, write what they say beside the paper.
+
+    from weince.lab.reproduce import reproduce
+
+    reproduce("linear", out=Path("reproduced"), only=["cifar100_resnet18"], jobs=4)
+
+A second call goes on where the first was interrupted; when nothing is left to run it writes the table again.
+"""
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weince.files import check_folder, check_writable
+from weince.lab.evaluate.protocol import budget
+from weince.lab.reproduce import execute
+from weince.lab.reproduce.aggregate import aggregate
+from weince.lab.reproduce.page import Page, reading_notes, write_page
+from weince.lab.reproduce.plan import Run, check_data, plan, words
+from weince.lab.reproduce.records import keep_records
+from weince.lab.reproduce.slurm import run_on_slurm
+from weince.lab.reproduce.tables import Table, named_tables, read_table
+
+if TYPE_CHECKING:
+    from weince.progress import Bars
+
+__all__ = ["named_tables", "print_tables", "reproduce"]
+
+OVERHEAD = "Cost of the loss stage (reported on an NVIDIA L40S)"
+
+LINE_EVERY = 60.0
+"""Seconds between two lines about a sweep where there is no terminal."""
+
+
+def reproduce(
+    table: str,
+    *,
+    out: Path = Path("reproduced"),
+    jobs: int = 1,
+    slurm: bool = False,
+    slurm_options: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] | None = None,
+    epochs: int | None = None,
+    device: str | None = None,
+    dry_run: bool = False,
+    table_only: bool = False,
+    keep: Path | None = None,
+    command: str = "",
+) -> Path:
+    """Fill a table.
+
+    Args:
+        table: Name of a table (``overhead``, or one of :func:`named_tables`) or a YAML file.
+        out: Folder of everything: runs under ``out/runs``, the table under ``out/NAME``.
+        jobs: Runs at once on this machine, or tasks at once on the cluster.
+        slurm: Submit the runs to Slurm and wait for them.
+        slurm_options: Of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
+        data: Where the images are: a path, or ``NAME=PATH,NAME=PATH``.
+        seeds: Instead of the table's 7, 21, 63, 84.
+        only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` stands for anything.
+        epochs: Instead of the configurations'. The runs are kept apart from full ones, and the table says so.
+        device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
+        dry_run: Print the plan and start nothing.
+        table_only: Start nothing, write the table from the runs that are there, and print which are missing. Of a
+            run's folder only ``run.yaml`` and its result are needed; ``made.json`` and ``log.csv`` add what they say.
+        keep: Copy the records of the table's finished runs, without weights, to ``keep/runs``, so that
+            ``reproduce(table, out=keep, table_only=True)`` writes the table anywhere.
+        command: What the table says it was made with.
+
+    Returns:
+        Path of the page; after a dry run, of the folder it would be in.
+
+    Raises:
+        ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    check_folder(out)
+    if keep is not None:
+        check_folder(keep, "--keep")
+    command = command or f"weince reproduce {shlex.quote(table)}"
+    if table == "overhead" and table_only:
+        raise ValueError("overhead has no runs to make a table of: it times the losses on this machine")
+    if table == "overhead":
+        return _overhead(out, device, command, dry_run)
+    asked = read_table(table)
+    runs = plan(asked, out, seeds=seeds, only=only, epochs=epochs, data=data, device=device)
+    if not (slurm or table_only):  # the nodes of a cluster may see other folders; records need no images
+        check_data([run for run in runs if not execute.is_done(run)])
+    if dry_run:
+        _print_plan(asked, runs)
+        return out / asked.name
+    failed = {} if table_only else _carry_out(runs, out, jobs, slurm, slurm_options)
+    records = {run.folder: execute.record(run) for run in runs if execute.is_done(run)}
+    if table_only:
+        _print_missing(asked, [run for run in runs if run.folder not in records])
+        if not records:
+            raise ValueError(f"none of the {len(runs)} runs of {asked.name} is in {out / 'runs'}")
+    made = [(run, records[run.folder]) for run in runs if run.folder in records]
+    path = write_page(_page(asked, runs, made, failed, epochs, command), out / asked.name, made)
+    if keep is not None:
+        keep_records([run for run, _ in made], keep)
+    if failed:
+        first = next(iter(failed.values()))
+        raise ValueError(
+            f"{len(failed)} of {len(runs)} runs failed, the table without them is {path}; {first}"
+        )
+    return path
+
+
+def print_tables() -> None:
+    """Print a line for each table: its name, how many runs fill it, what it shows."""
+    tables = [read_table(name) for name in named_tables()]
+    listed = [(table.name, f"{table.runs} runs", table.title.removesuffix(", %")) for table in tables]
+    listed.append(("overhead", "no runs", OVERHEAD))
+    width, count = (max(len(line[column]) for line in listed) for column in (0, 1))
+    for name, runs, title in sorted(listed):
+        print(f"{name:{width}}  {runs:>{count}}  {title}")
+
+
+def _carry_out(
+    runs: Sequence[Run], out: Path, jobs: int, slurm: bool, options: Mapping[str, Any] | None
+) -> dict[str, str]:
+    # Two columns of a table may ask for the same run.
+    left = list({run.folder: run for run in runs if not execute.is_done(run)}.values())
+    if not left:
+        return {}
+    (out / "runs").mkdir(parents=True, exist_ok=True)  # if that cannot be done, say so once
+    with _bar() as bar:
+        task = bar.add_task("runs", total=len(runs), completed=len(runs) - len(left), said="")
+
+        def tell(run: Run, what: str) -> None:
+            bar.update(task, advance=what in ("done", "failed"), said=f"{what} {run.name}")
+            if bar.in_lines:
+                bar.say(f"{what} {run.name}")
+
+        def idle() -> None:
+            bar.update(task)  # without a terminal, a line when it is time for one
+
+        try:
+            if slurm:
+                return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell, idle=idle)
+            return execute.run_here(left, jobs=jobs, tell=tell, idle=idle)
+        except KeyboardInterrupt:
+            rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
+            bar.say(f"interrupted: {rest}; the same command goes on from here")
+            raise
+
+
+def _bar() -> "Bars":
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+
+    from weince.progress import Bars, Cut
+
+    said = Cut(lambda task: task.fields["said"])
+    return Bars(Cut(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), said, every=LINE_EVERY)
+
+
+def _cell(run: Run) -> tuple[str, str, int]:
+    """The configuration that a run is a seed of."""
+    return run.row, run.loss, run.trial
+
+
+def _page(
+    table: Table,
+    runs: Sequence[Run],
+    made: Sequence[tuple[Run, Mapping[str, Any]]],
+    failed: Mapping[str, str],
+    epochs: int | None,
+    command: str,
+) -> Page:
+    """The page of a table: the configurations of which a run is done, or at least was tried."""
+    from weince.lab.reproduce.curves import pictures  # here, since matplotlib takes a while
+
+    records = {run.folder: record for run, record in made}
+    begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
+    shown = [run for run in runs if _cell(run) in begun]
+    summary = aggregate(table, shown, records)
+    return Page(
+        table.title,
+        table.baseline,
+        summary,
+        _facts(table, runs, shown, made, epochs, command),
+        failed=list(failed.values()),
+        notes=reading_notes(summary, table.choose_by),
+        pictures=pictures(table, made),
+    )
+
+
+def _facts(
+    table: Table,
+    runs: Sequence[Run],
+    shown: Sequence[Run],
+    made: Sequence[tuple[Run, Mapping[str, Any]]],
+    epochs: int | None,
+    command: str,
+) -> dict[str, str]:
+    """What a reader must know of a table: of its runs, of those in it, and of those that are done."""
+    records = [record for _, record in made]
+
+    def of(key: str) -> str:
+        return "; ".join(sorted({str(record["made"][key]) for record in records})) or "nothing yet"
+
+    versions = sorted({f"{record['data']} {record['fingerprint']}" for record in records})
+    facts = {
+        "runs": f"{len(records)} of {len(runs)} done",
+        "seeds": ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run, _ in made)) or "nothing yet",
+        "tuning budget": _budget(shown),
+        "chosen by": f"mean validation figure of {table.choose_by}"
+        if table.choose_by
+        else "nothing to choose",
+        "data": "; ".join(versions) or "nothing yet",
+        "hardware": of("hardware"),
+        "commit": of("commit"),
+        "command": command,
+    }
+    there = {_cell(run) for run in shown}
+    left_out = {_cell(run): run for run in runs if _cell(run) not in there}
+    if left_out:
+        every = len({_cell(run) for run in runs})
+        names = "; ".join(", ".join(_said(table, run)) for run in left_out.values())
+        facts["left out"] = f"{len(left_out)} of {every} configurations, of which no run is done: {names}"
+    if epochs is not None:
+        facts = {"trial": f"{epochs} epochs instead of the configured number: no figure to report", **facts}
+    return facts
+
+
+def _budget(runs: Sequence[Run]) -> str:
+    """How many configurations of each loss are among the runs of a row, the most of all rows, in words."""
+    tried: dict[str, int] = {}
+    for (_, loss), times in Counter((row, loss) for row, loss, _ in dict.fromkeys(map(_cell, runs))).items():
+        tried[loss] = max(times, tried.get(loss, 0))
+    return budget(tried)
+
+
+def _said(table: Table, run: Run) -> list[str]:
+    """The configuration of a run in words."""
+    return [run.row, run.loss, *filter(None, [words(table.tries_of(run.loss)[run.trial])])]
+
+
+def _print_missing(table: Table, missing: Sequence[Run]) -> None:
+    """Say which runs are not there, a line for each configuration."""
+    by_cell: dict[tuple[str, str, int], list[Run]] = {}
+    for run in missing:
+        by_cell.setdefault(_cell(run), []).append(run)
+    for runs in by_cell.values():
+        seeds = ", ".join(str(run.seed) for run in runs)
+        print(f"missing: {', '.join(_said(table, runs[0]))}: seed {seeds}", file=sys.stderr)
+
+
+def _print_plan(table: Table, runs: Sequence[Run]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as Drawn
+
+    drawn = Drawn("row", "loss", "try", "seed", "state", title=escape(table.title))
+    done = 0
+    for run in runs:
+        finished = execute.is_done(run)
+        begun = not finished and (run.folder / "log.csv").exists()
+        state = "done" if finished else "begun" if begun else "to do"
+        done += finished
+        tried = words(table.tries_of(run.loss)[run.trial]) or "as configured"
+        drawn.add_row(*(escape(str(cell)) for cell in (run.row, run.loss, tried, run.seed, state)))
+    console = Console()
+    console.print(drawn)
+    console.print(f"{len(runs)} runs, {done} done; {_budget(runs)}.", highlight=False, markup=False)
+
+
+def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Path:
+    from weince.lab.reproduce.overhead import overhead  # here, since there is a module of that name
+
+    if dry_run:
+        print("overhead trains nothing: it times the losses on this machine")
+        return out / "overhead"
+    check_writable(out / "overhead")
+    facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
+    notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
+    return write_page(Page(OVERHEAD, "InfoNCE", overhead(device), facts, notes=notes), out / "overhead")

@@ -1,0 +1,165 @@
+"""From the records of runs to a table: seeds averaged, one try chosen per loss, reported beside measured.
+
+A run's record already averages the seeds of its probes and splits. Here the encoders of a configuration (one per
+seed) give a mean and a t-interval, the configuration with the best mean validation figure is taken for each loss, and
+losses are compared with the baseline seed by seed.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from weince.evt.intervals import Interval, t_interval
+from weince.lab.evaluate.protocol import PairedTest, paired_test, select
+from weince.lab.reproduce.plan import Run, words
+from weince.lab.reproduce.tables import MEASURES, Table
+
+Record = Mapping[str, Any]
+
+
+class Line(NamedTuple):
+    """One configuration of one loss in one row of a table, or the one chosen among several.
+
+    Attributes:
+        figure: What is shown.
+        row: Name of the row's configuration.
+        loss: Column of the table.
+        tried: The settings of this try, in words.
+        reported: What the paper reports; None if it does not. Its half width and count are NaN and 0 if not given.
+        measured: Over the encoders; None if no run is done.
+        validation: Mean of the validation figure of `Table.choose_by`; NaN if there is none.
+        against: Compared with the baseline, seed by seed; None for the baseline, and where no seed is shared.
+        planned: Runs that were wanted; `measured` says how many there are.
+    """
+
+    figure: str
+    row: str
+    loss: str
+    tried: str
+    reported: Interval | None
+    measured: Interval | None
+    validation: float
+    against: PairedTest | None
+    planned: int
+
+
+class Summary(NamedTuple):
+    """All lines of a table.
+
+    Attributes:
+        chosen: One line per figure, row and loss.
+        tries: One line per figure, row, loss and try.
+    """
+
+    chosen: tuple[Line, ...]
+    tries: tuple[Line, ...]
+
+
+@cache
+def reported() -> dict[str, dict[str, dict[str, Interval]]]:
+    """The paper's figures: figure, row, loss."""
+    content = yaml.safe_load((Path(__file__).parent / "reported.yaml").read_text(encoding="utf-8"))
+    return {
+        figure: {
+            row: {loss: _interval(*given) for loss, given in losses.items()} for row, losses in rows.items()
+        }
+        for figure, rows in content.items()
+    }
+
+
+def _interval(mean: float, half: float = math.nan, n: int = 0) -> Interval:
+    return Interval(mean, half, n)
+
+
+def aggregate(table: Table, runs: Sequence[Run], records: Mapping[Path, Record]) -> Summary:
+    """Summarise what is done.
+
+    Args:
+        table: What is wanted.
+        runs: Its runs, as planned.
+        records: Of the runs that are done, by folder.
+    """
+    groups: dict[tuple[str, str], dict[int, list[Run]]] = {}
+    for run in runs:
+        groups.setdefault((run.row, run.loss), {}).setdefault(run.trial, []).append(run)
+    winners = {cell: _choose(table, tries, records) for cell, tries in groups.items()}
+    chosen, tried = [], []
+    for figure in table.figures:
+        for (row, loss), tries in groups.items():
+            base = groups.get((row, table.baseline))
+            compared = None if base is None or loss == table.baseline else base[winners[row, table.baseline]]
+            for trial, of_trial in tries.items():
+                # The paper's figure stands beside the chosen try, and in the list of tries beside the paper's own.
+                paper = reported().get(figure, {}).get(row, {}).get(table.losses[loss].reported)
+                line = Line(
+                    figure=figure,
+                    row=row,
+                    loss=loss,
+                    tried=words(table.tries_of(loss)[trial]),
+                    reported=paper,
+                    measured=_measured(table, figure, of_trial, records),
+                    validation=_validation(table, of_trial, records),
+                    against=None
+                    if compared is None
+                    else _against(table, figure, of_trial, compared, records),
+                    planned=len(of_trial),
+                )
+                tried.append(line if trial == 0 else line._replace(reported=None))
+                if trial == winners[row, loss]:
+                    chosen.append(line)
+    return Summary(tuple(chosen), tuple(tried))
+
+
+def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[Path, Record]) -> int:
+    """The try with the best mean validation figure; the first if there is nothing to choose by yet.
+
+    While a sweep is under way, tries are compared on the seeds that all of them have.
+    """
+    begun = {trial: [run for run in runs if run.folder in records] for trial, runs in tries.items()}
+    begun = {trial: runs for trial, runs in begun.items() if runs}
+    if len(tries) == 1 or not begun:
+        return next(iter(tries))
+    shared = set.intersection(*({run.seed for run in runs} for runs in begun.values()))
+    candidates = [
+        {
+            "trial": trial,
+            "validation": _validation(table, [r for r in runs if not shared or r.seed in shared], records),
+        }
+        for trial, runs in begun.items()
+    ]
+    return int(select(candidates, "validation")["trial"])
+
+
+def _values(key: str, runs: Sequence[Run], records: Mapping[Path, Record]) -> dict[int, float]:
+    """A figure of each seed that is done; a link that could not be fitted has none."""
+    values = {run.seed: float(records[run.folder][key]) for run in runs if run.folder in records}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def _validation(table: Table, runs: Sequence[Run], records: Mapping[Path, Record]) -> float:
+    key = MEASURES[table.measure].validation
+    if not key or not table.choose_by:
+        return math.nan
+    values = _values(key.format(table.choose_by), runs, records)
+    return statistics.fmean(values.values()) if values else math.nan
+
+
+def _measured(
+    table: Table, figure: str, runs: Sequence[Run], records: Mapping[Path, Record]
+) -> Interval | None:
+    values = _values(MEASURES[table.measure].test.format(figure), runs, records)
+    return t_interval(values.values()) if values else None
+
+
+def _against(
+    table: Table, figure: str, runs: Sequence[Run], base: Sequence[Run], records: Mapping[Path, Record]
+) -> PairedTest | None:
+    key = MEASURES[table.measure].test.format(figure)
+    ours, theirs = _values(key, runs, records), _values(key, base, records)
+    shared = [seed for seed in ours if seed in theirs]
+    return paired_test([ours[s] for s in shared], [theirs[s] for s in shared]) if shared else None

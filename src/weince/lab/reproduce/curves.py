@@ -1,0 +1,240 @@
+# ruff: noqa: RUF001  (Greek letters are meant)
+"""How the runs of a table went: their logs over the epochs, and where their embeddings ended.
+
+Figures are drawn from ``log.csv`` alone; runs without one are not in them.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy import stats
+
+from weince.diagnose.style import (
+    BLUE,
+    GREEN,
+    INK,
+    LOOK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    for_page,
+    shorten,
+)
+from weince.lab.reproduce.aggregate import Record
+from weince.lab.reproduce.plan import Run, words
+from weince.lab.reproduce.tables import MEASURES, Table
+from weince.lab.vision.log import read_log
+from weince.scores import CROWD
+
+PANELS = {
+    "loss": "loss (levels do not compare)",
+    "alignment": "alignment: squared distance of a pair",
+    "uniformity": "uniformity: lower is more even",
+    "effective_rank": "effective rank",
+    "crowded": f"crowded: another item within {CROWD:g}",
+    "rho": "ρ: shortfall of the hardest negative",
+    "lam": "λ: weight of the shortfall",
+    "beta": "β: fitted slope of the tail",
+    "daic": "ΔAIC: above 0 for Weibull",
+}
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+STYLES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 4)))
+MARKERS: tuple[Any, ...] = (*"osD^vP*X<>pd", (4, 1, 0), (6, 1, 0), (4, 1, 45), "h", (8, 1, 0), "8")
+"""Shapes that are told apart; threes are a star's points, what kind of star, and its angle."""
+
+
+class Picture(NamedTuple):
+    """A figure: the name of its file, what it shows, the file's text, and the same to stand in a page."""
+
+    name: str
+    caption: str
+    svg: str
+    in_page: str
+
+
+class _Group(NamedTuple):
+    """The runs of one configuration that have a log, with the look they share in all panels."""
+
+    name: str
+    colour: str
+    style: Any
+    logs: list[list[dict[str, float]]]
+    records: list[Record]
+
+
+def pictures(table: Table, made: Sequence[tuple[Run, Record]]) -> list[Picture]:
+    """``curves`` and ``geometry`` of each row of a table; none where no run has a log.
+
+    Args:
+        table: What was wanted.
+        made: The runs that are done, and what they measured.
+    """
+    found = []
+    rows = list(dict.fromkeys(run.row for run, _ in made))
+    for row in rows:
+        groups = _groups(table, [(run, record) for run, record in made if run.row == row])
+        if groups:
+            end = f"_{row}" if len(rows) > 1 else ""
+            found += [_curves(groups, f"curves{end}", row), _geometry(table, groups, f"geometry{end}", row)]
+    return found
+
+
+def _groups(table: Table, made: Sequence[tuple[Run, Record]]) -> list[_Group]:
+    """The configurations in the order of the table: a colour for each try and a style for each loss, or else, where
+    there is one try, a colour for each loss, and another style when there are more losses than colours."""
+    losses = list(table.losses)
+    tuned = any(len(table.tries_of(loss)) > 1 for loss in losses)
+    groups: dict[tuple[str, int], _Group] = {}
+    for run, record in sorted(made, key=lambda pair: (losses.index(pair[0].loss), pair[0].trial)):
+        log = read_log(run.folder / "log.csv")
+        if not log:
+            continue
+        if (run.loss, run.trial) not in groups:
+            place = losses.index(run.loss)
+            colour, style = (run.trial, place) if tuned else (place, place // len(COLOURS))
+            tried = words(table.tries_of(run.loss)[run.trial]) if tuned else ""
+            groups[run.loss, run.trial] = _Group(
+                ", ".join(filter(None, [run.loss, tried])),
+                COLOURS[colour % len(COLOURS)],
+                STYLES[style % len(STYLES)],
+                [],
+                [],
+            )
+        groups[run.loss, run.trial].logs.append(log)
+        groups[run.loss, run.trial].records.append(record)
+    return list(groups.values())
+
+
+def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
+    caption = (
+        f"{row}, epoch by epoch: thick lines are means over seeds, thin ones the seeds. All but the loss is of an "
+        "epoch's last batch. ρ, λ, β and ΔAIC are read from the negatives whatever the loss, by the tail settings of "
+        "the run's loss; for InfoNCE, which does not use them, by those of the preset paper."
+    )
+    older = [group.name for group in groups if any("crowded" not in log[-1] for log in group.logs)]
+    shown = _shown(groups)
+    if older and "crowded" in shown:
+        caption += f" Crowded has no mean where a log is older than that column: {'; '.join(older)}."
+    with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
+        names = [group.name for group in groups]
+        legend_rows = -(-len(groups) // 3)
+        rows, columns = (2, 4) if len(shown) == 8 else (3, 3)
+        figure = _canvas(11.0, 2.45 * rows + 0.19 * legend_rows)
+        axes = figure.subplots(rows, columns)
+        for ax, (key, title) in zip(axes.flat, shown.items(), strict=True):
+            for group in groups:
+                _lines(ax, group, key, names)
+            ax.set_title(title, fontsize=8.5, loc="left")
+            ax.locator_params(axis="x", integer=True, nbins=6)
+            ax.locator_params(axis="y", nbins=6)
+            ax.tick_params(labelsize=8)
+        for ax in axes[-1]:
+            ax.set_xlabel("epoch")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower left", ncols=3, handlelength=2.6)
+        return _drawn(figure, name, caption)
+
+
+def _shown(groups: Sequence[_Group]) -> dict[str, str]:
+    """The panels to draw: logs may be older than the column `crowded`."""
+    known = any("crowded" in row for group in groups for log in group.logs for row in log)
+    return {key: title for key, title in PANELS.items() if known or key != "crowded"}
+
+
+def _lines(ax: Axes, group: _Group, key: str, names: Sequence[str]) -> None:
+    epochs = [row["epoch"] for row in min(group.logs, key=len)]  # what all seeds have
+    # A row older than a column leaves a gap in its line, and in that of the mean.
+    values = np.array([[row.get(key, np.nan) for row in log[: len(epochs)]] for log in group.logs])
+    marker = "o" if len(epochs) == 1 else None  # a line of one point is none
+    look: dict[str, Any] = {
+        "color": group.colour,
+        "linestyle": group.style,
+        "marker": marker,
+        "markersize": 3,
+    }
+    if len(values) > 1:
+        ax.plot(epochs, values.T, linewidth=0.5, alpha=0.4, **look)
+    ax.plot(epochs, values.mean(0), linewidth=1.5, label=shorten(group.name, 48, among=names), **look)
+
+
+def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Picture:
+    measure = MEASURES[table.measure]
+    figure_name = "linear" if "linear" in measure.figures else table.figures[0]
+    key = measure.test.format(figure_name)
+    caption = (
+        f"{row}, the last epoch: each run a mark, its shape by its configuration, its colour by {figure_name} on "
+        "test. Left: pairs nearer together. Down: embeddings more evenly spread."
+        f"{_rank_correlation(groups, key, figure_name)}"
+    )
+    with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
+        figure = _canvas(7.6, max(3.8, 0.6 + 0.21 * len(groups)))
+        ax = figure.subplots()
+        every = [float(record[key]) for group in groups for record in group.records]
+        known = [value for value in every if np.isfinite(value)] or [0.0, 1.0]  # a link may not be fitted
+        for place, group in enumerate(groups):
+            last = [log[-1] for log in group.logs]
+            marks = ax.scatter(
+                [end["alignment"] for end in last],
+                [end["uniformity"] for end in last],
+                c=[float(record[key]) for record in group.records],
+                vmin=min(known),
+                vmax=max(known),
+                cmap="viridis",
+                marker=MARKERS[place % len(MARKERS)],
+                s=46,
+                edgecolors=INK,
+                linewidths=0.6,
+                label=shorten(group.name, 44, among=[one.name for one in groups]),
+            )
+        ax.set(
+            xlabel="alignment: squared distance of a pair", ylabel="uniformity: log mean exp(−2 distance²)"
+        )
+        ax.margins(0.1)
+        unit = " (%)" if table.measure == "evaluation" else ""
+        bar = figure.colorbar(marks, ax=ax, label=figure_name + unit)
+        assert bar.solids is not None
+        bar.solids.set(rasterized=False, edgecolor="face")  # a page shows no images
+        figure.legend(loc="outside right upper")
+        for handle in figure.legends[0].legend_handles:
+            if handle is not None:
+                handle.set(facecolor="none")  # the shape is what it tells
+        return _drawn(figure, name, caption)
+
+
+def _rank_correlation(groups: Sequence[_Group], key: str, figure_name: str) -> str:
+    """How the figure goes with uniformity, in words; nothing of fewer than five runs."""
+    found = [
+        (log[-1]["uniformity"], float(record[key]))
+        for group in groups
+        for log, record in zip(group.logs, group.records, strict=True)
+    ]
+    x, y = np.array([pair for pair in found if np.isfinite(pair).all()]).reshape(-1, 2).T
+    if len(x) < 5 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return ""
+    value = stats.spearmanr(x, y).statistic
+    return f" Rank correlation of {figure_name} with uniformity over these {len(x)} runs: {value:+.2f}."
+
+
+def _canvas(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _drawn(figure: Figure, name: str, caption: str) -> Picture:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    # A hundredth of a point is enough for a line, and makes the file a quarter smaller.
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), buffer.getvalue())
+    # By itself the file may be shown on any ground; a page has its own.
+    start = svg.index(">", svg.index("<svg")) + 1
+    on_white = f'{svg[:start]}\n <rect width="100%" height="100%" fill="#ffffff"/>{svg[start:]}'
+    return Picture(name, caption, on_white, for_page(svg, name))

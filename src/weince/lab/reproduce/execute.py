@@ -1,0 +1,290 @@
+"""Carrying runs out: here, several at once, each in processes of its own.
+
+A run is trained (which resumes by itself) and then measured. It is done when its result is there and was made with
+its settings, by the word of ``made.json`` or else of ``run.yaml``: weights and images need not be there any more.
+Whoever works on a run holds a lock on its folder, which its processes inherit (not on Windows): a run that was left
+behind by a killed sweep is waited for, never trained twice at once.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from weince.files import write_text_aside
+from weince.lab.reproduce.plan import Run, has_settings
+from weince.lab.reproduce.processes import end_group, own_group, try_lock
+from weince.lab.vision.log import read_log
+from weince.machine import version
+from weince.usage import INTERRUPTED
+
+ATTEMPTS = 3
+"""How often a run is started that somebody kills."""
+
+NOT_RECORDED = {"hardware": "not recorded", "commit": "not recorded"}
+
+Tell = Callable[[Run, str], None]
+
+
+class Interrupted(Exception):
+    """The sweep was told to stop while this run was under way."""
+
+
+class Failed(Exception):
+    """A run cannot be done; the message says why."""
+
+
+def is_done(run: Run) -> bool:
+    """Whether a run's result is there and belongs to its settings."""
+    try:
+        json.loads(run.result.read_text(encoding="utf-8"))
+        made = _made(run.folder)
+        if made:
+            return bool(made["key"] == run.key)
+        # A record that was kept, or a run that was cut before it could sign: that one is measured again.
+        return not (run.folder / "model.safetensors").exists() and has_settings(run)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    """What a folder says of how its results were made; nothing if it does not."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "made.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def commands(run: Run) -> list[list[str]]:
+    """The processes of a run, one after the other."""
+    weince = [sys.executable, "-m", "weince"]
+    if run.measure == "evaluation":
+        measure = [*weince, "evaluate", str(run.folder)]
+        if "device" in run.extra:
+            measure += ["--device", str(run.extra["device"])]
+    else:
+        measure = [sys.executable, "-m", "weince.lab.reproduce.tails", run.measure, str(run.folder)]
+    return [[*weince, "train", *run.arguments()], measure]
+
+
+def carry_out(
+    run: Run, stop: threading.Event | None = None, environment: Mapping[str, str] | None = None
+) -> None:
+    """Train and measure a run, unless that is done.
+
+    Args:
+        run: What to do.
+        stop: Set by another thread to end the run early.
+        environment: Variables that its processes get in addition.
+
+    Raises:
+        Failed: A process ended with an error, or was killed too often; also kept in ``error.txt``.
+        Interrupted: `stop` was set.
+    """
+    stop = stop or threading.Event()
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with _locked(run.folder, stop) as lock:
+        if is_done(run):
+            return
+        (run.folder / "error.txt").unlink(missing_ok=True)
+        try:
+            for command in commands(run):
+                began = time.time()
+                _process(run, command, lock, stop, {**os.environ, **(environment or {})})
+        except Failed as error:
+            (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
+            raise
+        _sign(run, time.time() - began)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, stop: threading.Event) -> Iterator[int]:
+    """The one right to work in a folder, as an open file that processes inherit."""
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while not try_lock(handle):
+            if stop.wait(1.0):
+                raise Interrupted
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _process(
+    run: Run, command: Sequence[str], lock: int, stop: threading.Event, environment: Mapping[str, str]
+) -> None:
+    """Run a process to its end, again if it is killed; what it prints goes to ``output.txt``."""
+    for _ in range(ATTEMPTS):
+        with (run.folder / "output.txt").open("ab") as output:
+            output.write(f"$ {shlex.join(command)}\n".encode())
+            output.flush()
+            # In a group of its own: Ctrl-C in a terminal reaches us alone, and we end what we started.
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                **own_group(lock),
+            )
+            try:
+                while process.poll() is None:
+                    if stop.wait(0.1):
+                        raise Interrupted
+            finally:
+                end_group(process)
+        if process.returncode == 0:
+            return
+        if process.returncode > 0 and process.returncode != INTERRUPTED:
+            raise Failed(
+                f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')}"
+            )
+    raise Failed(f"{run.name} was killed {ATTEMPTS} times")
+
+
+def _last_line(path: Path) -> str:
+    text = path.read_bytes()[-4000:].decode(errors="replace").strip()
+    return text.splitlines()[-1].strip() if text else "it printed nothing"
+
+
+def _sign(run: Run, seconds: float) -> None:
+    """Write what made the results of a folder, where, and in how long: training as it was logged, in however many
+    pieces, and the ``seconds`` of measuring. A second measure adds itself."""
+    path, made = run.folder / "made.json", {}
+    with contextlib.suppress(OSError, ValueError):
+        made = _made(run.folder)
+    measures = made.get("measures", {}) if made.get("key") == run.key else {}
+    where = {
+        "hardware": hardware(str(run.extra.get("device", "auto"))),
+        "commit": commit(),
+        "seconds": round(seconds + sum(row["seconds"] for row in read_log(run.folder / "log.csv")), 1),
+    }
+    made = {
+        "key": run.key,
+        "command": _repeatable(run),
+        "measures": {**measures, run.measure: where},
+    }
+    text = json.dumps(made, indent=1) + "\n"
+    write_text_aside(path, text, "record")
+
+
+def _repeatable(run: Run) -> str:
+    """The command that trains a run, without the folders of this machine."""
+    parts = (Path(part).name if Path(part).is_absolute() else part for part in run.arguments())
+    return shlex.join(["weince", "train", *parts])
+
+
+def hardware(device: str = "auto") -> str:
+    """The device and the torch that figures come from."""
+    import torch
+
+    name = ""
+    if device != "cpu" and torch.cuda.is_available():
+        # Asking CUDA itself would take memory on the GPU for as long as the sweep runs.
+        name = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return f"{name.splitlines()[0] if name else f'{platform.machine()} CPU'}, torch {torch.__version__}"
+
+
+def commit() -> str:
+    """The version of this package, and the commit of a checkout, marked where its sources were changed since, or of
+    the archive (``git archive``) that it was unpacked from."""
+    here = Path(__file__).parents[2]
+    head = _said(["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"])
+    if head and _said(["git", "-C", str(here), "ls-files", "__init__.py"]):
+        changed = _said(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "."])
+        return f"{version()} at {head}{' with changes' if changed else ''}"
+    archived = (here / "archived_commit.txt").read_text(encoding="ascii").strip()
+    return version() if archived.startswith("$") else f"{version()} at {archived[:12]}"
+
+
+def _said(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dict[str, str]]:
+    """What each of several runs at once is given of a machine: a share of the CPUs, and GPUs in turn.
+
+    Args:
+        jobs: Runs at once.
+        cpus: Of the machine.
+        gpus: That can be used.
+        visible: What ``CUDA_VISIBLE_DEVICES`` says of them, if anything.
+    """
+    names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(gpus)]
+    threads = {"OMP_NUM_THREADS": str(max(1, cpus // jobs))}
+    return [threads | ({"CUDA_VISIBLE_DEVICES": names[i % gpus]} if gpus > 1 else {}) for i in range(jobs)]
+
+
+def run_here(
+    runs: Sequence[Run], *, jobs: int, tell: Tell, idle: Callable[[], None] = lambda: None
+) -> dict[str, str]:
+    """Carry runs out on this machine, `jobs` at once, shared out among its GPUs.
+
+    Args:
+        runs: What to do.
+        jobs: How many at once.
+        tell: Told what happens to a run.
+        idle: Called again and again while runs are under way.
+
+    Returns:
+        Why runs failed, by their names; the others are done.
+    """
+    import torch
+
+    jobs = min(jobs, len(runs))  # more would share out the CPUs among nobody
+    stop, places = threading.Event(), queue.SimpleQueue[dict[str, str]]()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible):
+        if "OMP_NUM_THREADS" in os.environ:
+            del place["OMP_NUM_THREADS"]  # the user's word
+        places.put(place)
+    failed: dict[str, str] = {}
+
+    def work(run: Run) -> None:
+        tell(run, "started")
+        place = places.get()
+        try:
+            carry_out(run, stop, place)
+        finally:
+            places.put(place)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting: dict[Future[None], Run] = {pool.submit(work, run): run for run in runs}
+        try:
+            while waiting:
+                # A wait without an end would not let Ctrl-C through.
+                for future in wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                    run = waiting.pop(future)
+                    error = future.exception()
+                    if error is not None and not isinstance(error, Failed | OSError):
+                        raise error
+                    if error is not None:
+                        failed[run.name] = str(error)
+                    tell(run, "done" if error is None else "failed")
+                idle()
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+    return failed
+
+
+def record(run: Run) -> dict[str, Any]:
+    """What a finished run measured, with where it was measured under ``made``."""
+    found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
+    made = _made(run.folder)
+    where = made.get("measures", {}).get(run.measure, NOT_RECORDED)
+    return {**found, "made": {**where, "command": made.get("command", _repeatable(run))}}

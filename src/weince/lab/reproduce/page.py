@@ -1,0 +1,298 @@
+"""A table as files: CSV for programs, Markdown for a repository, one HTML page to look at."""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from markupsafe import Markup
+
+from weince.diagnose.html import style_sheet, templates
+from weince.evt.intervals import Interval
+from weince.files import write_aside, write_text_aside
+from weince.lab.evaluate.knn import RECALLS
+from weince.lab.evaluate.protocol import PairedTest, pooled_spread
+from weince.lab.reproduce.aggregate import Line, Summary
+from weince.lab.reproduce.plan import Run
+from weince.lab.reproduce.tables import MEASURES
+
+if TYPE_CHECKING:
+    from weince.lab.reproduce.curves import Picture
+
+NAMES = {
+    "linear": "Linear probe, %",
+    "knn": "Weighted vote of the 50 nearest neighbours, %",
+    **{f"r{k}": f"Recall at {k}, %" for k in RECALLS},
+    "link_lam": "Weight of the shortfall in the blended link",
+    "link_gain": "Held-out gain of the blended link over softmax, nats an anchor",
+    "link_ratio": "exp of that gain",
+    "frechet_lam_w": "Weight of the shortfall",
+    "frechet_gain_w": "Gain of the shortfall over softmax, nats an anchor",
+    "frechet_gain_f": "Gain of the heavy-tail coordinate over softmax, nats an anchor",
+    "frechet_gain_wf": "Gain of both over the shortfall alone, nats an anchor",
+    "frechet_lam_f": "Weight of the heavy-tail coordinate in the joint fit",
+    "loss_ms": "Loss stage, forward and backward, ms",
+}
+HEADER = (
+    "row",
+    "loss",
+    "configuration",
+    "reported",
+    "measured",
+    "n",
+    "validation",
+    "against the baseline",
+    "p",
+)
+NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
+PERCENT = MEASURES["evaluation"].figures
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the files show.
+
+    Attributes:
+        title: Of the table.
+        baseline: The loss that the others are compared with.
+        summary: The lines.
+        facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
+        failed: Why runs failed.
+        notes: How to read the lines.
+        pictures: Figures, each of which is a file too.
+    """
+
+    title: str
+    baseline: str
+    summary: Summary
+    facts: Mapping[str, str]
+    failed: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    pictures: "Sequence[Picture]" = ()
+
+
+def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]] = ()) -> Path:
+    """Write three CSV files, figures, ``table.md`` and ``index.html``; returns the last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in page.pictures:
+        _write(folder / f"{picture.name}.svg", picture.svg)
+    _write_csv(folder / "table.csv", page.summary.chosen, page.facts)
+    _write_csv(folder / "tries.csv", page.summary.tries, page.facts)
+    _write_runs(folder / "runs.csv", runs)
+    _write(folder / "table.md", markdown(page))
+    _write(folder / "index.html", html(page))
+    return folder / "index.html"
+
+
+def _write(path: Path, text: str) -> None:
+    write_text_aside(path, text, "table")
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """A line as it is read, in the order of `HEADER`."""
+    digits = 2 if line.figure in PERCENT else 3
+    n = f"{line.measured.n if line.measured else 0}"
+    return (
+        line.row,
+        line.loss,
+        line.tried or "as configured",
+        text_or_dash(line.reported, digits),
+        text_or_dash(line.measured, digits),
+        n if n == str(line.planned) else f"{n} of {line.planned}",
+        "—" if math.isnan(line.validation) else f"{line.validation:.2f}",
+        f"{text_or_dash(line.against, digits)}{_fewer_pairs(line)}",
+        p_value(line.against),
+    )
+
+
+def _fewer_pairs(line: Line) -> str:
+    """How many pairs a difference is of, where that is not the line's own number of encoders."""
+    if line.against is None or line.measured is None or line.against.n == line.measured.n:
+        return ""
+    return f" (n = {line.against.n})"
+
+
+def text_or_dash(found: Interval | PairedTest | None, digits: int) -> str:
+    """A mean, or a signed difference, with its interval; a dash for nothing."""
+    return "—" if found is None else found.text(digits)
+
+
+def p_value(found: PairedTest | None) -> str:
+    """A p-value, never shown as 0."""
+    if found is None or math.isnan(found.p_value):
+        return "—"
+    return "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
+
+
+def reading_notes(summary: Summary, choose_by: str) -> list[str]:
+    """How the lines of a table are to be read, if its tries were decided between by ``choose_by`` or by nothing."""
+    notes = [
+        "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of "
+        "encoders."
+    ]
+    if choose_by:
+        notes.append(
+            "The configuration of each loss is the one with the best mean validation figure of "
+            f"{choose_by} over the seeds that all of its configurations have; test figures "
+            "decide nothing. The column validation has that figure under every heading."
+        )
+    if any(line.against for line in summary.chosen):
+        notes.append(
+            "Against the baseline: paired over the seeds that both have, two-sided t-test; p is not corrected for "
+            "the number of comparisons."
+        )
+    return notes + spread_notes(summary)
+
+
+def spread_notes(summary: Summary) -> list[str]:
+    """How far apart means lie by chance: over few seeds one interval is wide, and all together tell more."""
+    groups: dict[tuple[str, str], list[Interval]] = {}
+    for line in summary.tries:
+        measured = groups.setdefault((line.figure, line.row), [])
+        # Two columns may have the same runs; those count once.
+        if line.measured is not None and line.measured.n > 1 and line.measured not in measured:
+            measured.append(line.measured)
+    notes = []
+    for (figure, row), measured in groups.items():
+        spread = pooled_spread(measured)
+        if spread is None or len(measured) == 1 or spread.deviation == 0.0:
+            continue
+        digits = 2 if figure in PERCENT else 3
+        halves = {n: spread.half(n) for n in sorted({one.n for one in measured})}
+        known = "; ".join(
+            f"over {n} seeds a mean is known to ± {half:.{digits}f}, and a difference of two below "
+            f"{math.sqrt(2) * half:.{digits}f} is not significant at 5 %"
+            for n, half in halves.items()
+        )
+        notes.append(
+            f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is "
+            f"{spread.deviation:.{digits}f}, pooled over {len(measured)} configurations (of two seeds or more) as if "
+            f"it were the same for all and seeds were independent. By it, {known} ({spread.degrees} degrees of "
+            "freedom, not corrected for the number of comparisons)."
+        )
+    return notes
+
+
+class Drawn(NamedTuple):
+    """The lines of one figure as they are read."""
+
+    name: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def by_figure(lines: Iterable[Line]) -> list[Drawn]:
+    """A table for each figure; columns in which nothing stands are left out."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for line in lines:
+        found.setdefault(NAMES.get(line.figure, line.figure), []).append(cells(line))
+    drawn = []
+    for name, rows in found.items():
+        kept = [i for i in range(len(HEADER)) if any(row[i] != "—" for row in rows)]
+        drawn.append(
+            Drawn(name, tuple(HEADER[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+        )
+    return drawn
+
+
+def markdown(page: Page) -> str:
+    """The table in Markdown."""
+    parts = [f"# {_plain(page.title)}", ""]
+    for table in by_figure(page.summary.chosen):
+        parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
+    parts += [*map(_plain, page.notes), ""]
+    if page.pictures:
+        parts += ["## How the runs went", ""]
+        parts += [
+            line
+            for picture in page.pictures
+            for line in (f"![{_plain(picture.name)}]({picture.name}.svg)", "", _plain(picture.caption), "")
+        ]
+    parts += ["## How it was made", ""]
+    parts += [f"- {name}: {_plain(value)}" for name, value in page.facts.items()]
+    if page.failed:
+        parts += ["", "## Runs that failed", "", *(f"- {_plain(line)}" for line in page.failed)]
+    if page.summary.tries != page.summary.chosen:
+        parts += ["", "## Every configuration that was tried"]
+        for table in by_figure(page.summary.tries):
+            parts += ["", f"### {_plain(table.name)}", "", *_rows(table)]
+    return "\n".join(parts) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is, on one line."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(text.split()))
+
+
+def _rows(table: Drawn) -> list[str]:
+    rule = "|" + "".join(" ---: |" if name in NUMERIC else " --- |" for name in table.header)
+    return [_row(table.header), rule, *(_row(row) for row in table.rows)]
+
+
+def _row(row: Iterable[str]) -> str:
+    return "| " + " | ".join(_plain(cell) for cell in row) + " |"
+
+
+def html(page: Page) -> str:
+    """The page: self-contained, no script, everything escaped."""
+    return (
+        templates("weince.lab.reproduce")
+        .get_template("table.html")
+        .render(
+            page=page,
+            numeric=NUMERIC,
+            chosen=by_figure(page.summary.chosen),
+            tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
+            style=style_sheet(),
+            drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
+        )
+    )
+
+
+def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> None:
+    """A line per cell in full precision, with the facts that hold for all of them at its end."""
+    common = {
+        name: facts[name] for name in ("tuning budget", "hardware", "commit", "command") if name in facts
+    }
+    header = [
+        "figure", "row", "loss", "tried", "reported", "reported_half", "measured", "half", "n", "planned",
+        "validation", "difference", "difference_half", "p_value", "pairs",
+        *(name.replace(" ", "_") for name in common),
+    ]  # fmt: skip
+    rows = [
+        [
+            line.figure, line.row, line.loss, line.tried,
+            *(line.reported[:2] if line.reported else ("", "")),
+            *(line.measured if line.measured else ("", "", 0)),
+            line.planned, line.validation,
+            *(line.against if line.against else ("", "", "", "")),
+            *common.values(),
+        ]
+        for line in lines
+    ]  # fmt: skip
+    _save_rows(path, header, rows)
+
+
+def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
+    """A line per run: every number that was measured, and where."""
+    rows = []
+    for run, record in runs:
+        made = record["made"]
+        numbers = {k: v for k, v in record.items() if isinstance(v, int | float | str) and k != "made"}
+        rows.append(
+            {"row": run.row, "loss": run.loss, "trial": run.trial, "seed": run.seed, **numbers, **made}
+        )
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    _save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
+
+
+def _save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def save(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(header)
+            writer.writerows([["" if v != v else v for v in row] for row in rows])  # NaN is an empty cell
+
+    write_aside(path, save, "table")

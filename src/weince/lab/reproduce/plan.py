@@ -1,0 +1,251 @@
+"""The runs that fill a table: rows x losses x tries x seeds.
+
+Where a run's results lie follows from its settings alone, so that tables share their runs, and a changed setting is
+another run.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weince.lab import settings
+from weince.lab.configure import unknown
+from weince.lab.reproduce.tables import MEASURES, Table
+from weince.lab.vision.data import NAMES
+from weince.lab.vision.runs import FREE_TO_CHANGE
+from weince.lab.vision.train import VisionRun
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training and its measurement.
+
+    Attributes:
+        row: Name of the configuration.
+        loss: Column of the table.
+        trial: Which of the loss's tries.
+        seed: Of the run.
+        config: What ``--config`` gets.
+        changes: Settings that differ from the configuration, by dotted name.
+        measure: A key of `MEASURES`.
+        folder: Of the run.
+        key: Hash of its settings.
+        extra: Settings that leave the result as it is, such as the device.
+    """
+
+    row: str
+    loss: str
+    trial: int
+    seed: int
+    config: str
+    changes: Mapping[str, Any]
+    measure: str
+    folder: Path
+    key: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A name to read: its place under the folder of all runs."""
+        return "/".join(self.folder.parts[-3:])
+
+    @property
+    def result(self) -> Path:
+        """The file that the measurement leaves."""
+        return self.folder / MEASURES[self.measure].file
+
+    def arguments(self) -> list[str]:
+        """The options of ``weince train`` for this run."""
+        given = {**self.changes, **self.extra, "seed": self.seed, "out": str(self.folder)}
+        options = [part for name, value in given.items() for part in (f"--{name}", shown(value))]
+        return ["--config", self.config, *options]
+
+
+def shown(value: Any) -> str:
+    """A setting as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def plan(
+    table: Table,
+    out: Path,
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] | None = None,
+    epochs: int | None = None,
+    data: str | None = None,
+    device: str | None = None,
+) -> list[Run]:
+    """The runs of a table, seed by seed, so that the first seed of everything is there first.
+
+    Args:
+        table: What is wanted.
+        out: Folder of all results; the runs are in ``out/runs``.
+        seeds: Instead of the table's.
+        only: Keep the rows (``cifar100_resnet18``), cells (``cifar100_resnet18/InfoNCE``) or tries of a cell
+            (``cifar100_resnet18/InfoNCE/temperature 0.1``) that match one of these names or patterns.
+        epochs: Instead of the configurations', for a trial.
+        data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``.
+        device: ``cpu`` or ``cuda`` instead of what is there.
+
+    Raises:
+        ValueError: A configuration, setting or pattern is unknown; nothing has been started then.
+    """
+    repeated = [seed for seed, times in Counter(seeds or ()).items() if times > 1]
+    if repeated:
+        raise ValueError(f"seed {repeated[0]} is given twice; got seeds {', '.join(map(str, seeds or ()))}")
+    kept = _asked_for(table, only)
+    base = {row: flat(settings.load(row)) for row, *_ in kept}
+    asked = {} if epochs is None else {"epochs": epochs}
+    runs = []
+    for seed in seeds or table.seeds:
+        for row, loss, trial, tried in kept:
+            changes = {**table.set, **table.losses[loss].set, **tried, **asked}
+            folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
+            extra = {"device": device} if device else {}
+            run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, extra)
+            runs.append(run)
+    runs = _with_data(runs, data, base)
+    for run in {run.key: run for run in runs}.values():
+        _check(run)
+    return runs
+
+
+def _asked_for(table: Table, only: Sequence[str] | None) -> list[tuple[str, str, int, Mapping[str, Any]]]:
+    """Row, loss and try, with its number, of all that matches a pattern; every pattern must match something."""
+    cells = [
+        (row, loss, trial, tried)
+        for row in table.rows
+        for loss in table.losses
+        for trial, tried in enumerate(table.tries_of(loss))
+    ]
+    if only is None:
+        return cells
+    names = [(Path(row).stem, loss, words(tried) or "as configured") for row, loss, _, tried in cells]
+    fits = {pattern: [_fits(*name, pattern) for name in names] for pattern in only}
+    for pattern, found in fits.items():
+        if not any(found):
+            known = ", ".join(dict.fromkeys(f"{row}/{loss}" for row, loss, _ in names))
+            tries = ", ".join(dict.fromkeys(f"/{tried}" for *_, tried in names))
+            raise ValueError(
+                f"nothing in table {table.name} matches {pattern}; it has {known}, tried as {tries}"
+            )
+    return [cell for cell, *found in zip(cells, *fits.values(), strict=True) if any(found)]
+
+
+def _fits(row: str, loss: str, tried: str, pattern: str) -> bool:
+    """Whether a pattern is of a row, of a cell in it or of a try of that cell."""
+    names = (row, f"{row}/{loss}", f"{row}/{loss}/{tried}")
+    return any(fnmatch(name, pattern) for name in names)
+
+
+def words(tried: Mapping[str, Any]) -> str:
+    """A try in words: the last part of each setting's name, and its value."""
+    return ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in tried.items())
+
+
+def _place(
+    root: Path, row: str, base: Mapping[str, Any], changes: Mapping[str, Any], seed: int
+) -> tuple[Path, str]:
+    """Folder and key of a run: the same however its settings are divided between configuration and table.
+
+    What leaves the weights as they are, and where the images lie, is no part of them.
+    """
+    changed = {name: value for name, value in flat(changes).items() if name not in FREE_TO_CHANGE}
+    every = {**{name: value for name, value in base.items() if name not in FREE_TO_CHANGE}, **changed}
+    every.pop("seed", None)
+    key = hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:12]
+    differs = {name: value for name, value in sorted(changed.items()) if base.get(name) != value}
+    differs.pop("loss.preset", None)
+    parts = [str(every.get("loss.preset", "loss"))]
+    parts += [f"{name.split('.')[-1]}-{shown(value)}" for name, value in differs.items()]
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", "_".join(parts)).strip("-")[:80]
+    return root / row / f"{slug}_{key[:6]}" / f"seed_{seed}", key
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= (
+            flat(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping) and value
+            else {prefix + name: value}
+        )
+    return found
+
+
+def _with_data(runs: Sequence[Run], data: str | None, base: Mapping[str, Mapping[str, Any]]) -> list[Run]:
+    """The runs, told where their images are."""
+    names = [str({**base[run.config], **run.changes}.get("data", "")) for run in runs]
+    places = _places(data, set(names))
+    return [
+        replace(run, extra={**run.extra, "data": places[name]}) if name in places else run
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def _places(data: str | None, names: Collection[str]) -> dict[str, str]:
+    """Where the images of each data set are."""
+    if not data:
+        return {}
+    if "=" not in data:
+        if len(names) > 1:
+            raise ValueError(
+                f"one path for {', '.join(sorted(names))}: give NAME=PATH,NAME=PATH; got {data!r}"
+            )
+        return dict.fromkeys(names, _absolute(data))
+    found = {}
+    for part in data.split(","):
+        name, _, place = part.partition("=")
+        if name not in names:
+            raise ValueError(unknown("data set", name, sorted(names)))
+        found[name] = _absolute(place)
+    return found
+
+
+def _absolute(place: str) -> str:
+    """A path that means the same to a job that starts elsewhere; a name stays a name."""
+    return str(Path(place).absolute()) if Path(place).exists() else place
+
+
+def check_data(runs: Sequence[Run]) -> None:
+    """See that the images which were said to lie somewhere do."""
+    for place in dict.fromkeys(str(run.extra["data"]) for run in runs if "data" in run.extra):
+        if place not in NAMES and not Path(place).exists():
+            raise ValueError(f"--data {place}: no such path, nor a data set ({', '.join(NAMES)})")
+
+
+def _check(run: Run) -> None:
+    """See that the settings make a run, before anything is started."""
+    for name in run.changes.keys() & {"seed", "out"}:  # the run's own would take its place unsaid
+        raise ValueError(
+            f"{run.row}, {run.loss}: {name} is not for a table to set: it has seeds, and runs have a place"
+        )
+    try:
+        _read(run)
+    except ValueError as error:
+        raise ValueError(f"{run.row}, {run.loss}: {error}") from None
+
+
+def _read(run: Run) -> VisionRun:
+    wanted: VisionRun = settings.read(VisionRun, run.arguments(), command="weince train", examples="")
+    return wanted
+
+
+def has_settings(run: Run) -> bool:
+    """Whether the ``run.yaml`` in a run's folder is of this run, wherever its images were."""
+    path = run.folder / "run.yaml"
+    if not path.is_file():
+        return False
+    run_wanted = _read(run)
+    found, wanted = settings.recorded(path, type(run_wanted)), yaml.safe_load(settings.dump(run_wanted))
+    return all(found[name] == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})

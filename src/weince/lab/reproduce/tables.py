@@ -1,0 +1,211 @@
+"""Tables as files: what is wanted, read from YAML and checked before anything starts.
+
+The tables that come with the package are in ``configs/tables/``; `read_table` takes any file of that form.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from weince.lab.configure import unknown
+from weince.lab.evaluate.knn import RECALLS
+from weince.lab.settings import configs_folder, read_yaml
+
+SEEDS = (7, 21, 63, 84)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a trained run is measured.
+
+    Attributes:
+        file: What the measurement leaves in the run's folder.
+        figures: What is in it.
+        test: Key of a figure that is reported, ``{}`` standing for its name.
+        validation: Key of the figure that may be chosen by; empty if there is none.
+    """
+
+    file: str
+    figures: tuple[str, ...]
+    test: str = "{}"
+    validation: str = ""
+
+
+MEASURES = {
+    "evaluation": Measure(
+        "evaluation.json",
+        ("linear", "knn", *(f"r{k}" for k in RECALLS)),
+        "{}_test_mean",
+        "{}_validation_mean",
+    ),
+    "link": Measure("link.json", ("link_lam", "link_gain", "link_ratio")),
+    "frechet": Measure(
+        "frechet.json",
+        ("frechet_lam_w", "frechet_gain_w", "frechet_gain_f", "frechet_gain_wf", "frechet_lam_f"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A column of a table.
+
+    Attributes:
+        set: Settings of its runs, by dotted name.
+        tries: Settings to choose among; the table's own if not given.
+        reported: Under which name the paper reports it; empty if it does not.
+    """
+
+    set: Mapping[str, Any]
+    tries: Sequence[Mapping[str, Any]] = ()
+    reported: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table's file says.
+
+    Attributes:
+        name: Of the file.
+        title: Of the table.
+        figures: What is shown of each run.
+        rows: Configurations, by name or path.
+        losses: The columns.
+        baseline: The loss that others are compared with, seed by seed.
+        measure: A key of `MEASURES`.
+        choose_by: The figure whose validation value decides between tries.
+        tries: Settings to choose among, the same for every loss that has none of its own. The first is what the
+            paper's figure stands beside.
+        set: Settings of all runs.
+        seeds: Of the runs.
+    """
+
+    name: str
+    title: str
+    figures: Sequence[str]
+    rows: Sequence[str]
+    losses: Mapping[str, Loss]
+    baseline: str
+    measure: str = "evaluation"
+    choose_by: str = ""
+    tries: Sequence[Mapping[str, Any]] = ({},)
+    set: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Sequence[int] = SEEDS
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise ValueError(unknown("measure", self.measure, MEASURES))
+        if self.baseline not in self.losses:
+            raise ValueError(unknown("baseline", self.baseline, self.losses))
+        for what in ("figures", "rows", "tries", "seeds"):
+            if not getattr(self, what):
+                raise ValueError(f"a table needs {what}, this one has none")
+        known = MEASURES[self.measure].figures
+        for figure in (*self.figures, *([self.choose_by] if self.choose_by else [])):
+            if figure not in known:
+                raise ValueError(unknown(f"figure of measure {self.measure}", str(figure), known))
+        wrong = [seed for seed in self.seeds if not isinstance(seed, int) or isinstance(seed, bool)]
+        if wrong:
+            raise ValueError(f"seeds must be integers, got {wrong[0]!r}")
+        for what, values in (("seed", list(self.seeds)), ("row", [Path(row).stem for row in self.rows])):
+            if len(set(values)) < len(values):
+                raise ValueError(f"every {what} counts once, got {', '.join(map(str, values))}")
+        _check_names("set", self.set)
+        for name, loss in self.losses.items():
+            _check_names(f"set of {name}", loss.set)
+            _check_tries(name, self.tries_of(name))
+        tuned = any(len(self.tries_of(loss)) > 1 for loss in self.losses)
+        if tuned and not (self.choose_by and MEASURES[self.measure].validation):
+            raise ValueError("a table with several tries needs choose_by, a figure with a validation value")
+
+    @property
+    def runs(self) -> int:
+        """How many runs fill it: rows x losses x tries x seeds."""
+        return len(self.rows) * len(self.seeds) * sum(len(self.tries_of(loss)) for loss in self.losses)
+
+    def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
+        """The settings to choose among for a loss."""
+        return self.losses[loss].tries or self.tries
+
+
+def _check_names(what: str, settings: Mapping[Any, Any]) -> None:
+    """Raise if something is set that cannot be the name of a setting."""
+    wrong = [name for name in settings if not isinstance(name, str) or not name]
+    if wrong:
+        raise ValueError(
+            f"{what} must map names of settings to values, {{loss.temperature: 0.2}}; got {wrong[0]!r}"
+        )
+
+
+def _check_tries(loss: str, tries: Sequence[Any]) -> None:
+    """Raise if a try is none, or the same as another, which would count as one more that was tuned."""
+    for index, tried in enumerate(tries):
+        if not isinstance(tried, Mapping):
+            raise ValueError(
+                f"a try must map settings to values, {{loss.temperature: 0.2}}; got {tried!r} for {loss}"
+            )
+        _check_names(f"a try of {loss}", tried)
+        if tried in tries[:index]:
+            raise ValueError(f"every try counts once, got {', '.join(map(str, tries))} for {loss}")
+
+
+def named_tables() -> dict[str, Path]:
+    """The tables that come with the package, by name."""
+    return {path.stem: path for path in sorted((configs_folder() / "tables").glob("*.yaml"))}
+
+
+def read_table(chosen: str) -> Table:
+    """A table by name, or from a YAML file.
+
+    Raises:
+        ValueError: There is none of that name, or the file says something that a table cannot.
+    """
+    path, named = Path(chosen), named_tables()
+    if path.suffix not in (".yaml", ".yml"):
+        if chosen not in named:
+            raise ValueError(unknown("table", chosen, [*named, "overhead"]) + ", or a YAML file")
+        path = named[chosen]
+    elif not path.is_file():
+        raise ValueError(f"{chosen}: no such table file")
+    content = read_yaml(path, chosen)
+    try:
+        return _table(path, content)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def _table(path: Path, content: Any) -> Table:
+    given = _checked(Table, content, "key of a table", without={"name"})
+    losses = given.get("losses")
+    if not isinstance(losses, dict) or not losses:
+        raise ValueError(f"losses must map each loss to its settings, got {losses!r}")
+    given["losses"] = {
+        str(loss): Loss(**_checked(Loss, said, f"key of loss {loss}")) for loss, said in losses.items()
+    }
+    # A configuration that lies beside the table.
+    given["rows"] = [
+        str((path.parent / row).absolute()) if (path.parent / str(row)).is_file() else str(row)
+        for row in given.get("rows", ())
+    ]
+    return Table(name=path.stem, **given)
+
+
+def _checked(kind: type[Any], content: Any, what: str, without: Collection[str] = ()) -> dict[str, Any]:
+    """A mapping whose keys are fields of a dataclass and whose lists and mappings are where they belong."""
+    if not isinstance(content, dict):
+        raise ValueError(f"wanted keys and values for a {kind.__name__.lower()}, got {content!r}")
+    known = [item for item in fields(kind) if item.name not in without]
+    for key, value in content.items():
+        if key not in (names := [item.name for item in known]):
+            raise ValueError(unknown(what, str(key), names))
+        wanted = _KINDS.get(key, str)
+        if not isinstance(value, wanted):
+            raise ValueError(f"{key} must be a {wanted.__name__}, got {value!r}")
+    for item in known:
+        if item.default is MISSING and item.default_factory is MISSING and item.name not in content:
+            raise ValueError(f"{item.name} is missing: a {kind.__name__.lower()} needs it")
+    return dict(content)
+
+
+_KINDS = {"figures": list, "rows": list, "tries": list, "seeds": list, "set": dict, "losses": dict}

@@ -1,0 +1,271 @@
+"""Reading a run's settings: a YAML file, then what the command line says instead.
+
+A settings class is a frozen dataclass; its fields are the options (``--loss.temperature 0.2`` for a field of a
+field). The command line wins over the file, wherever on the line ``--config`` stands.
+"""
+
+import argparse
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from weince.files import check_folder, write_text_aside
+from weince.lab.configure import unknown
+
+LAPTOP = "digits_tiny"
+"""The configuration of ``weince train`` that is told neither data nor a configuration."""
+
+
+def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: str) -> Any:
+    """An instance of ``kind`` from a command line such as ``--config FILE --loss.temperature 0.2``.
+
+    Raises:
+        ValueError: An unknown key (with the nearest known one) or a value of the wrong type.
+    """
+    from jsonargparse import ArgumentParser
+
+    chosen, rest = take_config(arguments)
+    given = {} if chosen is None else load(chosen)
+    kinds = dict(_kinds(kind))
+    try:
+        _check(given, kinds)
+    except ValueError as error:
+        raise ValueError(f"{chosen}: {error}") from None
+    parser = ArgumentParser(
+        prog=command,
+        exit_on_error=False,
+        allow_abbrev=False,
+        epilog=examples,
+        formatter_class=_help_formatter(),
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help=f"YAML file, or the name of one that comes with weince; {LAPTOP} without this and without --data",
+    )
+    parser.add_class_arguments(kind, None, as_group=False)
+    try:
+        asked = parser.parse_object(given)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
+    parser.set_defaults(given)  # for the help: what the run would take
+    try:
+        built = parser.instantiate(parser.parse_args(rest, namespace=asked))
+    except argparse.ArgumentError as error:
+        raise ValueError(_explained(str(error), kinds)) from None
+    return kind(**{item.name: built[item.name] for item in fields(kind)})
+
+
+def _help_formatter() -> type[argparse.HelpFormatter]:
+    """Help with defaults, examples as they are written, and docstrings without their markup."""
+    from jsonargparse import DefaultHelpFormatter
+
+    class Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+        def _get_type_str(self, action: argparse.Action) -> None:
+            return None  # the default shows it
+
+        def _expand_help(self, action: argparse.Action) -> str:
+            return _unmarked(super()._expand_help(action))
+
+        def start_section(self, heading: str | None) -> None:
+            super().start_section(heading and _unmarked(heading))
+
+    return Formatter
+
+
+def _unmarked(text: str) -> str:
+    """Text without the marks of reST: ``:class:`x``` and double backticks."""
+    return re.sub(r"(?::\w+:)?(`+)(.+?)\1", r"\2", text)
+
+
+def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """What follows ``--config``, and the arguments without it."""
+    chosen, rest = [], []
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--config":
+            chosen.append(next(left, ""))
+        elif argument.startswith("--config="):
+            chosen.append(argument.removeprefix("--config="))
+        else:
+            rest.append(argument)
+    if "" in chosen:
+        raise ValueError("--config needs a YAML file after it")
+    if len(chosen) > 1:
+        raise ValueError(f"--config is for one file; got {', '.join(chosen)}")
+    return (chosen[0] if chosen else None), rest
+
+
+def configs_folder() -> Path:
+    """Where the configurations are that come with the package."""
+    here = Path(__file__).parents[1]
+    places = here / "configs", here.parents[1] / "configs"  # of a wheel, of a checkout
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def named_configs() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    return {path.stem: path for path in sorted(configs_folder().glob("*.yaml"))}
+
+
+def load(chosen: str) -> dict[str, Any]:
+    """The content of a YAML file, or of a configuration that comes with the package."""
+    path = Path(chosen)
+    if not path.is_file():  # a folder of that name is no configuration
+        named = named_configs()
+        if path.stem not in named or path.parent != Path():
+            raise ValueError(f"no such file, and {unknown('configuration', chosen, named)}")
+        path = named[path.stem]
+    content = read_yaml(path, chosen)
+    if not isinstance(content, dict):
+        raise ValueError(f"{chosen} must hold keys and values; got {type(content).__name__}")
+    return content
+
+
+def read_yaml(path: Path, name: str) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ValueError: It is not YAML, or says something twice; ``name`` is what the user calls it.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Once)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+
+
+class _Once(yaml.SafeLoader):
+    """Reads what is safe, and refuses a key that stands twice: YAML's would let the last one win unsaid."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise yaml.composer.ComposerError(None, None, f"{twice[0]!r} stands twice", node.start_mark)
+        return node
+
+
+def dump(settings: Any) -> str:
+    """Settings as YAML that :func:`read` takes again."""
+    return str(yaml.safe_dump(_plain(asdict(settings)), sort_keys=False))
+
+
+def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names of all fields, and their types."""
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        found = hints[item.name]
+        yield prefix + item.name, found
+        if is_dataclass(found) and isinstance(found, type):
+            yield from _kinds(found, f"{prefix}{item.name}.")
+
+
+def options(kind: type[Any]) -> dict[str, tuple[str, ...]]:
+    """The options that a settings class has on the command line, and the values of those that have only a few."""
+    found = {}
+    for name, hint in _kinds(kind):
+        if is_dataclass(hint):
+            continue
+        values = [value for part in (hint, *get_args(hint)) for value in _values(part)]
+        found[name] = tuple(dict.fromkeys(values))
+    return found
+
+
+def _values(hint: Any) -> Sequence[str]:
+    """The values of a type as the command line takes them, if they are few."""
+    if hint is bool:
+        return "true", "false"
+    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else ()
+
+
+def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> None:
+    """See that a file's keys are known, that groups are groups, and that nothing is left empty.
+
+    Raises:
+        ValueError: Otherwise. Values are for the parser to judge.
+    """
+    for name, value in given.items():
+        key = f"{prefix}{name}"
+        if key not in kinds:
+            raise ValueError(unknown("key", key, sorted(kinds)))
+        if is_dataclass(kinds[key]):
+            if not isinstance(value, dict):
+                raise ValueError(f'"{key}": expected keys and values. Got {value}')
+            _check(value, kinds, f"{key}.")
+        elif value is None and type(None) not in get_args(kinds[key]):
+            raise ValueError(f'"{key}": expected a value. Got none')
+
+
+def _explained(message: str, known: Collection[str]) -> str:
+    """jsonargparse's message on one line, with the nearest key for one it does not know."""
+    found = re.search(r"unrecognized arguments: --([\w.-]+)", message)
+    if found:
+        return unknown("option", found.group(1), sorted(known))
+    found = re.search(r'"([\w.]+)":\s+Unable to load config \'(.*?)\'', message)
+    if found:
+        return f'"{found.group(1)}": expected keys and values, such as those of --help. Got {found.group(2)}'
+    found = re.search(r'"([\w.]+)":\s+Does not validate against any of the Union subtypes', message)
+    if found:
+        wanted = [name for name in re.findall(r"<class '(\w+)'>", message.partition("Errors:")[0])]
+        given = message.rpartition("Given value:")[2].strip()
+        return f'"{found.group(1)}": expected {" or ".join(wanted).replace("NoneType", "null")}. Got {given}'
+    message = message.replace("Parser key ", "").replace("typing.Literal", "one of ")
+    message = re.sub(r"Expected an? (?:<class '(\w+)'>)?", r"expected \1", message)
+    return " ".join(message.replace("Got value:", "Got").split())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def recorded(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """The settings in a run's ``run.yaml``; one that is newer than the run had its default there."""
+    return _filled(load(str(path)), yaml.safe_load(dump(kind())))
+
+
+def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the defaults of those that are lacking, group by group."""
+    both = {**defaults, **given}
+    groups = [name for name in defaults if isinstance(both[name], dict) and isinstance(defaults[name], dict)]
+    return both | {name: _filled(both[name], defaults[name]) for name in groups}
+
+
+def _changes(name: str, before: Any, now: Any) -> list[str]:
+    """What differs between two values of a setting, key by key where both have the same keys."""
+    if before == now:
+        return []
+    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        return [change for key in now for change in _changes(f"{name}.{key}", before[key], now[key])]
+    return [f"{name} {before!r} -> {now!r}"]
+
+
+def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
+    """Write a run's settings into its folder, or see that those there are the same but for the ``free`` ones.
+
+    Raises:
+        ValueError: The folder holds another run, or is none.
+    """
+    check_folder(folder)
+    path = folder / "run.yaml"
+    if path.exists():
+        before, now = recorded(path, type(settings)), yaml.safe_load(dump(settings))
+        changed = [
+            change
+            for name, value in now.items()
+            if name not in free
+            for change in _changes(name, before[name], value)
+        ]
+        if changed:
+            raise ValueError(f"{folder} holds another run ({'; '.join(changed)}): choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text_aside(path, dump(settings), "settings")

@@ -1,0 +1,175 @@
+"""Sentences from a text file, one a line, read as they are needed.
+
+Of the file only an index is in memory: where each line starts, how long it is, and a hash of it (24 bytes a line).
+"""
+
+import hashlib
+import os
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+LONGEST = 1 << 16
+"""Bytes of a line that are read: far more than any tokenizer keeps of it."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class Drawn(NamedTuple):
+    """Sentences of a batch; ``ids`` are equal for equal sentences, and None if all are different."""
+
+    sentences: list[str]
+    ids: NDArray[np.int64] | None
+
+
+class SentenceFile:
+    """The sentences of a file, by number.
+
+    Empty lines are left out, and repeated sentences kept (a batch says which of its sentences are equal); a warning
+    counts both.
+
+    Args:
+        path: UTF-8 text, one sentence a line.
+        first: Read only so many sentences from the beginning.
+
+    Raises:
+        OSError: The file is missing or cannot be read.
+        ValueError: A line is not UTF-8, or there are fewer than two sentences.
+    """
+
+    def __init__(self, path: Path, *, first: int | None = None) -> None:
+        self.path = path
+        if not path.is_file():
+            raise FileNotFoundError(f"no such text file: {path}; want a file with one sentence a line")
+        starts, lengths, hashes, empty = _index(path, first)
+        if len(starts) < 2:
+            raise ValueError(f"{path}: at least 2 sentences are needed, one a line; found {len(starts)}")
+        self.starts, self.lengths, self.hashes = starts, lengths, hashes
+        repeated = len(hashes) - len(np.unique(hashes))
+        if empty:
+            warnings.warn(f"{path}: left out {empty:,} empty lines", stacklevel=2)
+        if repeated:
+            warnings.warn(
+                f"{path}: {repeated:,} of {len(hashes):,} sentences repeat an earlier one; "
+                "equal sentences of a batch are not taken as negatives of each other",
+                stacklevel=2,
+            )
+        self._file = path.open("rb", buffering=0)
+        self._reading = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: int) -> str:
+        length = min(int(self.lengths[number]), LONGEST)
+        line = self._read(length, int(self.starts[number]))
+        return line.decode(errors="ignore").strip()  # the index has checked it; only a cut may split a letter
+
+    def _read(self, length: int, start: int) -> bytes:
+        if sys.platform != "win32":  # which has no read at a place
+            return os.pread(self._file.fileno(), length, start)
+        with self._reading:
+            self._file.seek(start)
+            return self._file.read(length)
+
+    def draw(self, numbers: NDArray[np.int64]) -> Drawn:
+        """The sentences of these numbers."""
+        ids = self.hashes[numbers]
+        alike = len(np.unique(ids)) < len(ids)
+        return Drawn([self[number] for number in numbers], ids if alike else None)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _index(
+    path: Path, first: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+    """Where lines start, their lengths in bytes, hashes of what is in them, and how many were empty."""
+    starts, lengths, hashes = _Column(), _Column(), _Column()
+    position = empty = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if first is not None and len(starts) == first:
+                break
+            text = line.removeprefix(_BOM) if number == 1 else line
+            try:
+                sentence = text.decode().strip()
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}, line {number}: not UTF-8 (byte {text[error.start]:#04x} at place {error.start + 1}); "
+                    "convert the file first, for example with iconv"
+                ) from None
+            if sentence:
+                starts.append(position + len(line) - len(text))
+                lengths.append(len(text))
+                digest = hashlib.blake2b(sentence.encode(), digest_size=8).digest()
+                hashes.append(int.from_bytes(digest, "little", signed=True))
+            else:
+                empty += 1
+            position += len(line)
+    return starts.array(), lengths.array(), hashes.array(), empty
+
+
+class _Column:
+    """A growing array of int64: a list of Python's ints would take four times the memory."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(1024, np.int64)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, value: int) -> None:
+        if self._size == len(self._values):
+            self._values = np.concatenate([self._values, np.empty_like(self._values)])
+        self._values[self._size] = value
+        self._size += 1
+
+    def array(self) -> NDArray[np.int64]:
+        return self._values[: self._size].copy()
+
+
+def steps_in_epoch(sentences: int, batch: int) -> int:
+    """Batches in an epoch: the last may be smaller, but never a single sentence, which has no negative."""
+    full, rest = divmod(sentences, batch)
+    return full + (rest >= 2)
+
+
+def batches(
+    sentences: int, *, batch: int, epochs: int, seed: int, start: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    """Numbers of the sentences of each step, from step ``start`` on: each epoch in an order of its own.
+
+    The order depends on the seed and the epoch alone, so that a run goes on where it stopped.
+    """
+    in_epoch = steps_in_epoch(sentences, batch)
+    for epoch in range(start // in_epoch, epochs):
+        order = np.random.default_rng([seed, epoch]).permutation(sentences)
+        for place in range(start - epoch * in_epoch if epoch == start // in_epoch else 0, in_epoch):
+            yield order[place * batch : (place + 1) * batch]
+
+
+def ahead(given: Iterable[Given], make: Callable[[Given], Made], *, depth: int = 4) -> Iterator[Made]:
+    """``make`` of each item, in order, made in a thread up to ``depth`` items ahead of their use."""
+    items = iter(given)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = deque(pool.submit(make, item) for item in islice(items, depth))
+        while waiting:
+            made = waiting.popleft().result()
+            waiting.extend(pool.submit(make, item) for item in islice(items, 1))
+            yield made

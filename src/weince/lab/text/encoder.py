@@ -1,0 +1,167 @@
+"""A transformer that makes one vector of a sentence, by hub name or from a local folder."""
+
+import importlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weince.integrations.hub import cannot_load, only_here
+
+POOLING = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+"""How sentence-transformers is told that the vector of a sentence is that of its first token."""
+
+
+class Tokens(NamedTuple):
+    """Word pieces ``(sentences, length)`` and where they are padding (0) or not (1)."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+
+
+class SentenceEncoder(nn.Module):
+    """The vector of a sentence's first token, ``[CLS]``, in float32.
+
+    Args:
+        backbone: A transformer of the ``transformers`` package.
+        head: Put SimCSE's layer (linear, tanh) on top, in training mode only.
+    """
+
+    def __init__(self, backbone: nn.Module, *, head: bool = False) -> None:
+        super().__init__()
+        self.backbone = backbone
+        width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
+        self.head: nn.Module | None = None
+        if head:
+            linear = nn.Linear(width, width)
+            nn.init.normal_(linear.weight, std=0.02)  # as BERT begins its layers
+            nn.init.zeros_(linear.bias)
+            self.head = nn.Sequential(linear, nn.Tanh())
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """``(sentences, width)`` float32, not normalised."""
+        output = self.backbone(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask)
+        first: Tensor = output.last_hidden_state[:, 0].float()
+        if self.head is None or not self.training:
+            return first
+        with torch.autocast(first.device.type, enabled=False):
+            vector: Tensor = self.head(first)
+            return vector
+
+
+def load_backbone(model: str) -> tuple[nn.Module, Any]:
+    """A transformer and its tokenizer, from a folder or by hub name; only safetensors weights are read.
+
+    Raises:
+        OSError: No such folder, no such model, or no network; one line.
+    """
+    try:
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise ImportError("sentence encoders need a package: pip install 'weince[text]'") from error
+    check_model(model)
+    local = only_here(model)
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
+            backbone, found = AutoModel.from_pretrained(
+                model, local_files_only=local, use_safetensors=True, output_loading_info=True
+            )
+    except Exception as error:  # what a broken folder or a missing network raises varies with the version
+        raise cannot_load(model, local, error) from error
+    # We use no pooler.
+    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    if missing:
+        raise OSError(
+            f"cannot load model {model!r}: {len(missing)} weights are missing, the first {missing[0]}"
+        )
+    return backbone, tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars of its own over ours, and from listing weights that are not used."""
+    logging = importlib.import_module("transformers.utils.logging")
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def check_model(model: str) -> None:
+    """Raise FileNotFoundError, before anything slow, if ``model`` is a folder that is not there or not a model's."""
+    path = Path(model)
+    if path.is_dir() and not (path / "config.json").is_file():
+        best = path / "best"  # where a run of weince train keeps its model
+        hint = f" (did you mean {best}?)" if (best / "config.json").is_file() else ""
+        raise FileNotFoundError(f"{model} is no model's folder: it holds no config.json{hint}")
+    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
+    if not path.is_dir() and looks_local:
+        raise FileNotFoundError(
+            f"no such model folder: {model}; give a folder, or a hub name such as bert-base-uncased"
+        )
+
+
+def tokenise(tokenizer: Any, sentences: Sequence[str], max_length: int, *, whole: bool = False) -> Tokens:
+    """Word pieces of sentences, cut to ``max_length`` and padded to the longest of them, or all to ``max_length``."""
+    made = tokenizer(
+        list(sentences),
+        padding="max_length" if whole else True,
+        truncation=True,
+        max_length=max_length,
+        return_tensors="pt",
+    )
+    return Tokens(made["input_ids"], made["attention_mask"])
+
+
+def save_encoder(
+    encoder: SentenceEncoder, tokenizer: Any, folder: Path, *, max_length: int, weights: dict[str, Tensor]
+) -> None:
+    """Write an encoder without its head as a folder that transformers and sentence-transformers load.
+
+    Args:
+        encoder: What to write.
+        tokenizer: Of the encoder.
+        folder: What was there is replaced.
+        max_length: Word pieces that sentence-transformers is to keep of a sentence.
+        weights: Of the encoder's backbone, by name.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        with quiet():
+            encoder.backbone.save_pretrained(part, state_dict=weights)  # type: ignore[operator]
+        tokenizer.save_pretrained(part)
+        modules = [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        ]
+        width = int(encoder.backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
+        (part / "1_Pooling").mkdir()
+        _write_json(part / "modules.json", modules)
+        _write_json(part / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **POOLING})
+        _write_json(
+            part / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
+        )
+        os.chmod(part, 0o755)
+        # What is lost if the run dies here, it makes again on resuming.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

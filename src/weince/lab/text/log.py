@@ -1,0 +1,84 @@
+"""What a run says of itself: ``log.csv``, and a progress bar."""
+
+import csv
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from weince import files
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PATIENCE = 30.0
+"""Seconds without a line after which the next row of the log is shown."""
+
+
+class Row(NamedTuple):
+    """A line of the log; ``lam`` and ``beta`` are means over the anchors of the line's last batch."""
+
+    step: int
+    loss: float
+    lam: float
+    beta: float
+    dev: float | None
+    sentences_per_second: float
+
+
+def read_log(out: Path) -> list[dict[str, str]]:
+    """The lines of a run's log."""
+    path = out / "log.csv"
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["step"].isdigit() and None not in row.values()]
+
+
+def start_log(out: Path, rows: list[dict[str, str]]) -> None:
+    """Begin a log, or begin it again with these lines of it."""
+
+    def write(part: Path) -> None:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, Row._fields)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    files.write_aside(out / "log.csv", write)
+
+
+def append_log(out: Path, row: Row) -> None:
+    """Add a line; what has no value is left empty."""
+    with (out / "log.csv").open("a", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerow(["" if value is None else value for value in row])
+
+
+@contextmanager
+def progress_bar(
+    name: str, steps: int, done: int, *, in_epoch: int, shown: bool, console: "Console | None" = None
+) -> Iterator[Callable[[Row], None]]:
+    """A bar with the loss, the last dev score and the weight of the shortfall logit.
+
+    Without a terminal it is a line for a row that has a dev score, that ends an epoch (of ``in_epoch`` steps) or that
+    comes ``PATIENCE`` seconds after the line before.
+    """
+    if not shown:
+        yield lambda row: None
+        return
+    from weince.progress import TrainingBar
+
+    with TrainingBar(name, lambda at: f"step {at:.0f}/{steps}", steps, done, console=console) as bar:
+        dev: list[str] = []
+        spoken, epoch = time.monotonic(), done // in_epoch
+
+        def show(row: Row) -> None:
+            nonlocal dev, spoken, epoch
+            dev = dev if row.dev is None else [f"dev {row.dev:.2f}"]
+            figures = f"loss {row.loss:.4f}", *dev, f"lam {row.lam:.2f}"
+            late = time.monotonic() - spoken >= PATIENCE
+            if not bar.in_lines or row.dev is not None or row.step // in_epoch > epoch or late:
+                spoken, epoch = time.monotonic(), row.step // in_epoch
+                bar.show(figures, completed=row.step)
+
+        yield show

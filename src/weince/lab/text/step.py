@@ -1,0 +1,119 @@
+"""One training step of SimCSE: embed each sentence twice, the loss, its gradient, the update.
+
+A small encoder takes less time than the host needs to launch it; captured as a CUDA graph, the host only copies the
+next word pieces.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from weince.lab.capture import EAGER_STEPS, Embedded, run_aside
+from weince.lab.text.encoder import SentenceEncoder, Tokens
+from weince.losses import InfoNCELoss
+from weince.tail import TailConfig, TailStats
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+class Step:
+    """A callable that trains on one batch.
+
+    Args:
+        encoder: What is trained.
+        loss: Of the two views of a batch.
+        lr: Learning rate of AdamW, which :func:`weince.lab.capture.set_rate` changes.
+        clip: Largest norm of the gradient.
+        precision: Of the encoder.
+        graph: ``(sentences, length)`` of the batches to run as a CUDA graph; others run one operation at a time.
+    """
+
+    def __init__(
+        self,
+        encoder: SentenceEncoder,
+        loss: nn.Module,
+        *,
+        lr: float,
+        clip: float,
+        precision: Precision,
+        graph: tuple[int, int] | None = None,
+    ) -> None:
+        self.encoder, self.loss, self.clip, self.precision = encoder, loss, clip, precision
+        self.device = next(encoder.parameters()).device
+        if graph is not None and self.device.type != "cuda":
+            raise ValueError(f"a CUDA graph needs a CUDA device; got {self.device}")
+        self.shape = graph
+        self.optimiser = torch.optim.AdamW(
+            encoder.parameters(),
+            lr=lr if graph is None else torch.tensor(lr, device=self.device),
+            weight_decay=0.0,
+            fused=self.device.type == "cuda",
+            capturable=graph is not None,
+        )
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.place: Tokens | None = None  # where a graph finds its batch
+        self.eager = 0
+        self.last: Embedded | None = None
+
+    def __call__(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
+        """Train on a batch: word pieces ``(n, length)``, and ids ``(n,)`` if some sentences are equal.
+
+        What is returned may be overwritten by the next step.
+        """
+        if ids is not None or tokens.input_ids.shape != self.shape:
+            return self._run(Tokens(*(part.to(self.device, non_blocking=True) for part in tokens)), ids)
+        if self.place is None:
+            self.place = Tokens(*(part.to(self.device) for part in tokens))
+        for place, part in zip(self.place, tokens, strict=True):
+            place.copy_(part, non_blocking=True)
+        if self.graph is None and self.eager == EAGER_STEPS:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.last = self._run(self.place, None)
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.last = run_aside(partial(self._run, self.place, None))
+            self.eager += 1
+        assert self.last is not None
+        return self.last
+
+    def _run(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
+        with autocast(self.device, self.precision):
+            z_i, z_j = self.encoder(Tokens(*(part.repeat(2, 1) for part in tokens))).chunk(2)
+        loss = self.loss(z_i, z_j, ids=ids)
+        assert isinstance(loss, Tensor)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.encoder.parameters(), self.clip)
+        self.optimiser.step()
+        return Embedded(z_i.detach(), z_j.detach(), loss.detach())
+
+
+@torch.no_grad()
+def tail_stats(loss: nn.Module, embedded: Embedded, ids: Tensor | None) -> TailStats:
+    """Tail statistics of a batch's anchors ``(n,)``, with the tail of the loss if it has one, else the paper's."""
+    z_i, z_j, _ = embedded
+    measured = InfoNCELoss(candidates="cross", engine="dense")
+    measured.tail = getattr(loss, "tail", None) or TailConfig()
+    return measured(z_i, z_j, ids=ids, return_stats=True).stats
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """Autocast to bfloat16 if that is the precision."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """TF32 in float32 products if that is the precision, else not; put back afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,272 @@
+"""Semantic textual similarity: how well cosines of sentence vectors rank pairs as people do.
+
+Each task is one Spearman correlation (x 100) over all pairs of its test split, its subsets put together: SimCSE's
+"all" setting. From a terminal: ``weince evaluate MODEL --sts sts.tsv``.
+"""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weince.integrations.hub import cannot_load, only_here
+from weince.lab.text.encoder import (
+    SentenceEncoder,
+    Tokens,
+    check_model,
+    load_backbone,
+    tokenise,
+)
+from weince.machine import prepare_cpu_for
+
+TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R")
+COLUMNS = ("task", "subset", "split", "score")
+"""And after them the two sentences, whatever their columns are called."""
+
+LONGEST = 128
+"""Word pieces of a sentence that count in evaluation, unless the model's own folder says otherwise."""
+
+Embed = Callable[[Sequence[str]], Tensor]
+
+
+class StsPairs(NamedTuple):
+    """Pairs of sentences with the similarity that people gave them (0 to 5)."""
+
+    first: list[str]
+    second: list[str]
+    scores: NDArray[np.float64]
+
+
+Sts = Mapping[tuple[str, str], StsPairs]
+"""Pairs by task and split, for example ``("STSB", "dev")``."""
+
+
+class StsScores(NamedTuple):
+    """What an encoder reaches.
+
+    Args:
+        tasks: Spearman x 100 on the test split of each task.
+        mean: Of the tasks.
+        alignment: Mean squared distance of the pairs of STS-B's test split that people scored above 4.
+        uniformity: Log of the mean of ``exp(-2 * squared distance)`` over all pairs of sentences of that split.
+    """
+
+    tasks: dict[str, float]
+    mean: float
+    alignment: float
+    uniformity: float
+
+
+def read_sts(path: Path) -> Sts:
+    """Read a tab-separated file with the columns task, subset, split, score and two sentences.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: A column is missing, or a line is not what it should be (the message gives its number).
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no such STS file: {path}; want tab-separated task, subset, split, score and two sentences"
+        )
+    found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin with a byte order mark
+            rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            heading = next(rows, [])
+            if tuple(heading[:4]) != COLUMNS or len(heading) != 6:
+                raise ValueError(
+                    f"{path}: want the columns {', '.join(COLUMNS)} and two sentences; got {heading}"
+                )
+            for row in rows:
+                _add(found, row, f"{path}, line {rows.line_num}")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    return {key: StsPairs(first, second, np.array(scores)) for key, (first, second, scores) in found.items()}
+
+
+def _add(
+    found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]], row: list[str], where: str
+) -> None:
+    if len(row) != 6:
+        raise ValueError(f"{where}: want 6 columns; got {len(row)}")
+    task, _, split, score, first, second = row
+    try:
+        value = float(score)
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value):
+        raise ValueError(f"{where}: the score must be a number; got {score!r}")
+    pairs = found.setdefault((task, split), ([], [], []))
+    for column, item in zip(pairs, (first, second, value), strict=True):
+        column.append(item)  # type: ignore[attr-defined]
+
+
+def spearman(first: Tensor, second: Tensor, scores: NDArray[np.float64]) -> float:
+    """Spearman correlation x 100 of the cosines of ``(pairs, d)`` twice with ``scores`` ``(pairs,)``.
+
+    The cosines keep the dtype of the embeddings, as in sentence-transformers: ties depend on it.
+    """
+    from scipy.stats import spearmanr
+
+    if len(scores) < 2 or len(first) != len(scores) or len(second) != len(scores):
+        raise ValueError(f"want 2 or more pairs; got {len(first)}, {len(second)} rows, {len(scores)} scores")
+    cosines = (F.normalize(first, dim=-1) * F.normalize(second, dim=-1)).sum(-1)
+    return 100 * float(spearmanr(scores, cosines.cpu().numpy()).statistic)
+
+
+def alignment(first: Tensor, second: Tensor) -> float:
+    """Mean squared distance of the unit vectors of positive pairs, ``(pairs, d)`` twice: less is closer."""
+    difference = F.normalize(first.double(), dim=-1) - F.normalize(second.double(), dim=-1)
+    return float(difference.square().sum(-1).mean())
+
+
+def uniformity(rows: Tensor) -> float:
+    """``log mean exp(-2 * squared distance)`` over all pairs of the unit vectors ``(rows, d)``: less is more even."""
+    distances = torch.pdist(F.normalize(rows.double(), dim=-1))
+    return float(distances.square().mul(-2).exp().mean().log())
+
+
+class Prepared:
+    """Sentences tokenised once, in batches of like length, to embed again and again.
+
+    Args:
+        tokenizer: Of the encoder.
+        sentences: What to embed.
+        max_length: The most word pieces of a sentence.
+        batch: Sentences in a batch.
+    """
+
+    def __init__(
+        self, tokenizer: Any, sentences: Sequence[str], *, max_length: int = LONGEST, batch: int = 256
+    ) -> None:
+        order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+        self.parts: list[tuple[list[int], Tokens]] = []
+        for place in range(0, len(order), batch):
+            numbers = order[place : place + batch]
+            tokens = tokenise(tokenizer, [sentences[number] for number in numbers], max_length)
+            self.parts.append((numbers, tokens))
+        self.size = len(sentences)
+
+    @torch.inference_mode()
+    def embed(self, encoder: SentenceEncoder) -> Tensor:
+        """``(sentences, width)`` on the CPU, in evaluation mode; the encoder's mode is put back."""
+        device = next(encoder.parameters()).device
+        was_training = encoder.training
+        encoder.eval()
+        made = [encoder(Tokens(*(part.to(device) for part in tokens))) for _, tokens in self.parts]
+        encoder.train(was_training)
+        rows = torch.cat(made).cpu()
+        numbers = torch.tensor([number for numbers, _ in self.parts for number in numbers])
+        return torch.empty_like(rows).index_copy_(0, numbers, rows)
+
+
+class StsTask:
+    """One split of one task, prepared for an encoder's tokenizer."""
+
+    def __init__(self, tokenizer: Any, pairs: StsPairs) -> None:
+        self.pairs = pairs
+        self.prepared = Prepared(tokenizer, [*pairs.first, *pairs.second])
+
+    def spearman(self, encoder: SentenceEncoder) -> float:
+        first, second = self.prepared.embed(encoder).chunk(2)
+        return spearman(first, second, self.pairs.scores)
+
+
+def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
+    """Evaluate on the test split of every task that ``sts`` holds.
+
+    Args:
+        embed: Sentences to vectors ``(sentences, d)``.
+        sts: Of :func:`read_sts`.
+        bar: Show progress.
+    """
+    from weince.progress import bars
+
+    tasks: dict[str, float] = {}
+    spread = (float("nan"), float("nan"))
+    present = [task for task in TASKS if (task, "test") in sts]
+    with bars(shown=bar) as progress:
+        shown = progress.add_task("STS", total=len(present))
+        for task in present:
+            pairs = sts[task, "test"]
+            rows = embed([*pairs.first, *pairs.second])
+            first, second = rows.chunk(2)
+            tasks[task] = spearman(first, second, pairs.scores)
+            if task == "STSB":
+                positive = torch.from_numpy(pairs.scores > 4)
+                near = alignment(first[positive], second[positive]) if positive.any() else float("nan")
+                spread = (near, uniformity(rows))
+            progress.update(shown, advance=1, said=task)
+    if not tasks:
+        raise ValueError(f"no test split of {', '.join(TASKS)}; got {sorted(sts)}")
+    return StsScores(tasks, float(np.mean(list(tasks.values()))), *spread)
+
+
+def score_encoder(encoder: SentenceEncoder, tokenizer: Any, sts: Sts, *, bar: bool = False) -> StsScores:
+    """:func:`score` of an encoder at hand."""
+    return score(lambda sentences: Prepared(tokenizer, sentences).embed(encoder), sts, bar=bar)
+
+
+def load_embed(model: str, *, device: str = "cpu") -> Embed:
+    """A model as a function of sentences.
+
+    A folder of sentence-transformers pools as it says itself; any other transformer gives the vector of ``[CLS]``.
+    """
+    check_model(model)
+    if Path(model).is_dir() and not (Path(model) / "modules.json").is_file():
+        backbone, tokenizer = load_backbone(model)
+        encoder = SentenceEncoder(backbone).to(device)
+        prepare_cpu_for(encoder)
+        return lambda sentences: Prepared(tokenizer, sentences).embed(encoder)
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError("STS evaluation needs a package: pip install 'weince[text]'") from error
+    local = only_here(model)
+    try:
+        loaded = SentenceTransformer(model, device=device, local_files_only=local)
+    except Exception as error:  # what a broken folder or a missing network raises varies with the version
+        raise cannot_load(model, local, error) from error
+    prepare_cpu_for(loaded)
+
+    def embed(sentences: Sequence[str]) -> Tensor:
+        rows: Tensor = loaded.encode(
+            list(sentences), convert_to_tensor=True, show_progress_bar=False, batch_size=128
+        )
+        return rows.float().cpu()
+
+    return embed
+
+
+def evaluate_sts(model: str, sts: Path, *, device: str = "cpu", bar: bool = False) -> StsScores:
+    """STS12 to STS16, STS-B and SICK-R of a model, by folder or hub name, with alignment and uniformity."""
+    pairs = read_sts(sts)  # first: a wrong path should not wait for a model, or for a hub
+    return score(load_embed(model, device=device), pairs, bar=bar)
+
+
+def table(scores: StsScores, *, published: float | None = None) -> str:
+    """The scores in Markdown; ``published`` is a figure for STS-B's test split to print beside ours."""
+    beside = published is not None
+    out = [
+        f"| task | Spearman x 100 |{' published | difference |' * beside}",
+        f"|---|---:|{'---:|---:|' * beside}",
+    ]
+    for name, value in {**scores.tasks, "mean": scores.mean}.items():
+        cells = [name, f"{value:.2f}"]
+        if published is not None:
+            cells += [f"{published:.2f}", f"{value - published:+.2f}"] if name == "STSB" else ["", ""]
+        out.append(f"| {' | '.join(cells)} |")
+    out += ["", f"STS-B test: alignment {scores.alignment:.4f}, uniformity {scores.uniformity:.4f}."]
+    if beside:
+        out.append(
+            "SentEval's STS files are in lower case, with blanks around punctuation. A tokenizer that lowers case "
+            "and splits at punctuation, as BERT's does, makes the same word pieces of them as of the original text; "
+            "for others the difference above holds the effect of this, if the file is one of them."
+        )
+    return "\n".join(out)

@@ -1,0 +1,305 @@
+"""Unsupervised SimCSE: a sentence twice through the encoder, dropout as the only difference (Gao et al., 2021).
+
+``train(TextRun(...))`` reads top to bottom. A folder of a run holds ``run.yaml``, ``log.csv``, ``checkpoints/``,
+``best/`` (the encoder that ranks STS-B's dev pairs best, for transformers and sentence-transformers) and, once it is
+done, ``result.json`` with the test scores of that encoder. A run that was stopped goes on where it was.
+"""
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from weince import files
+from weince.lab import checkpoint, settings
+from weince.lab.capture import Embedded, restore, set_rate
+from weince.lab.configure import LossConfig, build_loss, check_loss
+from weince.lab.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
+from weince.lab.text.encoder import (
+    SentenceEncoder,
+    Tokens,
+    check_model,
+    load_backbone,
+    save_encoder,
+    tokenise,
+)
+from weince.lab.text.log import Row, append_log, progress_bar, read_log, start_log
+from weince.lab.text.step import Precision, Step, matmul_precision, tail_stats
+from weince.lab.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
+from weince.machine import check_device, find_device, prepare_cpu_for_bf16
+from weince.tail import TailStats
+
+FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every", "graph"}
+"""Settings that a resumed run may change: files may have moved, and a GPU may have become free."""
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """One run of unsupervised SimCSE; the defaults are SimCSE's for BERT-base.
+
+    Args:
+        text: File with one sentence a line.
+        model: Encoder to start from: a folder, or a hub name.
+        sts: Tab-separated file of STS pairs: task, subset, split, score and two sentences.
+        out: Folder of the run; it goes on where an earlier run of the same settings stopped.
+        task: What kind of run this is.
+        loss: Which loss.
+        batch: Sentences in a batch.
+        lr: Learning rate of AdamW at the start; it falls linearly to 0.
+        epochs: Passes over the sentences.
+        max_length: Word pieces of a sentence that are kept in training.
+        seed: Of the order of sentences, the dropout and the head.
+        head: Put a layer (linear, tanh) on top of the encoder in training only.
+        clip: Largest norm of the gradient.
+        eval_every: Steps between evaluations on STS-B's dev split.
+        checkpoint_every: Evaluations between checkpoints; 0 takes none, and a run that is stopped starts anew.
+        log_every: Steps between lines of the log.
+        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
+        sentences: Use only so many sentences, from the beginning of the file.
+        device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
+        graph: Run the step as a CUDA graph: faster for a small encoder. All sentences are padded to ``max_length``.
+    """
+
+    text: Path = Path("sentences.txt")
+    model: str = "bert-base-uncased"
+    sts: Path = Path("sts.tsv")
+    out: Path = Path("runs/simcse")
+    task: Literal["text"] = "text"
+    loss: LossConfig = LossConfig(preset="infonce", temperature=0.05)
+    batch: int = 64
+    lr: float = 3e-5
+    epochs: int = 1
+    max_length: int = 32
+    seed: int = 0
+    head: bool = True
+    clip: float = 1.0
+    eval_every: int = 125
+    checkpoint_every: int = 1
+    log_every: int = 25
+    precision: Precision = "fp32"
+    sentences: int | None = None
+    device: str = "auto"
+    graph: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"batch": 2, "epochs": 1, "max_length": 3, "eval_every": 1, "log_every": 1}
+        least |= {"seed": 0, "checkpoint_every": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}; got {getattr(self, name)}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be fp32, tf32 or bf16; got {self.precision!r}")
+        if self.sentences is not None and self.sentences < 2:
+            raise ValueError(f"sentences must be at least 2; got {self.sentences}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63; got {self.seed}")
+        for name in ("lr", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+        check_device(self.device)
+
+
+def train(run: TextRun, *, bar: bool = True) -> Path:
+    """Train, and return the folder of the encoder that does best on STS-B's dev split.
+
+    Raises:
+        OSError: A file, a folder or a model is missing or cannot be read or written.
+        ValueError: What is in a file is not what it should be, or ``run.out`` holds a run of other settings.
+    """
+    check_model(run.model)
+    sts = read_sts(run.sts)
+    if ("STSB", "dev") not in sts:
+        raise ValueError(f"{run.sts} holds no dev split of STSB, on which the best encoder is chosen")
+    if (run.out / "result.json").is_file():
+        settings.claim(run, run.out, free=FREE_TO_CHANGE)
+        return run.out / "best"
+    if run.precision == "bf16" and find_device(run.device).type == "cpu":
+        prepare_cpu_for_bf16()
+    with matmul_precision(run.precision):
+        job = _Job(run, sts)
+        settings.claim(run, run.out, free=FREE_TO_CHANGE)
+        job.resume()
+        job.go(bar=bar)
+    _write_result(job, sts, bar=bar)
+    return run.out / "best"
+
+
+class _Job:
+    """A run at work: what is built from its settings, and what changes from step to step."""
+
+    def __init__(self, run: TextRun, sts: Sts) -> None:
+        self.run = run
+        self.device = find_device(run.device)
+        self.sentences = SentenceFile(run.text, first=run.sentences)
+        self.steps = run.epochs * steps_in_epoch(len(self.sentences), run.batch)
+        backbone, self.tokenizer = load_backbone(run.model)
+        self.dev = StsTask(self.tokenizer, sts["STSB", "dev"])
+        torch.manual_seed(run.seed)
+        # In float32 whatever the file holds: small steps are lost in weights of 16 bits.
+        self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device, torch.float32).train()
+        self.loss = build_loss(run.loss, candidates="cross").to(self.device)
+        width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
+        check_loss(self.loss, pairs=run.batch, width=width, device=self.device)
+        self.take = Step(
+            self.encoder,
+            self.loss,
+            lr=run.lr,
+            clip=run.clip,
+            precision=run.precision,
+            graph=(run.batch, run.max_length) if run.graph else None,
+        )
+        self.step, self.best, self.best_step = 0, -math.inf, 0
+        self.best_weights: dict[str, Tensor] = {}  # while they are not on disk
+
+    def resume(self) -> None:
+        """Take up the newest checkpoint, if there is one."""
+        found = checkpoint.newest(self.run.out / "checkpoints")
+        rows = (
+            [] if found is None else [row for row in read_log(self.run.out) if int(row["step"]) <= found.step]
+        )
+        start_log(self.run.out, rows)
+        if found is None:
+            return
+        with checkpoint.fitting(self.run.out / "checkpoints"):
+            self.restore(found)
+
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Be as it was when a checkpoint was taken."""
+        state = found.state
+        if state["sentences"] != len(self.sentences):
+            raise ValueError(
+                f"{self.run.out} was begun with {state['sentences']:,} sentences, {self.run.text} holds "
+                f"{len(self.sentences):,}: choose another --out"
+            )
+        self.step, self.best, self.best_step = found.step, state["best"], state["best_step"]
+        self.encoder.load_state_dict(state["encoder"])
+        self.loss.load_state_dict(state["loss"])
+        restore(self.take.optimiser, state["optimiser"])
+        torch.set_rng_state(state["rng"])
+        if self.device.type == "cuda" and state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+        if self.device.type == "mps" and state.get("mps_rng") is not None:
+            torch.mps.set_rng_state(state["mps_rng"])
+
+    def save_best(self) -> None:
+        """Write the best encoder, unless it is on disk already."""
+        if self.best_weights:
+            save_encoder(
+                self.encoder,
+                self.tokenizer,
+                self.run.out / "best",
+                max_length=LONGEST,
+                weights=self.best_weights,
+            )
+            self.best_weights = {}
+
+    def save(self) -> None:
+        """Write a checkpoint; the best encoder first, since going on from here will not find it again."""
+        self.save_best()
+        state = {
+            "encoder": self.encoder.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimiser": self.take.optimiser.state_dict(),
+            "sentences": len(self.sentences),
+            "best": self.best,
+            "best_step": self.best_step,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "mps_rng": torch.mps.get_rng_state() if self.device.type == "mps" else None,
+        }
+        checkpoint.save(self.run.out / "checkpoints", self.step, state)
+
+    def prepare(self, numbers: Any) -> tuple[Drawn, Tokens]:
+        """The sentences of a step as tokens; runs in a thread."""
+        drawn = self.sentences.draw(numbers)
+        return drawn, tokenise(self.tokenizer, drawn.sentences, self.run.max_length, whole=self.run.graph)
+
+    def go(self, *, bar: bool) -> None:
+        """Take the steps that are left."""
+        run = self.run
+        numbers = batches(
+            len(self.sentences), batch=run.batch, epochs=run.epochs, seed=run.seed, start=self.step
+        )
+        sums = _Sums(self.device)
+        in_epoch = self.steps // run.epochs
+        with progress_bar(run.out.name, self.steps, self.step, in_epoch=in_epoch, shown=bar) as show:
+            for drawn, tokens in ahead(numbers, self.prepare):
+                last = self.step + 1 == self.steps
+                evaluate = (self.step + 1) % run.eval_every == 0 or last
+                log = evaluate or (self.step + 1) % run.log_every == 0
+                embedded, ids = self.take_step(drawn, tokens)
+                sums.add(embedded.loss, len(drawn.sentences))
+                if not log:
+                    continue
+                row = sums.row(self.step, tail_stats(self.loss, embedded, ids))
+                if evaluate:
+                    row = row._replace(dev=self.evaluate())
+                append_log(run.out, row)
+                show(row)
+                if evaluate and self.checkpoint_is_due():
+                    self.save()
+                sums = _Sums(self.device)
+        self.save_best()
+
+    def checkpoint_is_due(self) -> bool:
+        """Whether it is this evaluation's turn."""
+        evaluations = -(-self.step // self.run.eval_every)
+        return self.run.checkpoint_every > 0 and evaluations % self.run.checkpoint_every == 0
+
+    def take_step(self, drawn: Drawn, tokens: Tokens) -> tuple[Embedded, Tensor | None]:
+        """One step of training: the vectors and the loss, and the ids that were passed on."""
+        set_rate(self.take.optimiser, self.run.lr * (1 - self.step / self.steps))
+        ids = None if drawn.ids is None else torch.from_numpy(drawn.ids).to(self.device)
+        embedded = self.take(tokens, ids)
+        self.step += 1
+        return embedded, ids
+
+    @matmul_precision("fp32")
+    def evaluate(self) -> float:
+        """Spearman on the dev split; the encoder is kept if it is the best so far."""
+        dev = self.dev.spearman(self.encoder)
+        if dev > self.best or self.best_step == 0:
+            self.best, self.best_step = dev, self.step
+            self.best_weights = {name: x.clone() for name, x in self.encoder.backbone.state_dict().items()}
+        return dev
+
+
+class _Sums:
+    """The loss and the number of sentences since the last line of the log."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss, self.steps, self.sentences = torch.zeros((), device=device), 0, 0
+        self.since = time.perf_counter()
+
+    def add(self, loss: Tensor, sentences: int) -> None:
+        self.loss, self.steps, self.sentences = self.loss + loss, self.steps + 1, self.sentences + sentences
+
+    def row(self, step: int, stats: TailStats) -> Row:
+        """A line of the log. Reading the three means is the only wait for the device between evaluations."""
+        means = torch.stack([self.loss / self.steps, stats.lam.mean(), stats.beta.mean()])
+        loss, lam, beta = means.tolist()
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss} at step {step}: try a lower --lr or --precision fp32")
+        speed = self.sentences / (time.perf_counter() - self.since)
+        return Row(step, loss, lam, beta, None, speed)
+
+
+def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
+    """Test scores of the best encoder, which was chosen on the dev split alone."""
+    backbone, tokenizer = load_backbone(str(job.run.out / "best"))
+    scores = score_encoder(SentenceEncoder(backbone).to(job.device), tokenizer, sts, bar=bar)
+    result = {
+        "dev": job.best,
+        "best_step": job.best_step,
+        "steps": job.steps,
+        "sentences": len(job.sentences),
+        **scores._asdict(),
+    }
+    job.sentences.close()
+    text = json.dumps(result, indent=2) + "\n"
+    files.write_text_aside(job.run.out / "result.json", text)

@@ -1,0 +1,315 @@
+"""Encoders by name, the projector, and weights from elsewhere.
+
+>>> import torch
+>>> model = SimCLR(build("tiny", size=32))
+>>> h, z = model(torch.rand(4, 3, 32, 32))
+>>> h.shape, z.shape
+(torch.Size([4, 64]), torch.Size([4, 64]))
+"""
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from weince.candidates import check_choice
+from weince.lab.configure import find
+from weince.lab.vision.resnet import BasicBlock, Bottleneck, ResNet, Stem
+from weince.lab.vision.vit import VisionTransformer
+
+NAMES = ("resnet18", "resnet50", "vit_small", "tiny")
+PATCHES = {32: 4, 64: 8, 224: 16}
+Norm = Literal["none", "hidden", "all"]
+
+
+class Tiny(nn.Module):
+    """Three convolutions with group norm, 12 thousand weights: for tests and demonstrations on a CPU.
+
+    Nothing in it depends on the batch, so that several processes compute what one does.
+    """
+
+    features = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((3, 16), (16, 16), (16, self.features)):
+            layers += [
+                nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
+                nn.GroupNorm(4, outputs),
+                nn.ReLU(inplace=True),
+            ]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
+
+
+class Foreign(nn.Module):
+    """A model of another library, its classifier taken off."""
+
+    def __init__(self, model: nn.Module, features: int) -> None:
+        super().__init__()
+        self.model = model
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)  # type: ignore[no-any-return]
+
+
+def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) -> nn.Module:
+    """An encoder with fresh weights: images ``(n, 3, size, size)`` to features ``(n, encoder.features)``.
+
+    Args:
+        name: ``resnet18``, ``resnet50``, ``vit_small``, ``tiny``; ``timm:NAME`` or ``torchvision:NAME`` where those
+            libraries are installed; or a class or function of your own, ``package.module:name``.
+        size: Height and width of the images in pixels.
+        width: Channels of the first stage of a ResNet.
+        stem: Of a ResNet: ``"cifar"`` (3 x 3, no max-pool) or ``"imagenet"``. By default the first for up to 64 px.
+    """
+    if stem is not None:
+        check_choice("stem", stem, get_args(Stem))
+    stem = stem or ("cifar" if size <= 64 else "imagenet")
+    if name == "resnet18":
+        return ResNet(BasicBlock, (2, 2, 2, 2), stem=stem, width=width)
+    if name == "resnet50":
+        return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width)
+    if name == "vit_small":
+        if size not in PATCHES:
+            raise ValueError(f"vit_small is for images of {', '.join(map(str, PATCHES))} px, got {size}")
+        return VisionTransformer(size, PATCHES[size])
+    if name == "tiny":
+        return Tiny()
+    if name.startswith("timm:"):
+        return _from_timm(name.removeprefix("timm:"), size)
+    if name.startswith("torchvision:"):
+        return _from_torchvision(name.removeprefix("torchvision:"))
+    if ":" in name:
+        return _own(name, size)
+    near = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(
+        f"unknown encoder {name!r}{hint}: there are {', '.join(NAMES)}, timm:NAME, torchvision:NAME"
+    )
+
+
+def _own(name: str, size: int) -> Foreign:
+    """An encoder of the user's: what it makes of two images says how wide its features are."""
+    model = find(name, "encoder")()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"encoder {name} must make an nn.Module; got {type(model).__name__}")
+    training = model.training
+    with torch.no_grad():
+        features = model.eval()(torch.zeros(2, 3, size, size))
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(
+            f"encoder {name} must map images (n, 3, {size}, {size}) to features (n, width); got {got}"
+        )
+    return Foreign(model.train(training), features.shape[1])
+
+
+def _import(library: str, name: str) -> object:
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        top = library.split(".")[0]
+        raise ValueError(f"the encoder {top}:{name} needs {top}: pip install {top}") from error
+
+
+def _from_timm(name: str, size: int) -> Foreign:
+    timm = cast("_Timm", _import("timm", name))
+    try:
+        try:
+            model = timm.create_model(name, num_classes=0, img_size=size)  # transformers want to know
+        except TypeError:
+            model = timm.create_model(name, num_classes=0)
+    except RuntimeError as error:  # timm's word for an unknown model
+        raise ValueError(f"timm has no model {name!r}: {error}") from error
+    return Foreign(model, cast(int, model.num_features))
+
+
+def _from_torchvision(name: str) -> Foreign:
+    models = cast("_TorchvisionModels", _import("torchvision.models", name))
+    if name not in models.list_models():
+        raise ValueError(f"torchvision has no model {name!r}: see torchvision.models.list_models()")
+    model = models.get_model(name, weights=None)
+    path, head = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+    return Foreign(model, head.in_features)
+
+
+class _Timm(Protocol):
+    def create_model(self, name: str, **options: object) -> nn.Module: ...
+
+
+class _TorchvisionModels(Protocol):
+    def list_models(self) -> list[str]: ...
+
+    def get_model(self, name: str, *, weights: None) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class ProjectorConfig:
+    """The layers between an encoder's features and the embeddings; by default the paper's.
+
+    Args:
+        hidden: Width between the layers; that of the features if not given.
+        layers: Linear layers, at least 2.
+        norm: Where batch norm follows a linear layer: ``none``, ``hidden`` (before each ReLU) or ``all`` (after the
+            last layer too, as in SimCLR).
+    """
+
+    hidden: int | None = None
+    layers: int = 2
+    norm: Norm = "none"
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None and self.hidden < 1:
+            raise ValueError(f"hidden must be at least 1; got {self.hidden}")
+        if self.layers < 2:
+            raise ValueError(f"a projector has at least 2 layers; got {self.layers}")
+        check_choice("norm", self.norm, get_args(Norm))
+
+
+class Projector(nn.Sequential):
+    """Linear layers without bias, ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``.
+
+    Args:
+        features: Of the encoder.
+        hidden: Width between the layers, ``features`` by default.
+        out: Width of the embeddings.
+        layers: Linear layers.
+        norm: Where batch norm follows them, see :class:`ProjectorConfig`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int | None = None,
+        out: int = 64,
+        *,
+        layers: int = 2,
+        norm: Norm = "none",
+    ) -> None:
+        config = ProjectorConfig(hidden, layers, norm)
+        widths = [features, *[config.hidden or features] * (layers - 1), out]
+        parts: list[nn.Module] = []
+        for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
+            parts.append(nn.Linear(inputs, outputs, bias=False))
+            if norm == "all" or (norm == "hidden" and number < layers):
+                parts.append(nn.BatchNorm1d(outputs))
+            if number < layers:
+                parts.append(nn.ReLU())
+        super().__init__(*parts)
+
+
+class SimCLR(nn.Module):
+    """An encoder and a projector: images ``(n, 3, size, size)`` to features ``h`` and embeddings ``z``.
+
+    Args:
+        encoder: From :func:`build`, or any module with an attribute ``features``.
+        projector: By default the one of the paper, ``Projector(encoder.features)``.
+    """
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = Projector(cast(int, encoder.features)) if projector is None else projector
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.encoder(x)
+        return h, self.projector(h)
+
+
+class Loaded(NamedTuple):
+    """What :func:`load_weights` left out."""
+
+    missing: tuple[str, ...]  # of the model's weights: they keep their values
+    unexpected: tuple[str, ...]  # of the file's
+
+
+def load_weights(model: nn.Module, path: str | Path) -> Loaded:
+    """Fill a model (:class:`SimCLR` or an encoder alone) from a safetensors file or a torch checkpoint.
+
+    The names may be those of torchvision, or carry ``encoder.`` and ``projector.`` (and ``module.`` in front), bare
+    or under ``state_dict`` or ``model``. A classifier (``fc``, ``head``) is left out, and so is a projector that only
+    one side has. Nothing else may be missing or left over; the model is only touched when all fits.
+    """
+    own = model.state_dict()
+    state, dropped = _renamed(_without_classifier(_read_state(Path(path))), _has(own, "encoder."))
+    missing = tuple(name for name in own if name not in state and not name.endswith("num_batches_tracked"))
+    unexpected = [name for name in state if name not in own]
+    optional = not _has(state, "projector.")
+    needed = [name for name in missing if not (optional and name.startswith("projector."))]
+    faults = _some("missing: ", needed) + _some("unexpected: ", unexpected)
+    faults += _some("", [_misfit(name, x, own[name]) for name, x in state.items() if name in own])
+    if faults:
+        raise ValueError(f"{path} does not fit the model: {'; '.join(faults)}")
+    model.load_state_dict(state, strict=False)
+    return Loaded(missing, dropped)
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ValueError(f"no weights at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # either format has errors of its own, torch's with advice not to be followed
+        raise ValueError(
+            f"{path} cannot be read as weights ({type(error).__name__}): wanted are safetensors, or a torch "
+            "checkpoint that holds tensors and plain values only"
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no state dict of tensors")
+    return {str(name): value for name, value in state.items()}
+
+
+def _without_classifier(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+    heads = ("fc.", "head.")  # torchvision's ResNets, timm's transformers
+    return {name: x for name, x in state.items() if not name.removeprefix("encoder.").startswith(heads)}
+
+
+def _renamed(state: dict[str, Tensor], prefixed: bool) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The weights with ``encoder.`` before their names, or without; and what is then of no use."""
+    if prefixed == _has(state, "encoder."):
+        return state, ()
+    if prefixed:
+        return {f"encoder.{name}": value for name, value in state.items()}, ()
+    dropped = tuple(name for name in state if not name.startswith("encoder."))
+    kept = {name.removeprefix("encoder."): x for name, x in state.items() if name.startswith("encoder.")}
+    return kept, dropped
+
+
+def _has(state: dict[str, Tensor], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in state)
+
+
+def _misfit(name: str, value: Tensor, own: Tensor) -> str:
+    """What is wrong with the shape of a weight, if anything."""
+    if value.shape == own.shape:
+        return ""
+    hint = " (is the other stem meant?)" if name.removeprefix("encoder.") == "conv1.weight" else ""
+    return f"{name} is {tuple(value.shape)}, the model's is {tuple(own.shape)}{hint}"
+
+
+def _some(what: str, faults: list[str]) -> list[str]:
+    """The first few faults as one phrase, or none."""
+    faults = [fault for fault in faults if fault]
+    more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+    return [what + ", ".join(faults[:5]) + more] if faults else []

@@ -1,0 +1,193 @@
+"""What a run says of itself: a CSV file with a row per epoch, a progress bar, TensorBoard if asked for."""
+
+import csv
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weince.files import write_aside
+from weince.losses import InfoNCELoss
+from weince.scores import CROWD, shortfalls
+from weince.tail import TailConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weince.progress import TrainingBar
+
+COLUMNS = (
+    "epoch", "loss", "rho", "beta", "daic", "lam", "alignment", "uniformity", "effective_rank", "crowded", "lr",
+    "views_per_second", "seconds",
+)  # fmt: skip
+
+
+MOST_CROWDED, LEAST_RANK = 0.05, 2.0
+"""Share of crowded anchors, and effective rank, beyond which a run says that it collapses."""
+
+GEOMETRY = 1024
+"""Pairs of a batch whose geometry is measured: all distances of all rows would not fit for a large one."""
+
+
+class Log:
+    """``log.csv`` of a run, complete after every epoch.
+
+    Args:
+        folder: Of the run.
+        epoch: The epoch that comes next: rows of it and later ones, from a run that was cut, are dropped.
+        tensorboard: Write event files too.
+    """
+
+    def __init__(self, folder: Path, epoch: int, *, tensorboard: bool = False) -> None:
+        self.path = folder / "log.csv"
+        self.rows = [row for row in read_log(self.path) if row["epoch"] <= epoch]
+        self.writer: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
+
+    def add(self, row: dict[str, float]) -> None:
+        """Write the row of an epoch that is over."""
+        self.rows.append(row)
+        write_aside(self.path, self._write, "log")
+        if self.writer is not None:
+            for name in COLUMNS[1:]:
+                self.writer.add_scalar(name, row[name], int(row["epoch"]))
+            self.writer.flush()
+
+    def _write(self, path: Path) -> None:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)  # rows older than a column have an empty cell in it
+            writer.writeheader()
+            writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in self.rows)
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The rows of a ``log.csv``, without their empty cells; none if it is not there.
+
+    Raises:
+        ValueError: It is not a log.
+    """
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [
+                {name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)
+            ]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it to go on without its rows") from None
+    if any("epoch" not in row for row in rows):
+        raise ValueError(f"{path} is damaged (no column epoch): remove it to go on without its rows")
+    return rows
+
+
+@torch.no_grad()
+def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
+    """What is logged of a batch's embeddings ``(n, d)``: the mean tail statistics of its anchors, and its geometry.
+
+    Alignment is the mean squared distance of a pair and uniformity the logarithm of the mean of
+    ``exp(-2 distance^2)`` over other pairs (Wang and Isola 2020); the effective rank is the exponential of the
+    entropy of the singular values (Roy and Vetterli 2007). Crowded is the share of anchors that have a candidate
+    other than their positive within a shortfall of ``CROWD``: of a healthy encoder next to none.
+    """
+    measured = InfoNCELoss(gather=False)
+    measured.tail = tail
+    output = measured(z_i, z_j, return_stats=True)
+    u, v = (F.normalize(_in_double(z[:GEOMETRY])) for z in (z_i, z_j))
+    rows = torch.cat([u, v])
+    gaps = torch.pdist(rows).square()
+    pairs = torch.linalg.vector_norm(u - v, dim=1).square()
+    others = (-2 * gaps).exp().sum() - (-2 * pairs).exp().sum()  # all pairs of rows but the positives
+    values = torch.linalg.svdvals(rows)
+    share = values / values.sum()
+    entropy = -torch.special.xlogy(share, share).sum()
+    figures = {
+        "rho": output.stats.rho.mean(),
+        "beta": output.stats.beta.mean(),
+        "daic": output.stats.daic.mean(),
+        "lam": output.stats.lam.mean(),
+        "alignment": pairs.mean(),
+        "uniformity": (others / (len(gaps) - len(pairs))).log(),
+        "effective_rank": entropy.exp(),
+        "crowded": _crowded(rows),
+    }
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _in_double(z: Tensor) -> Tensor:
+    """In float64, on the CPU if the device has none."""
+    return (z.cpu() if z.device.type == "mps" else z).double()
+
+
+def _crowded(rows: Tensor) -> Tensor:
+    """Share of unit rows ``(2 n, d)``, row ``k`` being the positive of row ``k + n``, that are crowded."""
+    n = len(rows) // 2
+    near = shortfalls(rows, rows) <= CROWD
+    for own in (-n, 0, n):  # an anchor itself, and its positive on either side
+        near.diagonal(own).fill_(False)
+    return near.any(1).double().mean()
+
+
+def collapse(row: dict[str, float]) -> str | None:
+    """One line if the embeddings of an epoch have collapsed, or are about to; None if not."""
+    found = []
+    if row["crowded"] > MOST_CROWDED:
+        found.append(f"{row['crowded']:.0%} of the anchors lie next to another image")
+    if row["effective_rank"] < LEAST_RANK:
+        found.append(f"the effective rank is {row['effective_rank']:.1f}")
+    if not found:
+        return None
+    return f"the embeddings collapse: {' and '.join(found)} in epoch {row['epoch']:.0f}; try another loss or rate"
+
+
+class Bar:
+    """Progress over the epochs of a run, with the latest figures; silent on other ranks than the first."""
+
+    def __init__(self, bar: "TrainingBar | None") -> None:
+        self.bar = bar
+        self.warned = False  # once is enough while it trains; the last line says it again
+
+    def advance(self, epochs: float) -> None:
+        if self.bar is not None:
+            self.bar.advance(self.bar.task, epochs)
+
+    def show(self, row: dict[str, float]) -> None:
+        """Show the row of an epoch that is over."""
+        if self.bar is None:
+            return
+        figures = f"loss {row['loss']:.4f}", f"lam {row['lam']:.3f}", f"beta {row['beta']:.2f}"
+        speed = f"{row['views_per_second']:,.0f} views/s"
+        self.bar.show((*figures, speed), completed=row["epoch"])  # exactly: the steps add up to nearly that
+        if (warning := collapse(row)) and not self.warned:
+            self.warned = True
+            self.bar.console.print(warning, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(
+    name: str, epoch: int, epochs: int, *, shown: bool, console: "Console | None" = None
+) -> Iterator[Bar]:
+    """A bar from ``epoch`` to ``epochs`` while the context lasts; without a terminal, a line per epoch."""
+    if not shown:
+        yield Bar(None)
+        return
+    from weince.progress import TrainingBar
+
+    with TrainingBar(name, lambda done: f"epoch {done:.0f}/{epochs}", epochs, epoch, console=console) as bar:
+        yield Bar(bar)
+
+
+def check_finite(loss: float, epoch: int) -> None:
+    """Stop a run whose loss is no number any more."""
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss is {loss} in epoch {epoch + 1}: try a lower --optimizer.lr or --precision fp32; "
+            "the last checkpoint is kept"
+        )

@@ -1,0 +1,79 @@
+"""Image files and arrays of images through Pillow, and a progress bar for what takes long."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+Images = NDArray[np.uint8]
+FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+@contextmanager
+def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error that goes away in the end; call what it gives with the number of things done."""
+    from weince.progress import bars
+
+    with bars(transient=True) as shown:
+        task = shown.add_task(description, total=total)
+        yield lambda done: shown.advance(task, done)
+
+
+def open_picture(path: Path) -> Image.Image:
+    """An image file as RGB; grey and palette images become it too."""
+    try:
+        with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(
+                    f"{path} has more than 8 bits a channel (mode {image.mode}): convert it first"
+                )
+            return image.convert("RGB")
+    except (
+        UnidentifiedImageError,
+        OSError,
+        SyntaxError,
+    ) as error:  # SyntaxError: Pillow's word for a broken PNG
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def read_picture(path: Path, size: int) -> Images:
+    """An image file as ``(size, size, 3)``: scaled until it fills the square, and cut around its middle."""
+    image = open_picture(path)
+    if image.size != (size, size):
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """Width and height, from the head of the file alone."""
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def read_pictures(paths: Sequence[Path], size: int, description: str) -> Images:
+    """Files as ``(n, size, size, 3)``."""
+    images = np.empty((len(paths), size, size, 3), np.uint8)
+    with progress_bar(description, len(paths)) as advance:
+        for row, path in enumerate(paths):
+            images[row] = read_picture(path, size)
+            advance(1)
+    return images
+
+
+def resize(images: Images, size: int) -> Images:
+    """Images ``(n, height, width, 3)`` as ``(n, size, size, 3)``, cut around the middle if they are not square."""
+    if images.shape[1:3] == (size, size):
+        return images
+    out = np.empty((len(images), size, size, 3), np.uint8)
+    with progress_bar(f"resizing to {size} px", len(images)) as advance:
+        for row, image in enumerate(images):
+            fitted = ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR)
+            out[row] = np.asarray(fitted)
+            advance(1)
+    return out

@@ -1,0 +1,227 @@
+"""The folder of a run: its settings, log, checkpoints and weights, and how to read them again.
+
+run.yaml                     the settings
+log.csv                      a row per epoch
+checkpoints/                 the last two, to go on from
+snapshots/epoch_0010.safetensors   weights along the way, if asked for
+model.safetensors            the weights at the end: encoder.* and projector.*
+evaluation.json              what `weince evaluate` found
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from weince.diagnose.reading import Pairs, make_pairs, rename
+from weince.files import check_writable, write_aside, write_text_aside
+from weince.lab import settings
+from weince.lab.configure import build_loss
+from weince.lab.vision import encoders
+from weince.lab.vision.data import load
+from weince.lab.vision.step import allow_tf32
+from weince.machine import find_device
+
+if TYPE_CHECKING:
+    from weince.lab.evaluate import Evaluation
+    from weince.lab.vision.train import VisionRun
+
+FREE_TO_CHANGE = {
+    "out",
+    "device",
+    "devices",
+    "compile",
+    "graph",
+    "tensorboard",
+    "snapshot_every",
+    "checkpoint_every",
+}
+"""Settings that a resumed run may change: they leave its weights as they are."""
+
+
+def claim(run: "VisionRun") -> None:
+    """Write a run's settings into its folder, or see that the run there is this one.
+
+    Its images may lie elsewhere than before. At a constant rate without warm-up it may be made longer; what was found
+    of it then (its weights, and the JSON files) is set aside under the number of epochs it had.
+
+    Raises:
+        ValueError: The folder holds another run.
+    """
+    path, free = run.out / "run.yaml", set(FREE_TO_CHANGE)
+    before = settings.load(str(path)) if path.exists() else {}
+    if _moved(before.get("data"), run.data):
+        free.add("data")
+    had = before.get("epochs", run.epochs)
+    if had < run.epochs and run.optimizer.schedule == "constant" and not run.optimizer.warmup:
+        settings.claim(replace(run, epochs=had), run.out, free=free)  # nothing is moved of another run
+        _set_aside(run.out, had)
+        free.add("epochs")
+    settings.claim(run, run.out, free=free)
+
+
+def _moved(before: str | None, now: str) -> bool:
+    """Whether images are those of before, by their name, in another place: those of before are not here."""
+    return before is not None and Path(before).stem == Path(now).stem and not Path(before).exists()
+
+
+def _set_aside(folder: Path, epochs: int) -> None:
+    last, kept = folder / "model.safetensors", folder / "snapshots" / f"epoch_{epochs:04d}.safetensors"
+    if last.exists():
+        kept.parent.mkdir(exist_ok=True)
+        last.replace(kept)
+    for found in folder.glob("*.json"):
+        if "_epoch_" not in found.stem:
+            found.replace(found.with_stem(f"{found.stem}_epoch_{epochs:04d}"))
+
+
+def read_run(folder: Path) -> "VisionRun":
+    """The settings of the run in a folder."""
+    from weince.lab.vision.train import VisionRun
+
+    path = folder / "run.yaml"
+    if not path.exists():
+        raise ValueError(f"{folder} is not the folder of a run: it has no run.yaml")
+    task = settings.load(str(path)).get("task", "vision")
+    if task != "vision":
+        best = folder / "best"
+        raise ValueError(
+            f"{folder} is the folder of a {task} run: judge its encoder by weince evaluate {best} --sts FILE, "
+            f"or by weince diagnose {best} --sentences FILE"
+        )
+    run: VisionRun = settings.read(VisionRun, ["--config", str(path)], command="weince", examples="")
+    return run
+
+
+def save_weights(path: Path, model: torch.nn.Module) -> None:
+    """Write a model's weights as safetensors."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def write(part: Path) -> None:
+        try:
+            save_file(weights, part)
+        except SafetensorError as error:  # its word for a full disk, among others
+            raise OSError(str(error)) from error
+
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(path, write, "weights")
+
+
+def build_model(run: "VisionRun") -> encoders.SimCLR:
+    """The untrained model of a run."""
+    encoder = encoders.build(run.encoder, size=run.augment.size, width=run.width)
+    features = cast(int, encoder.features)
+    projector = encoders.Projector(features, out=run.projection, **asdict(run.projector))
+    return encoders.SimCLR(encoder, projector)
+
+
+def load_model(folder: Path, weights: Path | None = None) -> tuple["VisionRun", encoders.SimCLR]:
+    """A run and its trained model, in evaluation mode, from its last weights or from a snapshot."""
+    run = read_run(folder)
+    path = weights or folder / "model.safetensors"
+    if not path.exists():
+        raise ValueError(f"{folder} has no {path.name} yet: the run is not finished")
+    model = build_model(run)
+    encoders.load_weights(model, path)
+    return run, model.eval()
+
+
+def snapshots(folder: Path) -> list[Path]:
+    """The weights of a run along the way and at its end, in order."""
+    found = sorted((folder / "snapshots").glob("epoch_*.safetensors"))
+    last = folder / "model.safetensors"
+    kept = found and found[-1].stem == f"epoch_{read_run(folder).epochs:04d}"  # the same weights twice
+    return found if kept or not last.exists() else [*found, last]
+
+
+def evaluation_path(folder: Path, *, data: str | None = None, quick: bool = False) -> Path:
+    """Where an evaluation is written: a quick look, or one on other data, leaves the run's own alone."""
+    other = "" if data is None else f"_{Path(data).stem}"
+    return folder / f"evaluation{other}{'_quick' if quick else ''}.json"
+
+
+def evaluate_run(
+    folder: Path, *, data: str | None = None, device: str = "auto", quick: bool = False
+) -> "Evaluation":
+    """Judge the encoder of a run by the protocol and write what :func:`evaluation_path` names into its folder."""
+    from weince.lab.evaluate import evaluate
+
+    run, model = load_model(folder)
+    chosen = find_device(device)
+    check_writable(folder)
+    allow_tf32(run.precision)
+    half = chosen.type == "cuda" and run.precision.startswith("bf16")
+    evaluation = evaluate(
+        model.encoder,
+        load(data or run.data, size=run.augment.size),
+        device=str(chosen),
+        precision="bf16" if half else "fp32",
+        quick=quick,
+    )
+    text = json.dumps(evaluation.record(), indent=1)
+    write_text_aside(evaluation_path(folder, data=data, quick=quick), text, "evaluation")
+    return evaluation
+
+
+@torch.no_grad()
+def embed_pairs(
+    folder: Path, weights: Path | None = None, *, pairs: int = 8192, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings ``(pairs, d)`` of two random views of held-out images, where the loss acts.
+
+    Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
+    """
+    from weince.lab.evaluate.bar import progress_bar
+
+    run, model = load_model(folder, weights)
+    device = find_device("auto")
+    model.to(device)
+    allow_tf32(run.precision)
+    images = load(run.data, size=run.augment.size).test_images
+    generator = torch.Generator(device).manual_seed(seed)
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
+    found: list[list[torch.Tensor]] = [[], []]
+    with progress_bar(True) as bar:
+        task = bar.add_task(f"pairs of {folder.name}", total=len(chosen))
+        for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
+            batch = torch.from_numpy(np.array(images[rows])).to(device).permute(0, 3, 1, 2)
+            for side in found:
+                side.append(model(run.augment(batch, generator))[1].cpu())
+            bar.advance(task, len(rows))
+    z_i, z_j = (torch.cat(side).numpy() for side in found)
+    return z_i, z_j
+
+
+def run_pairs(
+    folders: Sequence[Path], *, names: Sequence[str] | None = None, trend: bool = False, seed: int = 0
+) -> list[Pairs]:
+    """What ``weince diagnose`` reads of runs: the embeddings of each, or of each snapshot of them.
+
+    Raises:
+        ValueError: A run has no snapshots to make a trend of.
+    """
+    found = []
+    for folder in folders:
+        paths = snapshots(folder) if trend else [folder / "model.safetensors"]
+        if trend and len(paths) < 2:
+            raise ValueError(
+                f"{folder}: a trend needs weights of two epochs, got {len(paths)}; train with --snapshot_every"
+            )
+        for path in paths:
+            name = f"{folder.name} {path.stem}" if trend else folder.name
+            note = f"Two random views of held-out images, embedded by {name}."
+            found.append(make_pairs(name, *embed_pairs(folder, path, seed=seed), notes=(note,)))
+    return rename(found, names)
+
+
+def temperature_of(folders: Sequence[Path]) -> float | None:
+    """The temperature that runs were trained with, if they all have one and it is the same."""
+    losses = [build_loss(read_run(folder).loss) for folder in folders]
+    found = {getattr(loss, "temperature", None) for loss in losses}
+    return found.pop() if len(found) == 1 else None

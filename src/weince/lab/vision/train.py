@@ -1,0 +1,346 @@
+"""SimCLR from images to weights: a loop that reads from top to bottom.
+
+Everything random in an epoch follows from the run's seed and the epoch's number, so that a run that was cut and
+resumed ends with the weights of one that was not, bit for bit on a CPU. Checkpoints are taken between epochs.
+
+Several processes (``--devices N``, or torchrun) share one global batch: they draw the same views as one process
+would, and contrast each anchor with the candidates of all of them.
+"""
+
+import atexit
+import gc
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weince.lab import checkpoint
+from weince.lab.capture import restore, set_rate
+from weince.lab.configure import LossConfig, build_loss, check_loss
+from weince.lab.vision.augment import Augment
+from weince.lab.vision.data import load
+from weince.lab.vision.encoders import ProjectorConfig, SimCLR
+from weince.lab.vision.log import Log, check_finite, collapse, measure, progress_bar
+from weince.lab.vision.optim import OptimizerConfig, build_optimizer, rate
+from weince.lab.vision.runs import build_model, claim, save_weights
+from weince.lab.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
+from weince.machine import DEVICES, find_device, prepare_cpu_for_bf16
+from weince.tail import TailConfig
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+T = TypeVar("T")
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d
+GLANCE = 50
+"""Steps between two looks whether the loss is still a number; each look waits for the device."""
+
+
+@dataclass(frozen=True)
+class VisionRun:
+    """A SimCLR run.
+
+    Args:
+        task: Says that a configuration file is of this kind.
+        data: Name of a data set (digits, cifar10, cifar100, stl10, imagenet32, tiny-imagenet), an .npz file or a
+            folder of images, by class or not.
+        encoder: resnet18, resnet50, vit_small, tiny, timm:NAME, torchvision:NAME, or your own, my_package:factory.
+        width: Channels of a ResNet's first stage: 64, or fewer for a small one.
+        projection: Width of the embeddings.
+        projector: The layers between features and embeddings.
+        loss: The loss.
+        augment: How views are made; ``size`` is their height and width.
+        optimizer: How weights are updated.
+        epochs: Passes over the images. At a constant rate without warm-up a run may be given more later.
+        batch: Pairs of views in the global batch.
+        seed: Of the weights, the order of the images and the views.
+        precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
+            projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
+        device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
+        devices: Processes, one per GPU; torchrun's number wins.
+        compile: Compile the encoder and the views; by default on a GPU.
+        graph: Capture the step as a CUDA graph; by default on one GPU.
+        out: Folder of the run. A run that is there already goes on.
+        checkpoint_every: Epochs between checkpoints.
+        snapshot_every: Epochs between weights that are kept (for ``weince diagnose --trend``); 0 keeps none.
+        tensorboard: Write TensorBoard's event files too.
+    """
+
+    task: Literal["vision"] = "vision"
+    data: str = "digits"
+    encoder: str = "tiny"
+    width: int = 64
+    projection: int = 64
+    projector: ProjectorConfig = ProjectorConfig()
+    loss: LossConfig = LossConfig()
+    augment: Augment = Augment()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    epochs: int = 100
+    batch: int = 256
+    seed: int = 7
+    precision: Precision = "fp32"
+    device: str = "auto"
+    devices: int = 1
+    compile: bool | None = None
+    graph: bool | None = None
+    out: Path = Path("runs/train")
+    checkpoint_every: int = 1
+    snapshot_every: int = 0
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.width != 64 and not self.encoder.startswith("resnet"):
+            raise ValueError(f"width is of a ResNet; got width {self.width} for {self.encoder}")
+        for name in ("width", "projection", "epochs", "devices", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("width", "projection", "batch"):
+            if getattr(self, name) >= 2**31:
+                raise ValueError(f"{name} must be below 2**31; got {getattr(self, name)}")
+        for name in ("seed", "snapshot_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63; got {self.seed}")
+        if self.batch < 2:
+            raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
+        if self.device not in DEVICES:
+            raise ValueError(
+                f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}; got {self.device!r}"
+            )
+
+
+def train(run: VisionRun, *, bar: bool = True) -> Path:
+    """Train, or go on training; returns the run's folder."""
+    fabric = _launch(run)
+    first = fabric.global_rank == 0
+    read = partial(load, run.data, size=run.augment.size)
+    data = _first(fabric, read) or read()  # what is downloaded or converted is there for the others
+    if len(data.pretrain_images) < run.batch:
+        raise ValueError(
+            f"{data.name} has {len(data.pretrain_images)} images, fewer than a batch of {run.batch}"
+        )
+
+    torch.manual_seed(run.seed)
+    model = build_model(run)
+    loss = build_loss(run.loss).to(fabric.device)
+    part = _part(run.batch, fabric.global_rank, fabric.world_size)
+    check_loss(loss, pairs=part.stop - part.start, width=run.projection, device=fabric.device)
+    views, optimizer = _set_up(fabric, run, model)
+    on_gpu = fabric.device.type == "cuda"
+    pixels = Pixels(data.pretrain_images, fabric.device)
+    generator = torch.Generator(fabric.device)
+    step = Step(
+        views, loss, optimizer, pixels, run.augment, generator,
+        batch=run.batch,
+        part=part,
+        compiled=_asked(run.compile, on_gpu),
+        graph=_graph(run, on_gpu and fabric.world_size == 1 and pixels.resident),
+    )  # fmt: skip
+
+    # Only now: a run that cannot start leaves no folder.
+    _first(fabric, partial(claim, run))
+    start = _resume(run, model, loss, optimizer)
+    if first and start:
+        print(f"{run.out}: going on after epoch {start} of {run.epochs}", file=sys.stderr)
+    log = _first(fabric, partial(Log, run.out, start, tensorboard=run.tensorboard))
+    steps = len(data.pretrain_images) // run.batch  # the last, smaller batch is left out
+    with progress_bar(f"{data.name} {run.loss.preset}", start, run.epochs, shown=first and bar) as shown:
+        for epoch in range(start, run.epochs):
+            began = time.perf_counter()
+            order = _begin(run.seed, epoch, len(data.pretrain_images), generator).to(fabric.device)
+            step.total.zero_()
+            for number in range(steps):
+                set_rate(optimizer, rate(run.optimizer, epoch + number / steps, run.epochs))
+                step(order[number * run.batch : (number + 1) * run.batch])
+                shown.advance(1 / steps)
+                if number % GLANCE == GLANCE - 1:
+                    check_finite(float(step.total), epoch)
+            row = _row(run, fabric, step, epoch, steps, began)
+            shown.show(row)
+            _first(fabric, partial(_keep, run, log, row, model, loss, optimizer))
+    _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
+    if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
+        print(f"weince: {warning}", file=sys.stderr)
+    return run.out
+
+
+def _launch(run: VisionRun) -> "Fabric":
+    """Start the processes of a run, or find the place of this one among those that torchrun started."""
+    from lightning_fabric import Fabric
+
+    kind = find_device(run.device).type
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
+    gpus = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": 1}[kind]
+    if devices > gpus:
+        raise ValueError(f"{devices} devices were asked for; torch sees {gpus} GPU(s) here")
+    if kind == "cpu" and run.precision.startswith("bf16"):
+        prepare_cpu_for_bf16()  # before the launch, so that all processes have it
+    # Whether to use srun is for the user to know.
+    warnings.filterwarnings("ignore", message="The `srun` command is available")
+    fabric = Fabric(
+        accelerator=kind,
+        devices=devices,
+        num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
+        strategy="ddp" if devices > 1 else "auto",
+    )
+    _rejoin("gloo" if kind == "cpu" else "nccl")
+    fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_leave)
+    allow_tf32(run.precision)
+    torch.backends.cudnn.benchmark = True
+    return fabric
+
+
+def _rejoin(backend: str) -> None:
+    """Meet the other processes after torchrun has restarted them all.
+
+    Its store still holds the addresses of the processes before, and one that is quick takes them for those of now
+    and waits forever. So a restart on one machine uses keys of its own. (On several machines the count of restarts
+    differs between them; there ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives every restart a new store.)
+    """
+    known = os.environ
+    restart, ranks = known.get("TORCHELASTIC_RESTART_COUNT", "0"), known.get("WORLD_SIZE", "1")
+    shared = known.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if restart == "0" or not shared or ranks == "1" or ranks != known.get("LOCAL_WORLD_SIZE"):
+        return
+    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    store = TCPStore(known["MASTER_ADDR"], int(known["MASTER_PORT"]), is_master=False)
+    init_process_group(
+        backend,
+        store=PrefixStore(f"restart_{restart}", store),
+        rank=int(known["RANK"]),
+        world_size=int(ranks),
+    )
+
+
+def _leave() -> None:
+    """End the process group before the interpreter ends: a thread of it that lets go of a tensor later aborts."""
+    gc.collect()  # what holds the group is in cycles
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
+    """What the first process makes of some work, None on the others; if it fails, all fail, and none waits."""
+    made, failed = None, None
+    if fabric.global_rank == 0:
+        try:
+            made = work()
+        except Exception as error:
+            failed = error
+    said = fabric.broadcast("" if failed is None else str(failed) or type(failed).__name__)
+    if failed is not None:
+        raise failed
+    if said:
+        raise ValueError(f"the first process failed: {said}")
+    return made
+
+
+def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR) -> tuple[nn.Module, Any]:
+    """Put the model on its device, compile it, and share it among the processes."""
+    if fabric.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if fabric.world_size > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    elif fabric.world_size > 1 and any(isinstance(m, BATCH_NORMS) for m in model.modules()):
+        warnings.warn("on CPUs each process has batch norm statistics of its own", stacklevel=2)
+    model.to(fabric.device)
+    if _asked(run.compile, fabric.device.type == "cuda"):
+        model.encoder.compile()
+    optimizer = build_optimizer(model.parameters(), run.optimizer)
+    return fabric.setup_module(TwoViews(model, run.precision)), optimizer
+
+
+def _part(batch: int, rank: int, ranks: int) -> slice:
+    """Which rows of a global batch are a rank's."""
+    if batch % ranks:
+        raise ValueError(f"a batch of {batch} pairs cannot be shared equally by {ranks} processes")
+    size = batch // ranks
+    return slice(rank * size, (rank + 1) * size)
+
+
+def _asked(setting: bool | None, usual: bool) -> bool:
+    return usual if setting is None else setting
+
+
+def _graph(run: VisionRun, possible: bool) -> bool:
+    if run.graph and not possible:
+        raise ValueError("graph needs one process on one GPU, and images that fit on it; leave it out")
+    return _asked(run.graph, possible)
+
+
+def _begin(seed: int, epoch: int, images: int, generator: torch.Generator) -> Tensor:
+    """Seed an epoch's randomness and return the order of its images."""
+    order, views, other = np.random.SeedSequence([seed, epoch]).generate_state(3).tolist()
+    generator.manual_seed(views)
+    torch.manual_seed(other)  # of dropout, in encoders that have it
+    return torch.randperm(images, generator=torch.Generator().manual_seed(order))
+
+
+def _row(
+    run: VisionRun, fabric: "Fabric", step: Step, epoch: int, steps: int, began: float
+) -> dict[str, float]:
+    """What is logged of an epoch that began then. All ranks take part."""
+    assert step.last is not None
+    mean = float(fabric.all_reduce(step.total / steps, reduce_op="mean"))  # type: ignore[arg-type]
+    # Only now: reading the loss has waited for what the device still had to do.
+    seconds = time.perf_counter() - began
+    check_finite(mean, epoch)
+    tail = getattr(step.loss, "tail", None) or TailConfig()
+    return {
+        "epoch": epoch + 1,
+        "loss": mean,
+        **measure(_all_rows(fabric, step.last.z_i), _all_rows(fabric, step.last.z_j), tail),
+        "lr": rate(run.optimizer, epoch, run.epochs),
+        "views_per_second": 2 * run.batch * steps / seconds,
+        "seconds": seconds,
+    }
+
+
+def _all_rows(fabric: "Fabric", z: Tensor) -> Tensor:
+    """The embeddings of the global batch."""
+    if fabric.world_size == 1:
+        return z
+    parts = [torch.empty_like(z) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(parts, z)
+    return torch.cat(parts)
+
+
+def _keep(
+    run: VisionRun, log: Log | None, row: dict[str, float], model: nn.Module, loss: nn.Module, optimizer: Any
+) -> None:
+    """Write what is due after an epoch: its row, and a snapshot and a checkpoint if it is their turn."""
+    assert log is not None
+    log.add(row)
+    epoch = int(row["epoch"])
+    # First the snapshot: a run that is cut between the two does the epoch again.
+    if run.snapshot_every and epoch % run.snapshot_every == 0:
+        save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
+    if epoch % run.checkpoint_every == 0 or epoch == run.epochs:
+        state = {"model": model.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
+        checkpoint.save(run.out / "checkpoints", epoch, state)
+
+
+def _resume(run: VisionRun, model: nn.Module, loss: nn.Module, optimizer: Any) -> int:
+    """Load the newest checkpoint, if there is one; returns the epochs that are done."""
+    found = checkpoint.newest(run.out / "checkpoints")
+    if found is None:
+        return 0
+    with checkpoint.fitting(run.out / "checkpoints"):
+        model.load_state_dict(found.state["model"])
+        loss.load_state_dict(found.state["loss"])
+        restore(optimizer, found.state["optimizer"])
+    return found.step

@@ -1,0 +1,27 @@
+"""Small paired embeddings for the tests of the report."""
+
+import numpy as np
+
+from weince.diagnose.reading import Pairs, make_pairs
+
+
+def views(pairs=400, dim=6, noise=0.5, seed=0):
+    """Two noisy views of Gaussian points, each (pairs, dim)."""
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal((pairs, dim))
+    return z, z + noise * rng.standard_normal(z.shape)
+
+
+def crowd(share, pairs=400, **options):
+    """The same views, but that share of the pairs all but lie in one place, unlike as they are."""
+    z_i, z_j = views(pairs, **options)
+    rng = np.random.default_rng(1)
+    chosen = rng.permutation(pairs)[: round(share * pairs)]
+    place = 3 * rng.standard_normal(z_i.shape[1])
+    for z in (z_i, z_j):
+        z[chosen] = place + 0.01 * rng.standard_normal((len(chosen), z.shape[1]))
+    return z_i, z_j
+
+
+def small(name="small", **options) -> Pairs:
+    return make_pairs(name, *views(**options))

@@ -1,0 +1,115 @@
+"""Batches of scores against the library's own, masks, and the plan of batches."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diagnose.synthetic import small, views
+from weince import evt
+from weince.diagnose import bank as module
+from weince.diagnose.bank import FEWEST_BATCHES, FEWEST_PAIRS, Settings, build_bank, larger_sizes, plan
+from weince.diagnose.reading import InputError, Pairs, make_pairs
+
+
+def test_without_ids_the_bank_is_that_of_the_link_test():
+    pairs = small(pairs=300)
+    bank = build_bank(pairs, 32, 5, seed=3)
+    other = evt.link_bank(pairs.z_i, pairs.z_j, batch_size=32, batches=5, rng=3)
+    np.testing.assert_allclose(bank.link.scores, other.scores, atol=1e-12)
+    np.testing.assert_array_equal(bank.link.positives, other.positives)
+    np.testing.assert_array_equal(bank.link.batches, other.batches)
+
+
+def test_each_negative_pair_is_counted_once():
+    pairs = small(pairs=96)
+    bank = build_bank(pairs, 32, 3, seed=0)
+    order = np.random.default_rng(0).permutation(96)
+    labels = np.repeat(np.arange(3), 32)
+    other = evt.unique_negative_cosines(pairs.z_i[order], pairs.z_j[order], labels)
+    assert len(other.scores) == 3 * (32 * 63 - 32)
+    for b in range(3):
+        ours = np.sort(bank.negatives.scores[bank.negatives.batches == b])
+        np.testing.assert_allclose(ours, np.sort(other.scores[other.batches == b]), atol=1e-12)
+
+
+def test_pairs_with_equal_ids_do_not_compete():
+    z_i, z_j = views(pairs=64)
+    ids = np.random.default_rng(1).integers(0, 8, 64)
+    bank = build_bank(make_pairs("x", z_i, z_j, ids), 32, 2, seed=0)
+    order = np.random.default_rng(0).permutation(64).reshape(2, 32)
+    for b, rows in enumerate(order):
+        twice = np.tile(ids[rows], 2)
+        for a in range(64):
+            row = bank.link.scores[b * 64 + a]
+            others = [k for k in range(64) if k != a]
+            for column, k in enumerate(others):
+                positive = k == (a + 32) % 64
+                assert np.isnan(row[column]) == (twice[a] == twice[k] and not positive)
+    assert np.isfinite(bank.negatives.scores).all()
+
+
+def test_ids_that_leave_nothing_to_compete_are_refused():
+    z_i, z_j = views(pairs=64)
+    with pytest.raises(InputError, match="same id"):
+        make_pairs("x", z_i, z_j, np.zeros(64, dtype=int))
+
+
+@given(st.integers(1, 20_000), st.none() | st.integers(FEWEST_PAIRS, 600), st.integers(FEWEST_BATCHES, 64))
+def test_a_plan_fits_the_data_or_is_refused(n, batch_size, batches):
+    pairs = Pairs("x", np.ones((n, 1)), np.ones((n, 1)))
+    try:
+        size, count, notes = plan(pairs, Settings(batch_size=batch_size, batches=batches))
+    except InputError:
+        assert n < FEWEST_BATCHES * (batch_size or FEWEST_PAIRS)
+        return
+    assert size * count <= n
+    assert FEWEST_BATCHES <= count <= batches
+    assert size == batch_size if batch_size else FEWEST_PAIRS <= size <= 256
+    assert bool(notes) == ((size, count) != (batch_size or 256, batches))
+
+
+def test_large_batches_keep_some_anchors_with_all_their_candidates(monkeypatch):
+    pairs = small(pairs=256)
+    whole = build_bank(pairs, 64, 4, seed=0)
+    monkeypatch.setattr(module, "MOST_SCORES", 4 * 40 * 127)
+    monkeypatch.setattr(module, "MOST_NEGATIVES", 4 * 1000)
+    some = build_bank(pairs, 64, 4, seed=0)
+    assert some.link.scores.shape == (4 * 40, 127)
+    assert np.bincount(some.link.batches).tolist() == [40] * 4
+    for b in range(4):
+        rows = {row.tobytes(): won for row, won in zip(*whole.link[:2], strict=True)}
+        here = some.link.batches == b
+        assert len({row.tobytes() for row in some.link.scores[here]}) == 40
+        for row, won in zip(some.link.scores[here], some.link.positives[here], strict=True):
+            assert rows[row.tobytes()] == won
+        assert np.isin(
+            some.negatives.scores[some.negatives.batches == b],
+            whole.negatives.scores[whole.negatives.batches == b],
+        ).all()
+    assert abs(len(some.negatives.scores) - 4000) < 300  # drawn: five standard deviations
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size", "larger"),
+    [(400, 32, [64, 100]), (8192, 256, [512, 1024, 2048]), (100_000, 256, [512, 1024, 2048]), (128, 32, [])],
+)
+def test_larger_batches_are_those_of_which_there_are_four(pairs, size, larger):
+    assert larger_sizes(Pairs("x", np.ones((pairs, 1)), np.ones((pairs, 1))), size) == larger
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batches": 1}, "at least 4 batches"),
+        ({"batches": 3}, "at least 4 batches"),
+        ({"batch_size": 8}, "at least 32 pairs"),
+        ({"bootstraps": 0}, "bootstraps"),
+        ({"quantile": 1.0}, "quantile"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+    ],
+)
+def test_settings_are_checked(options, said):
+    with pytest.raises(InputError, match=said):
+        Settings(**options)

@@ -1,0 +1,165 @@
+"""The folder a diagnosis writes: complete or not at all, replaced only when it is ours; trends."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diagnose.synthetic import small, views
+from weince.diagnose import FORMAT, check_out, diagnose, finished_folder, steps_of, write_diagnosis
+from weince.diagnose.bank import QUICK
+from weince.diagnose.figures_link import mean_over
+from weince.diagnose.reading import InputError, make_pairs
+
+FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5)
+
+
+def earlier(out):
+    """An earlier diagnosis, as far as the command can tell."""
+    with finished_folder(out) as folder:
+        (folder / "index.html").write_text("old")
+        (folder / "figures").mkdir()
+        (folder / "figures" / "stale.svg").write_text("old")
+        (folder / "summary.json").write_text(json.dumps({"format": FORMAT}))
+
+
+def test_named_pairs_in_memory_give_a_page_that_replaces_the_last(tmp_path):
+    earlier(tmp_path / "deep" / "page")
+    index = diagnose({"one": views(pairs=200)}, str(tmp_path / "deep" / "page"), progress=False)
+    assert index == tmp_path / "deep" / "page" / "index.html"
+    assert "Diagnosis of one" in index.read_text(encoding="utf-8")
+    assert (
+        json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))["models"][0]["pairs"] == 200
+    )
+    assert not (index.parent / "figures" / "stale.svg").exists()
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page"]
+
+
+def test_a_failure_leaves_the_earlier_page_alone(tmp_path):
+    """The second model fails while it is measured, after the first was."""
+    out = tmp_path / "page"
+    earlier(out)
+    with pytest.raises(InputError, match="two to judge it"):
+        write_diagnosis([small(pairs=128), small("few", pairs=40)], out, FAST, progress=False)
+    assert (out / "index.html").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["page"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("way", ["link", "."])
+@pytest.mark.posix
+def test_a_folder_that_cannot_be_renamed_is_filled(way, again, tmp_path, monkeypatch):
+    """A link to another disk, or the folder where the user stands."""
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.chdir(real if way == "." else tmp_path)
+    if again:
+        earlier(Path(way))
+    with finished_folder(Path(way)) as folder:
+        (folder / "index.html").write_text("new")
+        (folder / "tables").mkdir()
+        (folder / "summary.json").write_text(json.dumps({"format": FORMAT}))
+    assert (real / "index.html").read_text() == "new"
+    assert sorted(path.name for path in real.iterdir()) == ["index.html", "summary.json", "tables"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    assert (tmp_path / "link").is_symlink()
+    check_out(Path(way))
+
+
+def interrupted(out):
+    with finished_folder(out) as folder:
+        (folder / "index.html").write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_an_exception_removes_what_is_unfinished(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "page")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_an_earlier_diagnosis_or_an_empty_folder_is_replaced(tmp_path):
+    check_out(tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    check_out(tmp_path / "empty")
+    for content in ("not json", "[]", "{}", '{"format": "another"}'):
+        (tmp_path / "empty" / "summary.json").write_text(content)
+        with pytest.raises(InputError, match="other files"):
+            check_out(tmp_path / "empty")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="not a folder"):
+        check_out(tmp_path / "file")
+
+
+def test_a_trend_has_a_figure_for_each_quantity(tmp_path):
+    run = [small(f"step {10**i}", noise=noise, pairs=160) for i, noise in enumerate((0.9, 0.6))]
+    index = write_diagnosis(run, tmp_path / "run", FAST, quick=True, trend=True, progress=False)
+    names = [path.name for path in index.parent.glob("figures/*trend*.svg")]
+    assert sorted(name[9:-4] for name in names) == ["f0", "gain", "lam", "lamf", "tau0", "wf", "xi"]
+    # Figures of the last checkpoint only, numbers of all.
+    assert not list(index.parent.glob("figures/*-pot-qq-1.svg"))
+    assert list(index.parent.glob("figures/*-pot-qq-2.svg"))
+    header = (index.parent / "tables" / "pot.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert header == ",step 1,step 10"
+    assert "Over the run" in index.read_text(encoding="utf-8")
+
+
+def test_a_mean_needs_two_models(tmp_path):
+    with pytest.raises(InputError, match="two models or more"):
+        write_diagnosis([small(pairs=160)], tmp_path / "one", FAST, seeds=True)
+
+
+def test_models_without_a_value_do_not_enter_the_mean():
+    assert mean_over(np.array([1.0, np.nan, 3.0]))[0] == 2.0
+    assert np.isnan(mean_over(np.array([1.0, np.nan]))[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["epoch_1", "epoch_10", "epoch_100"], [1, 10, 100]),
+        (["v2_step5", "v2_step7"], [5, 7]),
+        (["b2", "a1"], [1, 2]),
+        (["first", "step 3"], [1, 2]),
+    ],
+)
+def test_steps_come_from_the_names_if_they_rise(names, steps):
+    assert steps_of(names) == steps
+
+
+def test_arrays_that_are_not_named_pairs_are_told_from_those_that_are(tmp_path):
+    z_i, z_j = views(pairs=8)
+    with pytest.raises(TypeError, match=r"must be \{name: \(z_i, z_j\)\}; got tuple"):
+        diagnose((z_i, z_j), tmp_path / "page")
+    with pytest.raises(InputError, match=r"one: want \(z_i, z_j\) or \(z_i, z_j, ids\); got 8 arrays"):
+        diagnose({"one": z_i}, tmp_path / "page")
+    with pytest.raises(InputError, match="1: all pairs have the same id"):
+        diagnose({1: (z_i, z_j, np.zeros(8, int))}, tmp_path / "page")
+
+
+def test_nothing_to_diagnose():
+    with pytest.raises(InputError, match="at least one model"):
+        write_diagnosis([], "nowhere", FAST)
+
+
+@pytest.mark.parametrize(
+    ("models", "shown", "message"),
+    [
+        (0, {}, "nothing to diagnose"),
+        (1, {"trend": True}, "a trend needs at least two checkpoints, got 1"),
+        (1, {"seeds": True}, "a mean over seeds needs two models or more, and no trend; got 1"),
+        (
+            2,
+            {"seeds": True, "trend": True},
+            "a mean over seeds needs two models or more, and no trend; got 2",
+        ),
+    ],
+)
+def test_too_few_models_are_refused_before_anything_is_written(tmp_path, models, shown, message):
+    pairs = [make_pairs("x", *views(pairs=200))] * models
+    with pytest.raises(InputError, match=message):
+        write_diagnosis(pairs, tmp_path / "page", FAST, progress=False, **shown)
+    assert not list(tmp_path.iterdir())

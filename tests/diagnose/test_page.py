@@ -1,0 +1,182 @@
+"""The page in a real browser: nothing loaded, nothing hidden, nothing wider than the screen, nothing executed."""
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from diagnose.browser import sound_page
+from diagnose.synthetic import crowd, small, views
+from weince.diagnose import write_diagnosis
+from weince.diagnose.bank import QUICK
+from weince.diagnose.reading import load_pairs, make_pairs
+from weince.diagnose.style import plain, shorten
+
+FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5, temperature=0.5)
+HOSTILE = '<img src=x onerror=alert(1)>&"$x^2$'
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Three models: an ordinary one from a file with a hostile name, a perfectly separated one, a wide one."""
+    folder = tmp_path_factory.mktemp("page")
+    z_i, z_j = views()
+    np.savez(folder / f"{HOSTILE}.npz", z_i=z_i, z_j=z_j)
+    hostile = load_pairs([folder / f"{HOSTILE}.npz"])
+    assert hostile[0].name == HOSTILE
+    long = "a_" + "very_" * 12 + "long_name"  # as folders of runs have: nowhere to break a line
+    long_one = replace(small(long, seed=3), notes=(f"Embedded by {long}.",))
+    models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), long_one]
+    options = {"quick": True, "seeds": True, "command": f"weince {HOSTILE}", "progress": False}
+    index = write_diagnosis(models, folder / "out", FAST, **options)
+    assert index == folder / "out" / "index.html"
+    return folder / "out"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_in_a_browser(report, browser, width, scheme):
+    with sound_page(browser, report, width, scheme) as page:
+        assert page.locator("figure").count() > 40
+        verdict = page.locator("#verdict").inner_text()
+        assert "nats per anchor" in verdict
+        assert "What to change" in verdict
+        assert "No answer: the positives always win." in verdict
+        assert "The 400 pairs do not fill 16 batches of 256: 12 batches of 32 were used." in verdict
+        assert "does not promise" in verdict
+        assert "at least 0.02 nats per anchor" in verdict
+        # The hostile name is text in the page, in the figures and in the footer; no element came of it.
+        assert HOSTILE in verdict
+        labels = page.locator("figure text").all_text_contents()
+        assert shorten(HOSTILE) in labels
+        assert "mean of the seeds" in labels
+        assert HOSTILE in page.locator("footer").inner_text()
+
+
+@pytest.mark.parametrize("most", [5, 12, 22])
+def test_a_long_name_keeps_both_ends(most):
+    names = [f"InfoNCE with the softmax term, seed {seed}" for seed in (7, 21, 63)]
+    found = [shorten(name, most) for name in names]
+    assert len(set(found)) == 3
+    assert all(len(name) == most and "…" in name and name[0] == "I" for name in found)
+    assert shorten("a" * most, most) == "a" * most
+
+
+def test_names_that_differ_in_the_middle_stay_apart():
+    names = [
+        "blend, fitted beta, temperature 0.2",
+        "blend, fitted beta, negatives only, temperature 0.2",
+        "blend",
+    ]
+    assert shorten(names[0]) == shorten(names[1])
+    found = [shorten(name, among=names) for name in names]
+    assert len(set(found)) == 3
+    assert found[2] == "blend"
+    assert max(map(len, found)) < 35
+    assert shorten(names[1], among=[names[1]] * 2) == shorten(names[1])  # the same name twice is one
+
+
+def test_the_page_prints(report, browser):
+    page = browser.new_page(viewport={"width": 720, "height": 1000})  # A4 between margins
+    page.goto((report / "index.html").as_uri())
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    assert not page.locator("nav").is_visible()
+    assert page.pdf().startswith(b"%PDF")
+
+
+def test_what_stands_beside_the_page(report):
+    assert {path.name for path in report.iterdir()} == {"index.html", "figures", "tables", "summary.json"}
+    assert {p.stem for p in report.glob("figures/*.svg")} == {p.stem for p in report.glob("figures/*.png")}
+    for path in report.glob("figures/*.svg"):
+        ET.parse(path)
+    text = (report / "index.html").read_text(encoding="utf-8")
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/", "")
+    summary = json.loads((report / "summary.json").read_text(encoding="utf-8"))
+    first, second, _ = summary["models"]
+    assert first["name"] == HOSTILE
+    assert first["link_test"]["gain"] == pytest.approx(np.mean(first["link_test"]["gain_by_batch"]))
+    assert second["verdict"]["kind"] == "separated"
+    assert second["link_test"]["lam"] is None
+    values = [model["tail"]["xi"] for model in summary["models"]]
+    mean = summary["mean_over_seeds"]["xi"]
+    assert mean["mean"] == pytest.approx(np.mean(values))
+    assert mean["interval"] == pytest.approx(stats.t.interval(0.95, 2, np.mean(values), stats.sem(values)))
+    rows = (report / "tables" / "link.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[1].startswith("held-out gain (nats per anchor),")
+    assert float(rows[1].split(",")[1]) == first["link_test"]["gain"]
+    # Beside the ablations, what one blend gives; without a fitted blend there is none.
+    for name in ("hard_negatives", "pool"):
+        sizes = [[(p["kept"], p["pool"]) for p in first[key]] for key in (name, f"{name}_drawn")]
+        assert sizes[0] == sizes[1]
+        assert second[f"{name}_drawn"] == []
+    table = (report / "tables" / "pool-1.csv").read_text(encoding="utf-8").splitlines()
+    assert float(table[1].split(",")[-1]) == first["pool_drawn"][0]["gain"]["gain"]
+
+
+def test_a_separated_model_has_no_table_of_dashes(report):
+    """Not even in CSV: its column is left out where there is no fit, and a note says so."""
+    assert {path.stem for path in report.glob("tables/pool-*.csv")} == {"pool-1", "pool-3"}
+    for name in ("link", "rivals", "frechet"):
+        header = (report / "tables" / f"{name}.csv").read_text(encoding="utf-8").splitlines()[0]
+        assert "same" not in header
+        assert header.count(",") == 2
+    page = (report / "index.html").read_text(encoding="utf-8")
+    assert page.count("Not in the table, for want of a finite fit (every positive wins): same.") == 4
+    assert "same" in (report / "tables" / "pot.csv").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_one_separated_model_has_a_page_without_those_tables(tmp_path):
+    z_i, _ = views(pairs=200)
+    index = write_diagnosis([make_pairs("same", z_i, z_i + 1e-7)], tmp_path / "out", FAST, progress=False)
+    written = {path.stem for path in index.parent.glob("tables/*.csv")}
+    assert not written & {"link", "rivals", "frechet", "risk", "pool-1", "hard-negatives-1"}
+    assert {"pot", "thresholds", "anchors"} <= written
+    page = index.read_text(encoding="utf-8")
+    assert "No answer: the positives always win." in page
+    assert page.count("—</td>") <= 2
+
+
+def test_the_rivals_stand_in_the_page_and_beside_it(report):
+    summary = json.loads((report / "summary.json").read_text(encoding="utf-8"))
+    first, second, _ = summary["models"]
+    assert second["rivals"] is None
+    rows = (report / "tables" / "rivals.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[1].startswith("another link (the blend),")
+    assert float(rows[1].split(",")[1]) == first["rivals"]["blend"]["gain"] == first["link_test"]["gain"]
+    assert len(list(report.glob("figures/*link-rivals-*.svg"))) == 2
+    page = (report / "index.html").read_text(encoding="utf-8")
+    assert "What explains it" in page
+    assert "Different difficulty" in page  # in the glossary
+
+
+def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
+    models = [make_pairs("crowd", *crowd(0.2, pairs=160)), small("fine", pairs=160)]
+    index = write_diagnosis(models, tmp_path / "out", FAST, quick=True, progress=False)
+    page = index.read_text(encoding="utf-8")
+    summary = json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))
+    crowded, fine = (model["verdict"] for model in summary["models"])
+    assert crowded["kind"] == "crowded"
+    assert fine["kind"] != "crowded"
+    assert fine["crowded"] <= summary["thresholds"]["crowded"] < crowded["crowded"]
+    assert '<article class="verdict crowded">' in page
+    assert ".verdict.crowded" in page  # has a colour
+    rows = (index.parent / "tables" / "anchors.csv").read_text(encoding="utf-8").splitlines()
+    (row,) = [row.split(",") for row in rows if row.startswith("crowded")]
+    assert [float(cell) for cell in row[1:]] == [crowded["crowded"], fine["crowded"]]
+    shown = f"{100 * crowded['crowded']:.1f} %"
+    assert f"<h3>Look at the embeddings first: {shown} of the anchors" in page
+    assert f">{shown}</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.001, "0.001"), (1e-5, "1e-5"), (0.5, "0.5"), (4000, "4,000"), (4e6, "4e6"), (10, "10")],
+)
+def test_tick_labels(value, shown):
+    assert plain(value).replace("\N{MINUS SIGN}", "-") == shown

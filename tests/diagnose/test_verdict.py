@@ -1,0 +1,412 @@
+"""What is measured around the link test, the rules of the verdict, and the code it prints."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+
+from diagnose.synthetic import crowd, small, views
+from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
+from weince.diagnose.bank import QUICK, build_bank
+from weince.diagnose.measure import measure
+from weince.diagnose.reading import InputError, make_pairs, pair_by_label
+from weince.diagnose.tables import number
+from weince.diagnose.verdict import THRESHOLDS, decide, link_code, p_text, softmax_code, tail_kind
+from weince.evt import Gain, LinkRivals, VaryingLink
+
+FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure(small(), FAST, worth=THRESHOLDS.worth)
+
+
+@pytest.fixture(scope="module")
+def crowded():
+    """A fifth of its items in one place."""
+    return measure(make_pairs("crowd", *crowd(0.2)), FAST, worth=THRESHOLDS.worth)
+
+
+def run(code):
+    scope = {}
+    exec(code, scope)
+    return scope["loss"]
+
+
+@pytest.mark.parametrize(("lam", "tau"), [(0.0, 0.5), (0.25, 0.1), (0.5, 0.05), (0.9, 0.4)])
+def test_the_printed_link_has_the_logits_of_the_test(lam, tau):
+    loss = run(link_code(lam, tau))
+    assert isinstance(loss, LinkLoss)
+    assert isinstance(loss.link, BlendLink)
+    s = torch.linspace(-1.0, 0.99, 200, dtype=torch.float64)
+    wanted = ((1 - lam) * s - lam * torch.log(1 - s)) / tau
+    # BlendLink adds 1e-6 inside the logarithm: 1e-4 of it at 1 - s = 0.01. beta is printed to three digits.
+    torch.testing.assert_close(loss.link.logit((1 - s)[None])[0], wanted, rtol=6e-3, atol=1e-3 / tau)
+
+
+def test_a_pure_shortfall_is_printed_as_weibit():
+    loss = run(link_code(1.0, 0.25))
+    assert isinstance(loss, WeibitLoss)
+    assert loss.link.beta == 4.0
+
+
+def test_the_printed_softmax_has_the_temperature():
+    loss = run(softmax_code(0.0712))
+    assert isinstance(loss, InfoNCELoss)
+    assert loss.link.temperature == 0.0712
+
+
+def with_link(measured, **changes):
+    """A model with another result of the link test, which a bounded tail explains."""
+    rivals = rivals_of(0.1, 0.05, 0.05, 0.1)
+    return replace(measured, link=replace(measured.link, **changes), rivals=rivals)
+
+
+def rivals_of(blend, anchors, pairs, both):
+    """Made-up gains, each sure."""
+
+    def gain(value):
+        return Gain(value, (value - 0.001, value + 0.001), 0.001)
+
+    def link(value):
+        return VaryingLink(gain(value), 0.1, 0.7, (0.6, 0.8), 0.0, True)
+
+    over = blend - anchors, blend - pairs, both - anchors, both - blend
+    return LinkRivals(gain(blend), link(anchors), link(pairs), link(both), *(gain(x) for x in over), False)
+
+
+SURE = {
+    "gain": 0.1,
+    "gain_interval": (0.05, 0.15),
+    "lr_p_value": 0.005,
+    "t_p_value": 0.001,
+    "lam": 0.4,
+    "tau": 0.2,
+}
+
+
+def test_a_clear_gain_asks_for_the_link(measured):
+    verdict = decide(with_link(measured, **SURE), FAST)
+    assert verdict.kind == "link"
+    assert "BlendLink(lam=0.4, beta=5, temperature=0.2)" in verdict.code
+    assert "0.100 nats" in verdict.headline
+    assert "Say which temperature you trained with" in verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("gains", "kind", "said"),
+    [
+        (
+            (0.1, 0.05, 0.05, 0.1),
+            "link",
+            "A bounded tail explains it better than anchors of different difficulty do.",
+        ),
+        (
+            (0.1, 0.05, 0.099, 0.1),
+            "either",
+            "Pairs of different difficulty explain it as well as a bounded tail does.",
+        ),
+        ((0.1, 0.101, 0.05, 0.102), "either", "Anchors of different difficulty explain it as well"),
+        (
+            (0.1, 0.05, 0.15, 0.1),
+            "varying",
+            "Pairs of different difficulty explain it better than a bounded tail",
+        ),
+        (
+            (0.1, 0.2, 0.12, 0.2),
+            "varying",
+            "Anchors of different difficulty explain it better than a bounded tail",
+        ),
+        (
+            (0.1, 0.05, 0.06, 0.15),
+            "link",
+            "A bounded tail and pairs of different difficulty both have a part in it.",
+        ),
+    ],
+)
+def test_what_explains_the_gain_decides_on_the_link(measured, gains, kind, said):
+    model = replace(with_link(measured, **SURE), rivals=rivals_of(*gains))
+    verdict = decide(model, FAST)
+    assert verdict.kind == kind
+    assert verdict.rivals.startswith(said)
+    assert f"gains {gains[2]:.3f} nats if it varies from pair to pair and {gains[1]:.3f} if" in verdict.rivals
+    who = said.split()[0].lower() if kind != "link" else ""
+    if kind == "either":
+        assert verdict.headline.startswith(
+            f"Another link, or {who} of different difficulty? Softmax with one"
+        )
+        assert "no reason to change the link" in verdict.advice
+        assert "BlendLink(lam=0.4" in verdict.code
+    if kind == "varying":
+        assert verdict.headline.startswith(f"Keep softmax: some {who} are much harder than others")
+        assert "varies by a factor of about 2.0 either way" in verdict.advice
+        assert "InfoNCELoss" in verdict.code
+        known = replace(FAST, temperature=0.2)
+        near = replace(model, curves=replace(model.curves, current_loss=0.001))
+        assert decide(near, known).code is None
+        off = replace(model, curves=replace(model.curves, current_loss=0.3))
+        verdict = decide(off, known)
+        assert verdict.kind == "temperature"
+        assert verdict.headline == "Keep softmax, change its temperature: yours costs 0.300 nats per anchor."
+        assert "Do not change the link for this" in verdict.advice
+
+
+def test_nothing_is_explained_where_nothing_gains(measured):
+    quiet = {**SURE, "gain": 0.0, "gain_interval": (0.0, 0.0), "lam": 0.0}
+    verdict = decide(replace(with_link(measured, **quiet), rivals=rivals_of(0.0, 0.0, 0.0, 0.0)), FAST)
+    assert verdict.kind == "nothing"
+    assert verdict.rivals.startswith(
+        "Nothing to explain: neither a link nor a varying temperature gains 0.02"
+    )
+
+
+def test_the_rivals_are_those_of_the_bank(measured):
+    bank = build_bank(small(), measured.batch_size, measured.batches, FAST.seed).link
+    assert measured.rivals == evt.link_rivals(*bank, bootstraps=FAST.bootstraps, rng=FAST.seed)
+    assert measured.rivals.blend.gain == measured.link.gain
+
+
+def test_the_best_temperature_has_an_interval(measured):
+    low, high = measured.link.tau0_interval
+    assert low < measured.link.tau0 < high
+    said = decide(measured, FAST).link
+    assert f"τ₀ = {number(measured.link.tau0)} (95 %: {number(low)} to {number(high)})." in said
+
+
+def test_the_larger_of_two_gains_comes_first(measured):
+    hot = replace(FAST, temperature=1.0)
+    bad = replace(with_link(measured, **SURE), curves=replace(measured.curves, current_loss=0.3))
+    verdict = decide(bad, hot)
+    assert verdict.kind == "both"
+    assert verdict.headline.startswith("Change the temperature first: yours costs 0.300")
+    lines = verdict.code.splitlines()
+    assert lines[2].startswith("loss = InfoNCELoss(")
+    assert isinstance(run(verdict.code).link, BlendLink)
+    smaller = replace(bad, curves=replace(measured.curves, current_loss=0.05))
+    assert decide(smaller, hot).kind == "link"
+    assert "Say which temperature" not in decide(smaller, hot).advice
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"gain_interval": (-0.01, 0.2)}, {"lr_p_value": 0.06}, {"t_p_value": 0.2}, {"t_p_value": float("nan")}],
+)
+def test_a_gain_without_evidence_is_unclear(measured, change):
+    verdict = decide(with_link(measured, **{**SURE, **change}), FAST)
+    assert verdict.kind == "unclear"
+    assert verdict.code is None
+
+
+def test_a_small_gain_keeps_softmax_however_significant(measured):
+    verdict = decide(with_link(measured, **{**SURE, "gain": 0.015, "gain_interval": (0.01, 0.018)}), FAST)
+    assert verdict.kind == "nothing"
+    assert "Keep softmax" in verdict.headline
+    assert "not excluded" not in verdict.advice
+    wide = decide(with_link(measured, **{**SURE, "gain": 0.015, "gain_interval": (-0.01, 0.05)}), FAST)
+    assert "up to 0.050 is not excluded" in wide.advice
+
+
+def test_a_temperature_that_is_off_is_named(measured):
+    quiet = {**SURE, "gain": 0.0, "gain_interval": (0.0, 0.0)}
+    hot = replace(FAST, temperature=1.0)
+    bad = replace(with_link(measured, **quiet), curves=replace(measured.curves, current_loss=0.8))
+    verdict = decide(bad, hot)
+    assert verdict.kind == "temperature"
+    assert "loses 0.800 nats" in verdict.advice
+    assert f"InfoNCELoss(temperature={measured.link.tau0:.3g})" in verdict.code
+    fine = replace(bad, curves=replace(measured.curves, current_loss=0.001))
+    verdict = decide(fine, hot)
+    assert verdict.kind == "nothing"
+    assert verdict.code is None
+
+
+def test_separated_and_unpaired_data_get_no_advice():
+    z, _ = views()
+    found = measure(make_pairs("same", z, z + 1e-7), FAST, worth=0.02)
+    same = decide(found, FAST)
+    assert same.kind == "separated"
+    assert same.code is None
+    assert found.rivals is None
+    # 400 pairs: 12 batches of 32, then larger ones while there are four of them.
+    assert (found.tried, found.batch_size, found.batches) == ((32, 64), 100, 4)
+    assert "Larger batches were tried (64, 100 pairs), and the positives win there too." in same.advice
+    fixed = replace(FAST, batch_size=32)
+    found = measure(make_pairs("same", z, z + 1e-7), fixed, worth=0.02)
+    assert (found.tried, found.batch_size) == ((), 32)
+    assert "Leave out the batch size, and larger batches are tried" in decide(found, fixed).advice
+    random = measure(make_pairs("random", z, views(seed=9)[0]), FAST, worth=0.02)
+    assert decide(random, FAST).kind == "uninformative"
+    opposed = measure(make_pairs("opposed", z, -z + 0.1 * views(seed=9)[0]), FAST, worth=0.02)
+    assert opposed.curves is None
+    assert decide(opposed, FAST).kind == "uninformative"
+
+
+def naive_crowded(bank):
+    """Anchors with a cosine of at least 0.99 beside that of their positive; NaN does not compete."""
+    found = [
+        any(s >= 0.99 for column, s in enumerate(row) if column != positive)
+        for row, positive in zip(bank.scores.tolist(), bank.positives.tolist(), strict=True)
+    ]
+    return sum(found) / len(found)
+
+
+def test_crowded_is_measured_over_the_batches(crowded):
+    pairs = make_pairs("crowd", *crowd(0.2))
+    bank = build_bank(pairs, crowded.batch_size, crowded.batches, FAST.seed).link
+    assert crowded.crowded == naive_crowded(bank)
+    assert crowded.crowded == pytest.approx(0.2, abs=0.05)
+
+
+def test_duplicates_with_equal_ids_are_no_crowd():
+    z_i, z_j = views()
+    z_i[1::2], z_j[1::2] = z_i[::2], z_j[::2]  # every item twice
+    settings = replace(FAST, batch_size=100)  # so that some meet
+    assert measure(make_pairs("twice", z_i, z_j), settings, worth=0.02).crowded > 0.1
+    told = make_pairs("twice", z_i, z_j, np.arange(400) // 2)
+    found = measure(told, settings, worth=0.02)
+    assert found.crowded == naive_crowded(build_bank(told, 100, 4, settings.seed).link) < 0.01
+
+
+def test_a_crowd_is_named_before_any_link(crowded):
+    percent = f"{100 * crowded.crowded:.1f} %"
+    for changes in ({}, SURE):
+        verdict = decide(with_link(crowded, **changes), FAST)
+        assert verdict.kind == "crowded"
+        assert verdict.crowded == crowded.crowded
+        assert percent in verdict.headline
+        assert f"{percent} of the anchors have another item within a shortfall of 0.01" in verdict.tail
+        assert "describe that crowd" in verdict.tail
+        assert verdict.advice.startswith("First find out which items these are.")
+        assert verdict.code is None
+
+
+def test_no_crowd_is_named_where_there_is_none(measured):
+    verdict = decide(measured, FAST)
+    assert verdict.crowded == measured.crowded < 0.01
+    assert verdict.kind != "crowded"
+    assert "crowd" not in verdict.headline + verdict.tail + verdict.advice
+
+
+def test_the_share_above_which_a_crowd_is_named_is_a_rule(crowded):
+    patient = replace(THRESHOLDS, crowded=crowded.crowded)
+    assert decide(crowded, FAST, patient).kind != "crowded"
+    assert decide(crowded, FAST, replace(patient, crowded=crowded.crowded - 1e-9)).kind == "crowded"
+    assert sum("more than 5 % of the anchors" in line for line in THRESHOLDS.lines) == 1
+
+
+def test_larger_batches_are_tried_where_positives_always_win():
+    """Positives that lose to one view in a hundred or so."""
+    found = measure(make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), FAST, worth=0.02)
+    assert found.tried
+    assert found.batch_size > found.tried[-1] >= 50
+    assert not found.link.separated
+    assert any("every positive wins, so " in note for note in found.notes)
+    before = replace(FAST, batch_size=found.tried[-1])
+    assert measure(
+        make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), before, worth=0.02
+    ).link.separated
+
+
+@pytest.mark.parametrize("size", [32, 300, 400])
+def test_any_batch_size_is_measured(size):
+    found = measure(small(pairs=1600), replace(FAST, batch_size=size), worth=0.02)
+    assert found.batch_size == size
+    assert found.hard[-1].kept == found.hard[-1].pool == 2 * size - 2
+    assert np.isfinite([p.gain.gain for p in found.hard + found.pool]).all()
+
+
+def test_an_endpoint_beyond_the_cap_is_none(measured):
+    xi = measured.tail.xi
+
+    def said(endpoint, interval):
+        fit = replace(xi.fit, xi=-0.2, endpoint=endpoint)
+        there = replace(xi, fit=fit, xi_interval=(-0.3, -0.1), endpoint_interval=interval)
+        return decide(replace(measured, tail=replace(measured.tail, xi=there)), FAST).tail
+
+    inside = said(0.93, (0.91, 0.97))
+    assert "is bounded" in inside
+    assert "ends at a cosine of about 0.930 (95 %: 0.910 to 0.970)" in inside
+    assert "(95 %: 0.910 to the cap)" in said(0.93, (0.91, 1.2))
+    beyond = said(1.245, (1.1, 1.4))
+    assert "the cap is not visible in this tail" in beyond
+    assert "1.245" not in beyond
+    assert "is bounded" not in beyond
+
+
+def test_bounded_is_said_only_when_the_interval_says_so(measured):
+    xi = measured.tail.xi
+    assert tail_kind(replace(xi, xi_interval=(-0.5, -0.01))) == "bounded"
+    assert tail_kind(replace(xi, xi_interval=(-0.5, 0.01))) == "undecided"
+    assert tail_kind(replace(xi, xi_interval=(0.01, 0.5))) == "heavy"
+
+
+def held_out_loglik(bank, link, logit):
+    """Mean over held-out batches of the mean log-likelihood, written out."""
+    means = []
+    for b in link.held_out:
+        rows = np.flatnonzero(bank.batches == b)
+        logits = logit(bank.scores[rows])
+        won = logits[np.arange(len(rows)), bank.positives[rows]]
+        means.append(np.mean(won - logsumexp(logits, axis=1)))
+    return float(np.mean(means))
+
+
+def test_the_curves_are_held_out_likelihoods(measured):
+    bank = build_bank(small(), measured.batch_size, measured.batches, FAST.seed).link
+    t, c = measured.link, measured.curves
+    best = held_out_loglik(bank, t, lambda s: s / t.tau0)
+    for tau, loss in zip(c.taus[::3], c.tau_loss[::3], strict=True):
+        assert best - held_out_loglik(bank, t, lambda s, tau=tau: s / tau) == pytest.approx(loss, abs=1e-9)
+    for tau in c.tau_range:
+        assert best - held_out_loglik(bank, t, lambda s, tau=tau: s / tau) == pytest.approx(0.02, abs=1e-4)
+    assert c.lam_gain[0] == 0.0
+    pure = held_out_loglik(bank, t, lambda s: -c.beta * np.log(1 - s))
+    assert pure - best == pytest.approx(c.lam_gain[-1], abs=1e-6)
+    chance = -np.log(bank.scores.shape[1])
+    assert best - chance == pytest.approx(c.over_chance, abs=1e-9)
+
+
+def test_labels_duplicates_and_small_data_are_measured():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 12, 700)
+    z = rng.standard_normal((12, 5))[labels] + 0.8 * rng.standard_normal((700, 5))
+    by_label = measure(pair_by_label("labels", z, labels), FAST, worth=0.02)
+    assert np.isfinite(by_label.link.gain)
+    assert any("equal labels never compete" in note for note in by_label.notes)
+    z_i, z_j = views(pairs=160)
+    z_i[40:50] = z_j[40:50] = z_i[40]
+    twins = measure(make_pairs("twins", z_i, z_j), FAST, worth=0.02)
+    assert twins.tail.capped is None
+    assert any("cosine of 1" in note for note in twins.notes)
+
+
+def test_a_tail_of_duplicates_is_named():
+    z_i, z_j = views(pairs=160)
+    z_i[:40] = z_j[:40] = z_i[0]  # a sixteenth of the negative pairs
+    with pytest.raises(
+        InputError, match=r"crowd: \d\.\d % of the negative pairs have a cosine of 1.*duplicates"
+    ):
+        measure(make_pairs("crowd", z_i, z_j), FAST, worth=0.02)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (-0.5, "-0.500"),
+        (-0.0001, "0.000"),
+        (np.nan, "—"),
+        (np.inf, "∞"),
+        (-np.inf, "-∞"),
+        (1234.5, "1,234.500"),
+    ],
+)
+def test_numbers_in_text(value, shown):
+    assert number(value) == shown.replace("-", "\N{MINUS SIGN}")
+
+
+def test_a_p_value_is_never_zero():
+    assert p_text(0.0) == "p < 0.001"
+    assert p_text(float("nan")) == "p not defined"

@@ -1,0 +1,126 @@
+"""Neighbours against scikit-learn, hand-computed cases, and the definition read literally."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
+
+from weince.lab.evaluate.features import LabelledFeatures
+from weince.lab.evaluate.knn import knn, nearest
+from weince.lab.evaluate.protocol import split
+
+module = importlib.import_module("weince.lab.evaluate.knn")  # the package has a function of that name
+
+
+def clouds(n, classes, width, seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(classes, size=n)
+    centres = np.random.default_rng(99).normal(size=(classes, width))
+    features = centres[labels] + 1.5 * rng.normal(size=(n, width))
+    return LabelledFeatures(torch.tensor(features, dtype=torch.float32), torch.tensor(labels))
+
+
+@pytest.mark.parametrize(("chunk", "k"), [(7, 50), (2048, 50), (2048, 5), (2048, 4), (2048, 60)])
+def test_figures_are_scikit_learns(chunk, k):
+    train, test = clouds(400, 6, 8, 0), clouds(150, 6, 8, 1)
+    found = knn(train, test, seeds=(1, 4), chunk=chunk, k=k, progress=False)
+    assert found.seeds == (1, 4)
+    x, y = train.features.double().numpy(), train.labels.numpy()
+    for place, seed in enumerate((1, 4)):
+        bank, held_out = split(y, seed=seed)
+        for queries, truth, figures in (
+            (x[held_out], y[held_out], found.validation),
+            (test.features.double().numpy(), test.labels.numpy(), found.test),
+        ):
+            vote = KNeighborsClassifier(
+                n_neighbors=k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.1)
+            ).fit(x[bank], y[bank])
+            assert figures.vote[place] == pytest.approx(100 * vote.score(queries, truth))
+            near = NearestNeighbors(n_neighbors=50, metric="cosine").fit(x[bank])
+            same = y[bank][near.kneighbors(queries, return_distance=False)] == truth[:, None]
+            for r in (1, 2, 5, 10, 20, 50):
+                assert figures.recall[r][place] == pytest.approx(100 * same[:, :r].any(1).mean())
+
+
+def test_a_large_bank_is_asked_in_smaller_chunks(monkeypatch):
+    train, test = clouds(400, 6, 8, 0), clouds(150, 6, 8, 1)
+    whole = knn(train, test, seeds=(1,), progress=False)
+    rows = []
+    bank = len(split(train.labels.numpy(), seed=1).train)
+    monkeypatch.setattr(module, "MOST_SCORES", 7 * bank + 5)
+    monkeypatch.setattr(module, "nearest", lambda s, k, real=nearest: rows.append(s.shape) or real(s, k))
+    assert knn(train, test, seeds=(1,), progress=False) == whole
+    assert max(n for n, _ in rows) == 7
+    assert {columns for _, columns in rows} == {bank}
+
+
+def test_a_case_by_hand():
+    # Ten rows of each class point along an axis; two of each are held out, and find their own class at once.
+    train = LabelledFeatures(torch.eye(3).repeat(10, 1), torch.arange(3).repeat(10))
+    # The first query leans to class 0 but is of class 1; its 8 nearest are of class 0, the next 8 of class 1.
+    test = LabelledFeatures(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 5.0]]), torch.tensor([1, 2]))
+    found = knn(train, test, seeds=(1,), recalls=(1, 8, 9, 50), k=50, progress=False)
+    assert found.validation.vote == (100.0,)
+    assert found.test.vote == (50.0,)
+    assert found.test.recall == {1: (50.0,), 8: (50.0,), 9: (100.0,), 50: (100.0,)}
+
+
+def test_the_vote_weighs_by_temperature():
+    # Bank: one row of class 0 at cosine 1, many of class 1 at cosine .8.
+    x = torch.tensor([[1.0, 0.0]] * 5 + [[0.8, 0.6]] * 50)
+    train = LabelledFeatures(x, torch.tensor([0] * 5 + [1] * 50))
+    query = LabelledFeatures(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    # 4 against 40 rows in the bank: 4 exp(1/t) > 40 exp(.8/t) for t < .2 / log(10) = .0869
+    votes = {t: knn(train, query, seeds=(1,), temperature=t, progress=False).test.vote for t in (0.08, 0.09)}
+    assert votes == {0.08: (100.0,), 0.09: (0.0,)}
+
+
+def test_the_vote_of_a_low_temperature_is_the_nearest():
+    # exp(.9 / .005) is beyond float32: then all near classes would have the same, infinite vote.
+    x = torch.tensor([[1.0, 0.0]] * 5 + [[0.9, 0.19**0.5]] * 50)
+    train = LabelledFeatures(x, torch.tensor([1] * 5 + [0] * 50))
+    query = LabelledFeatures(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    assert knn(train, query, seeds=(1,), temperature=0.005, progress=False).test.vote == (100.0,)
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 14), st.integers(1, 4), st.integers(0, 10_000))
+def test_equal_scores_go_by_column(rows, columns, k, values, seed):
+    scores = torch.from_numpy(np.random.default_rng(seed).integers(values, size=(rows, columns))).float()
+    found, kept = nearest(scores, k)
+    for row, chosen, top in zip(scores.tolist(), found.tolist(), kept.tolist(), strict=True):
+        wanted = sorted(range(columns), key=lambda j: (-row[j], j))[:k]
+        assert chosen == wanted
+        assert top == [row[j] for j in wanted]
+
+
+def test_features_of_zeros_do_not_break_anything():
+    train = LabelledFeatures(torch.zeros(20, 4), torch.arange(2).repeat(10))
+    found = knn(train, train, seeds=(1,), progress=False)
+    assert found.test.vote == (50.0,)  # all alike: everything votes, equally, and the first class wins
+
+
+def test_a_class_that_the_bank_lacks_counts_as_wrong():
+    train = LabelledFeatures(torch.randn(10, 3), torch.zeros(10, dtype=torch.int64))
+    test = LabelledFeatures(torch.randn(4, 3), torch.full((4,), 8))
+    assert knn(train, test, seeds=(1,), progress=False).test.vote == (0.0,)
+
+
+def test_unusable_input_is_named():
+    train = clouds(50, 2, 3, 0)
+    with pytest.raises(ValueError, match=r"a positive temperature; got .* 0.0"):
+        knn(train, train, temperature=0.0, progress=False)
+    with pytest.raises(ValueError, match=r"\[0, 50\]"):
+        knn(train, train, recalls=(0,), progress=False)
+    with pytest.raises(ValueError, match="rows of test features are not finite"):
+        knn(train, LabelledFeatures(train.features * torch.inf, train.labels), progress=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_figures_of_the_cpu():
+    train, test = clouds(400, 6, 8, 0), clouds(150, 6, 8, 1)
+    assert knn(train, test, device="cuda", progress=False) == knn(train, test, progress=False)

@@ -1,0 +1,161 @@
+"""Splits, intervals, paired tests and selection against hand-computed cases, scipy and their definitions."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from weince.evt.intervals import t_interval
+from weince.lab.evaluate.protocol import budget, paired_test, pooled_spread, select, split
+
+
+def test_split_of_a_case_by_hand():
+    labels = np.array([0] * 10 + [1] * 9 + [2] * 4 + [7] * 5)
+    train, validation = split(labels, seed=1)
+    # floor(.2 * 10) = 2, floor(1.8) = 1, floor(.8) = 0, floor(1.0) = 1
+    assert np.bincount(labels[validation], minlength=8).tolist() == [2, 1, 0, 0, 0, 0, 0, 1]
+    assert np.bincount(labels[train], minlength=8).tolist() == [8, 8, 4, 0, 0, 0, 0, 4]
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=25, max_size=120),
+    st.integers(0, 2**31),
+    st.sampled_from([0.1, 0.2, 0.29]),
+)
+def test_split_follows_its_definition(labels, seed, fraction):
+    labels = np.array(labels)
+    if max(np.bincount(labels)) * fraction < 1:
+        with pytest.raises(ValueError, match="nothing is left to validate on"):
+            split(labels, seed=seed, fraction=fraction)
+        return
+    found = split(labels, seed=seed, fraction=fraction)
+    assert sorted([*found.train, *found.validation]) == list(range(len(labels)))
+    rng, wanted = np.random.default_rng(seed), []
+    for label in sorted(set(labels.tolist())):
+        rows = rng.permutation([i for i, other in enumerate(labels) if other == label])
+        wanted += rows[: int(round(fraction * 100) * len(rows) // 100)].tolist()
+    assert found.validation.tolist() == sorted(wanted)
+
+
+def test_split_takes_the_fraction_exactly_and_depends_on_the_seed_alone():
+    labels = np.zeros(100, dtype=np.int64)
+    assert len(split(labels, seed=0, fraction=0.29).validation) == 29
+    first, again, other = (split(labels, seed=seed).validation.tolist() for seed in (3, 3, 4))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("labels", "fraction", "message"),
+    [
+        (np.zeros((4, 2), dtype=int), 0.2, r"got int64 of shape \(4, 2\)"),
+        (np.zeros(9), 0.2, "got float64"),
+        (np.zeros(9, dtype=int), 1.0, "strictly between 0 and 1, got 1.0"),
+        (np.arange(9), 0.2, "no class of these 9 rows has 5 or more"),
+        (np.zeros(0, dtype=int), 0.2, "no class of these 0 rows"),
+    ],
+)
+def test_split_says_what_is_wrong(labels, fraction, message):
+    with pytest.raises(ValueError, match=message):
+        split(labels, seed=0, fraction=fraction)
+
+
+def test_t_interval_by_hand_and_against_scipy():
+    # mean 2, sd 1, t(2 degrees, .975) = 4.302653
+    mean, half, n = t_interval([1.0, 2.0, 3.0])
+    assert (mean, n) == (2.0, 3)
+    assert half == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
+    values = np.random.default_rng(0).normal(50, 1, 4)
+    found = t_interval(values, level=0.9)
+    low, high = stats.t.interval(0.9, 3, loc=values.mean(), scale=stats.sem(values))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+
+
+def test_a_pooled_spread_is_that_of_a_two_sample_t_test_and_of_an_analysis_of_variance():
+    rng = np.random.default_rng(0)
+    a, b, c = rng.normal(50, 1, 4), rng.normal(53, 2, 4), rng.normal(51, 3, 2)
+    low, high = stats.ttest_ind(a, b).confidence_interval(0.95)
+    found = pooled_spread([t_interval(a), t_interval(b)])
+    assert math.sqrt(2) * found.half(4) == pytest.approx((high - low) / 2, rel=1e-9)
+    within = sum(((x - x.mean()) ** 2).sum() for x in (a, b, c)) / (10 - 3)
+    found = pooled_spread(
+        [t_interval(a, 0.9), t_interval([7.0], 0.9), t_interval(b, 0.9), t_interval(c, 0.9)], 0.9
+    )
+    assert found.deviation == pytest.approx(math.sqrt(within), rel=1e-9)
+    assert found.degrees == 7
+    assert pooled_spread([t_interval([1.0]), t_interval([2.0])]) is None
+
+
+def test_t_interval_at_its_edges():
+    assert t_interval([5.0]).mean == 5.0
+    assert math.isnan(t_interval([5.0]).half)
+    assert t_interval([5.0, 5.0]).half == 0.0
+    for values in ([], [1.0, math.nan], [math.inf]):
+        with pytest.raises(ValueError, match="needs finite values"):
+            t_interval(values)
+    with pytest.raises(ValueError, match=r"level must lie strictly between 0 and 1, got 95"):
+        t_interval([1.0, 2.0], level=95)
+
+
+@given(st.integers(2, 8), st.integers(0, 1000))
+def test_paired_test_is_scipys(n, seed):
+    a, b = np.random.default_rng(seed).normal(50, 2, (2, n))
+    found = paired_test(a, b)
+    wanted = stats.ttest_rel(a, b)
+    interval = wanted.confidence_interval()
+    assert found.difference == pytest.approx(float((a - b).mean()))
+    assert found.p_value == pytest.approx(wanted.pvalue)
+    assert (found.difference - found.half, found.difference + found.half) == pytest.approx(tuple(interval))
+
+
+def test_paired_test_at_its_edges():
+    assert paired_test([1.0, 2.0], [1.0, 2.0]).p_value == 1.0
+    assert math.isnan(paired_test([2.0, 3.0], [1.0, 2.0]).p_value)  # no spread to judge the difference by
+    for scale in (1.0, 1e-6, 1e6):  # equal differences, but for rounding
+        assert math.isnan(paired_test([0.3 * scale, 0.6 * scale], [0.1 * scale, 0.4 * scale]).p_value)
+        assert paired_test([(0.1 + 0.2) * scale, 0.5 * scale], [0.3 * scale, 0.5 * scale]).p_value == 1.0
+    one = paired_test([2.0], [1.0])
+    assert one.difference == 1.0
+    assert math.isnan(one.p_value)
+    assert math.isnan(one.half)
+    with pytest.raises(ValueError, match="as many a as b, got 2 and 1"):
+        paired_test([1.0, 2.0], [1.0])
+
+
+PLANTED = [
+    {"name": "plain", "linear_validation_mean": 50.0, "linear_test_mean": 51.0},
+    {"name": "honest", "linear_validation_mean": 52.0, "linear_test_mean": 50.0},
+    {"name": "wins on test", "linear_validation_mean": 51.0, "linear_test_mean": 99.0},
+    {"name": "as good as honest", "linear_validation_mean": 52.0, "linear_test_mean": 60.0},
+]
+
+
+def test_the_planted_winner_on_test_is_not_chosen():
+    assert select(PLANTED, "linear_validation_mean")["name"] == "honest"
+    assert select(PLANTED[::-1], "linear_validation_mean")["name"] == "as good as honest"  # ties to the first
+
+
+def test_selection_on_test_figures_is_refused():
+    with pytest.raises(ValueError, match="validation figures alone, not on 'linear_test_mean'"):
+        select(PLANTED, "linear_test_mean")
+
+
+@pytest.mark.parametrize(
+    "figure", [{}, {"linear_validation_mean": math.nan}, {"linear_validation_mean": None}]
+)
+def test_a_configuration_without_a_validation_figure_is_refused(figure):
+    with pytest.raises(ValueError, match="no figure 'linear_validation_mean'"):
+        select([*PLANTED, figure], "linear_validation_mean")
+
+
+def test_nothing_to_choose_from():
+    with pytest.raises(ValueError, match="no configuration to choose from"):
+        select([], "linear_validation_mean")
+
+
+def test_the_tuning_budget_is_told():
+    assert budget({"infonce": 3, "paper": 3}) == "3 configurations tried for each loss"
+    assert budget({"infonce": 1}) == "1 configuration tried for each loss"
+    assert budget({"infonce": 3, "paper": 1}) == "unequal numbers of configurations tried: infonce 3, paper 1"

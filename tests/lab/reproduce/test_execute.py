@@ -1,0 +1,469 @@
+"""Runs as processes: done, failed, killed, interrupted, locked; and a whole small table, cut in the middle."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lab.reproduce.tables import small_table
+
+from weince.lab import settings
+from weince.lab.reproduce import execute, processes, reproduce
+from weince.lab.reproduce.execute import Failed, Interrupted, carry_out, is_done, run_here
+from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.tables import read_table
+from weince.lab.vision.train import VisionRun
+
+
+def runs_of(tmp_path):
+    return plan(read_table(str(small_table(tmp_path))), tmp_path, device="cpu")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Let a few lines of Python stand for training and measuring; they find the run's folder in ``folder``."""
+
+    def use(text):
+        def commands(run):
+            head = f"import os, pathlib, signal, sys, time; folder = pathlib.Path({str(run.folder)!r})\n"
+            return [[sys.executable, "-c", head + text]]
+
+        monkeypatch.setattr(execute, "commands", commands)
+
+    return use
+
+
+WRITE = "(folder / 'evaluation.json').write_text('{}')\n"
+COUNT = """
+tries = folder / 'tries'
+n = len(tries.read_text()) if tries.exists() else 0
+tries.write_text('x' * (n + 1))
+"""
+
+
+def test_the_commands_of_a_run(tmp_path):
+    run = runs_of(tmp_path)[0]
+    train, evaluate = execute.commands(run)
+    assert train[1:4] == ["-m", "weince", "train"]
+    assert train[4:] == run.arguments()
+    assert evaluate[1:] == ["-m", "weince", "evaluate", str(run.folder), "--device", "cpu"]
+    _, link = execute.commands(replace(run, measure="link"))
+    assert link[1:] == ["-m", "weince.lab.reproduce.tails", "link", str(run.folder)]
+
+
+def test_a_run_is_done_once_and_signed(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + WRITE)
+    assert not is_done(run)
+    carry_out(run)
+    assert is_done(run)
+    carry_out(run)
+    assert (run.folder / "tries").read_text() == "x"
+    made = execute.record(run)["made"]
+    assert "CPU, torch" in made["hardware"]
+    assert made["commit"].startswith("0.")
+    assert made["command"].startswith("weince train --config ")
+
+
+def test_sources_from_an_archive_know_their_commit(tmp_path):
+    root, copy, unpacked = Path(__file__).parents[3], tmp_path / "copy", tmp_path / "unpacked"
+    shutil.copytree(root / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / ".gitattributes", copy)
+    unpacked.mkdir()
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *who, *words], cwd=copy, check=True, capture_output=True).stdout
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "all")
+    subprocess.run(["tar", "-x"], cwd=unpacked, check=True, input=git("archive", "HEAD"))
+    said = subprocess.run(
+        [sys.executable, "-c", "from weince.lab.reproduce.execute import commit; print(commit())"],
+        env={**os.environ, "PYTHONPATH": str(unpacked / "src"), "GIT_CEILING_DIRECTORIES": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.strip().endswith(f" at {git('rev-parse', 'HEAD').decode()[:12]}")
+
+
+def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(WRITE)
+    carry_out(run)
+    assert not is_done(replace(run, key="another"))
+    assert not is_done(replace(run, measure="link"))
+    run.result.write_text("{")
+    assert not is_done(run)
+    carry_out(run)
+    assert is_done(run)
+
+
+def test_a_second_measure_joins_the_first(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    link = replace(run, measure="link")
+    script(WRITE + "(folder / 'link.json').write_text('{}')")
+    carry_out(run)
+    carry_out(link)
+    assert is_done(run)
+    assert is_done(link)
+
+
+def test_an_error_is_told_and_not_tried_again(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + "print('no such data'); sys.exit(2)")
+    with pytest.raises(Failed, match=rf"{run.name} ended with status 2: no such data"):
+        carry_out(run)
+    assert (run.folder / "tries").read_text() == "x"
+    assert "no such data" in (run.folder / "error.txt").read_text()
+    script(WRITE)
+    carry_out(run)
+    assert is_done(run)
+    assert not (run.folder / "error.txt").exists()
+
+
+@pytest.mark.parametrize("death", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(130)"])
+@pytest.mark.posix
+def test_a_killed_run_is_started_again(tmp_path, script, death):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + f"if n < 2: {death}\n" + WRITE)
+    carry_out(run)
+    assert (run.folder / "tries").read_text() == "xxx"
+
+
+@pytest.mark.posix
+def test_a_run_that_is_always_killed_is_given_up(tmp_path, script):
+    script(COUNT + "os.kill(os.getpid(), signal.SIGKILL)")
+    run = runs_of(tmp_path)[0]
+    with pytest.raises(Failed, match="was killed 3 times"):
+        carry_out(run)
+    assert (run.folder / "tries").read_text() == "xxx"
+
+
+def alive(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(happened, seconds=30.0):
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+# A process with a child, neither of which ends when asked kindly.
+STUBBORN = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+(folder / f"pid_{os.getpid()}").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.linux
+def test_stopping_ends_the_processes_even_stubborn_ones(tmp_path, script, monkeypatch):
+    monkeypatch.setattr(processes, "PATIENCE", 0.5)
+    run, stop = runs_of(tmp_path)[0], threading.Event()
+    script(STUBBORN)
+
+    def stop_it():
+        wait_until(lambda: len(list(run.folder.glob("pid_*"))) == 2)
+        stop.set()
+
+    threading.Thread(target=stop_it).start()
+    with pytest.raises(Interrupted):
+        carry_out(run, stop)
+    pids = [int(path.name.removeprefix("pid_")) for path in run.folder.glob("pid_*")]
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_two_sweeps_never_work_on_one_run_at_once(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    script(COUNT + "time.sleep(0.5)\n" + WRITE)
+    threads = [threading.Thread(target=carry_out, args=(run,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (run.folder / "tries").read_text() == "x"
+
+
+@pytest.mark.posix
+def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
+    run, stop = runs_of(tmp_path)[0], threading.Event()
+    script(
+        "if os.fork():\n    sys.exit(3)\n(folder / 'orphan').write_text(str(os.getpid())); time.sleep(600)"
+    )
+    with pytest.raises(Failed):
+        carry_out(run)
+    wait_until((run.folder / "orphan").exists)
+    script(WRITE)
+    waiting = threading.Thread(target=carry_out, args=(run, stop))
+    waiting.start()
+    waiting.join(1.5)
+    assert waiting.is_alive()  # it waits for whoever holds the lock
+    os.kill(int((run.folder / "orphan").read_text() or 0), signal.SIGKILL)
+    waiting.join(30)
+    assert is_done(run)
+
+
+@pytest.mark.parametrize(
+    ("machine", "threads", "gpus"),
+    [
+        ((2, 16, 0), "8", [None, None]),
+        ((3, 2, 1), "1", [None, None, None]),
+        ((5, 16, 2), "3", ["0", "1", "0", "1", "0"]),
+        ((3, 16, 2, "4, 6"), "5", ["4", "6", "4"]),
+    ],
+)
+def test_runs_at_once_share_a_machine(machine, threads, gpus):
+    found = execute.environments(*machine)
+    assert [place.get("CUDA_VISIBLE_DEVICES") for place in found] == gpus
+    assert {place["OMP_NUM_THREADS"] for place in found} == {threads}
+
+
+def test_a_run_sees_its_share(tmp_path, script, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    script("(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + WRITE)
+    runs = runs_of(tmp_path)
+    assert run_here(runs, jobs=2, tell=lambda run, what: None) == {}
+    share = str(max(1, (os.cpu_count() or 1) // 2))
+    assert {(run.folder / "threads").read_text() for run in runs} == {share}
+
+
+def test_failures_do_not_stop_the_others(tmp_path, script):
+    runs = runs_of(tmp_path)
+    script("if 'seed_21' in str(folder) and 'paper' in str(folder): sys.exit('broken')\n" + WRITE)
+    told = []
+    failed = run_here(runs, jobs=2, tell=lambda run, what: told.append((run.name, what)))
+    bad = next(run for run in runs if run.loss == "paper" and run.seed == 21)
+    assert list(failed) == [bad.name]
+    assert "broken" in failed[bad.name]
+    assert [is_done(run) for run in runs] == [run is not bad for run in runs]
+    assert sorted(what for _, what in told) == ["done"] * 3 + ["failed"] + ["started"] * 4
+
+
+def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
+    table = small_table(tmp_path)
+    figures = {f"{name}_{kind}_mean": 50.0 for name in ("linear", "r1") for kind in ("validation", "test")}
+    text = json.dumps({**figures, "data": "digits", "fingerprint": "01"})
+    script(
+        f"if 'paper' in str(folder): sys.exit('broken')\n(folder / 'evaluation.json').write_text({text!r})"
+    )
+    with pytest.raises(
+        ValueError, match=r"2 of 4 runs failed, the table without them is .*index.html; .*broken"
+    ):
+        reproduce(str(table), out=tmp_path, device="cpu")
+    markdown = (tmp_path / "small" / "table.md").read_text()
+    assert "| digits\\_small | InfoNCE | as configured | 50.00 ± 0.00 | 2 |" in markdown
+    assert "| digits\\_small | paper | as configured | — | 0 of 2 |" in markdown
+    assert markdown.count("broken") == 2
+
+
+def finished(tmp_path, script, table):
+    """The folders of a small table whose runs all have figures, their settings and a log, and weights."""
+    runs = plan(read_table(str(table)), tmp_path / "full", device="cpu")
+    for run in runs:
+        value = 50.0 + run.seed / 10 + (run.loss == "paper")
+        figures = {
+            f"{name}_{kind}_mean": value for name in ("linear", "r1") for kind in ("validation", "test")
+        }
+        text = json.dumps({**figures, "data": "digits", "fingerprint": "01"})
+        settings.claim(
+            settings.read(VisionRun, run.arguments(), command="", examples=""), run.folder, free=()
+        )
+        script(f"(folder / 'evaluation.json').write_text({text!r}); (folder / 'model.safetensors').touch()")
+        carry_out(run)
+    return runs
+
+
+KEPT = {"run.yaml", "evaluation.json", "log.csv"}
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_table_is_written_from_small_files_alone(tmp_path, script, signed, capsys):
+    table = small_table(tmp_path)
+    finished(tmp_path, script, table)
+    reproduce(str(table), out=tmp_path / "full", device="cpu")
+    script("sys.exit('nothing is to be run')")
+    shutil.copytree(
+        tmp_path / "full" / "runs",
+        tmp_path / "copy" / "runs",
+        ignore=lambda folder, names: [
+            n for n in names if "." in n and n not in KEPT | ({"made.json"} if signed else set())
+        ],
+    )
+    for path in (tmp_path / "copy").rglob("run.yaml"):  # which came from another machine
+        path.write_text(path.read_text().replace("data: digits", "data: /elsewhere/digits.npz"))
+    for only in (False, True):
+        page = reproduce(str(table), out=tmp_path / "copy", table_only=only)
+        rows = list(csv.DictReader((page.parent / "table.csv").open(newline="")))
+        assert [(row["loss"], row["n"]) for row in rows] == [("InfoNCE", "2"), ("paper", "2")] * 2
+        assert float(rows[1]["measured"]) == pytest.approx(52.4)
+        assert rows[0]["hardware"] == (execute.hardware("cpu") if signed else "not recorded")
+    assert "missing" not in capsys.readouterr().err
+
+
+def test_records_that_are_kept_make_the_table_without_weights_or_paths(tmp_path, script):
+    table = small_table(tmp_path)
+    runs = finished(tmp_path, script, table)
+    for run in runs:
+        path = run.folder / "run.yaml"
+        path.write_text(path.read_text().replace("data: digits", f"data: {tmp_path}/digits.npz"))
+    full, kept = tmp_path / "full", tmp_path / "kept"
+    first = reproduce(str(table), out=full, table_only=True, device="cpu", keep=kept).parent
+    second = reproduce(str(table), out=kept, table_only=True, device="cpu", keep=kept).parent
+    assert (first / "table.csv").read_text() == (second / "table.csv").read_text()
+    names = {path.name for path in kept.glob("runs/*/*/*/*")}
+    assert names == {"run.yaml", "evaluation.json", "made.json"}
+    for path in kept.glob("runs/*/*/*/run.yaml"):
+        said = settings.load(str(path))
+        assert (said["data"], kept / said["out"]) == ("digits", path.parent)
+        assert str(tmp_path) not in path.read_text()
+
+
+def test_a_run_with_other_settings_in_its_folder_is_not_done(tmp_path, script):
+    run = finished(tmp_path, script, small_table(tmp_path))[0]
+    (run.folder / "made.json").unlink()
+    assert not is_done(run)  # its weights are there: it was cut before it could sign
+    (run.folder / "model.safetensors").unlink()
+    assert is_done(run)
+    path = run.folder / "run.yaml"
+    path.write_text(path.read_text().replace("batch: 256", "batch: 128"))
+    assert not is_done(run)
+    path.unlink()
+    assert not is_done(run)
+
+
+def test_a_table_of_what_is_there_names_what_is_missing(tmp_path, script, capsys):
+    table = small_table(tmp_path)
+    with pytest.raises(ValueError, match=r"none of the 4 runs of small is in .*full"):
+        reproduce(str(table), out=tmp_path / "full", table_only=True)
+    assert not (tmp_path / "full" / "small").exists()
+    for run in finished(tmp_path, script, table):
+        if run.loss == "paper":
+            shutil.rmtree(run.folder)
+    capsys.readouterr()
+    page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
+    assert capsys.readouterr().err == "missing: digits_small, paper: seed 7, 21\n"
+    markdown = (page.parent / "table.md").read_text()
+    assert "| digits\\_small | InfoNCE | as configured |" in markdown
+    assert "| digits\\_small | paper |" not in markdown
+    assert "- runs: 2 of 4 done" in markdown
+    assert "- left out: 1 of 2 configurations, of which no run is done: digits\\_small, paper" in markdown
+    with pytest.raises(ValueError, match="overhead has no runs"):
+        reproduce("overhead", out=tmp_path, table_only=True)
+
+
+def test_seeds_of_a_table_are_those_that_are_done(tmp_path, script):
+    table = small_table(tmp_path)
+    for run in finished(tmp_path, script, table):
+        if run.seed == 21:
+            shutil.rmtree(run.folder)
+    page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
+    assert "\n- seeds: 7\n" in (page.parent / "table.md").read_text()
+
+
+def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):
+    table = small_table(tmp_path)
+    text = (
+        table.read_text() + "tries: [{loss.temperature: 0.5}, {loss.temperature: 0.2}]\nchoose_by: linear\n"
+    )
+    table.write_text(text)
+    for run in finished(tmp_path, script, table):
+        if run.loss == "paper" and run.trial == 1:
+            shutil.rmtree(run.folder)
+    page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
+    budget = "- tuning budget: unequal numbers of configurations tried: InfoNCE 2, paper 1"
+    assert budget in (page.parent / "table.md").read_text()
+
+
+def test_a_run_in_two_pieces_took_as_long_as_both(tmp_path, script):
+    run = runs_of(tmp_path)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "log.csv").write_text(
+        "epoch,seconds\n1,100\n2,50.5\n"
+    )  # of which the first was trained before
+    script(WRITE)
+    carry_out(run)
+    assert 150.5 <= execute.record(run)["made"]["seconds"] < 170
+
+
+def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, script):
+    run = finished(tmp_path, script, small_table(tmp_path))[0]
+    run = replace(run, extra={"data": str(tmp_path / "digits.npz")})
+    (run.folder / "made.json").unlink()
+    command = execute.record(run)["made"]["command"]
+    assert str(tmp_path) not in command
+    assert "--data digits.npz" in command
+
+
+def test_a_dry_run_starts_nothing(tmp_path, capsys):
+    table = small_table(tmp_path)
+    reproduce(str(table), out=tmp_path, dry_run=True)
+    said = capsys.readouterr().out
+    assert said.count("to do") == 4
+    assert "4 runs, 0 done; 1 configuration tried for each loss." in said
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        reproduce(str(table), out=tmp_path, jobs=0)
+
+
+def test_a_plan_counts_the_tries_that_were_asked_for(tmp_path, capsys):
+    """Of each row: one try here and another one there are one for each."""
+    tries = [
+        f"{row}/InfoNCE/temperature 0.{n}" for row, n in (("cifar10_resnet18", 2), ("cifar100_resnet18", 5))
+    ]
+    reproduce("linear", out=tmp_path, only=tries, dry_run=True)
+    assert "8 runs, 0 done; 1 configuration tried for each loss." in capsys.readouterr().out
+    reproduce("linear", out=tmp_path, only=[tries[0], "cifar100_resnet18/InfoNCE"], dry_run=True)
+    assert "12 runs, 0 done; 2 configurations tried for each loss." in capsys.readouterr().out
+
+
+SWEEP = "import sys; from pathlib import Path; from weince.lab.reproduce import reproduce; \
+reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
+
+
+@pytest.mark.posix
+def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
+    table = small_table(tmp_path)
+    runs = plan(read_table(str(table)), tmp_path, device="cpu")
+    sweep = subprocess.Popen([sys.executable, "-c", SWEEP, str(table), str(tmp_path)], stderr=subprocess.PIPE)
+    wait_until(lambda: any(is_done(run) for run in runs), 120)
+    sweep.send_signal(signal.SIGINT)
+    _, said = sweep.communicate(timeout=60)
+    assert sweep.returncode != 0
+    assert b"finished runs are kept" in said
+    done = {run.folder: (run.folder / "made.json").stat().st_mtime_ns for run in runs if is_done(run)}
+    assert 1 <= len(done) < 4
+
+    page = reproduce(str(table), out=tmp_path, jobs=3, device="cpu")
+    assert page == tmp_path / "small" / "index.html"
+    assert all(is_done(run) for run in runs)
+    for folder, when in done.items():
+        assert (folder / "made.json").stat().st_mtime_ns == when  # what was done was left alone
+    lines = list(csv.DictReader((page.parent / "table.csv").open(newline="")))
+    assert [(line["figure"], line["loss"], line["n"]) for line in lines] == [
+        ("linear", "InfoNCE", "2"), ("linear", "paper", "2"), ("r1", "InfoNCE", "2"), ("r1", "paper", "2"),
+    ]  # fmt: skip
+    for line in lines:
+        values = [
+            json.loads(run.result.read_text())[f"{line['figure']}_test_mean"]
+            for run in runs
+            if run.loss == line["loss"]
+        ]
+        assert float(line["measured"]) == pytest.approx(sum(values) / 2)
+        assert min(values) > 20  # better than chance

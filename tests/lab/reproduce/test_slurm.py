@@ -1,0 +1,154 @@
+"""A sweep on a real Slurm of one machine: jobs are killed and preempted under it, and it completes all the same."""
+
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from lab.reproduce import slurm as local
+from lab.reproduce.tables import small_table
+
+from weince.lab.reproduce import plan, read_table, reproduce
+from weince.lab.reproduce import slurm as ours
+from weince.lab.reproduce.execute import is_done
+
+needs_slurm = pytest.mark.skipif(bool(local.why_not()), reason=local.why_not() or "Slurm can be started")
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    folder = Path(tempfile.mkdtemp(prefix="weince-slurm-", dir="/tmp"))
+    try:
+        with local.cluster(folder) as config:
+            monkeypatch.setenv("SLURM_CONF", str(config))
+            monkeypatch.setattr(ours, "POLL", 0.5)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def jobs(out):
+    """Which job has which run."""
+    path = out / "slurm" / "jobs.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def trains(folder):
+    """Whether a run is in the middle of its training."""
+    return (folder / "log.csv").exists() and not (folder / "model.safetensors").exists()
+
+
+def test_options_of_sbatch_are_read():
+    given = {"partition": "gpu", "time": "240", "mem": "4G", "nodes": 2}
+    found = ours.sbatch_options({"time": 720, "job_name": "weince"}, given, {*given, "job_name"})
+    assert found == {"partition": "gpu", "time": 240, "mem": "4G", "nodes": 2, "job_name": "weince"}
+    with pytest.raises(ValueError, match=r"unknown option of Slurm 'partion' \(did you mean partition\?\)"):
+        ours.sbatch_options({}, {"partion": "gpu"}, {"partition", "time"})
+
+
+def commands(folder, monkeypatch, **scripts):
+    """Let these shell scripts be all the commands that there are."""
+    folder.mkdir()
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        ({}, "srun, sbatch, squeue"),
+        ({"srun": "", "sbatch": ""}, "squeue"),
+        ({"srun": "", "squeue": ""}, "sbatch"),
+    ],
+)
+@pytest.mark.posix
+def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch, there, missing):
+    table = small_table(tmp_path)
+    commands(tmp_path / "bin", monkeypatch, **there)
+    with pytest.raises(ValueError, match=f"^--slurm needs Slurm's commands here; {missing} not found$"):
+        reproduce(str(table), out=tmp_path, slurm=True)
+
+
+@pytest.mark.posix
+def test_a_queue_that_does_not_answer_at_the_start_is_an_error_at_once(tmp_path, monkeypatch):
+    table = small_table(tmp_path)
+    mute = "echo slurm_load_jobs error: >&2; echo Unable to contact slurm controller >&2; exit 1"
+    commands(tmp_path / "bin", monkeypatch, srun="", sbatch="", squeue=mute)
+    monkeypatch.setattr(ours, "time", None)  # no pause
+    said = "^--slurm needs squeue, which does not answer: slurm_load_jobs error: Unable to contact slurm controller$"
+    with pytest.raises(OSError, match=said):
+        reproduce(str(table), out=tmp_path, slurm=True)
+
+
+@pytest.mark.posix
+def test_a_queue_may_be_silent_for_a_while(tmp_path, monkeypatch):
+    once = f"if [ -e {tmp_path}/asked ]; then echo 12_0; echo 12_1; else : > {tmp_path}/asked; exit 1; fi"
+    commands(tmp_path / "bin", monkeypatch, squeue=once)
+    monkeypatch.setattr(ours, "POLL", 0.0)
+    assert ours._queued() == {"12_0", "12_1"}
+
+
+@needs_slurm
+@pytest.mark.slurm
+def test_an_unknown_option_of_sbatch_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown option of Slurm 'partion' \(did you mean partition\?\)"):
+        reproduce(str(small_table(tmp_path)), out=tmp_path, slurm=True, slurm_options={"partion": "gpu"})
+
+
+@needs_slurm
+@pytest.mark.slurm
+def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path, cluster, monkeypatch):
+    table = small_table(tmp_path, epochs=8)
+    runs = plan(read_table(str(table)), tmp_path, device="cpu")
+    assert len(runs) == 4
+    killed, preempted = runs[1].folder, runs[2].folder
+    first: dict[str, str] = {}
+
+    def disturb():
+        local.wait_for(lambda: trains(killed), "training", 120)
+        first.update(jobs(tmp_path))
+        local.said(["scancel", "--signal=KILL", "--full", first[str(killed)]])
+        local.wait_for(lambda: trains(preempted), "training", 120)
+        local.said(["scancel", "--signal=USR2", first[str(preempted)]])
+        # A job that is put back into the queue waits for two minutes, unless it is told not to.
+        job = first[str(preempted)]
+        local.wait_for(
+            lambda: "PENDING" in local.said(["squeue", "-h", "-r", "-j", job, "-o", "%T"]), "requeue"
+        )
+        local.said(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+
+    def sweep():
+        few = {"cpus_per_task": "1", "time": "30"}  # as from the command line
+        return reproduce(str(table), out=tmp_path, jobs=4, slurm=True, device="cpu", slurm_options=few)
+
+    def leave(seconds):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "time", SimpleNamespace(sleep=leave))  # Ctrl-C at the first pause
+        with pytest.raises(KeyboardInterrupt):
+            sweep()
+    submitted = jobs(tmp_path)
+    assert len(submitted) == 4
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    page = sweep()
+    disturber.join()
+    assert first == submitted  # the second call found the jobs of the first
+    assert page.exists()
+    assert all(is_done(run) for run in runs)
+    after = jobs(tmp_path)
+    assert len({job.partition("_")[0] for job in first.values()}) == 1  # one array
+    again = {folder for folder in first if after[folder] != first[folder]}
+    assert again == {str(killed)}  # the preempted one came back under its own number
+    for run in runs:
+        log = (run.folder / "log.csv").read_text().splitlines()
+        assert [line.partition(",")[0] for line in log[1:]] == [str(epoch) for epoch in range(1, 9)]
+        starts = (run.folder / "output.txt").read_text().count(" train --config ")
+        # More than two if a job saw its training die, and started it again, before it was ended itself.
+        assert (starts >= 2) if run.folder in (killed, preempted) else (starts == 1)

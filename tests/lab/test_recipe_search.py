@@ -1,0 +1,132 @@
+"""The search for a recipe: which recipes a stage takes, when runs are started, and a small search from end to end."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from lab.reproduce.tables import CONFIG
+
+from weince.lab.reproduce import reproduce
+from weince.lab.reproduce.plan import plan
+from weince.lab.settings import load
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recipe_search.py"
+spec = importlib.util.spec_from_file_location("recipe_search", SCRIPT)
+script = importlib.util.module_from_spec(spec)
+sys.modules["recipe_search"] = script  # where dataclasses look for it
+spec.loader.exec_module(script)
+
+FACTORS = {
+    "rate": {"low": {"optimizer.lr": 0.002}, "high": {"optimizer.lr": 0.01}, "wild": {"optimizer.lr": 1e30}},
+    "norm": {"none": {"projector.norm": "none"}, "hidden": {"projector.norm": "hidden"}},
+    "batch": {"256": {"batch": 256}, "512": {"batch": 512}},
+}
+
+
+def make(config="digits_tiny", factors=FACTORS, **changes):
+    stages = [{"epochs": 1}, {"epochs": 2, "keep": 1}]
+    return script.Search(**({"title": "t", "config": config, "factors": factors, "stages": stages} | changes))
+
+
+def test_the_first_stage_changes_one_level_at_a_time():
+    search = make()
+    names = [search.name(recipe) for recipe in search.single_changes()]
+    assert names == ["base", "rate high", "rate wild", "norm hidden", "batch 512"]
+    assert search.settings(("high", "none", "512")) == {
+        "optimizer.lr": 0.01,
+        "projector.norm": "none",
+        "batch": 512,
+    }
+
+
+def test_combinations_are_ranked_by_the_sum_of_gains():
+    search = make()
+    # The wild rate has no figure: it failed.
+    figures = {
+        ("low", "none", "256"): 50.0,
+        ("high", "none", "256"): 51.0,
+        ("low", "hidden", "256"): 53.0,
+        ("low", "none", "512"): 47.5,
+    }
+    found = search.promising(figures, 5)
+    assert found == [
+        ("high", "hidden", "256"),
+        ("low", "hidden", "256"),
+        ("high", "hidden", "512"),
+        ("high", "none", "256"),
+        ("low", "hidden", "512"),
+    ]
+    assert len(search.promising(figures, 100)) == 2 * 2 * 2
+
+
+def test_no_run_is_started_that_would_not_end():
+    clock = script.Clock(seconds=100.0, overhead=20.0, epoch=1.0)
+    assert clock.fits(10, 6)
+    assert not clock.fits(10, 8)
+    clock.learn(took=50.0, epochs=[30.0, 2.0, 2.0, 2.0], at_once=4)  # the first epoch compiles
+    assert clock.epoch == 0.5
+    assert clock.overhead == 42.0
+    assert clock.fits(100, 1)
+    assert not clock.fits(100, 2)
+
+
+def test_a_search_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, capsys, monkeypatch):
+    search = make()
+    runs = plan(script.stage_table(search, search.single_changes()[:3], 10), tmp_path)
+    started = []
+    monkeypatch.setattr(script.execute, "carry_out", lambda run, *_: started.append(run.loss))
+    monkeypatch.setattr(script, "read_log", lambda _: [])
+    monkeypatch.setattr(script, "_record", lambda *_: 1.0)
+    for seconds, wanted in ((45.0, ["base", "rate high"]), (25.0, [])):
+        started.clear()
+        clock = script.Clock(seconds, overhead=20.0, epoch=1.0)
+        found = script.carry_out_stage(runs, 10, tmp_path, jobs=4, clock=clock, environment={})
+        assert started == wanted
+        assert list(found) == wanted
+    assert "not started, it would not end in time: rate wild" in capsys.readouterr().out
+
+
+def test_a_small_search(tmp_path, capsys):
+    (tmp_path / "digits_small.yaml").write_text(CONFIG.format(epochs=1))
+    content = {
+        "title": "Small",
+        "config": str(tmp_path / "digits_small.yaml"),
+        "set": {"loss.preset": "infonce"},
+        "factors": {"norm": FACTORS["norm"]},
+        "stages": [{"epochs": 1}, {"epochs": 2, "keep": 1}],
+    }
+    (tmp_path / "search.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    out = tmp_path / "out"
+    command = [str(tmp_path / "search.yaml"), "--out", str(out), "--device", "cpu", "--jobs", "2"]
+    script.main(command)
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [line["epochs"] for line in lines] == [1, 1, 2]
+    first = {line["recipe"]: line["linear_validation_mean"] for line in lines[:2]}
+    assert lines[2]["recipe"] == max(first, key=first.get)
+    assert set(first) == {"base", "norm hidden"}
+    record = json.loads((out / lines[2]["folder"] / "evaluation.json").read_text())
+    assert lines[2]["linear_validation_mean"] == record["linear_validation_mean"]
+    printed = capsys.readouterr().out
+    assert printed.index("1 epochs") < printed.index("2 epochs")
+
+    script.main(command)  # nothing is left to do, and nothing is recorded twice
+    assert len((out / "results.jsonl").read_text().splitlines()) == 3
+    page = reproduce(str(out / "recipes_1.yaml"), out=out, table_only=True)
+    assert "norm hidden" in page.read_text()
+
+
+def test_the_search_that_comes_along_can_be_planned(tmp_path):
+    search = script.read_search(SCRIPT.with_suffix(".yaml"))
+    assert load(search.config)["data"] == "cifar100"
+    recipes = search.single_changes()
+    runs = plan(script.stage_table(search, recipes, 12), tmp_path)
+    assert len({run.key for run in runs}) == len(recipes) == 17
+
+
+def test_without_a_search_it_says_what_is_wanted(capsys):
+    with pytest.raises(SystemExit):
+        script.main([])
+    assert "a search's YAML file is wanted, or --show OUT" in capsys.readouterr().err

@@ -1,0 +1,453 @@
+"""A SimCSE run, whole: what it writes, what it computes, and that it goes on where it was stopped."""
+
+import json
+import math
+import shutil
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from programs import Program
+from transformers import AutoModel, AutoTokenizer
+
+from weince.lab import checkpoint, settings
+from weince.lab.capture import Embedded
+from weince.lab.configure import LossConfig, build_loss
+from weince.lab.text import train as module
+from weince.lab.text.data import Drawn, batches
+from weince.lab.text.encoder import SentenceEncoder, Tokens, load_backbone, tokenise
+from weince.lab.text.log import read_log
+from weince.lab.text.step import Step, tail_stats
+from weince.lab.text.sts import StsTask, evaluate_sts, read_sts
+from weince.lab.text.train import TextRun, train
+
+
+@pytest.fixture
+def run(toy_model, toy_text, toy_sts, tmp_path) -> TextRun:
+    return TextRun(
+        text=toy_text,
+        model=str(toy_model),
+        sts=toy_sts,
+        out=tmp_path / "run",
+        batch=16,
+        eval_every=3,
+        log_every=2,
+        lr=1e-3,
+        device="cpu",
+    )
+
+
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released", "weibit"])
+def test_a_run_writes_what_it_says(run, preset, capsys):
+    from sentence_transformers import SentenceTransformer
+
+    run = replace(run, loss=LossConfig(preset=preset, temperature=0.05))
+    best = train(run, bar=preset == "paper")
+    assert capsys.readouterr().out == ""  # which is for the result
+    rows = read_log(run.out)
+    assert [int(row["step"]) for row in rows] == [2, 3, 4, 6, 7]  # 100 sentences: 6 batches of 16, one of 4
+    dev = {int(row["step"]): float(row["dev"]) for row in rows if row["dev"]}
+    assert sorted(dev) == [3, 6, 7]
+    result = json.loads((run.out / "result.json").read_text())
+    assert result["dev"] == max(dev.values())
+    assert result["best_step"] == max(dev, key=dev.get)
+    assert set(result["tasks"]) == {"STS12", "STSB"}
+    # The folder is one of sentence-transformers and of transformers, and both give the vectors that were scored.
+    again = evaluate_sts(str(best), run.sts)
+    assert again.tasks == pytest.approx(result["tasks"], abs=1e-4)
+    words = ["the cat sees a bird", "a dog"]
+    vectors = SentenceTransformer(str(best), device="cpu", local_files_only=True).encode(words)
+    tokens = AutoTokenizer.from_pretrained(best)(words, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        first = AutoModel.from_pretrained(best).eval()(**tokens).last_hidden_state[:, 0]
+    np.testing.assert_allclose(vectors, first, atol=1e-6)
+
+
+def test_one_step_is_simcse(run, toy_model):
+    """Value and weights after a step against SimCSE written out by hand, with dropout off on both sides."""
+    run = replace(run, head=True)
+    job = module._Job(run, read_sts(run.sts))
+    for layer in job.encoder.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+        if hasattr(layer, "dropout_prob"):
+            layer.dropout_prob = 0.0
+    words = ["the cat sees a bird", "a dog", "red sun", "the old river sings"]
+    tokens = tokenise(job.tokenizer, words, 32)
+    before = {name: value.detach().clone() for name, value in job.encoder.named_parameters()}
+    job.encoder.backbone.config._attn_implementation = "eager"
+
+    z = job.encoder.backbone(**tokens._asdict()).last_hidden_state[:, 0]
+    z = torch.tanh(z @ before["head.0.weight"].T + before["head.0.bias"])
+    cosines = F.normalize(z) @ F.normalize(z).T
+    expected = F.cross_entropy(cosines / 0.05, torch.arange(4))
+    grads = torch.autograd.grad(expected, list(job.encoder.backbone.parameters()), allow_unused=True)
+
+    (_, _, loss), _ = job.take_step(Drawn(words, None), tokens)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
+    norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
+    assert norm > 0
+    for (name, value), grad in zip(job.encoder.backbone.named_parameters(), grads, strict=True):
+        moved = (value - before[f"backbone.{name}"]).detach()
+        if grad is None:
+            assert not moved.any(), name
+        else:  # AdamW's first step is the learning rate times the sign, where the gradient is not tiny
+            clear = grad.abs() > 1e-4
+            torch.testing.assert_close(moved[clear], -run.lr * grad[clear].sign(), rtol=2e-3, atol=1e-7)
+
+
+def test_dropout_makes_the_views_differ_and_evaluation_has_none(run):
+    job = module._Job(run, read_sts(run.sts))
+    tokens = tokenise(job.tokenizer, ["the cat sees a bird", "a dog"], 32)
+    twice = Tokens(*(part.repeat(2, 1) for part in tokens))
+    z_i, z_j = job.encoder(twice).chunk(2)
+    assert (z_i - z_j).abs().max() > 1e-3
+    assert z_i.abs().max() <= 1  # tanh of the head
+    job.encoder.eval()
+    z_i, z_j = job.encoder(twice).chunk(2)
+    torch.testing.assert_close(z_i, z_j)
+    assert z_i.abs().max() > 1  # no head
+
+
+def test_equal_sentences_are_not_negatives(run):
+    job = module._Job(run, read_sts(run.sts))
+    job.encoder.backbone.eval()  # no dropout
+    words = ["a dog", "the cat", "a dog", "red sun"]
+    tokens = tokenise(job.tokenizer, words, 32)
+    with torch.no_grad():
+        z = job.encoder(tokens)
+    cosines = F.normalize(z) @ F.normalize(z).T / 0.05
+    cosines[0, 2] = cosines[2, 0] = -torch.inf
+    expected = F.cross_entropy(cosines, torch.arange(4))
+    (_, _, loss), _ = job.take_step(Drawn(words, np.array([7, 8, 7, 9])), tokens)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
+@pytest.mark.parametrize("ids", [None, [0, 1, 2, 3, 4, 0, 6, 7]])
+def test_logged_statistics_are_those_of_the_loss(preset, ids):
+    loss = build_loss(LossConfig(preset=preset, temperature=0.05), candidates="cross").eval()
+    z_i, z_j = torch.randn(8, 5), torch.randn(8, 5)
+    ids = None if ids is None else torch.tensor(ids)
+    expected = loss(z_i, z_j, ids=ids, return_stats=True)
+    found = tail_stats(loss, Embedded(z_i, z_j, expected.loss), ids)
+    for ours, theirs in zip(found, expected.stats, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+class _TwoViews(torch.nn.Module):
+    """The mean of word vectors, and noise that is another for each view and the same at every step.
+
+    Two views of an encoder without dropout are equal: at the cap, where the gradient is made of rounding.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(30, 32)
+        self.register_buffer("noise", 0.3 * torch.randn(32, 32))
+
+    def forward(self, tokens: Tokens) -> torch.Tensor:
+        return self.words(tokens.input_ids).mean(1) + self.noise
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
+def test_steps_of_a_cuda_graph_are_those_without(preset):
+    drawn = torch.randint(30, (8, 16, 8), generator=torch.Generator().manual_seed(1))
+    seen = []
+    for graph in (None, (16, 8)):
+        encoder = _TwoViews().to("cuda")
+        loss = build_loss(LossConfig(preset=preset, temperature=0.05), candidates="cross").to("cuda")
+        step = Step(encoder, loss, lr=1e-3, clip=1.0, precision="fp32", graph=graph)
+        values = [float(step(Tokens(ids, torch.ones_like(ids)), None).loss) for ids in drawn]
+        seen.append((values, encoder.words.weight.detach().cpu().numpy()))
+        assert (step.graph is None) == (graph is None)
+    np.testing.assert_allclose(seen[1][0], seen[0][0], rtol=1e-4)
+    np.testing.assert_allclose(seen[1][1], seen[0][1], atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_graph_computes_the_same(run, tmp_path):
+    """Without dropout, whose random numbers differ: the same losses, and a smaller last batch goes beside."""
+    run = replace(
+        run, loss=LossConfig(preset="infonce", temperature=0.05), device="cuda", epochs=3, max_length=16
+    )
+    model = tmp_path / "model"
+    shutil.copytree(run.model, model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config))
+    losses = []
+    for graph in (False, True):
+        out = tmp_path / str(graph)
+        train(replace(run, model=str(model), out=out, graph=graph))
+        losses.append([float(row["loss"]) for row in read_log(out)])
+    assert len(losses[0]) > 5
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+
+
+def test_learning_rate_falls_linearly(run):
+    job = module._Job(run, read_sts(run.sts))
+    rates = []
+    for numbers in batches(100, batch=16, epochs=1, seed=0):
+        job.take_step(*job.prepare(numbers))
+        rates.append(job.take.optimiser.param_groups[0]["lr"])
+    np.testing.assert_allclose(rates, run.lr * (1 - np.arange(7) / 7))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_precisions_train_and_vectors_stay_float32(run, precision):
+    before = torch.get_float32_matmul_precision()
+    job = module._Job(replace(run, precision=precision), read_sts(run.sts))
+    seen = []
+    job.loss.register_forward_pre_hook(lambda _, args: seen.extend(z.dtype for z in args))
+    (z_i, z_j, loss), _ = job.take_step(*job.prepare(np.arange(16)))
+    assert seen == [z_i.dtype, z_j.dtype] == [torch.float32, torch.float32]
+    assert loss.isfinite()
+    train(replace(run, precision=precision))
+    assert torch.get_float32_matmul_precision() == before
+
+
+def _weights(out):
+    return checkpoint.newest(out / "checkpoints").state["encoder"]
+
+
+def _same_weights(out, other):
+    ours, theirs = _weights(out), _weights(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def _lines(out):
+    return [{key: row[key] for key in row if key != "sentences_per_second"} for row in read_log(out)]
+
+
+def test_a_run_cut_anywhere_ends_the_same(run, monkeypatch):
+    """Cut after a step, after `best` was written, after a line of the log: bit for bit the same in the end."""
+    run = replace(run, loss=LossConfig(preset="released", temperature=0.05), epochs=2)
+    train(run)
+
+    class Cut(Exception):
+        pass
+
+    for place, (name, count) in enumerate([("take_step", 5), ("save", 2), ("evaluate", 3)]):
+        cut = replace(run, out=run.out.parent / f"cut{place}")
+        whole, calls = getattr(module._Job, name), []
+
+        def cutting(self, *args, whole=whole, calls=calls, count=count, **options):
+            calls.append(1)
+            if len(calls) == count:
+                raise Cut
+            return whole(self, *args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module._Job, name, cutting)
+            with pytest.raises(Cut):
+                train(cut)
+        train(cut)
+        assert _lines(cut.out) == _lines(run.out)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(_weights(cut.out).values(), _weights(run.out).values(), strict=True)
+        )
+        ours, theirs = (json.loads((out / "result.json").read_text()) for out in (cut.out, run.out))
+        assert ours == theirs
+
+
+def test_a_killed_process_goes_on(run, tmp_path):
+    """A real kill -9, then the same call again."""
+    whole = replace(run, epochs=6, out=tmp_path / "whole")
+    killed = replace(whole, out=tmp_path / "killed")
+    config = tmp_path / "run.yaml"
+    config.write_text(settings.dump(killed))
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from weince import settings; from weince.lab.text.train import TextRun, train\n"
+        f"train(settings.read(TextRun, ['--config', {str(config)!r}], command='', examples=''), bar=False)"
+    )
+    process = Program("-c", code)
+    deadline = time.monotonic() + 60
+    while not list((killed.out / "checkpoints").glob("*.pt")) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (killed.out / "result.json").exists()
+    train(killed, bar=False)
+    train(whole, bar=False)
+    assert _lines(killed.out) == _lines(whole.out)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(_weights(killed.out).values(), _weights(whole.out).values(), strict=True)
+    )
+
+
+def test_a_finished_run_is_left_alone_and_another_is_refused(run, monkeypatch):
+    best = train(run)
+    monkeypatch.setattr(module, "_Job", None)
+    assert train(run) == best
+    with pytest.raises(ValueError, match=r"holds another run \(seed 0 -> 1\)"):
+        train(replace(run, seed=1))
+
+
+def test_another_text_is_not_gone_on_with(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_write_result", lambda *_, **__: None)  # not finished
+        train(run)
+    with run.text.open() as file:
+        (run.out / "more.txt").write_text(file.read() + "one more\n")
+    with pytest.raises(ValueError, match=r"was begun with 100 sentences, .* holds 101"):
+        train(replace(run, text=run.out / "more.txt"))
+    train(run)
+
+
+def test_seeds_differ_and_repeat(run, tmp_path):
+    logs = []
+    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(replace(run, out=tmp_path / out, seed=seed))
+        logs.append(_lines(tmp_path / out))
+    assert logs[0] == logs[1]
+    assert logs[0] != logs[2]
+
+
+def test_training_helps_on_the_toy(run):
+    """Told apart by dropout alone, sentences of like words come closer than others."""
+    backbone, tokenizer = load_backbone(run.model)
+    before = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
+    train(replace(run, epochs=4))
+    rows = read_log(run.out)
+    assert json.loads((run.out / "result.json").read_text())["dev"] > before
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 1}, "batch must be at least 2; got 1"),
+        ({"max_length": 2}, "max_length must be at least 3"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": math.nan}, "lr must be above 0"),
+        ({"sentences": 1}, "sentences must be at least 2"),
+        ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16; got 'fp16'"),
+    ],
+)
+def test_settings_that_make_no_sense(run, change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(run, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": "no.txt"}, "no such text file"),
+        ({"sts": "no.tsv"}, "no such STS file"),
+        ({"model": "./no-model"}, "no such model folder: ./no-model"),
+    ],
+)
+def test_missing_files(run, tmp_path, change, message):
+    change = {name: value if name == "model" else tmp_path / value for name, value in change.items()}
+    with pytest.raises(OSError, match=message) as caught:
+        train(replace(run, **change))
+    assert "\n" not in str(caught.value)
+    assert not run.out.exists()
+
+
+def test_no_dev_split(run, tmp_path):
+    sts = tmp_path / "sts.tsv"
+    sts.write_text("\n".join(line for line in run.sts.read_text().splitlines() if "\tdev\t" not in line))
+    with pytest.raises(ValueError, match="no dev split of STSB"):
+        train(replace(run, sts=sts))
+
+
+def test_a_loss_that_cannot_run_here_leaves_no_folder(run):
+    with pytest.raises(ValueError, match=r"the loss cannot run here: .* got cpu"):
+        train(replace(run, loss=LossConfig("infonce", engine="fused")), bar=False)
+    assert not run.out.exists()
+
+
+def test_a_device_that_is_not_there(run):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match="no CUDA device"):
+        train(replace(run, device="cuda"))
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or mps; got 'tpu'"):
+        train(replace(run, device="tpu"))
+    with pytest.raises(ValueError, match="a CUDA graph needs a CUDA device; got cpu"):
+        train(replace(run, graph=True))
+
+
+def test_ugly_text_trains(run, tmp_path):
+    """Empty lines, a line of 10,000 words, duplicates, letters of other scripts: warnings, and a run."""
+    text = tmp_path / "ugly.txt"
+    text.write_text(
+        "a dog\n\n" * 9 + "cat " * 10_000 + "\n日本語 sun\n \t\n" + "\x00\x01\n", encoding="utf-8"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(replace(run, text=text, batch=8))
+    said = " ".join(str(item.message) for item in caught)
+    assert "left out 10 empty lines" in said
+    assert "8 of 12 sentences repeat" in said
+    assert all(math.isfinite(float(row["loss"])) for row in read_log(run.out))
+
+
+@pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
+def test_configurations_that_come_with_the_package(preset):
+    line = [
+        "--config",
+        f"simcse_{preset}",
+        "--text",
+        "a.txt",
+        "--model",
+        "m",
+        "--sts",
+        "b.tsv",
+        "--seed",
+        "3",
+    ]
+    read = settings.read(TextRun, [*line, "--loss.temperature", "0.1"], command="weince train", examples="")
+    assert read == TextRun(
+        text=Path("a.txt"),
+        model="m",
+        sts=Path("b.tsv"),
+        out=Path(f"runs/simcse_{preset}"),
+        loss=LossConfig(preset=preset, temperature=0.1),
+        seed=3,
+    )
+    assert settings.load(f"simcse_{preset}")["loss"]["temperature"] == 0.05
+
+
+def test_settings_survive_the_command_line(run, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(settings.dump(run))
+    line = ["--config", str(config), "--loss.temperature", "0.1", "--seed", "3"]
+    read = settings.read(TextRun, line, command="weince train", examples="")
+    assert read == replace(run, loss=replace(run.loss, temperature=0.1), seed=3)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (1, [6, 7]), (2, [6])])
+def test_checkpoints_are_taken_as_often_as_asked(run, every, steps):
+    """The best encoder is on disk all the same, and the same."""
+    best = train(replace(run, checkpoint_every=every))
+    kept = sorted(int(path.stem.removeprefix("step_")) for path in (run.out / "checkpoints").glob("*.pt"))
+    assert kept == steps
+    stsb = json.loads((run.out / "result.json").read_text())["tasks"]["STSB"]
+    assert evaluate_sts(str(best), run.sts).tasks["STSB"] == pytest.approx(stsb, abs=1e-4)
+    rows = [float(row["dev"]) for row in read_log(run.out) if row["dev"]]
+    backbone, tokenizer = load_backbone(str(best))
+    dev = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
+    assert dev == pytest.approx(max(rows), abs=1e-6)
+
+
+def test_the_bar_is_not_in_the_way_of_the_result(run, capsys):
+    train(replace(run, out=run.out / "[v2] bert"), bar=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "[v2] bert" in shown.err

@@ -1,0 +1,98 @@
+"""An encoder and a loss of one's own, and runs that say that they collapse."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from weince.lab.vision import encoders
+from weince.lab.vision.log import collapse
+
+MODULE = """
+from torch import nn
+from weince import DCLLoss
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 6))
+    def forward(self, x):
+        return self.net(x)
+
+class Mine(DCLLoss):
+    pass
+
+def wrong():
+    return 3
+
+def images():
+    return nn.Identity()
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "own_things.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "own_things"
+    sys.modules.pop("own_things", None)
+
+
+def test_an_encoder_of_ones_own_is_found_in_the_working_folder(module):
+    encoder = encoders.build(f"{module}:Net", size=8)
+    assert encoder.features == 6
+    assert encoder(torch.rand(3, 3, 8, 8)).shape == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_things:wrong", "must make an nn.Module; got int"),
+        ("own_things:images", r"must map images \(n, 3, 8, 8\) to features \(n, width\); got \(2, 3, 8, 8\)"),
+        ("own_things:nothing", "must define nothing"),
+        ("own_things:nn", "must define nn"),
+        ("no_such_package:Net", "cannot import no_such_package"),
+        ("os:system", "must define system"),
+    ],
+)
+def test_what_makes_no_encoder_is_refused(module, name, message):
+    with pytest.raises(ValueError, match=message):
+        encoders.build(name, size=8)
+
+
+def test_a_run_with_both_of_ones_own_trains_and_is_read_again(module, tmp_path):
+    from weince.cli import main
+
+    arguments = "--encoder own_things:Net --loss.preset own_things:Mine --epochs 1 --device cpu"
+    main(["train", *arguments.split(), "--config", "digits_tiny", "--out", str(tmp_path / "run")])
+    from weince.lab.vision.runs import load_model
+
+    run, model = load_model(tmp_path / "run")
+    assert run.loss.preset == "own_things:Mine"
+    assert isinstance(model, nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("crowded", "rank", "said"),
+    [
+        (0.0, 12.0, None),
+        (0.05, 2.0, None),
+        (0.06, 12.0, "6% of the anchors lie next to another image in epoch 3"),
+        (1.0, 1.2, "100% of the anchors lie next to another image and the effective rank is 1.2 in epoch 3"),
+    ],
+)
+def test_a_collapse_is_said(crowded, rank, said):
+    found = collapse({"epoch": 3, "crowded": crowded, "effective_rank": rank})
+    assert found is None if said is None else said in found
+
+
+def test_a_run_that_collapses_says_so_while_it_trains_and_in_its_last_line(tmp_path, capfd):
+    from weince.cli import main
+
+    arguments = "--optimizer.lr 1e6 --epochs 2 --device cpu"
+    main(["train", "--config", "digits_tiny", *arguments.split(), "--out", str(tmp_path / "run")])
+    lines = [line for line in capfd.readouterr().err.splitlines() if "the embeddings collapse" in line]
+    assert len(lines) == 2
+    assert lines[-1].startswith("weince: ")

@@ -1,0 +1,107 @@
+"""Two processes on one global batch: the losses of one process, and a restart when one of them dies."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import training
+from training import run, weights, write_data
+
+from weince.lab.vision.log import read_log
+
+EPOCHS = 6
+LONG = 60  # so that the run is not over before it is killed
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The data, and the run of one process on them."""
+    folder = tmp_path_factory.mktemp("alone")
+    data = write_data(folder)
+    run(data, folder / "run", {"epochs": EPOCHS})
+    return data, folder / "run"
+
+
+def start(program, data, out, epochs, devices):
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    arguments = [data, out, epochs, devices]
+    return subprocess.Popen(
+        [*program, training.__file__, *map(str, arguments)],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_same_run(one, other):
+    a, b = (read_log(folder / "log.csv") for folder in (one, other))
+    assert [row["epoch"] for row in a] == [row["epoch"] for row in b]
+    # sums over two processes round differently, and what follows magnifies it: most in the smallest shortfall
+    for name, within in (("loss", 2e-5), ("alignment", 2e-4), ("rho", 2e-4)):
+        assert [row[name] for row in a] == pytest.approx([row[name] for row in b], rel=within)
+    a, b = weights(one), weights(other)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.posix
+def test_two_processes_have_the_losses_of_one(alone, tmp_path):
+    data, one = alone
+    process = start([sys.executable], data, tmp_path / "two", EPOCHS, 2)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert_same_run(one, tmp_path / "two")
+
+
+@pytest.mark.posix
+def test_all_processes_refuse_the_folder_of_another_run(alone):
+    """Also those that do not look into it: none of them waits for the first."""
+    data, one = alone
+    process = start([sys.executable], data, one, EPOCHS - 1, 2)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert f"ValueError: {one} holds another run (epochs 6 -> 5)" in errors
+    assert f"ValueError: the first process failed: {one} holds another run" in errors
+    assert "Connection closed" not in errors
+    assert "epochs: 6\n" in (one / "run.yaml").read_text()
+
+
+@pytest.mark.linux
+def test_a_killed_rank_is_restarted_from_the_checkpoint(alone, tmp_path):
+    data, one = alone
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                "--max-restarts", "1"]  # fmt: skip
+    process = start(torchrun, data, tmp_path / "two", LONG, 1)
+    checkpoints = tmp_path / "two" / "checkpoints"
+    while not list(checkpoints.glob("step_00000000[2-9].pt")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    victim = _ranks(process.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    found = re.search(r"going on after epoch (\d+) of 60", errors)
+    assert found, errors
+    assert int(found.group(1)) >= 2
+    rows = read_log(tmp_path / "two" / "log.csv")
+    assert [row["epoch"] for row in rows] == list(range(1, LONG + 1))
+    # the epochs before and after the restart are those of a run without
+    wanted = [row["loss"] for row in read_log(one / "log.csv")]
+    assert [row["loss"] for row in rows[:EPOCHS]] == pytest.approx(wanted, rel=2e-5)
+
+
+def _ranks(parent):
+    """The processes that torchrun started, in order."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in children]

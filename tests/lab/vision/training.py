@@ -1,0 +1,57 @@
+"""A small run that the tests of training share, and a program: ``training.py DATA OUT EPOCHS DEVICES``."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+SIZE = 16
+
+
+def write_data(folder):
+    """An .npz of 70 images: two batches of 32 an epoch, and a rest that is left out."""
+    rng = np.random.default_rng(0)
+    path = folder / "images.npz"
+    np.savez(
+        path,
+        train_images=rng.integers(0, 256, (70, SIZE, SIZE, 3), np.uint8),
+        train_labels=np.arange(70) % 2,
+        test_images=rng.integers(0, 256, (20, SIZE, SIZE, 3), np.uint8),
+        test_labels=np.arange(20) % 2,
+    )
+    return path
+
+
+def small_run(data, out, **changes):
+    from weince.lab.configure import LossConfig
+    from weince.lab.vision.augment import Augment
+    from weince.lab.vision.train import VisionRun
+
+    settings = {"epochs": 4, "batch": 32, "projection": 8, "loss": LossConfig("released"), "device": "cpu"}
+    return VisionRun(data=str(data), out=Path(out), augment=Augment(SIZE), **(settings | changes))
+
+
+def run(data, out, changes):
+    """Train in this process."""
+    import torch
+
+    from weince.lab.vision.train import train
+
+    torch.set_num_threads(1)
+    train(small_run(data, out, **changes), bar=False)
+
+
+def weights(out):
+    from safetensors.torch import load_file
+
+    return load_file(Path(out) / "model.safetensors")
+
+
+def same_weights(a, b):
+    a, b = weights(a), weights(b)
+    assert a.keys() == b.keys()
+    return all(bool((a[name] == b[name]).all()) for name in a)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2], {"epochs": int(sys.argv[3]), "devices": int(sys.argv[4])})

@@ -1,0 +1,87 @@
+"""Python programs that tests start, forked from one process that has imported torch: importing it takes seconds."""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+# Packages that take long and are not ours: before Python 3.13 the fork server does not know the folders of the tests.
+IMPORTED_ONCE = ["torch", "scipy.stats", "matplotlib.pyplot", "lightning_fabric", "sentence_transformers"]
+FORKS = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+
+
+class Program:
+    """``python ARGUMENTS``, where these are ``-c CODE``, ``-m MODULE`` or a file, and what it is to be told.
+
+    Like ``subprocess.Popen`` with both streams captured as text; its threads are those of the environment.
+    """
+
+    def __init__(self, *arguments, cwd=None, env=None):
+        self._said = tempfile.TemporaryDirectory()
+        self._streams = [Path(self._said.name, name) for name in ("out", "err")]
+        where, environment = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
+        words = [str(word) for word in arguments]
+        self.process = FORKS.Process(
+            target=_run, args=(words, where, environment, self._streams), daemon=True
+        )
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self):
+        return self.process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self.process.kill()
+
+    def wait(self, timeout=120):
+        """Its status and what it said on both streams."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"the program did not end within {timeout} seconds"
+        out, err = (path.read_text() if path.exists() else "" for path in self._streams)
+        return subprocess.CompletedProcess([], self.process.exitcode, out, err)
+
+
+def run(*arguments, **options):
+    """What a program ended with and said."""
+    return Program(*arguments, **options).wait()
+
+
+def _run(words, where, environment, streams):
+    import torch
+
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(where)
+    for number, path in enumerate(streams, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    multiprocessing.current_process()._config["daemon"] = False  # it may start processes
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(compile(words[1], "<string>", "exec"), vars(_main()))
+        else:
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).parent))
+            exec(compile(Path(words[0]).read_text(), words[0], "exec"), vars(_main(words[0])))
+    finally:
+        atexit._run_exitfuncs()  # which a fork leaves out
+
+
+def _main(file=None):
+    """A new main module, which processes that the program starts find too."""
+    made = sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
+    if file is not None:
+        made.__file__ = file
+    return made

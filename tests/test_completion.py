@@ -1,0 +1,72 @@
+"""Tab completion: what a shell offers after the script is read."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from weince.cli import main
+from weince.lab import settings
+from weince.lab.reproduce import named_tables
+from weince.lab.text.train import TextRun
+from weince.lab.vision.train import VisionRun
+
+pytest.importorskip("shtab")
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+_shtab_weince weince "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory):
+    """What bash offers to complete a line with."""
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    script = tmp_path_factory.mktemp("completion") / "weince"
+    with pytest.MonkeyPatch.context() as patch, script.open("w") as file:
+        patch.setattr("sys.stdout", file)
+        assert main(["completion", "bash"]) == 0
+
+    def ask(*words, cwd=script.parent):
+        line = ["bash", "-c", COMPLETE, "bash", str(script), "weince", *words]
+        return subprocess.run(line, capture_output=True, text=True, check=True, cwd=cwd).stdout.split()
+
+    return ask
+
+
+def test_commands_tables_and_devices(offered):
+    assert offered("") == ["train", "evaluate", "reproduce", "diagnose", "bench", "completion"]
+    assert offered("reproduce", "") == sorted([*named_tables(), "overhead"])
+    assert offered("evaluate", "--device", "") == ["auto", "cpu", "cuda", "mps"]
+    assert offered("bench", "loss", "--no") == ["--no-compile"]
+    assert offered("completion", "z") == ["zsh"]
+
+
+def test_every_setting_of_a_run_is_offered(offered):
+    found = offered("train", "--")
+    for kind in (VisionRun, TextRun):
+        assert {f"--{name}" for name in settings.options(kind)} <= set(found)
+    assert {"--config", "--loss.preset", "--loss.tail.gate", "--augment.size", "--max_length"} <= set(found)
+
+
+def test_values_of_settings(offered):
+    assert offered("train", "--loss.preset", "") == ["infonce", "paper", "blend", "released", "weibit"]
+    assert offered("train", "--graph", "t") == ["true"]
+    assert offered("train", "--config", "") == list(settings.named_configs())
+
+
+def test_files_and_folders(offered, tmp_path):
+    (tmp_path / "pairs.npz").touch()
+    (tmp_path / "plain").mkdir()
+    assert sorted(offered("diagnose", "p", cwd=tmp_path)) == ["pairs.npz", "plain"]
+    assert offered("evaluate", "p", cwd=tmp_path) == ["plain"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells(shell, capsys):
+    assert main(["completion", shell]) == 0
+    assert "loss.preset" in capsys.readouterr().out
