@@ -17,7 +17,6 @@ from weince.distributed import Ranks
 from weince.engines.base import Need
 from weince.engines.choose import choose
 from weince.engines.dense import Dense
-from weince.engines.fused import too_old
 
 module = importlib.import_module("weince.engines.choose")  # the function has the same name
 
@@ -197,6 +196,7 @@ def test_without_triton_a_sixteenth_of_the_gpu_is_for_the_matrix(monkeypatch, pa
 
 
 def test_triton_too_old(monkeypatch):
+    too_old = pytest.importorskip("weince.engines.fused").too_old
     contest = on_cuda(monkeypatch, 50_000)
     said = too_old("3.2.0")
     assert said == "the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got 3.2.0"

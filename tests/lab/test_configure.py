@@ -142,10 +142,16 @@ class Mine(ContrastiveLoss):
     def combine(self, lse):
         return self.steepness * (lse.value - lse.positive)
 
-def factory(temperature=0.3):
+def factory(temperature=0.3) -> torch.nn.Module:
     return Mine(temperature, 2.0)
 
-def number(temperature=None):
+def quoted(temperature=0.3, candidates="views") -> "Mine":
+    return Mine(temperature, 2.0, candidates=candidates)
+
+def unknown(temperature=0.3):
+    return Mine(temperature, 2.0)
+
+def number(temperature=None) -> torch.nn.Module:
     return 3
 
 Twice = 2
@@ -167,6 +173,7 @@ def test_a_loss_of_ones_own(own, batch):
         (LossConfig("my_losses:Mine"), 0.3, 1),
         (LossConfig("my_losses:Mine", 0.2, options={"steepness": 3.0}), 0.2, 3),
         (LossConfig("my_losses:factory", 0.2), 0.2, 2),
+        (LossConfig("my_losses:quoted", 0.2), 0.2, 2),
     ):
         torch.testing.assert_close(build_loss(config)(*batch), factor * weince.DCLLoss(temperature)(*batch))
 
@@ -174,7 +181,7 @@ def test_a_loss_of_ones_own(own, batch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("os:system", "os must define system, an nn.Module or a function that makes one; got <built-in"),
+        ("os:system", r"os must define system, an nn.Module or a function that .*; got <built-in"),
         ("my_losses:system", "my_losses must define system, an nn.Module or a function"),  # imported there
         ("my_losses:Twice", "must define Twice.*got 2"),
         ("my_losses:Other", "must define Other.*got None"),
@@ -184,13 +191,35 @@ def test_a_loss_of_ones_own(own, batch):
         ("my_losses:Mine.sums", r"written package.module:name; got 'my_losses:Mine.sums'"),
         (":Mine", "written package.module:name; got ':Mine'"),
         ("my_losses:", "written package.module:name"),
-        ("subprocess:run", "subprocess:run"),
+        ("my_losses:unknown", r"annotated to return one \(-> nn.Module\); got <function unknown"),
+        ("subprocess:run", "subprocess must define run, an nn.Module or"),
+        ("shutil:rmtree", "shutil must define rmtree"),
         ("builtins:eval", "builtins must define eval"),
     ],
 )
 def test_only_losses_are_taken_from_a_module(own, name, message):
     with pytest.raises(ValueError, match=message):
         build_loss(LossConfig(name))
+
+
+def test_nothing_is_run_on_the_way(own, tmp_path):
+    with pytest.raises(ValueError, match="subprocess must define call"):
+        build_loss(LossConfig("subprocess:call", options={"args": ["touch", str(tmp_path / "here")]}))
+    assert not (tmp_path / "here").exists()
+
+
+def test_candidates_and_engine_reach_a_loss_of_ones_own(own):
+    loss = build_loss(LossConfig("my_losses:Mine", engine="chunked"), candidates="cross")
+    assert (loss.candidates, loss.engine) == ("cross", "chunked")
+    assert build_loss(LossConfig("my_losses:quoted"), candidates="cross").candidates == "cross"
+    assert isinstance(build_loss(LossConfig("torch.nn:Identity"), candidates="cross"), nn.Identity)
+
+
+def test_an_option_that_a_loss_of_ones_own_does_not_take(own):
+    with pytest.raises(ValueError, match=r"my_losses:factory: .*unexpected keyword argument 'steep'"):
+        build_loss(LossConfig("my_losses:factory", options={"steep": 2}))
+    with pytest.raises(ValueError, match="my_losses:Mine: Mine has no option 'steep'; it takes temperature"):
+        build_loss(LossConfig("my_losses:Mine", options={"steep": 2}))
 
 
 def test_what_is_found_may_be_any_module():
