@@ -370,7 +370,7 @@ def test_no_dev_split(run, tmp_path):
 
 
 def test_a_loss_that_cannot_run_here_leaves_no_folder(run):
-    with pytest.raises(ValueError, match="the loss cannot run here: .* got cpu"):
+    with pytest.raises(ValueError, match=r"the loss cannot run here: .* got cpu"):
         train(replace(run, loss=LossConfig("infonce", engine="fused")), bar=False)
     assert not run.out.exists()
 
