@@ -79,9 +79,7 @@ def form_of(link: Link) -> Form | None:
         beyond = link.endpoint - 1
         return Form(w=link.beta, cap=(beyond, link.eps - beyond))
     if isinstance(link, BlendLink) and kind is BlendLink:
-        return Form(
-            g=(1 - link.lam) / link.temperature, w=link.lam * link.beta, cap=(link.offset, link.eps)
-        )
+        return Form(g=(1 - link.lam) / link.temperature, w=link.lam * link.beta, cap=(link.offset, link.eps))
     if isinstance(link, PowerLink) and kind is PowerLink:
         return Form(b=link.alpha * -_LOG_2, v=link.alpha, floor=2 * link.eps)
     if isinstance(link, AtanhLink) and kind is AtanhLink:
@@ -122,9 +120,9 @@ class Fused(Engine):
         contest = self.contest
         anchors, candidates = contest.raw or (contest.anchors.detach(), contest.candidates.detach())
         self.rows = [contest.anchors.detach(), contest.candidates.detach()]
-        self.operands = list(torch.ops.weince.operand(anchors))
+        self.operands = list(ops.run("operand", anchors))
         if not contest.symmetric:
-            self.operands += torch.ops.weince.operand(candidates)
+            self.operands += ops.run("operand", candidates)
         self.roles, self.given = _roles(contest)
         self.near: list[Tensor] = []
         self.nearest_known = False  # of every anchor, near the cap or not
@@ -137,8 +135,15 @@ class Fused(Engine):
     def _search(self, tail: TailConfig | None, numbers: Sequence[int]) -> None:
         """Find what is asked of the hardest negatives, and the nearest of every anchor."""
         numbers = [number for number in numbers if number < LARGEST_TAIL]
-        stats, made, thresholds, negatives, *near = torch.ops.weince.search(
-            *self.rows, self.operands, self.roles, self.given, self.contest.most_negatives, ops.pack(tail), numbers
+        stats, made, thresholds, negatives, *near = ops.run(
+            "search",
+            *self.rows,
+            self.operands,
+            self.roles,
+            self.given,
+            self.contest.most_negatives,
+            ops.pack(tail),
+            numbers,
         )
         if not self.nearest_known:
             self.near, self.nearest_known = near, True
@@ -146,7 +151,7 @@ class Fused(Engine):
         self._negatives = None if self.contest.uniform else negatives
         if tail is not None:
             rho, beta, daic = stats
-            lam = torch.ops.weince.gate(rho, daic, made, self._pivot(rho, tail), ops.pack(tail))
+            lam = ops.run("gate", rho, daic, made, self._pivot(rho, tail), ops.pack(tail))
             self.stats = TailStats(rho, beta, daic, lam)
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
@@ -168,7 +173,9 @@ class Fused(Engine):
         if self.contest.uniform:
             return torch.full((1,), self.contest.most_negatives, device=self.contest.anchors.device)
         if self._negatives is None:
-            self._negatives = torch.ops.weince.count_negatives(self.rows[0], self.roles, self.given, len(self.rows[1]))
+            self._negatives = ops.run(
+                "count_negatives", self.rows[0], self.roles, self.given, len(self.rows[1])
+            )
         return self._negatives
 
     def smallest(self, count: int) -> Tensor:
@@ -206,7 +213,7 @@ class Fused(Engine):
             self._spec(part, form, numbers.index(part.hardest) + 1 if part.hardest is not None else 0)
             for part, form in zip(one.parts, one.forms, strict=True)
         ]
-        values, _ = torch.ops.weince.sums(
+        values = ops.sums(
             self.contest.anchors, self.contest.candidates, coefs, limits, self.operands, self.roles, self.given,
             self.near, spec, one.cap, learn,
         )  # fmt: skip
@@ -223,7 +230,9 @@ class Fused(Engine):
             wanted = 8 if True in steep else 4 if steep else 0
             if known < wanted:
                 self.near = list(
-                    torch.ops.weince.nearest(*self.rows, self.operands, self.roles, self.given, self.near, wanted == 8)
+                    ops.run(
+                        "nearest", *self.rows, self.operands, self.roles, self.given, self.near, wanted == 8
+                    )
                 )
 
     def _coefficients(self, forms: Sequence[Form]) -> tuple[Tensor, int]:

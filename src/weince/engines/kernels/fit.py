@@ -128,9 +128,10 @@ def four(values, inside):
 
 @triton.jit
 def limit_of(values, rank, number, slack):
-    """Half way from the ``number``-th smallest to the next, or a little above it where both are as good as equal."""
-    last = tl.sum(tl.where(rank == number - 1, values, 0.0), axis=1)
-    after = tl.sum(tl.where(rank == number, values, 0.0), axis=1)
+    """Half way from the ``number``-th smallest to the next, or a little above it where both are as good as equal;
+    infinite where there are no more."""
+    last = tl.min(tl.where(rank == number - 1, values, float("inf")), axis=1)
+    after = tl.min(tl.where(rank == number, values, float("inf")), axis=1)
     return tl.maximum((last + after) / 2, last + slack)
 
 

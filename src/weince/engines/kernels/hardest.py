@@ -235,7 +235,18 @@ def exact_kernel(
                 cols = start + tl.arange(0, BN)
                 d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
                 keep, _ = pair_roles(
-                    rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+                    rows,
+                    cols,
+                    own,
+                    id_c,
+                    label_c,
+                    ignore_ptr,
+                    n_rows,
+                    n_cols,
+                    stride_a,
+                    stride_c,
+                    ROLES,
+                    False,
                 )
                 bits = d.to(tl.int32, bitcast=True)
                 if round < 31:

@@ -299,7 +299,9 @@ def search(
             if config is not None:
                 sizes = torch.zeros_like(seen)
                 sizes[:rows] = config.tail_sizes(own)
-                drops = (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
+                drops = (
+                    (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
+                )
         if not every:
             launch(hardest.exact_kernel, (triton.cdiv(rows, 16),), (*tensors, kept, loose, seen, keys),
                    (*size, depth, todo.width), {"BM": 16, "BN": 64, **constants})  # fmt: skip
@@ -350,7 +352,13 @@ def _warps(number: int) -> dict[str, int]:
 def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config: TailConfig) -> Tensor:
     """The gate of Algorithm 1: ``lam`` of every anchor. Without a pivot it is the quantile of all ``rho``."""
     anchors, lam = len(rho), torch.empty_like(rho)
-    numbers = (anchors, round(config.rho0_quantile * (anchors - 1)), config.kappa_rho, config.kappa_aic, config.margin)
+    numbers = (
+        anchors,
+        round(config.rho0_quantile * (anchors - 1)),
+        config.kappa_rho,
+        config.kappa_aic,
+        config.margin,
+    )
     room = 1024 if pivot is not None else triton.next_power_of_2(anchors)
     launch(fit.gate_kernel, (1,), (rho, daic, made, rho if pivot is None else pivot, lam), numbers,
            {"GIVEN": pivot is not None, "GATE": GATES[config.gate], "B": room, **_warps(16)})  # fmt: skip
@@ -362,7 +370,10 @@ def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None,
     result = empty_near(a, 2 * EXACT if positives else EXACT)
     result.close.zero_()
     if near is not None:
-        result.cols[:, :EXACT], result.shortfalls[:, :EXACT] = near.cols[:, :EXACT], near.shortfalls[:, :EXACT]
+        result.cols[:, :EXACT], result.shortfalls[:, :EXACT] = (
+            near.cols[:, :EXACT],
+            near.shortfalls[:, :EXACT],
+        )
         result.close.copy_(near.close)
     shape = blocks(len(a), pairs.shape, "sum")
     sizes = (len(a), len(c), *roles.strides, a.shape[1], a.stride(0), c.stride(0))

@@ -9,7 +9,7 @@ tail's configuration travels as numbers, since an operator takes no objects.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,7 +76,13 @@ def _search(
     config: Sequence[float], numbers: Sequence[int],
 ) -> tuple[Tensor, ...]:  # fmt: skip
     found = launch.search(
-        anchors, candidates, _pairs(operands, anchors), _roles(roles, given, operands), most, _unpack(tuple(config)), numbers
+        anchors,
+        candidates,
+        _pairs(operands, anchors),
+        _roles(roles, given, operands),
+        most,
+        _unpack(tuple(config)),
+        numbers,
     )
     return *found[:4], *found.near
 
@@ -101,7 +107,12 @@ def _nearest(
     near: Sequence[Tensor], positives: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     return launch.nearest(
-        anchors, candidates, _pairs(operands, anchors), _roles(roles, given, operands), _near(near), positives=positives
+        anchors,
+        candidates,
+        _pairs(operands, anchors),
+        _roles(roles, given, operands),
+        _near(near),
+        positives=positives,
     )
 
 
@@ -116,7 +127,13 @@ def _sums(
     """Sums ``(sums, anchors)``; derivatives by the coefficients ``(coefficients, anchors)`` where wanted."""
     asked = Sums(tuple(spec), tuple(cap), coefs.detach(), thresholds)
     return launch.summed(
-        _pairs(operands, anchors), _roles(roles, given, operands), _near(near), asked, len(anchors), len(candidates), learn
+        _pairs(operands, anchors),
+        _roles(roles, given, operands),
+        _near(near),
+        asked,
+        len(anchors),
+        len(candidates),
+        learn,
     )
 
 
@@ -159,27 +176,27 @@ def _gradient_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    anchors, candidates, coefs, thresholds, operands, roles, ctx.given, near, *ctx.rest = inputs
+    anchors, candidates, coefs, thresholds, operands, roles, given, near, spec, cap, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(anchors, candidates, *output, coefs, thresholds, *operands, *roles, *near)
-    ctx.lengths = len(operands), len(roles), len(near)
-    ctx.wants = ctx.needs_input_grad[:3]
+    ctx.lists = len(operands), len(roles), given, len(near), spec, cap
 
 
-def _backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    nothing = (None, *([None] * length for length in ctx.lengths[:2]), None, [None] * ctx.lengths[2], None, None, None)
+def _gradients(
+    ctx: Any, weights: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """By anchors, candidates and coefficients, of sums that are worth so much."""
     if weights is None:
-        return None, None, None, *nothing
+        return None, None, None
     anchors, candidates, values, effects, coefs, thresholds, *rest = ctx.saved_tensors
-    operands, rest = rest[: ctx.lengths[0]], rest[ctx.lengths[0] :]
-    roles, near = rest[: ctx.lengths[1]], rest[ctx.lengths[1] :]
-    spec, cap, _ = ctx.rest
-    by_anchor, by_candidate, by_coef = ctx.wants
+    first, second, given, _, spec, cap = ctx.lists
+    operands, roles, near = rest[:first], rest[first : first + second], rest[first + second :]
+    by_anchor, by_candidate, by_coef = wanted
     ours = theirs = learned = None
     if by_anchor or by_candidate:
-        ours, theirs = torch.ops.weince.sums_gradient(
-            anchors, candidates, weights, values, coefs, thresholds, operands, roles, ctx.given, near, spec, cap,
-            by_anchor, by_candidate,
+        ours, theirs = run(
+            "sums_gradient", anchors, candidates, weights, values, coefs, thresholds, operands, roles, given, near, spec,
+            cap, by_anchor, by_candidate,
         )  # fmt: skip
         ours = first_order(ours, anchors) if by_anchor or len(operands) == 2 else None
         theirs = first_order(theirs, candidates) if by_candidate and len(operands) == 4 else None
@@ -187,7 +204,114 @@ def _backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
         form = coefs.shape[0] // weights.shape[0]
         each = (effects.view(weights.shape[0], form, -1) * weights.unsqueeze(1)).flatten(0, 1)
         learned = first_order(each.sum_to_size(coefs.shape), coefs)
-    return ours, theirs, learned, *nothing
+    return ours, theirs, learned
+
+
+def _backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    first, second, _, third, _, _ = ctx.lists
+    nothing = (None, [None] * first, [None] * second, None, [None] * third, None, None, None)
+    return *_gradients(ctx, weights, ctx.needs_input_grad[:3]), *nothing
+
+
+class Lists(NamedTuple):
+    """What comes to :class:`_Sums` besides tensors: how many of those are operands and roles, and the last arguments."""
+
+    operands: int
+    roles: int
+    given: int
+    spec: list[int]
+    cap: list[float]
+    learn: int
+
+    def inputs(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """As the operator takes them."""
+        first, second = 4 + self.operands, 4 + self.operands + self.roles
+        lists = (tensors[4:first], tensors[first:second], self.given, tensors[second:])
+        return *tensors[:4], *lists, self.spec, self.cap, self.learn
+
+
+class _Sums(torch.autograd.Function):
+    """The operator ``sums`` outside of compiled graphs, where asking for it would take the host longer."""
+
+    @staticmethod
+    def forward(ctx: Any, lists: Lists, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = lists.inputs(tensors)
+        values, effects = _FUNCTIONS["sums"](*inputs)
+        _save(ctx, inputs, (values, effects))
+        ctx.mark_non_differentiable(effects)
+        return values, effects
+
+    @staticmethod
+    def backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        return (
+            None,
+            *_gradients(ctx, weights, ctx.needs_input_grad[1:4]),
+            *(None,) * (len(ctx.saved_tensors) - 5),
+        )
+
+
+class _Transformed(torch.autograd.Function):
+    """The same for torch.func, whose tensors only operators can open."""
+
+    @staticmethod
+    def forward(lists: Lists, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        values, effects = torch.ops.weince.sums(*lists.inputs(tensors))
+        return values, effects
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        lists, *tensors = inputs
+        _save(ctx, lists.inputs(tensors), output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        return _Sums.backward(ctx, weights)
+
+
+in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+"""Whether torch.func is at work; without an answer, it may be."""
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def run(name: str, first: Tensor, *rest: Any) -> Any:
+    """An operator, or, where nobody has to know that it is one, its function, which takes the host less time."""
+    if torch.compiler.is_compiling() or in_transform() or type(first) is not Tensor:
+        return getattr(torch.ops.weince, name)(first, *rest)
+    return _FUNCTIONS[name](first, *rest)
+
+
+def sums(
+    anchors: Tensor, candidates: Tensor, coefs: Tensor, thresholds: Tensor, operands: list[Tensor],
+    roles: list[Tensor], given: int, near: list[Tensor], spec: list[int], cap: list[float], learn: int,
+) -> Tensor:  # fmt: skip
+    """Sums ``(sums, anchors)`` with their gradient.
+
+    Args:
+        anchors: ``(a, d)`` unit rows; gradients go there.
+        candidates: ``(c, d)`` unit rows, likewise.
+        coefs: Of the links, see :class:`weince.engines.kernels.launch.Sums`; likewise.
+        thresholds: Of the hardest, a line each.
+        operands: Of anchors and candidates.
+        roles: Of the pairs.
+        given: Which roles these are.
+        near: Exact shortfalls of the nearest candidates, or nothing.
+        spec: What each sum is.
+        cap: What their logarithms are taken of.
+        learn: Bits of the coefficients that want a gradient.
+    """
+    if torch.compiler.is_compiling() or type(anchors) is not Tensor and not in_transform():
+        values, _ = torch.ops.weince.sums(
+            anchors, candidates, coefs, thresholds, operands, roles, given, near, spec, cap, learn
+        )
+        return values
+    function = _Transformed if in_transform() else _Sums
+    lists = Lists(len(operands), len(roles), given, spec, cap, learn)
+    found: tuple[Tensor, Tensor] = function.apply(  # type: ignore[no-untyped-call]
+        lists, anchors, candidates, coefs, thresholds, *operands, *roles, *near
+    )
+    return found[0]
 
 
 def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +319,7 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def moved(first: Tensor, *rest: Any) -> Any:
-        if not first.is_cuda:
+        if not first.is_cuda or first.device.index == torch.cuda.current_device():
             return function(first, *rest)
         with torch.cuda.device(first.device):
             return function(first, *rest)
@@ -205,9 +329,10 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _register(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Make a function an operator. (``custom_op`` would do it too, and add a millisecond of checks to every call.)"""
+    _FUNCTIONS[name] = function = _on_its_device(function)
     name = f"weince::{name}"
     torch.library.define(name, schema)
-    torch.library.impl(name, ("cuda", "cpu"), _on_its_device(function))
+    torch.library.impl(name, ("cuda", "cpu"), function)
     torch.library.register_fake(name, fake)
 
 

@@ -35,7 +35,14 @@ def launch(
         constants: By name; also options of Triton, like ``num_warps``.
     """
     addresses = [tensor.data_ptr() for tensor in tensors]
-    key = (kernel, grid, *numbers, *constants.values(), *(tensor.dtype for tensor in tensors), tensors[0].device)
+    key = (
+        kernel,
+        grid,
+        *numbers,
+        *constants.values(),
+        *(tensor.dtype for tensor in tensors),
+        tensors[0].device,
+    )
     known = _known.get(key)
     aligned = not any(address % ALIGNED for address in addresses)
     if known is not None and aligned:

@@ -263,8 +263,8 @@ def sum_kernel(
                 z, rows, cols, own, view, view_c, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c,
                 links[k][4], d, touched, ROLES, (SPEC >> (16 * k)) & 0xFFFF,
             )  # fmt: skip
-            state = add_tile(states[k], z, d, log_gap, log_rest, (SPEC >> (16 * k)) & 0xFFFF, LEARN)
-            states = put(states, k, state, SUMS)
+            more = add_tile(states[k], z, d, log_gap, log_rest, (SPEC >> (16 * k)) & 0xFFFF, LEARN)
+            states = put(states, k, more, SUMS)
     step = tl.num_programs(1) * n_rows
     for k in tl.static_range(SUMS):
         line = pieces + k * SLOTS * step + tl.program_id(1) * n_rows + rows
@@ -391,9 +391,11 @@ def gradient_kernel(
             if BM > FLAGS:
                 close_rows += tl.load(close_ptr + tl.program_id(0) * BM // FLAGS + 1)
         for k in tl.static_range(SUMS):
-            link = link_of(coefs, thresholds, k * FORM, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF, EACH)
-            links = links + (link,)
-            worths = worths + (worth_of(link, values, weights, k, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF),)
+            own_link = link_of(coefs, thresholds, k * FORM, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF, EACH)
+            links = links + (own_link,)
+            worths = worths + (
+                worth_of(own_link, values, weights, k, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF),
+            )
     reach = span_of(own)
     acc = tl.zeros((BM, DB), tl.float32)
     for start in range(begin, end, BN):
@@ -443,7 +445,18 @@ def gradient_kernel(
                     pulled += pull
             if IGNORE & ROLES:  # the only role that may differ if the two are exchanged
                 is_negative, _ = pair_roles(
-                    rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+                    rows,
+                    cols,
+                    own,
+                    id_c,
+                    label_c,
+                    ignore_ptr,
+                    n_rows,
+                    n_cols,
+                    stride_a,
+                    stride_c,
+                    ROLES,
+                    False,
                 )
                 pulled = tl.where(is_negative, pulled, 0.0)
         if FROM_COLS:
@@ -461,7 +474,18 @@ def gradient_kernel(
             if IGNORE & ROLES or not FROM_ROWS:
                 theirs = anchor_roles(cols, n_cols, positive_ptr, self_ptr, id_a, label_a, ROLES)
                 is_negative, is_positive = pair_roles(
-                    cols, rows, theirs, id_c, label_c, ignore_ptr, n_cols, n_rows, stride_a, stride_c, ROLES, True
+                    cols,
+                    rows,
+                    theirs,
+                    id_c,
+                    label_c,
+                    ignore_ptr,
+                    n_cols,
+                    n_rows,
+                    stride_a,
+                    stride_c,
+                    ROLES,
+                    True,
                 )
                 more = tl.where(is_negative, more, 0.0)
                 if OF_POSITIVES & ANY and not FROM_ROWS:
@@ -473,7 +497,18 @@ def gradient_kernel(
                 touched = touches(start, reach, end, BN)
             if touched:
                 is_negative, is_positive = pair_roles(
-                    rows, cols, own, id_c, label_c, id_c, n_rows, n_cols, stride_a, stride_c, ROLES & 15, False
+                    rows,
+                    cols,
+                    own,
+                    id_c,
+                    label_c,
+                    id_c,
+                    n_rows,
+                    n_cols,
+                    stride_a,
+                    stride_c,
+                    ROLES & 15,
+                    False,
                 )
                 pulled = tl.where(is_negative, pulled, 0.0)
                 if OF_POSITIVES & ANY:

@@ -254,7 +254,9 @@ def pair_roles(
         is_negative = is_negative & (is_same == 0)
         is_positive = is_positive & is_same
     if IGNORE & ROLES:
-        place = along(anchors.to(tl.int64) * stride_a, ACROSS) + along(candidates.to(tl.int64) * stride_c, not ACROSS)
+        place = along(anchors.to(tl.int64) * stride_a, ACROSS) + along(
+            candidates.to(tl.int64) * stride_c, not ACROSS
+        )
         is_negative = is_negative & (tl.load(ignore_ptr + place, mask=inside, other=1).to(tl.int32) == 0)
     return is_negative, is_positive
 
