@@ -1,9 +1,11 @@
 """Compile the kernels of the fused engine for GPUs that are not there, and print the shared memory that each takes.
 
-    python tests/engines/offline.py 89 101376 [--all]
+    python tests/engines/offline.py 89 101376 8192x128 40000x256
 
-One line for each kernel that some batches would launch: bytes, its name, the batch. Exits with 1 if one takes more than
-the limit. It is a program of its own, since Triton's interpreter, in which the tests run, compiles nothing.
+The arguments are the compute capability, the limit in bytes, and sizes of batches. Prints the kernel that takes most
+and those that take more than the limit, and exits with 1 if there is one. ``--plain`` leaves out labels and several
+sums, ``--spills`` prints all kernels with their registers. It is a program of its own, since Triton's interpreter, in
+which the tests run, compiles nothing.
 """
 
 import os
@@ -51,8 +53,8 @@ class Compiles:
 
     def __call__(self, kernel, grid, tensors, numbers, constants):
         result = compiled(kernel, tensors, numbers, constants)
-        self.found.append((result.metadata.shared, kernel.__name__, self.batch, constants.get("BM"), constants.get("BN"),
-                           constants.get("num_stages")))  # fmt: skip
+        tile = [constants.get(name) for name in ("BM", "BN", "num_stages")]
+        self.found.append((result.metadata.shared, kernel.__name__, self.batch, *tile))
         if "--spills" in sys.argv:
             print(*self.found[-1], spills(result))
 
@@ -109,14 +111,15 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
 def main():
     capability, limit = int(sys.argv[1]), int(sys.argv[2])
     driver.set_active(Absent(capability))
+    launch.SHARED = limit
     spy = Compiles()
     launch.launch = relaunch.launch = spy
-    sizes = [(8192, 128), (40000, 256)]
-    if "--all" in sys.argv:
-        sizes = [(n, d) for n in (512, 8192, 40000) for d in (16, 64, 128, 256, 300)]
-    for n, d in sizes:
+    sizes = [size.split("x") for size in sys.argv[3:] if "x" in size] or [("8192", "128"), ("40000", "256")]
+    for n, d in ((int(n), int(d)) for n, d in sizes):
         for dtype in (torch.float32, torch.bfloat16):
-            for options in ({"several": False}, {"labels": True, "symmetric": False}):
+            for options in ({"several": False}, {"labels": True, "symmetric": False})[
+                : 2 - ("--plain" in sys.argv)
+            ]:
                 spy.batch = f"{n} x {d} {dtype} {options}"
                 batch(n, d, dtype, **options)
     worst = max(spy.found)

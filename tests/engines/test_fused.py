@@ -1,7 +1,10 @@
 """The fused kernels against the dense engine in float64: in Triton's interpreter without a GPU, for real with one."""
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +40,7 @@ from weince.links import (  # noqa: E402
 from weince.tail import TailConfig, fit_tail, gated  # noqa: E402
 
 TAIL = TailConfig()
+NOTHING = Need()
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 
@@ -94,7 +98,7 @@ def evaluate(engine, dtype, leaves, layout, parts, need, options):
     return found.detach().double(), [g.double() for g in torch.autograd.grad(total, leaves)], engines
 
 
-def agree(parts, leaves, layout="views", need=Need(), *, value=2e-5, gradient=1e-4, **options):
+def agree(parts, leaves, layout="views", need=NOTHING, *, value=2e-5, gradient=1e-4, **options):
     """Check Fused against Dense in float64, in value and gradient; returns the engines of Fused."""
     ours, our_gradients, engines = evaluate(Fused, torch.float32, leaves, layout, parts, need, options)
     before = iter(engines)
@@ -311,8 +315,8 @@ class Spy:
 
 
 def survey(config, rows, layout="views", hardest=(), **options):
-    """Survey of the first contest by Fused and by Dense in float64; all but rho of Dense's statistics are what float64
-    makes of the fused engine's own shortfalls."""
+    """Survey of the first contest by Fused and by Dense in float64; all but rho of Dense's statistics are what
+    float64 makes of the fused engine's own shortfalls."""
     spy = Spy()
     spy.launch = launch.launch
     with pytest.MonkeyPatch.context() as patch:
@@ -425,7 +429,7 @@ def test_ties_and_duplicates():
 @pytest.mark.parametrize("known", ["tail", "no tail", "labels"])
 @pytest.mark.parametrize("shortfall", [1e-2, 1e-4, 1e-5])
 def test_near_the_cap(shortfall, known):
-    """Shortfalls of near negatives, and of near positives by label, are exact whether or not the tail was asked for."""
+    """Shortfalls of near negatives, and of near positives by label, are exact, with the tail and without."""
     z_i, z_j = views(14, 32, noise=1.0)
     step = torch.nn.functional.normalize(torch.randn(32, device=DEVICE), dim=0)
     z_j[0] = torch.nn.functional.normalize(z_i[1], dim=0) + (2 * shortfall) ** 0.5 * step
@@ -488,6 +492,59 @@ def test_what_it_does_not_serve():
     assert where is None if DEVICE == "cuda" else "CUDA" in where
     on_gpu = replace(contest, anchors=contest.anchors.to("meta"))  # no CPU, and nothing is computed
     assert why_not(on_gpu, Need()) is not None
+
+
+LIMITS = [99 << 10, 163 << 10, 227 << 10]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("use", ["tail", "sum", "gradient"])
+def test_tiles_fit_the_shared_memory_of_the_device(limit, use):
+    for rows in (100, 8192, 40000):
+        for d, parts in ((16, 1), (64, 2), (128, 1), (128, 2), (256, 1), (256, 2), (1000, 2)):
+            shape = launch.operand_shape(d, parts)
+            room = shape["DB"] * shape["PARTS"]
+            tuned = launch._tile(rows, shape, use)
+            tile = tuned.within(room, limit)
+            assert tile.takes(room) <= limit
+            assert tile.rows >= 16
+            assert tile.columns in (32, 64)
+            if limit == LIMITS[-1]:
+                assert tile == tuned
+
+
+def test_compiled_for_a_small_gpu():
+    """Where no GPU is needed for it: what a batch launches takes no more than an RTX 4090 has."""
+    program = Path(__file__).with_name("offline.py")
+    command = [sys.executable, program, "89", str(LIMITS[0]), "8192x256", "--plain"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forced_limits(monkeypatch, limit, dtype):
+    """Every kernel of a batch on a GPU with less shared memory, by what was compiled."""
+    taken = []
+
+    def direct(kernel, grid, tensors, numbers, constants):
+        taken.append((kernel[grid](*tensors, *numbers, **constants).metadata.shared, kernel.__name__))
+
+    monkeypatch.setattr(launch, "SHARED", limit)
+    monkeypatch.setattr(launch, "launch", direct)
+    exact = dtype == torch.float32
+    for n, d in ((700, 256), (3000, 256), (3000, 300)):
+        rows = views(n, d, clusters=40, dtype=dtype)
+        agree(
+            blended,
+            rows,
+            need=Need(TAIL, (5,)),
+            value=5e-5 if exact else 1e-4,
+            gradient=1e-4 if exact else 4e-3,
+        )
+    assert max(taken)[0] <= limit, max(taken)
 
 
 @pytest.mark.parametrize("count", [1025, 5000, 12288, 12289, 65536, 1 << 20])

@@ -1,7 +1,8 @@
 """The fused engine: Triton kernels for CUDA, memory linear in the batch.
 
-No tile of the score matrix is ever written: one pass finds the hardest negatives, if a loss asks for them, one computes
-the sums, up to eight of them, one the gradient. Links that the kernels do not have go through the chunked engine.
+No tile of the score matrix is ever written: one pass finds the hardest negatives, if a loss asks for them, one
+computes the sums, up to eight of them, one the gradient. Links that the kernels do not have go through the chunked
+engine.
 """
 
 from collections.abc import Sequence
@@ -242,8 +243,8 @@ class Fused(Engine):
         lines: list[Tensor] = []
         learn = 0
         for form in forms:
-            for bit, value in enumerate(form[: 1 if plain else 4]):
-                number = 0.0 if value is None else value
+            for bit, value in enumerate((form.g, form.b, form.w, form.v)[: 1 if plain else 4]):
+                number: Scalar = 0.0 if value is None else value
                 if not isinstance(number, Tensor):
                     lines.append(torch.full((1,), number, dtype=torch.float32, device=device))
                     continue

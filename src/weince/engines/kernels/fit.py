@@ -4,8 +4,8 @@
 import triton
 import triton.language as tl
 
-from weince.engines.kernels.sort import numbers_of, ranks_of, smallest
 from weince.engines.kernels.hardest import INFINITE
+from weince.engines.kernels.sort import numbers_of, ranks_of, smallest
 from weince.engines.kernels.tiles import exact_pairs, fast_inverse
 
 
@@ -143,8 +143,8 @@ def fit_kernel(
     EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
     LIMITS: tl.constexpr, SLACK: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
-    """Survivors of ``R`` anchors (one, by one warp, but in the interpreter) to their nearest negatives, to thresholds of
-    their hardest, and, with ``FIT``, to the two lines of TailFit: rho, beta, daic in ``stats``, a line each.
+    """Survivors of ``R`` anchors (one, by one warp, but in the interpreter) to their nearest negatives, to thresholds
+    of their hardest, and, with ``FIT``, to the two lines of TailFit: rho, beta, daic in ``stats``, a line each.
 
     ``halves`` are the keys as numbers of 32 bits: a column, then the bits of its shortfall. What is smallest so far
     is kept, and ``KP`` more at a time are sorted into it. ``depth`` of the smallest are sure to be there, of which

@@ -68,7 +68,6 @@ def sample_kernel(
     """Threshold of each anchor: about the ``wanted``-th smallest of ``M`` sampled shortfalls. Counters to 0."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    inside = rows < n_rows
     own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     # One candidate of each stratum, which one by a hash: a plain stride could follow a period in the data.
     at = tl.arange(0, M).to(tl.int64)
@@ -135,7 +134,6 @@ def survivors_kernel(
     """
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    inside = rows < n_rows
     own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     inv_rows = tl.load(inv_x + rows)
     a = part(x, rows, 0, PARTS * DP, DB)
@@ -285,7 +283,7 @@ def near_kernel(
     OF_POSITIVES: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr,
     FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """Of every anchor the four nearest negatives (or positives by label) below ``NEAR``: columns and exact shortfalls.
+    """Of every anchor the four nearest negatives (or positives by label) below ``NEAR``: columns, exact shortfalls.
 
     They are written from place ``FIRST`` of ``NEAREST`` on; -1 and infinity where there are fewer.
     """

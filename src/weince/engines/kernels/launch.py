@@ -99,8 +99,8 @@ def roles_of(roles: Sequence[Tensor], given: int, anything: Tensor) -> Roles:
 
 
 class Near(NamedTuple):
-    """Columns and exact shortfalls of each anchor's nearest candidates, ``(anchors, 4)`` (8 with those of its positives
-    by label), and flags for anchors that have one near the cap."""
+    """Columns and exact shortfalls of each anchor's nearest candidates, ``(anchors, 4)`` (8 with those of its
+    positives by label), and flags for anchors that have one near the cap."""
 
     cols: Tensor
     shortfalls: Tensor
@@ -137,31 +137,98 @@ def operand(source: Tensor) -> tuple[Tensor, Tensor]:
     return out, inverse
 
 
-def blocks(rows: int, shape: dict[str, int], use: str) -> dict[str, int]:
-    """Tile of a pass over all pairs: small for few rows, so that every multiprocessor has one."""
+SHARED: int | None = None
+"""Bytes of shared memory that tiles may take, instead of what the device has; for tests."""
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have: 99 KiB on an RTX 4090 or L40S, 163 on an A100, 227 on an H100."""
+    return _shared_memory(device) if SHARED is None else SHARED
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 227 << 10
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 48 << 10))
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a tile, warps that work on it, and tiles of columns that are loaded ahead."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    def takes(self, room: int) -> int:
+        """Bytes of shared memory, at the most, for operands ``room`` wide: rows, columns, a result, scratch."""
+        return 2 * (room * (self.rows + self.stages * self.columns) + self.rows * self.columns) + 4096
+
+    def within(self, room: int, limit: int) -> "Tile":
+        """The tile, or a smaller one that fits."""
+        rows, columns, warps, stages = self
+        if self.takes(room) <= limit:
+            return self
+        if stages > 2:
+            return Tile(rows, columns, warps, stages - 1).within(room, limit)
+        if rows > 64:
+            return Tile(rows // 2, columns, warps, stages).within(room, limit)
+        if columns > 32:
+            return Tile(rows, columns // 2, warps, stages).within(room, limit)
+        if stages > 1:
+            return Tile(rows, columns, warps, 1).within(room, limit)
+        if rows > 16:
+            return Tile(rows // 2, columns, 4, 1).within(room, limit)
+        return self
+
+    def constants(self) -> dict[str, int]:
+        return {"BM": self.rows, "BN": self.columns, "num_warps": self.warps, "num_stages": self.stages}
+
+
+def blocks(rows: int, shape: dict[str, int], use: str, limit: int) -> dict[str, int]:
+    """Tile of a pass over all pairs that fits the shared memory: small for few rows, so that every multiprocessor has
+    one. Tuned on an H200; smaller ones follow from those."""
     if INTERPRETED:
         return {"BM": 64, "BN": 64}
+    return _tile(rows, shape, use).within(shape["DB"] * shape["PARTS"], limit).constants()
+
+
+def _tile(rows: int, shape: dict[str, int], use: str) -> Tile:
     room = shape["DB"] * shape["PARTS"]
     if rows <= 2048:
-        return {"BM": 16, "BN": 64, "num_warps": 4, "num_stages": 2 if room > 256 else 3}
+        return Tile(16, 64, 4, 2 if room > 256 else 3)
     if shape["DP"] > shape["DB"]:  # rows too wide to keep: both operands of a product come in pieces
         if use == "gradient":
-            return _tile(64, 32, 4, 2) if shape["PARTS"] == 2 else _tile(64, 64, 8, 2)
-        return _tile(64, 64, 4, 2)
+            return Tile(64, 32, 4, 2) if shape["PARTS"] == 2 else Tile(64, 64, 8, 2)
+        return Tile(64, 64, 4, 2)
     many = rows > 16384
     if use == "gradient":
         if shape["DB"] > 128:
-            return _tile(128, 32, 8, 2)
-        return _tile(64, 64, 4, 2) if many or shape["PARTS"] == 2 else _tile(64, 64, 8, 2)
+            return Tile(128, 32, 8, 2)
+        return Tile(64, 64, 4, 2) if many or shape["PARTS"] == 2 else Tile(64, 64, 8, 2)
     if room > 256:
-        return _tile(128, 64, 8, 1)
+        return Tile(128, 64, 8, 1)
     if room == 256:
-        return _tile(128, 64, 8, 3) if many else _tile(64, 64, 4, 2)
-    return _tile(128, 64, 4, 3)
+        return Tile(128, 64, 8, 3) if many else Tile(64, 64, 4, 2)
+    return Tile(128, 64, 4, 3)
 
 
-def _tile(rows: int, columns: int, warps: int, stages: int) -> dict[str, int]:
-    return {"BM": rows, "BN": columns, "num_warps": warps, "num_stages": stages}
+def _sample_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
+    """Of the kernel that takes the sample, all of which is one tile."""
+    tile = {"M": SAMPLE, "BM": 32, "BK": min(64 // shape["PARTS"] // 2, shape["DB"])}
+    if INTERPRETED:
+        return tile
+    each = 2 * (SAMPLE + 32) * tile["BK"] * shape["PARTS"]
+    return {**tile, "num_warps": 16, "num_stages": max(1, min(3, (limit - (16 << 10)) // each))}
+
+
+def _exact_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
+    """Of the exact search."""
+    if INTERPRETED:
+        return {"BM": 16, "BN": 64}
+    return Tile(16, 64, 4, 3).within(shape["DB"] * shape["PARTS"], limit).constants()
 
 
 def splits(programs: int, tiles: int) -> tuple[int, int]:
@@ -254,7 +321,8 @@ def search(
     found.near.close.zero_()
     every = count <= ALL_KEPT
     todo = TailPlan(0, 0, 0, _even(count)) if every else plan(count, depth)
-    shape = blocks(anchors, pairs.shape, "tail")
+    limit = shared_memory(device)
+    shape = blocks(anchors, pairs.shape, "tail", limit)
     chunk = anchors if every else min(anchors, max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD)
     chunk = triton.cdiv(triton.cdiv(anchors, triton.cdiv(anchors, chunk)), PAD) * PAD
     keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
@@ -271,12 +339,10 @@ def search(
         rows = min(chunk, anchors - start)
         size = (start, anchors, count, *roles.strides)
         if not every:
-            thin = 64 // pairs.shape["PARTS"] // 2
-            tile = {"M": SAMPLE, "BM": 32, "BK": min(thin, pairs.shape["DB"])}
             # All rows that a tile may have: beyond the last anchor, too, counters must not be what memory holds.
             grid = (triton.cdiv(rows, PAD) * PAD // 32,)
             launch(hardest.sample_kernel, grid, (*tensors, threshold, kept, loose, seen), (*size, todo.wanted),
-                   {**tile, **constants, **_warps(16)})  # fmt: skip
+                   {**_sample_tile(pairs.shape, limit), **constants})  # fmt: skip
         elif roles.by_value:
             seen.zero_()
         for phase in (1, 2) if todo.every else (0,):
@@ -304,7 +370,7 @@ def search(
                 )
         if not every:
             launch(hardest.exact_kernel, (triton.cdiv(rows, 16),), (*tensors, kept, loose, seen, keys),
-                   (*size, depth, todo.width), {"BM": 16, "BN": 64, **constants})  # fmt: skip
+                   (*size, depth, todo.width), {**_exact_tile(pairs.shape, limit), **constants})  # fmt: skip
         launch(
             fit.fit_kernel, (triton.cdiv(rows, FIT_ROWS),),
             (keys.view(torch.int32), kept, seen, sizes, drops, table, a, c, found.stats, found.made, *found.near,
@@ -366,7 +432,7 @@ def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config:
 
 
 def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None, *, positives: bool) -> Near:
-    """The candidates of every anchor nearer than ``NEAR``: negatives, or those found before, and positives by label."""
+    """The candidates of every anchor nearer than ``NEAR``: negatives, or those found before; positives by label."""
     result = empty_near(a, 2 * EXACT if positives else EXACT)
     result.close.zero_()
     if near is not None:
@@ -375,7 +441,7 @@ def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None,
             near.shortfalls[:, :EXACT],
         )
         result.close.copy_(near.close)
-    shape = blocks(len(a), pairs.shape, "sum")
+    shape = blocks(len(a), pairs.shape, "sum", shared_memory(a.device))
     sizes = (len(a), len(c), *roles.strides, a.shape[1], a.stride(0), c.stride(0))
     for which in range(near is not None, 1 + positives):
         launch(
@@ -397,8 +463,8 @@ def counted(roles: Roles, anchors: int, count: int) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.sums`), what their logarithms are taken
-    of, coefficients ``(sums * 1 or 4, 1 or anchors)`` and thresholds ``(., anchors)``."""
+    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.sums`), what their logarithms are
+    taken of, coefficients ``(sums * 1 or 4, 1 or anchors)`` and thresholds ``(., anchors)``."""
 
     spec: tuple[int, ...]
     cap: tuple[float, ...]
@@ -427,7 +493,7 @@ def summed(
 ) -> tuple[Tensor, Tensor]:
     """The sums ``(sums, anchors)`` and, for bits of ``learn``, their derivatives by the coefficients."""
     device, number = pairs.x.device, len(asked.spec)
-    shape = blocks(anchors, pairs.shape, "sum")
+    shape = blocks(anchors, pairs.shape, "sum", shared_memory(device))
     programs = triton.cdiv(anchors, shape["BM"])
     parts, tiles_each = splits(programs, triton.cdiv(count, shape["BN"]))
     pieces = torch.empty((number, sums.SLOTS.value, parts, anchors), dtype=torch.float32, device=device)
@@ -453,12 +519,12 @@ def gradient(
 ) -> Tensor:  # fmt: skip
     """Gradient of the rows of ``pairs.x``, ``(rows, d)``; the rows, the columns or both are anchors."""
     rows, columns, d = sizes
-    shape = blocks(rows, pairs.shape, "gradient")
+    shape = blocks(rows, pairs.shape, "gradient", shared_memory(pairs.x.device))
     result = torch.empty((rows, d), dtype=torch.float32, device=pairs.x.device)
     near_pointers = (values, values, values) if near is None else near
     tensors = (
-        *pairs[:4], *roles.pointers, *roles.views, roles.ignore, *near_pointers, asked.coefs, asked.thresholds, values,
-        weights, result,
+        *pairs[:4], *roles.pointers, *roles.views, roles.ignore, *near_pointers, asked.coefs, asked.thresholds,
+        values, weights, result,
     )  # fmt: skip
     constants = asked.constants(rows if from_rows else columns, near)
     grid = (triton.cdiv(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])

@@ -1,9 +1,9 @@
 """The kernels as operators of torch, so that autograd and torch.compile know them.
 
-Tensors come in lists: ``operands`` are rows for the tensor cores and their inverse lengths, of the anchors and then of
-the candidates, unless those are the same rows; ``roles`` are what :func:`weince.engines.kernels.launch.roles_of` takes,
-``given`` the bits of those that there are; ``near`` is a :class:`weince.engines.kernels.launch.Near`, or nothing. A
-tail's configuration travels as numbers, since an operator takes no objects.
+Tensors come in lists: ``operands`` are rows for the tensor cores and their inverse lengths, of the anchors and then
+of the candidates, unless those are the same rows; ``roles`` are what ``launch.roles_of`` takes, ``given`` the bits of
+those that there are; ``near`` is a ``launch.Near``, or nothing. A tail's configuration travels as numbers, since an
+operator takes no objects.
 """
 
 import functools
@@ -56,7 +56,7 @@ def _pairs(operands: Sequence[Tensor], like: Tensor) -> Pairs:
     """Of rows as wide as ``like``; the padding of one part is less than two parts take."""
     x, width = operands[0], like.shape[1]
     parts = 1 if x.shape[1] == launch.operand_shape(width, 1)["DP"] else 2
-    return Pairs(*operands[:2], *operands[-2:], launch.operand_shape(width, parts))  # type: ignore[call-arg]
+    return Pairs(x, operands[1], operands[-2], operands[-1], launch.operand_shape(width, parts))
 
 
 def _roles(roles: Sequence[Tensor], given: int, operands: Sequence[Tensor]) -> Roles:
@@ -122,7 +122,8 @@ def _count(like: Tensor, roles: Sequence[Tensor], given: int, candidates: int) -
 
 def _sums(
     anchors: Tensor, candidates: Tensor, coefs: Tensor, thresholds: Tensor, operands: Sequence[Tensor],
-    roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int], cap: Sequence[float], learn: int,
+    roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int], cap: Sequence[float],
+    learn: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Sums ``(sums, anchors)``; derivatives by the coefficients ``(coefficients, anchors)`` where wanted."""
     asked = Sums(tuple(spec), tuple(cap), coefs.detach(), thresholds)
@@ -139,7 +140,8 @@ def _sums(
 
 def _sums_fake(
     anchors: Tensor, candidates: Tensor, coefs: Tensor, thresholds: Tensor, operands: Sequence[Tensor],
-    roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int], cap: Sequence[float], learn: int,
+    roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int], cap: Sequence[float],
+    learn: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     number = anchors.shape[0]
     return anchors.new_empty((len(spec), number)), anchors.new_empty((coefs.shape[0] if learn else 0, number))
@@ -195,8 +197,8 @@ def _gradients(
     ours = theirs = learned = None
     if by_anchor or by_candidate:
         ours, theirs = run(
-            "sums_gradient", anchors, candidates, weights, values, coefs, thresholds, operands, roles, given, near, spec,
-            cap, by_anchor, by_candidate,
+            "sums_gradient", anchors, candidates, weights, values, coefs, thresholds, operands, roles, given, near,
+            spec, cap, by_anchor, by_candidate,
         )  # fmt: skip
         ours = first_order(ours, anchors) if by_anchor or len(operands) == 2 else None
         theirs = first_order(theirs, candidates) if by_candidate and len(operands) == 4 else None
@@ -214,7 +216,7 @@ def _backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
 
 
 class Lists(NamedTuple):
-    """What comes to :class:`_Sums` besides tensors: how many of those are operands and roles, and the last arguments."""
+    """What comes to :class:`_Sums` besides tensors: how many of those are operands and roles, and the rest."""
 
     operands: int
     roles: int
@@ -301,10 +303,10 @@ def sums(
         cap: What their logarithms are taken of.
         learn: Bits of the coefficients that want a gradient.
     """
-    if torch.compiler.is_compiling() or type(anchors) is not Tensor and not in_transform():
-        values, _ = torch.ops.weince.sums(
+    if torch.compiler.is_compiling() or (type(anchors) is not Tensor and not in_transform()):
+        values: Tensor = torch.ops.weince.sums(
             anchors, candidates, coefs, thresholds, operands, roles, given, near, spec, cap, learn
-        )
+        )[0]
         return values
     function = _Transformed if in_transform() else _Sums
     lists = Lists(len(operands), len(roles), given, spec, cap, learn)

@@ -1,7 +1,7 @@
 """Launches of kernels, which take the host less time when they come again.
 
 Triton looks at every argument of a launch, to find what it compiled for such arguments; that takes longer than the
-launch. Here a launch is remembered by its numbers and constants, and repeated with the addresses of its tensors alone.
+launch. Here a launch is remembered by its numbers and constants, and repeated with the addresses of its tensors.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,10 @@
 # mypy: ignore-errors
+# ruff: noqa: RUF005, SIM108 - Triton knows neither of what they propose
 """Sums over the candidates of every anchor, several in one pass over the tiles, and their gradient by a second pass.
 
 A logit is ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))`` of a score ``s`` and its shortfall
-``d``. The coefficients ``g, b, w, v`` are numbers of an anchor or of all; ``offset``, ``lowest`` and ``floor`` are the
-same for all sums of a pass. Inside the kernels logits are in bits, that is, divided by ``log(2)``.
+``d``. The coefficients ``g, b, w, v`` are numbers of an anchor or of all; ``offset``, ``lowest`` and ``floor`` are
+the same for all sums of a pass. Inside the kernels logits are in bits, that is, divided by ``log(2)``.
 
 ``SPEC`` says what the sums of a pass are, 16 bits for each:
 
@@ -13,9 +14,9 @@ same for all sums of a pass. Inside the kernels logits are in bits, that is, div
 - ``TOP_KNOWN``: the nearest negative has the largest logit, and it is known
 - bits 12 to 15: number of the thresholds, from 1, above which a shortfall takes no part; 0 for none
 
-``ANY`` is all of them or-ed together. ``SUMS``: how many sums there are. ``FORM``: coefficients to a sum, 1 (``g`` alone)
-or 4; ``EACH``: one for each anchor. ``NEAREST``: candidates of an anchor whose exact shortfalls are known, 0 for none;
-the first four are negatives.
+``ANY`` is all of them or-ed together. ``SUMS``: how many sums there are. ``FORM``: coefficients to a sum, 1 (``g``
+alone) or 4; ``EACH``: one for each anchor. ``NEAREST``: candidates of an anchor whose exact shortfalls are known, 0
+for none; the first four are negatives.
 """
 
 import triton
@@ -132,8 +133,8 @@ def log1p_bits(u):
 
 @triton.jit
 def start_of(link, nearest, offset, lowest, floor, ONE: tl.constexpr):
-    """What a sum starts from: the constant of its logits; and top, total, and weighted sums of ``s``, of 1, and of both
-    logarithms. A log-sum-exp is relative to ``top``, which rises with what comes unless it is known."""
+    """What a sum starts from: the constant of its logits; and top, total, and weighted sums of ``s``, of 1, and of
+    both logarithms. A log-sum-exp is relative to ``top``, which rises with what comes unless it is known."""
     constant = link[0] + link[1]
     top = tl.zeros_like(constant)
     nothing = top
@@ -278,7 +279,7 @@ def finish_kernel(
     pieces, values, effects, n_rows, splits,
     BR: tl.constexpr, SPEC: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
-    """What the spans left to the sums ``(SUMS, rows)``, and their derivatives by the coefficients, ``FORM`` lines each."""
+    """What the spans left to the sums ``(SUMS, rows)`` and their derivatives by coefficients, ``FORM`` lines each."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = rows < n_rows
     step = splits * n_rows
@@ -364,11 +365,13 @@ def gradient_kernel(
     SPEC: tl.constexpr, ANY: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, EACH: tl.constexpr,
     NEAREST: tl.constexpr, FLAGS: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the rows of ``x``, ``(rows, width)``: tiles of the derivative by scores, times ``y``, over some columns.
+    """Gradient of the rows of ``x``, ``(rows, width)``: tiles of the derivative by scores, times ``y``, over some
+    columns.
 
-    ``values``, ``weights``: of every sum and anchor, the sum and what it is worth. ``FROM_ROWS``: the rows are anchors.
-    ``FROM_COLS``: the columns are. Both where all rows meet all rows: a tile then serves the pair in both roles. Rows
-    and columns beyond the last need no mask: their operands or their weights are 0. ``ADD``: to what is there.
+    ``values``, ``weights``: of every sum and anchor, the sum and what it is worth. ``FROM_ROWS``: the rows are
+    anchors. ``FROM_COLS``: the columns are. Both where all rows meet all rows: a tile then serves the pair in both
+    roles. Rows and columns beyond the last need no mask: their operands or their weights are 0. ``ADD``: to what is
+    there.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     first = tl.program_id(1) * DB

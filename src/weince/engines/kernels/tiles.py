@@ -198,7 +198,7 @@ def shortfall(acc, inv_rows, inv_y, cols, PARTS: tl.constexpr):
 @triton.jit
 def along(values, ACROSS: tl.constexpr):
     """One value for each row of a tile; ``ACROSS``: for each column."""
-    if ACROSS:
+    if ACROSS:  # noqa: SIM108
         values = values[None, :]
     else:
         values = values[:, None]
@@ -231,8 +231,8 @@ def pair_roles(
 ):  # fmt: skip
     """Masks of a tile: which pairs are an anchor and a negative, which an anchor and a positive by its label.
 
-    ``own``: what :func:`anchor_roles` found. ``id_ptr``, ``label_ptr``: of the candidates. ``ACROSS``: the anchors are
-    the columns of the tile, else its rows.
+    ``own``: what :func:`anchor_roles` found. ``id_ptr``, ``label_ptr``: of the candidates. ``ACROSS``: the anchors
+    are the columns of the tile, else its rows.
     """
     there = candidates < n_candidates
     inside = along(anchors < n_anchors, ACROSS) & along(there, not ACROSS)
