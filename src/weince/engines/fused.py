@@ -182,6 +182,12 @@ class Fused(Engine):
     def smallest(self, count: int) -> Tensor:
         return self._chunked().smallest(count)
 
+    def _positive_shortfall(self) -> Tensor:
+        contest = self.contest
+        assert contest.positive is not None
+        found = ops.apart(contest.anchors, contest.candidates, contest.positive, contest.symmetric)
+        return super()._positive_shortfall() if found is None else found
+
     def _chunked(self) -> Chunked:
         """The same contest by the engine that has every link."""
         if self._loop is None:

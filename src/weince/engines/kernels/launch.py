@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from weince.engines.kernels import fit, hardest, sums, tiles
@@ -107,10 +106,21 @@ class Near(NamedTuple):
     close: Tensor
 
 
+def _parts(whole: int, size: int) -> int:
+    """How many parts of a size make up a whole. (Triton's own function takes the host long.)"""
+    return -(-whole // size)
+
+
+def _power(number: int) -> int:
+    """The least power of 2 that is no less."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+@functools.cache
 def operand_shape(d: int, parts: int) -> dict[str, int]:
     """Compile-time shape of operands: width with padding, columns multiplied at a time, parts."""
-    block = 128 if d > 256 else max(16, triton.next_power_of_2(d))
-    return {"DP": triton.cdiv(d, block) * block, "DB": block, "PARTS": parts}
+    block = 128 if d > 256 else max(16, _power(d))
+    return {"DP": _parts(d, block) * block, "DB": block, "PARTS": parts}
 
 
 def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,10 +139,10 @@ def operand(source: Tensor) -> tuple[Tensor, Tensor]:
         source = source.contiguous()
     shape = operand_shape(d, 1 if source.dtype == torch.bfloat16 else 2)
     out, inverse = operand_like(source)
-    wide = triton.next_power_of_2(shape["DP"])
+    wide = _power(shape["DP"])
     block = max(1, min(16, 4096 // wide))
     constants = {"DP": shape["DP"], "WIDE": wide, "PARTS": shape["PARTS"], "BR": block, "GRID": INTERPRETED}
-    grid = (triton.cdiv(len(out), block),)
+    grid = (_parts(len(out), block),)
     launch(tiles.operands_kernel, grid, (source, out, inverse), (rows, d, source.stride(0)), constants)
     return out, inverse
 
@@ -234,8 +244,8 @@ def _exact_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
 def splits(programs: int, tiles: int) -> tuple[int, int]:
     """Into how many spans of column tiles a pass is cut so as to fill the device, and their length."""
     wanted = 1 if INTERPRETED else min(16, max(1, 264 // programs))
-    span = triton.cdiv(tiles, wanted)
-    return triton.cdiv(tiles, span), span
+    span = _parts(tiles, wanted)
+    return _parts(tiles, span), span
 
 
 class TailPlan(NamedTuple):
@@ -324,7 +334,7 @@ def search(
     limit = shared_memory(device)
     shape = blocks(anchors, pairs.shape, "tail", limit)
     chunk = anchors if every else min(anchors, max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD)
-    chunk = triton.cdiv(triton.cdiv(anchors, triton.cdiv(anchors, chunk)), PAD) * PAD
+    chunk = _parts(_parts(anchors, _parts(anchors, chunk)), PAD) * PAD
     keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
     counters = torch.empty((4, chunk), dtype=torch.int32, device=device)
     threshold, kept, loose, seen = counters.unbind()
@@ -340,20 +350,20 @@ def search(
         size = (start, anchors, count, *roles.strides)
         if not every:
             # All rows that a tile may have: beyond the last anchor, too, counters must not be what memory holds.
-            grid = (triton.cdiv(rows, PAD) * PAD // 32,)
+            grid = (_parts(rows, PAD) * PAD // 32,)
             launch(hardest.sample_kernel, grid, (*tensors, threshold, kept, loose, seen), (*size, todo.wanted),
                    {**_sample_tile(pairs.shape, limit), **constants})  # fmt: skip
         elif roles.by_value:
             seen.zero_()
         for phase in (1, 2) if todo.every else (0,):
             if phase == 2:
-                launch(hardest.refine_kernel, (triton.cdiv(rows, FIT_ROWS),), (threshold, kept, loose, keys),
+                launch(hardest.refine_kernel, (_parts(rows, FIT_ROWS),), (threshold, kept, loose, keys),
                        (todo.width, todo.again),
-                       {"R": FIT_ROWS, "CP": triton.next_power_of_2(max(todo.width, 16)), **_warps(4)})  # fmt: skip
-            tiles_in_all = triton.cdiv(count, shape["BN"])
-            first = triton.cdiv(tiles_in_all, todo.every) if phase else 0
+                       {"R": FIT_ROWS, "CP": _power(max(todo.width, 16)), **_warps(4)})  # fmt: skip
+            tiles_in_all = _parts(count, shape["BN"])
+            first = _parts(tiles_in_all, todo.every) if phase else 0
             part = (tiles_in_all, first, tiles_in_all - first)[phase]
-            programs = triton.cdiv(rows, shape["BM"])
+            programs = _parts(rows, shape["BM"])
             parts, span = splits(programs, part)
             launch(hardest.survivors_kernel, (programs, parts), (*tensors, threshold, kept, seen, keys),
                    (*size, part, span, todo.width),
@@ -369,15 +379,15 @@ def search(
                     (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
                 )
         if not every:
-            launch(hardest.exact_kernel, (triton.cdiv(rows, 16),), (*tensors, kept, loose, seen, keys),
+            launch(hardest.exact_kernel, (_parts(rows, 16),), (*tensors, kept, loose, seen, keys),
                    (*size, depth, todo.width), {**_exact_tile(pairs.shape, limit), **constants})  # fmt: skip
         launch(
-            fit.fit_kernel, (triton.cdiv(rows, FIT_ROWS),),
+            fit.fit_kernel, (_parts(rows, FIT_ROWS),),
             (keys.view(torch.int32), kept, seen, sizes, drops, table, a, c, found.stats, found.made, *found.near,
              found.thresholds),
             (start, anchors, todo.width, depth, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0),
              1e-6 if config is None else config.eps),
-            {"R": FIT_ROWS, "KP": room, "DE": min(128, triton.next_power_of_2(a.shape[1])), "VARIES": roles.by_value,
+            {"R": FIT_ROWS, "KP": room, "DE": min(128, _power(a.shape[1])), "VARIES": roles.by_value,
              "ALL": every, "EXACT": EXACT, "NEAR": NEAR, "FLAGS": FLAGS, "FIT": config is not None,
              "HARDEST": limits, "LIMITS": len(numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
         )  # fmt: skip
@@ -407,8 +417,8 @@ def empty_near(a: Tensor, number: int) -> Near:
 
 def fit_room(k: int, kept: int) -> int:
     """Numbers that the fit sorts into what it has at a time: at least a tail, and half of what it gets, if known."""
-    half: int = triton.next_power_of_2(kept) // 2
-    return max(32, int(triton.next_power_of_2(k)), min(512, half))
+    half = _power(kept) // 2
+    return max(32, _power(k), min(512, half))
 
 
 def _warps(number: int) -> dict[str, int]:
@@ -425,7 +435,7 @@ def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config:
         config.kappa_aic,
         config.margin,
     )
-    room = 1024 if pivot is not None else triton.next_power_of_2(anchors)
+    room = 1024 if pivot is not None else _power(anchors)
     launch(fit.gate_kernel, (1,), (rho, daic, made, rho if pivot is None else pivot, lam), numbers,
            {"GIVEN": pivot is not None, "GATE": GATES[config.gate], "B": room, **_warps(16)})  # fmt: skip
     return lam
@@ -445,10 +455,10 @@ def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None,
     sizes = (len(a), len(c), *roles.strides, a.shape[1], a.stride(0), c.stride(0))
     for which in range(near is not None, 1 + positives):
         launch(
-            hardest.near_kernel, (triton.cdiv(len(a), shape["BM"]),),
+            hardest.near_kernel, (_parts(len(a), shape["BM"]),),
             (*pairs[:4], *roles.pointers, roles.ignore, a, c, *result), sizes,
             {**shape, **pairs.shape, "ROLES": roles.flags, "OF_POSITIVES": bool(which),
-             "DE": min(128, triton.next_power_of_2(a.shape[1])), "FIRST": EXACT * which,
+             "DE": min(128, _power(a.shape[1])), "FIRST": EXACT * which,
              "NEAREST": result.cols.shape[1], "NEAR": NEAR, "FLAGS": FLAGS},
         )  # fmt: skip
     return result
@@ -457,9 +467,33 @@ def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None,
 def counted(roles: Roles, anchors: int, count: int) -> Tensor:
     """Number of negatives of every anchor."""
     counts = torch.empty(anchors, dtype=torch.int64, device=roles.pointers[0].device)
-    launch(hardest.count_kernel, (triton.cdiv(anchors, 32),), (*roles.pointers, roles.ignore, counts),
+    launch(hardest.count_kernel, (_parts(anchors, 32),), (*roles.pointers, roles.ignore, counts),
            (anchors, count, *roles.strides), {"BM": 32, "BN": 128, "ROLES": roles.flags})  # fmt: skip
     return counts
+
+
+def apart(a: Tensor, c: Tensor, positive: Tensor) -> Tensor:
+    """Exact shortfall of every anchor and its one positive."""
+    result = torch.empty(len(a), dtype=torch.float32, device=a.device)
+    launch(tiles.positive_kernel, (_parts(len(a), 16),), (a, c, positive, result),
+           (len(a), a.shape[1], a.stride(0), c.stride(0)), {"BR": 16, "DE": min(128, _power(a.shape[1]))})  # fmt: skip
+    return result
+
+
+def apart_gradient(
+    a: Tensor, c: Tensor, positive: Tensor, weights: Tensor, *, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradient of :func:`apart` by anchors and by candidates; all in the first if they are the same rows."""
+    ours = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    theirs = (
+        ours.new_empty((0, a.shape[1]))
+        if symmetric
+        else torch.zeros(c.shape, dtype=ours.dtype, device=c.device)
+    )
+    launch(tiles.positive_gradient_kernel, (_parts(len(a), 16),), (a, c, positive, weights, ours, theirs),
+           (len(a), a.shape[1], a.stride(0), c.stride(0)),
+           {"BR": 16, "DE": min(128, _power(a.shape[1])), "SYMMETRIC": symmetric})  # fmt: skip
+    return ours, theirs
 
 
 class Sums(NamedTuple):
@@ -494,8 +528,8 @@ def summed(
     """The sums ``(sums, anchors)`` and, for bits of ``learn``, their derivatives by the coefficients."""
     device, number = pairs.x.device, len(asked.spec)
     shape = blocks(anchors, pairs.shape, "sum", shared_memory(device))
-    programs = triton.cdiv(anchors, shape["BM"])
-    parts, tiles_each = splits(programs, triton.cdiv(count, shape["BN"]))
+    programs = _parts(anchors, shape["BM"])
+    parts, tiles_each = splits(programs, _parts(count, shape["BN"]))
     pieces = torch.empty((number, sums.SLOTS.value, parts, anchors), dtype=torch.float32, device=device)
     values = torch.empty((number, anchors), dtype=torch.float32, device=device)
     effects = torch.empty((number * asked.form if learn else 0, anchors), dtype=torch.float32, device=device)
@@ -508,7 +542,7 @@ def summed(
         (anchors, count, tiles_each * shape["BN"], *roles.strides, *asked.cap),
         {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "NEAR": NEAR, "LEARN": learn},
     )  # fmt: skip
-    launch(sums.finish_kernel, (triton.cdiv(anchors, 128),), (pieces, values, effects), (anchors, parts),
+    launch(sums.finish_kernel, (_parts(anchors, 128),), (pieces, values, effects), (anchors, parts),
            {"BR": 128, "SPEC": constants["SPEC"], "SUMS": number, "FORM": asked.form, "LEARN": learn})  # fmt: skip
     return values, effects
 
@@ -527,7 +561,7 @@ def gradient(
         values, weights, result,
     )  # fmt: skip
     constants = asked.constants(rows if from_rows else columns, near)
-    grid = (triton.cdiv(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
+    grid = (_parts(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
     for begin in range(0, columns, SPAN):
         launch(
             sums.gradient_kernel, grid, tensors,

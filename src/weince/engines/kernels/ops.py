@@ -271,6 +271,61 @@ class _Transformed(torch.autograd.Function):
         return _Sums.backward(ctx, weights)
 
 
+def _apart(anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool) -> Tensor:
+    return launch.apart(anchors.detach(), candidates.detach(), positive)
+
+
+def _apart_gradient(
+    weights: Tensor, anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    return launch.apart_gradient(anchors, candidates, positive, weights.contiguous(), symmetric=symmetric)
+
+
+def _apart_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.symmetric = inputs[3]
+
+
+def _apart_backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+    anchors, candidates, positive = ctx.saved_tensors
+    ours, theirs = run(
+        "apart_gradient", weights, anchors.detach(), candidates.detach(), positive, ctx.symmetric
+    )
+    theirs = None if ctx.symmetric else first_order(theirs, candidates)
+    return first_order(ours, anchors), theirs, None, None
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        result: Tensor = _FUNCTIONS["apart"](*inputs)
+        _apart_save(ctx, inputs, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+        return _apart_backward(ctx, weights)
+
+
+def apart(anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool) -> Tensor | None:
+    """Exact shortfall ``(a,)`` of every anchor and its one positive, with gradient; None where torch.func is at work,
+    which only operations of torch will do for.
+
+    Args:
+        anchors: ``(a, d)`` unit rows.
+        candidates: ``(c, d)`` unit rows.
+        positive: ``(a,)`` column of the positive; no two anchors share one.
+        symmetric: Anchors and candidates are the same rows, and an anchor is the positive of its positive.
+    """
+    if torch.compiler.is_compiling():
+        traced: Tensor = torch.ops.weince.apart(anchors, candidates, positive, symmetric)
+        return traced
+    if in_transform() or type(anchors) is not Tensor:
+        return None
+    found: Tensor = _Apart.apply(anchors, candidates, positive, symmetric)  # type: ignore[no-untyped-call]
+    return found
+
+
 in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 """Whether torch.func is at work; without an answer, it may be."""
 
@@ -378,3 +433,19 @@ _register(
     _gradient_fake,
 )
 torch.library.register_autograd("weince::sums", _backward, setup_context=_save)
+_register(
+    "apart",
+    f"({_ROWS}, Tensor positive, bool symmetric) -> Tensor",
+    _apart,
+    lambda anchors, candidates, positive, symmetric: anchors.new_empty((anchors.shape[0],)),
+)
+_register(
+    "apart_gradient",
+    f"(Tensor weights, {_ROWS}, Tensor positive, bool symmetric) -> (Tensor, Tensor)",
+    _apart_gradient,
+    lambda weights, anchors, candidates, positive, symmetric: (
+        anchors.new_empty(anchors.shape),
+        candidates.new_empty((0 if symmetric else candidates.shape[0], candidates.shape[1])),
+    ),
+)
+torch.library.register_autograd("weince::apart", _apart_backward, setup_context=_apart_save)

@@ -318,3 +318,38 @@ def sharpen(d, cols, near_cols, near_d, rows, count, ACROSS: tl.constexpr, EXACT
             value = tl.load(near_d + rows * EXACT + k, mask=rows < count, other=0.0)
             d = tl.where(cols[None, :] == col[:, None], value[:, None], d)
     return d
+
+
+@triton.jit
+def positive_kernel(
+    a, c, positive_ptr, apart, n_rows, d, stride_a, stride_c, BR: tl.constexpr, DE: tl.constexpr
+):
+    """Exact shortfall of every anchor and its one positive."""
+    rows = tl.program_id(0) * BR + tl.arange(0, BR)
+    inside = rows < n_rows
+    col = tl.load(positive_ptr + rows, mask=inside, other=0).to(tl.int32)
+    tl.store(apart + rows, exact_pairs(a, c, rows, col, inside, d, stride_a, stride_c, BR, DE), mask=inside)
+
+
+@triton.jit
+def positive_gradient_kernel(
+    a, c, positive_ptr, weights, by_a, by_c, n_rows, d, stride_a, stride_c,
+    BR: tl.constexpr, DE: tl.constexpr, SYMMETRIC: tl.constexpr,
+):  # fmt: skip
+    """Gradient of those shortfalls, each worth its weight: ``a - c`` for the anchor, ``c - a`` for the positive, of
+    which no two anchors have the same. ``SYMMETRIC``: an anchor is the positive of its own, all goes to ``by_a``."""
+    rows = tl.program_id(0) * BR + tl.arange(0, BR)
+    inside = rows < n_rows
+    col = tl.load(positive_ptr + rows, mask=inside, other=0).to(tl.int32)
+    weight = tl.load(weights + rows, mask=inside, other=0.0)
+    if SYMMETRIC:
+        weight += tl.load(weights + col, mask=inside, other=0.0)
+    for first in range(0, d, DE):
+        k = first + tl.arange(0, DE)
+        mask = inside[:, None] & (k < d)[None, :]
+        u = tl.load(a + rows.to(tl.int64)[:, None] * stride_a + k[None, :], mask=mask, other=0.0)
+        v = tl.load(c + col.to(tl.int64)[:, None] * stride_c + k[None, :], mask=mask, other=0.0)
+        pull = (u - v) * weight[:, None]
+        tl.store(by_a + rows.to(tl.int64)[:, None] * d + k[None, :], pull, mask=mask)
+        if not SYMMETRIC:
+            tl.store(by_c + col.to(tl.int64)[:, None] * d + k[None, :], -pull, mask=mask)
