@@ -88,8 +88,15 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
     roles = roles_of(given, 0b100111110 | 1 if labels else 3, inverse)
     launch.operand(rows.to(dtype))
     found = launch.search(rows, rows, pairs, roles, n - 2, TailConfig(), [50] if several else [])
+    launch.gated(
+        found.stats[0], found.stats[2], found.made, None if symmetric else found.stats[0], TailConfig()
+    )
+    launch.apart_gradient(rows, rows, columns, launch.apart(rows, rows, columns), symmetric=symmetric)
     near = Near(*found.near)
     if labels:
+        launch.counted(roles, n, n)
+        launch.search(rows, rows, pairs, roles, n - 2, None, [50, 10])
+        launch.nearest(rows, rows, pairs, roles, None, positives=False)
         near = launch.nearest(rows, rows, pairs, roles, near, positives=True)
     shortfall = LSE.value | USES_W.value
     spec = (shortfall,)

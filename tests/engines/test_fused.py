@@ -419,7 +419,7 @@ def test_the_search_with_good_and_bad_thresholds(monkeypatch, case):
     monkeypatch.setattr(launch, "ALL_KEPT", 16)
     monkeypatch.setattr(launch, "SAMPLE", 32)
     monkeypatch.setattr(launch, "plan", lambda count, k: plans[case])
-    check_stats(TAIL, views(50 if case == "two passes" else 33, 24, noise=1.0), hardest=(10,))
+    check_stats(TAIL, views(40 if case == "two passes" else 33, 24, noise=1.0), hardest=(10,))
 
 
 def test_the_fit_is_float64s_on_the_same_shortfalls():
@@ -489,12 +489,11 @@ def test_anchors_that_are_some_of_the_candidates(tmp_path):
     z_i, z_j = views(12, 16)
     (contest,) = contests("views", z_i, z_j)
     some = replace(contest.rows(5, 19), symmetric=False)
-    for need in (Need(), Need(TAIL)):
-        ours, exact = (
-            torch.stack(engine(some, need).evaluate(several(engine(some), Numbers(torch.float32))))
-            for engine in (Fused, Dense)
-        )
-        torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5)
+    ours, exact = (
+        torch.stack(engine(some, Need(TAIL)).evaluate(several(engine(some), Numbers(torch.float32))))
+        for engine in (Fused, Dense)
+    )
+    torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         spread = Fused(share(contest, ""), Need(TAIL))

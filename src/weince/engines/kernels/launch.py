@@ -475,8 +475,9 @@ def counted(roles: Roles, anchors: int, count: int) -> Tensor:
 def apart(a: Tensor, c: Tensor, positive: Tensor) -> Tensor:
     """Exact shortfall of every anchor and its one positive."""
     result = torch.empty(len(a), dtype=torch.float32, device=a.device)
-    launch(tiles.positive_kernel, (_parts(len(a), 16),), (a, c, positive, result),
-           (len(a), a.shape[1], a.stride(0), c.stride(0)), {"BR": 16, "DE": min(128, _power(a.shape[1]))})  # fmt: skip
+    sizes = (len(a), a.shape[1], a.stride(0), c.stride(0))
+    constants = {"BR": 16, "DE": min(128, _power(a.shape[1]))}
+    launch(tiles.positive_kernel, (_parts(len(a), 16),), (a, c, positive, result), sizes, constants)
     return result
 
 
