@@ -18,7 +18,6 @@ triton = pytest.importorskip("triton", minversion="3.5")
 
 import reference  # noqa: E402
 import triton.language as tl  # noqa: E402
-from weince.terms import Term, WeinceLink  # noqa: E402
 
 from weince import InfoNCELoss, WeinceLoss  # noqa: E402
 from weince.candidates import contests  # noqa: E402
