@@ -172,25 +172,31 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
-    def takes(self, room: int) -> int:
-        """Bytes of shared memory, at the most, for operands ``room`` wide: rows, columns, a result, scratch."""
-        return 2 * (room * (self.rows + self.stages * self.columns) + self.rows * self.columns) + 4096
+    def takes(self, room: int, in_pieces: bool) -> int:
+        """Bytes of shared memory, at the most, for operands ``room`` wide: rows, columns, a result, scratch.
 
-    def within(self, room: int, limit: int) -> "Tile":
+        ``in_pieces``: rows are too wide to keep, so that theirs are loaded ahead too, and the gradient's columns again.
+        """
+        loaded = self.rows + self.stages * self.columns
+        if in_pieces:
+            loaded = self.stages * (self.rows + self.columns) + self.columns
+        return 2 * (room * loaded + self.rows * self.columns) + 4096
+
+    def within(self, room: int, limit: int, in_pieces: bool = False) -> "Tile":
         """The tile, or a smaller one that fits."""
         rows, columns, warps, stages = self
-        if self.takes(room) <= limit:
+        if self.takes(room, in_pieces) <= limit:
             return self
         if stages > 2:
-            return Tile(rows, columns, warps, stages - 1).within(room, limit)
+            return Tile(rows, columns, warps, stages - 1).within(room, limit, in_pieces)
         if rows > 64:
-            return Tile(rows // 2, columns, warps, stages).within(room, limit)
+            return Tile(rows // 2, columns, warps, stages).within(room, limit, in_pieces)
         if columns > 32:
-            return Tile(rows, columns // 2, warps, stages).within(room, limit)
+            return Tile(rows, columns // 2, warps, stages).within(room, limit, in_pieces)
         if stages > 1:
-            return Tile(rows, columns, warps, 1).within(room, limit)
+            return Tile(rows, columns, warps, 1).within(room, limit, in_pieces)
         if rows > 16:
-            return Tile(rows // 2, columns, 4, 1).within(room, limit)
+            return Tile(rows // 2, columns, 4, 1).within(room, limit, in_pieces)
         return self
 
     def constants(self) -> dict[str, int]:
@@ -202,7 +208,8 @@ def blocks(rows: int, shape: dict[str, int], use: str, limit: int) -> dict[str, 
     one. Tuned on an H200; smaller ones follow from those."""
     if INTERPRETED:
         return {"BM": 64, "BN": 64}
-    return _tile(rows, shape, use).within(shape["DB"] * shape["PARTS"], limit).constants()
+    in_pieces = shape["DP"] > shape["DB"]
+    return _tile(rows, shape, use).within(shape["DB"] * shape["PARTS"], limit, in_pieces).constants()
 
 
 def _tile(rows: int, shape: dict[str, int], use: str) -> Tile:
