@@ -58,7 +58,8 @@ def terms_of(link: Link, extra: Iterable[Term]) -> list[Term]:
         if term.hardest is not None and term.hardest < 1:
             raise ValueError(f"hardest must be at least 1, or None for all negatives; got {term.hardest}")
     tails = [term.link.tail for term in terms if isinstance(term.link, WeinceLink)]
-    if any(tail != tails[0] for tail in tails):
+    # Compared only where it must be: a graph for all batch sizes does not know the numbers in it.
+    if any(tail is not tails[0] and tail != tails[0] for tail in tails):
         raise ValueError(
             f"all WeinceLinks of one loss must share a TailConfig; got {len(set(tails))} different ones"
         )
