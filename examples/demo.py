@@ -40,10 +40,11 @@ from weince.lab import settings
 from weince.lab.configure import LossConfig
 from weince.lab.evaluate import LabelledFeatures, extract, knn
 from weince.lab.evaluate.bar import progress_bar
+from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.log import read_log
 from weince.lab.vision.runs import FREE_TO_CHANGE, build_model, load_model, run_pairs
-from weince.lab.vision.train import VisionRun, train
+from weince.lab.vision.train import train
 
 LOSSES = {
     "InfoNCE, τ = 0.5": LossConfig("infonce", 0.5),

@@ -9,7 +9,7 @@ from weince.cli import main
 from weince.lab import settings
 from weince.lab.reproduce import named_tables
 from weince.lab.text.train import TextRun
-from weince.lab.vision.train import VisionRun
+from weince.lab.vision.config import VisionRun
 
 pytest.importorskip("shtab")
 

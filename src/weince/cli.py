@@ -142,7 +142,8 @@ def _run_train(options: argparse.Namespace) -> None:
         run = settings.read(TextRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES)
         print(train_text(run))
         return
-    from weince.lab.vision.train import VisionRun, train
+    from weince.lab.vision.config import VisionRun
+    from weince.lab.vision.train import train
 
     folder = train(settings.read(VisionRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES))
     # Of the processes of a run, the first.
@@ -237,7 +238,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         help="start nothing, write the table from the runs that are there",
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="copy the runs' records there, without weights"
+        "--keep", type=Path, metavar="DIR", help="write the runs' records, without weights, into DIR/runs.jsonl"
     )
     parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
     parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")

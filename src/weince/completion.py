@@ -44,7 +44,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 def _train_options() -> dict[str, tuple[str, ...]]:
     """The options of ``weince train``, which are settings of a run, and the values of those that have a few."""
     from weince.lab.text.train import TextRun
-    from weince.lab.vision.train import VisionRun
+    from weince.lab.vision.config import VisionRun
 
     found: dict[str, tuple[str, ...]] = {"config": tuple(settings.named_configs()), "help": ()}
     for kind in (VisionRun, TextRun):

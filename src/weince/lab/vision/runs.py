@@ -22,28 +22,15 @@ from weince.files import check_writable, write_aside, write_text_aside
 from weince.lab import settings
 from weince.lab.configure import build_loss
 from weince.lab.vision import encoders
+from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
 from weince.lab.vision.data import load
 from weince.lab.vision.step import allow_tf32
 from weince.machine import find_device
 
 if TYPE_CHECKING:
     from weince.lab.evaluate import Evaluation
-    from weince.lab.vision.train import VisionRun
 
-FREE_TO_CHANGE = {
-    "out",
-    "device",
-    "devices",
-    "compile",
-    "graph",
-    "tensorboard",
-    "snapshot_every",
-    "checkpoint_every",
-}
-"""Settings that a resumed run may change: they leave its weights as they are."""
-
-
-def claim(run: "VisionRun") -> None:
+def claim(run: VisionRun) -> None:
     """Write a run's settings into its folder, or see that the run there is this one.
 
     Its images may lie elsewhere than before. At a constant rate without warm-up it may be made longer; what was found
@@ -79,10 +66,8 @@ def _set_aside(folder: Path, epochs: int) -> None:
             found.replace(found.with_stem(f"{found.stem}_epoch_{epochs:04d}"))
 
 
-def read_run(folder: Path) -> "VisionRun":
+def read_run(folder: Path) -> VisionRun:
     """The settings of the run in a folder."""
-    from weince.lab.vision.train import VisionRun
-
     path = folder / "run.yaml"
     if not path.exists():
         raise ValueError(f"{folder} is not the folder of a run: it has no run.yaml")
@@ -113,7 +98,7 @@ def save_weights(path: Path, model: torch.nn.Module) -> None:
     write_aside(path, write, "weights")
 
 
-def build_model(run: "VisionRun") -> encoders.SimCLR:
+def build_model(run: VisionRun) -> encoders.SimCLR:
     """The untrained model of a run."""
     encoder = encoders.build(run.encoder, size=run.augment.size, width=run.width)
     features = cast(int, encoder.features)
@@ -121,7 +106,7 @@ def build_model(run: "VisionRun") -> encoders.SimCLR:
     return encoders.SimCLR(encoder, projector)
 
 
-def load_model(folder: Path, weights: Path | None = None) -> tuple["VisionRun", encoders.SimCLR]:
+def load_model(folder: Path, weights: Path | None = None) -> tuple[VisionRun, encoders.SimCLR]:
     """A run and its trained model, in evaluation mode, from its last weights or from a snapshot."""
     run = read_run(folder)
     path = weights or folder / "model.safetensors"
