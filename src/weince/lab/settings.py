@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+import weince
 from weince.files import check_folder, write_text_aside
 from weince.lab.configure import unknown
 
@@ -103,8 +104,8 @@ def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def configs_folder() -> Path:
     """Where the configurations are that come with the package."""
-    here = Path(__file__).parent
-    places = here / "configs", here.parents[1] / "configs"  # of a wheel, of a checkout
+    package = Path(weince.__file__).parent
+    places = package / "configs", package.parents[1] / "configs"  # of a wheel, of a checkout
     return next((place for place in places if place.is_dir()), places[0])
 
 
@@ -228,9 +229,9 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def recorded(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """The settings in a run's ``run.yaml``; one that is newer than the run had its default there."""
-    return _filled(load(str(path)), yaml.safe_load(dump(kind())))
+def recorded(content: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """The settings that a ``run.yaml`` holds; one that is newer than the run had its default there."""
+    return _filled(content, yaml.safe_load(dump(kind())))
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     check_folder(folder)
     path = folder / "run.yaml"
     if path.exists():
-        before, now = recorded(path, type(settings)), yaml.safe_load(dump(settings))
+        before, now = recorded(load(str(path)), type(settings)), yaml.safe_load(dump(settings))
         changed = [
             change
             for name, value in now.items()

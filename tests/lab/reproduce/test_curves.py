@@ -15,8 +15,8 @@ from weince.lab import settings
 from weince.lab.reproduce import curves, reproduce
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.tables import read_table
+from weince.lab.vision.config import VisionRun
 from weince.lab.vision.log import COLUMNS, Log
-from weince.lab.vision.train import VisionRun
 
 TRIES = [{"loss.temperature": 0.5}, {"loss.temperature": 0.2}]
 

@@ -30,6 +30,7 @@ from weince.machine import find_device
 if TYPE_CHECKING:
     from weince.lab.evaluate import Evaluation
 
+
 def claim(run: VisionRun) -> None:
     """Write a run's settings into its folder, or see that the run there is this one.
 
