@@ -13,6 +13,7 @@ import os
 import platform
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +30,6 @@ from weince.lab.reproduce.processes import end_group, own_group, try_lock
 from weince.lab.reproduce.records import read_record
 from weince.lab.vision.log import read_log
 from weince.machine import version
-from weince.usage import INTERRUPTED
 
 ATTEMPTS = 3
 """How often a run is started that somebody kills."""
@@ -151,7 +151,7 @@ def _process(
                 end_group(process)
         if process.returncode == 0:
             return
-        if process.returncode > 0 and process.returncode != INTERRUPTED:
+        if process.returncode > 0 and process.returncode != 128 + signal.SIGINT:
             raise Failed(
                 f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')}"
             )

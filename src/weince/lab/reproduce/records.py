@@ -42,7 +42,7 @@ def read_record(run: Run, name: str) -> Any:
 
 def has_folder(run: Run) -> bool:
     """Whether a run has a folder with something to read in it, which counts more than a line of the archive."""
-    return (run.folder / "run.yaml").is_file() or run.result.is_file()
+    return any((run.folder / name).is_file() for name in ("run.yaml", "log.csv", run.result.name))
 
 
 def archive_of(run: Run) -> Path:
