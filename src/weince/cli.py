@@ -49,7 +49,7 @@ DIAGNOSE_EXAMPLES = """\
 examples:
   weince diagnose pairs.npz --temperature 0.5
   weince diagnose infonce.npz weince.npz --out report --quick
-  weince diagnose seed_1.npz seed_2.npz seed_3.npz --seeds
+  weince diagnose seed_1.npz seed_2.npz seed_3.npz --average
   weince diagnose checkpoints/ --trend --out run
   weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
   weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
@@ -107,7 +107,7 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
     )
     parser.add_argument(
-        "--seeds", action="store_true", help="the inputs are seeds of one recipe: add their mean"
+        "--average", action="store_true", help="the inputs are one recipe with several seeds: add their mean"
     )
     parser.add_argument("--sentences", type=Path, metavar="TSV", help="inputs are sentence-transformers folders; "
                         "two tab-separated sentences a line, no header")  # fmt: skip
@@ -131,7 +131,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from weince.diagnose import check_out, write_diagnosis
-    from weince.diagnose.bank import QUICK, Settings
+    from weince.diagnose.settings import settings_for
 
     asked = {
         key: getattr(options, key)
@@ -139,7 +139,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
                     "temperature")
         if getattr(options, key) is not None
     }  # fmt: skip
-    settings = replace(QUICK if options.quick else Settings(), **asked)
+    settings = settings_for(options.quick, **asked)
     check_out(options.out)
     pairs, temperature = _pairs_to_diagnose(options, settings.seed)
     index = write_diagnosis(
@@ -148,7 +148,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
         replace(settings, temperature=temperature),
         quick=options.quick,
         trend=options.trend,
-        seeds=options.seeds,
+        average=options.average,
         command=options.command_line,
     )
     print(index)

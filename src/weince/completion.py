@@ -24,7 +24,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
     commands = _commands(parser)
     for option, values in _train_options().items():
-        commands["train"].add_argument(f"--{option}", choices=values or None)
+        commands["train"].add_argument(f"--{option.replace('_', '-')}", choices=values or None)
     for command in commands.values():
         for action in command._actions:
             if action.dest == "table":

@@ -56,10 +56,18 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
     parser.set_defaults(given)  # for the help: what the run would take
     try:
-        built = parser.instantiate(parser.parse_args(rest, namespace=asked))
+        built = parser.instantiate(parser.parse_args(_as_fields(rest), namespace=asked))
     except argparse.ArgumentError as error:
         raise ValueError(_explained(str(error), kinds)) from None
     return kind(**{item.name: built[item.name] for item in fields(kind)})
+
+
+def _as_fields(arguments: Sequence[str]) -> list[str]:
+    """Arguments with options named as fields are: ``--snapshot-every`` is ``snapshot_every``."""
+    parts = [
+        argument.partition("=") if argument.startswith("--") else ("", "", argument) for argument in arguments
+    ]
+    return [name[:2] + name[2:].replace("-", "_") + equals + value for name, equals, value in parts]
 
 
 def _help_formatter() -> type[argparse.HelpFormatter]:
@@ -72,6 +80,10 @@ def _help_formatter() -> type[argparse.HelpFormatter]:
 
         def _expand_help(self, action: argparse.Action) -> str:
             return _unmarked(super()._expand_help(action))
+
+        def _format_action_invocation(self, action: argparse.Action) -> str:
+            said = super()._format_action_invocation(action)
+            return re.sub(r"--[\w.]+", lambda option: option[0].replace("_", "-"), said)
 
         def start_section(self, heading: str | None) -> None:
             super().start_section(heading and _unmarked(heading))

@@ -227,7 +227,7 @@ def test_figures_reach_the_files_of_a_table(tmp_path):
         text = (folder / name).read_text()
         ElementTree.fromstring(text)  # well formed
         assert "&lt;b&gt;$x_1$" in text
-        assert f"]({name})" in (folder / "table.md").read_text()
+        assert f"\n- {name.removesuffix('.svg')}: " in (folder / "table.md").read_text()
     shown = page.read_text()
     assert shown.count("<svg") == 2
     assert "<b>" not in shown

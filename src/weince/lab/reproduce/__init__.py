@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weince.files import check_folder, check_writable
 from weince.lab.evaluate.protocol import budget
@@ -23,9 +23,6 @@ from weince.lab.reproduce.plan import Run, check_data, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
 from weince.lab.reproduce.slurm import run_on_slurm
 from weince.lab.reproduce.tables import Table, named_tables, read_table
-
-if TYPE_CHECKING:
-    from weince.progress import Bars
 
 __all__ = ["named_tables", "print_tables", "reproduce"]
 
@@ -134,7 +131,11 @@ def _carry_out(
     if not left:
         return {}
     (out / "runs").mkdir(parents=True, exist_ok=True)  # if that cannot be done, say so once
-    with _bar() as bar:
+    from rich.progress import MofNCompleteColumn
+
+    from weince.progress import telling_bars
+
+    with telling_bars(MofNCompleteColumn(), every=LINE_EVERY) as bar:
         task = bar.add_task("runs", total=len(runs), completed=len(runs) - len(left), said="")
 
         def tell(run: Run, what: str) -> None:
@@ -153,15 +154,6 @@ def _carry_out(
             rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
             bar.say(f"interrupted: {rest}; the same command goes on from here")
             raise
-
-
-def _bar() -> "Bars":
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
-
-    from weince.progress import Bars, Cut
-
-    said = Cut(lambda task: task.fields["said"])
-    return Bars(Cut(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), said, every=LINE_EVERY)
 
 
 def _cell(run: Run) -> tuple[str, str, int]:

@@ -163,7 +163,7 @@ def embed_pairs(
 
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
     """
-    from weince.lab.evaluate.bar import progress_bar
+    from weince.progress import bars
 
     run, model = load_model(folder, weights)
     device = find_device("auto")
@@ -173,7 +173,7 @@ def embed_pairs(
     generator = torch.Generator(device).manual_seed(seed)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
     found: list[list[torch.Tensor]] = [[], []]
-    with progress_bar(True) as bar:
+    with bars() as bar:
         task = bar.add_task(f"pairs of {folder.name}", total=len(chosen))
         for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
             batch = torch.from_numpy(np.array(images[rows])).to(device).permute(0, 3, 1, 2)
