@@ -8,35 +8,30 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from cases import CASES, learned
 from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from weince.functional import info_nce_loss
 
 from weince import (
-    BatchShortfallLink,
+    BlendLink,
+    ContrastiveLoss,
     InfoNCELoss,
     LinkLoss,
+    LogSumExp,
     SoftmaxLink,
-    TailConfig,
-    Term,
-    WeibitLoss,
     WeinceLoss,
+    info_nce_loss,
 )
 from weince.cached import cached_step
+from weince.losses.terms import RunningSlope
 from weince.scores import unit_rows
 
 PAIRS = 24
 SIZES = {
     "even": {1: (24,), 2: (12, 12), 4: (6, 6, 6, 6)},
     "uneven": {1: (24,), 2: (17, 7), 4: (11, 1, 7, 5)},
-}
-MAKERS = {
-    "infonce": InfoNCELoss,
-    "weibit": lambda parameter, **options: WeibitLoss(parameter, **options),
-    "paper": lambda temperature, **o: WeinceLoss(temperature, tail=TailConfig(k=8, kappa_rho=3.0), **o),
-    "released": WeinceLoss.released,
 }
 LAYOUTS = {
     "views": {"candidates": "views"},
@@ -53,16 +48,20 @@ def cases():
     for engine in ("dense", "chunked", "ring"):
         for layout in LAYOUTS:
             yield "paper", layout, engine, "mean", "uneven", torch.float64
-        for layout in ("views, ids", "labels"):
-            yield "infonce", layout, engine, "mean", "uneven", torch.float64
-            yield "released", layout, engine, "mean", "uneven", torch.float64
-        yield "weibit", "views", engine, "sum", "uneven", torch.float64
+        yield "Weibit", "views", engine, "sum", "uneven", torch.float64
         yield "paper", "labels", engine, "sum", "uneven", torch.float64
         yield "paper", "clip", engine, "sum", "even", torch.float64
         yield "paper", "clip", engine, "none", "uneven", torch.float64
+        yield "AlignUniform", "labels", engine, "none", "uneven", torch.float64
         yield "paper", "views", engine, "mean", "even", torch.float64
-        yield "infonce", "views", engine, "mean", "even", torch.float64
+        yield "InfoNCE", "views", engine, "mean", "even", torch.float64
         yield "paper", "views", engine, "mean", "uneven", torch.float32
+    for name, case in CASES.items():
+        for layout in ("views, ids", "cross, negatives", "clip", "labels"):
+            lacks = (layout == "labels" and not case.labels) or (case.views_only and "views" not in layout)
+            for engine in ("chunked", "ring"):
+                if name != "paper" and not lacks:
+                    yield name, layout, engine, "mean", "uneven", torch.float64
 
 
 class Model(nn.Module):
@@ -72,10 +71,9 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.encoder = nn.Linear(10, 8)
-        temperature = nn.Parameter(torch.tensor(0.4))
         candidates = LAYOUTS[layout]["candidates"]
         how = {"gather": "ring"} if engine == "ring" else {"engine": engine}
-        self.loss = MAKERS[name](temperature, candidates=candidates, reduction=reduction, **how)
+        self.loss = CASES[name].make(learned, candidates=candidates, reduction=reduction, **how)
         self.to(dtype)
 
     def forward(self, x_i, x_j=None, negatives=None, **options):
@@ -134,12 +132,13 @@ def compare_all(rank, world):
     found["slope"] = {gather: slope(gather, spans("uneven", world)[rank]) for gather in (True, "ring")}
     found["largest"] = {gather: largest(gather, rank) for gather in (True, "ring")}
     found["transposed"] = {gather: transposed(gather, rank) for gather in (True, "ring")}
-    found["terms"] = {gather: several_terms(gather, rank) for gather in (True, "ring")}
+    found["hardest"] = {gather: several_numbers(gather, rank) for gather in (True, "ring")}
     found["extremes"] = {gather: extremes(gather, rank) for gather in (True, "ring")}
     found["twins"] = {g: batch_slope(*(z[rank::world] for z in twins()), gather=g) for g in (True, "ring")}
     found["errors"] = errors(rank, world)
     found["second"] = {gather: second_derivative(gather) for gather in (True, "ring")}
     found["unlike"] = {gather: unlike(gather, rank) for gather in (True, "ring")}
+    found["own"] = {gather: of_ones_own(gather, rank) for gather in (True, "ring")}
     found["alone"] = alone(rank, world)
     return found
 
@@ -153,14 +152,42 @@ def cached(rank, world):
     return {"loss": loss, "gradients": [p.grad for p in encoder.parameters()]}
 
 
+class Sloped(ContrastiveLoss):
+    """A shortfall link whose slope follows the batch, in a loss that wants no tail nor hardest negatives."""
+
+    def __init__(self, slope, **options):
+        super().__init__(**options)
+        self.slope = slope
+
+    def sums(self, batch):
+        return LogSumExp(self.slope.link(batch))
+
+    def combine(self, lse):
+        return lse.cross_entropy()
+
+
+class Hardest(ContrastiveLoss):
+    """InfoNCE over some numbers of hardest negatives."""
+
+    def __init__(self, numbers, **options):
+        super().__init__(**options)
+        self.numbers = numbers
+
+    def sums(self, batch):
+        return [LogSumExp(SoftmaxLink(0.2), hardest=number) for number in self.numbers]
+
+    def combine(self, *sums):
+        return sum(one.cross_entropy() for one in sums)
+
+
 def slope(gather, rows):
-    """One slope from the pairs of all ranks, in a loss that wants no anchor's tail nor its hardest negatives."""
+    """One slope from the pairs of all ranks."""
     inputs = batch("views, ids", torch.float64, rows)
     ids = inputs["ids"].int() if rows.start else inputs["ids"]  # ranks need not agree on the kind of integer
-    x_i, link = inputs["x_i"].requires_grad_(), BatchShortfallLink(fewest=64)
-    loss = LinkLoss(link, gather=gather)(x_i, inputs["x_j"], ids=ids)
+    x_i, running = inputs["x_i"].requires_grad_(), RunningSlope(fewest=64)
+    loss = Sloped(running, gather=gather)(x_i, inputs["x_j"], ids=ids)
     loss.backward()
-    return {"loss": loss.detach(), "gradient": x_i.grad, "slope": link.slope_now}
+    return {"loss": loss.detach(), "gradient": x_i.grad, "slope": running.slope_now}
 
 
 class Largest(TorchDispatchMode):
@@ -181,7 +208,7 @@ def largest(gather, rank):
     torch.manual_seed(rank)
     z_i, z_j = torch.randn(2, 20, 64).unbind()
     with Largest() as seen:
-        WeinceLoss(gather=gather)(z_i.requires_grad_(), z_j).backward()
+        WeinceLoss.paper(gather=gather)(z_i.requires_grad_(), z_j).backward()
     return seen.numel
 
 
@@ -193,12 +220,11 @@ def transposed(gather, rank):
     return loss(queries, keys), loss(queries, keys.T.contiguous().T)
 
 
-def several_terms(gather, rank):
-    """Loss and gradient of terms over different numbers of hardest negatives."""
+def several_numbers(gather, rank):
+    """Loss and gradient of sums over different numbers of hardest negatives."""
     torch.manual_seed(rank)
     z_i, z_j = torch.randn(2, 5, 4, dtype=torch.float64)
-    extra = [Term(SoftmaxLink(0.2), hardest=4), Term(SoftmaxLink(0.3), weight=0.5, hardest=1)]
-    loss = InfoNCELoss(extra=extra, gather=gather)(z_i.requires_grad_(), z_j)
+    loss = Hardest((4, 1), gather=gather)(z_i.requires_grad_(), z_j)
     loss.backward()
     return loss.detach(), z_i.grad
 
@@ -225,9 +251,9 @@ def twins():
 
 def batch_slope(z_i, z_j, **options):
     """The slope that is fitted to the 60 smallest shortfalls of a batch, nearly all of them between twins."""
-    link = BatchShortfallLink(share=0.0, fewest=60, momentum=0.0, least_r2=0.5)
-    LinkLoss(link.to(z_i.dtype), **options)(z_i, z_j)
-    return link.slope_now.double()
+    slope = RunningSlope(share=0.0, fewest=60, momentum=0.0, least_r2=0.5).to(z_i.dtype)
+    Sloped(slope, **options)(z_i, z_j)
+    return slope.slope_now.double()
 
 
 def errors(rank, world):
@@ -261,9 +287,6 @@ def unlike(gather, rank):
     last = rank == dist.get_world_size() - 1
     z, ids = torch.randn(3, 4), torch.arange(3)
 
-    def hardest(**options):
-        return InfoNCELoss(extra=[Term(SoftmaxLink(), **options)], gather=gather)(z, z)
-
     calls = {
         "width": lambda: InfoNCELoss(gather=gather)(z[:, : 3 if last else 4], z[:, : 3 if last else 4]),
         "dtype": lambda: InfoNCELoss(gather=gather)(z.double() if last else z, z),
@@ -271,9 +294,11 @@ def unlike(gather, rank):
         "temperature": lambda: InfoNCELoss(0.1 if last else 0.5, gather=gather)(z, z),
         "statistics": lambda: InfoNCELoss(gather=gather)(z, z, return_stats=last),
         "anchors": lambda: InfoNCELoss(torch.full((5,), 0.5), gather=gather)(z, z),
-        "weight": lambda: hardest(weight=0.5 if last else 1.0),
-        "hardest": lambda: hardest(hardest=2 if last else 1),
-        "mode": lambda: WeinceLoss.released(gather=gather).train(last)(z, z),
+        "weight": lambda: InfoNCELoss(softmax_term=0.5 if last else 1.0, gather=gather)(z, z),
+        "hardest": lambda: Hardest((2,) if last else (1,), gather=gather)(z, z),
+        "link": lambda: LinkLoss(SoftmaxLink(0.2 if last else 0.3), gather=gather)(z, z),
+        "ring": lambda: InfoNCELoss(gather=True if last else gather)(z, z),
+        "mode": lambda: WeinceLoss(gather=gather).train(last)(z, z),
     }
     said = {}
     for name, call in calls.items():
@@ -282,6 +307,14 @@ def unlike(gather, rank):
         except ValueError as error:
             said[name] = str(error)
     return said
+
+
+def of_ones_own(gather, rank):
+    """Links that differ from rank to rank in nothing but the values of tensors, and functions."""
+    torch.manual_seed(rank)
+    z_i, z_j = torch.randn(2, 3, 4)
+    LinkLoss(BlendLink(torch.rand(6), torch.rand(6)), gather=gather)(z_i, z_j)
+    return LinkLoss(lambda s: 3 * s, gather=gather)(z_i, z_j)
 
 
 def alone(rank, world):

@@ -7,6 +7,7 @@ import pytest
 
 from weince.cli import main
 from weince.lab import settings
+from weince.lab.configure import PRESETS
 from weince.lab.reproduce import named_tables
 from weince.lab.text.train import TextRun
 from weince.lab.vision.config import VisionRun
@@ -54,7 +55,7 @@ def test_every_setting_of_a_run_is_offered(offered):
 
 
 def test_values_of_settings(offered):
-    assert offered("train", "--loss.preset", "") == ["infonce", "paper", "blend", "released", "weibit"]
+    assert offered("train", "--loss.preset", "") == list(PRESETS)
     assert offered("train", "--graph", "t") == ["true"]
     assert offered("train", "--config", "") == list(settings.named_configs())
 

@@ -1,5 +1,7 @@
 """1, 2 and 4 processes under DistributedDataParallel against one process on the whole batch."""
 
+from functools import cache
+
 import pytest
 import ranks
 import torch
@@ -21,10 +23,16 @@ def found(request, tmp_path_factory):
     return request.param, ranks.results(request.param, folder)
 
 
+@cache
+def alone(case):
+    """One process on the whole batch."""
+    return ranks.step(case, slice(None), lambda model: model)
+
+
 @pytest.mark.parametrize("case", [case for case in ranks.cases() if case[3] != "none"], ids=str)
 def test_ranks_average_to_one_process(found, case):
     _, each = found
-    wanted = ranks.step(case, slice(None), lambda model: model)
+    wanted = alone(case)
     tolerance = {"rtol": 1e-11, "atol": 1e-12} if case[5] == torch.float64 else {"rtol": 1e-6, "atol": 1e-6}
     mean = torch.stack([rank[case]["loss"] for rank in each]).mean()
     torch.testing.assert_close(mean, wanted["loss"], **tolerance)
@@ -40,7 +48,7 @@ def test_ranks_average_to_one_process(found, case):
 def test_statistics_are_those_of_the_whole_batch(found, case):
     """Each anchor's K, and the pivot, come from all candidates and all anchors."""
     world, each = found
-    wanted = ranks.step(case, slice(None), lambda model: model)["stats"]
+    wanted = alone(case)["stats"]
     for rank, span in zip(each, ranks.spans(case[4], world), strict=True):
         for name, values in rank[case]["stats"].items():
             whole = wanted[name]
@@ -53,7 +61,7 @@ def test_statistics_are_those_of_the_whole_batch(found, case):
 def test_losses_one_by_one_are_those_of_the_whole_batch(found, case):
     """Not scaled, so that the average of the gradients is that of the sum over all ranks, less their number."""
     world, each = found
-    wanted = ranks.step(case, slice(None), lambda model: model)
+    wanted = alone(case)
     for rank, span in zip(each, ranks.spans(case[4], world), strict=True):
         own = torch.cat([half[span] for half in wanted["loss"].split(ranks.PAIRS)])
         torch.testing.assert_close(rank[case]["loss"], own, rtol=1e-11, atol=1e-12)
@@ -63,7 +71,7 @@ def test_losses_one_by_one_are_those_of_the_whole_batch(found, case):
 
 def test_the_cached_step_too(found):
     _, each = found
-    model = ranks.Model("infonce", "views", "dense", "mean", torch.float64).encoder
+    model = ranks.Model("InfoNCE", "views", "dense", "mean", torch.float64).encoder
     inputs = ranks.batch("views", torch.float64)
     loss = WeinceLoss()(model(inputs["x_i"]), model(inputs["x_j"]))
     loss.backward()
@@ -125,13 +133,15 @@ def test_ranks_that_do_not_do_the_same_hear_it(found, gather):
         last = rank == world - 1
         own = [
             f"temperature={0.1 if last else 0.5}",
-            f"tail={'Tail' if last else None}",
-            f"{0.5 if last else 1.0} SoftmaxLink(temperature=0.5) over all",
-            f"over {2 if last else 1}",
+            f"tail={'TailConfig(' if last else None}",
+            f"softmax_term={0.5 if last else 1.0}",
+            f"numbers=({2 if last else 1},)",
+            f"link=SoftmaxLink(temperature={0.2 if last else 0.3})",
+            *([f"gather={True if last else gather!r}"] if gather == "ring" else []),
             f"training={last}",
         ]
         for message, setting in zip(losses, own, strict=True):
-            assert message.startswith("wanted the same loss on all ranks; got candidates='views', gather=")
+            assert message.startswith("wanted the same loss on all ranks; got ")
             assert setting in message
 
 
@@ -148,9 +158,15 @@ def test_a_second_derivative_is_refused(found, gather):
         assert "have a first derivative only" in rank["second"][gather]
 
 
-def test_terms_over_different_numbers_of_negatives(found):
+@pytest.mark.parametrize("gather", [True, "ring"])
+def test_tensors_and_functions_may_differ_from_rank_to_rank(found, gather):
     for rank in found[1]:
-        torch.testing.assert_close(rank["terms"]["ring"], rank["terms"][True])
+        assert rank["own"][gather].isfinite()
+
+
+def test_sums_over_different_numbers_of_negatives(found):
+    for rank in found[1]:
+        torch.testing.assert_close(rank["hardest"]["ring"], rank["hardest"][True])
 
 
 def test_a_ring_keeps_the_digits_of_small_numbers(found):

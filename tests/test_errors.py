@@ -4,8 +4,27 @@ import math
 
 import pytest
 import torch
+from cases import CASES, fixed
 
-from weince import BlendLink, InfoNCELoss, LinkLoss, SoftmaxLink, Term, WeibitLoss, WeinceLoss
+from weince import (
+    AlignUniformLoss,
+    BlendLink,
+    ContrastiveLoss,
+    DCLWLoss,
+    DHELLoss,
+    FunctionLink,
+    HCLLoss,
+    InfoNCELoss,
+    KLBallLoss,
+    LinkLoss,
+    LogSumExp,
+    RINCELoss,
+    SigLIPLoss,
+    SoftmaxLink,
+    TemperatureMixtureLoss,
+    WeibitLoss,
+    WeinceLoss,
+)
 
 Z = torch.randn(4, 3)
 NAN = torch.randn(4, 3).index_fill(0, torch.tensor([2]), math.nan)
@@ -98,14 +117,74 @@ def test_message(call, error, message):
         (lambda: InfoNCELoss("0.5"), TypeError, "temperature must be a number or a tensor; got str"),
         (lambda: InfoNCELoss(torch.tensor(-0.5)), ValueError, "temperature must be positive and finite"),
         (lambda: InfoNCELoss(torch.ones(2, 2)), ValueError, r"one per anchor; got shape \(2, 2\)"),
-        (lambda: LinkLoss(0.5), TypeError, r"wanted terms like Term\(SoftmaxLink"),
-        (lambda: InfoNCELoss(extra=[SoftmaxLink()]), TypeError, "wanted terms like"),
-        (lambda: InfoNCELoss(extra=0.5), TypeError, "must be a list of terms.*got 0.5"),
-        (lambda: InfoNCELoss(extra=Term(SoftmaxLink())), TypeError, r"must be a list of terms.*got Term\("),
         (
-            lambda: InfoNCELoss(extra=[Term(SoftmaxLink(), hardest=0)]),
+            lambda: LinkLoss(0.5),
+            TypeError,
+            r"a link must be a Link, like SoftmaxLink\(0.5\), or a function.*got 0.5",
+        ),
+        (
+            lambda: LinkLoss(lambda s: s.sum(1))(Z, Z),
             ValueError,
-            "hardest must be at least 1",
+            r"a link must return a logit for each of the scores \(8, 8\); got \(8,\)",
+        ),
+        (lambda: LinkLoss(lambda s: 3.0)(Z, Z), ValueError, r"for each of the scores \(\d, \d\); got float"),
+        (
+            lambda: LinkLoss(FunctionLink(lambda s, k: k * s, k=torch.ones(5)))(Z, Z),
+            ValueError,
+            "k must hold one value, or one for each of 8 anchors; got 5",
+        ),
+        (lambda: LogSumExp(0.5), TypeError, "a link must be a Link"),
+        (
+            lambda: LogSumExp(SoftmaxLink(), hardest=0),
+            ValueError,
+            "hardest must be an int of at least 1.*got 0",
+        ),
+        (lambda: LogSumExp(SoftmaxLink(), hardest=2.5), ValueError, "hardest must be an int.*got 2.5"),
+        (lambda: LogSumExp(SoftmaxLink(), hardest=True), ValueError, "hardest must be an int.*got True"),
+        (
+            lambda: InfoNCELoss(softmax_term=-1),
+            ValueError,
+            "softmax_term must be a weight of at least 0; got -1",
+        ),
+        (
+            lambda: WeinceLoss(shortfall_term=math.inf),
+            ValueError,
+            "shortfall_term must be a weight of at least 0; got inf",
+        ),
+        (lambda: DCLWLoss(sigma=0), ValueError, "sigma must be positive and finite; got 0"),
+        (lambda: HCLLoss(hardness=-1), ValueError, "hardness must be a number of at least 0; got -1"),
+        (
+            lambda: HCLLoss(false_negatives=1),
+            ValueError,
+            r"false_negatives must be a share in \[0, 1\); got 1",
+        ),
+        (lambda: RINCELoss(q=0), ValueError, r"q must lie in \(0, 1\]; got 0"),
+        (lambda: RINCELoss(weight=-1), ValueError, "weight must be positive and finite; got -1"),
+        (lambda: AlignUniformLoss(spread=0), ValueError, "spread must be positive and finite; got 0"),
+        (lambda: SigLIPLoss(scale=-1), ValueError, "scale must be positive, and bias finite; got scale=-1"),
+        (lambda: SigLIPLoss(bias=math.inf), ValueError, "bias finite; got scale=10.0, bias=inf"),
+        (lambda: KLBallLoss(0), ValueError, "radius must be positive and finite; got 0"),
+        (
+            lambda: KLBallLoss(2.0)(Z, Z),
+            ValueError,
+            r"radius must be less than log\(number of negatives\) = 1.79; got 2.0",
+        ),
+        (lambda: TemperatureMixtureLoss(nodes=1), ValueError, "nodes must lie between 2 and 20; got 1"),
+        (lambda: TemperatureMixtureLoss(spread=0), ValueError, "spread must be positive and finite; got 0"),
+        (
+            lambda: WeibitLoss(endpoint=0.5),
+            ValueError,
+            "endpoint must be at least 1, the largest cosine; got 0.5",
+        ),
+        (
+            lambda: DHELLoss(candidates="cross"),
+            ValueError,
+            "DHELLoss contrasts within a view and wants candidates=\"views\"; got 'cross'",
+        ),
+        (
+            lambda: HCLLoss(candidates="labels"),
+            ValueError,
+            'HCLLoss wants one positive per anchor; got candidates="labels"',
         ),
         (lambda: WeinceLoss(tail={"k": 5}), TypeError, "tail must be a TailConfig; got dict"),
         (
@@ -117,8 +196,8 @@ def test_message(call, error, message):
         (
             lambda: InfoNCELoss(scale=20),
             TypeError,
-            "^InfoNCELoss has no option 'scale'; it takes temperature, candidates, extra, reduction, engine, gather, "
-            "check_finite$",
+            "^InfoNCELoss has no option 'scale'; it takes temperature, softmax_term, shortfall_term, max_scale, "
+            "candidates, reduction, engine, gather, check_finite$",
         ),
         (
             lambda: WeibitLoss(tau=1),
@@ -128,7 +207,7 @@ def test_message(call, error, message):
         (
             lambda: WeinceLoss(0.5, tails=1),
             TypeError,
-            "^WeinceLoss has no .*it takes temperature, tail, cand",
+            "^WeinceLoss has no .*it takes temperature, tail, softmax_term, shortfall_term, max_scale, cand",
         ),
         (
             lambda: WeinceLoss.released(scale=20),
@@ -156,3 +235,20 @@ def test_the_finite_check_does_not_read_other_devices():
     assert InfoNCELoss()(z, z).device.type == "meta"
     with pytest.raises(Exception, match="meta"):  # asked for, it has to read
         InfoNCELoss(check_finite=True)(z, z)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_loss_names_an_unknown_option(name):
+    with pytest.raises(TypeError, match=r"^\w+ has no option 'tmperature'; it takes .*candidates, reduction"):
+        CASES[name].make(fixed, candidates="views", tmperature=0.5)
+
+
+def test_a_loss_of_ones_own_names_its_options():
+    class Mine(ContrastiveLoss):
+        def __init__(self, steepness, **options):
+            super().__init__(**options)
+
+    with pytest.raises(
+        TypeError, match=r"^Mine has no option 'steep'; it takes steepness, candidates, reduction"
+    ):
+        Mine(1.0, steep=2)

@@ -3,13 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from weince.terms import Term, WeinceLink
 
 from weince import InfoNCELoss, WeibitLoss, WeinceLoss
 from weince.cached import cached_step
 from weince.candidates import contests
 from weince.distributed import share
-from weince.engines.dense import dense
+from weince.engines.base import Need
 from weince.tail import TailConfig
 
 pytestmark = [
@@ -147,7 +146,7 @@ def test_gather_over_nccl(tmp_path):
             leaves = [z.requires_grad_() for z in pairs(64, 32)]
             (contest,) = contests("cross", *leaves)
             contest = share(contest, "") if together else contest
-            loss = dense(contest, [Term(WeinceLink(0.5))], config).loss.mean()
+            loss = WeinceLoss.paper(engine="dense")._contrast(contest, Need(config)).losses.mean()
             found.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
     finally:
         dist.destroy_process_group()

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from weince import BlendLink, Link, PowerLink, ShortfallLink, SoftmaxLink
+from weince import AffineLink, AtanhLink, BlendLink, FunctionLink, Link, PowerLink, ShortfallLink, SoftmaxLink
 from weince.links import check_positive
 
 SCORES = torch.tensor([[-1.0, -0.3, 0.0, 0.4], [0.99, 0.99999, 1 - 5e-7, 1.0]], dtype=torch.float64)
@@ -13,7 +13,11 @@ LINKS = [
     ShortfallLink(3.0),
     ShortfallLink(3.0, endpoint=1.2),
     PowerLink(2.0),
+    AffineLink(3.0, -1.0),
+    AtanhLink(),
+    FunctionLink(lambda s, k: k * s.exp(), k=torch.tensor(2.0).double()),
     BlendLink(0.4, 3.0, 0.2),
+    BlendLink(0.4, 3.0, 0.2, endpoint=1.3),
     BlendLink(0.4, 3.0, 0.2, soft_cap=False),
     BlendLink(temperature=0.2, **PER_ANCHOR),
     BlendLink(0.0, 0.0),
@@ -34,6 +38,9 @@ def test_slope_is_the_derivative_of_the_logit_by_the_score(link):
         (ShortfallLink(3.0), lambda s: -3 * math.log(max(1 - s, 1e-6))),
         (ShortfallLink(3.0, endpoint=1.2), lambda s: -3 * math.log(1.2 - s)),
         (PowerLink(2.0), lambda s: 2 * math.log(max((1 + s) / 2, 1e-6))),
+        (AffineLink(3.0, -1.0), lambda s: 3 * s - 1),
+        (AtanhLink(), lambda s: math.log(max(1 + s, 1e-6)) - math.log(max(1 - s, 1e-6))),
+        (FunctionLink(lambda s: 2 * s**3), lambda s: 2 * s**3),
         (
             BlendLink(0.4, 3.0, 0.2),
             lambda s: 0.6 * s / 0.2 - 0.4 * 3 * math.log(1e-6 + 1 - min(s, 1 - 1e-6)),
@@ -43,7 +50,17 @@ def test_slope_is_the_derivative_of_the_logit_by_the_score(link):
             lambda s: 0.6 * s / 0.2 - 0.4 * 3 * math.log(1 - min(s, 1 - 1e-6)),
         ),
     ],
-    ids=["softmax", "shortfall", "endpoint", "power", "blend", "blend without eps"],
+    ids=[
+        "softmax",
+        "shortfall",
+        "endpoint",
+        "power",
+        "affine",
+        "atanh",
+        "function",
+        "blend",
+        "blend without eps",
+    ],
 )
 def test_logit_follows_its_formula(link, formula):
     wanted = torch.tensor([[formula(float(s)) for s in row] for row in SCORES], dtype=torch.float64)
@@ -91,10 +108,22 @@ def test_bad_parameters_are_named(make, message):
         make()
 
 
-def test_kernels_know_a_plain_blend_alone():
-    assert BlendLink(0.5, 1.0).in_kernels
-    assert not BlendLink(0.5, 1.0, endpoint=1.1).in_kernels
-    assert not BlendLink(0.5, 1.0, softmax_at=torch.zeros(2, dtype=torch.long)).in_kernels
+def test_parameters_of_a_function_apply_by_row():
+    each = torch.tensor([2.0, 5.0]).double()
+    link = FunctionLink(lambda s, k: k * s, k=each)
+    torch.testing.assert_close(link.logit(1 - SCORES), each.unsqueeze(1) * SCORES)
+    torch.testing.assert_close(
+        link.logit(1 - SCORES[:, 0]), each * SCORES[:, 0]
+    )  # one candidate for each anchor
+    torch.testing.assert_close(link.rows(1, 2).logit(1 - SCORES[1:]), 5 * SCORES[1:])
+    torch.testing.assert_close(link.slope(1 - SCORES), each.unsqueeze(1).expand_as(SCORES))
+
+
+def test_a_link_is_a_value():
+    assert SoftmaxLink(0.2) == SoftmaxLink(0.2) != SoftmaxLink(0.3)
+    with pytest.raises(AttributeError):
+        SoftmaxLink(0.2).temperature = 0.3
+    assert BlendLink(0.5, 1.0).replace({"beta": torch.tensor(2.0)}).tensors() == {"beta": torch.tensor(2.0)}
 
 
 def test_a_tensor_is_not_read():

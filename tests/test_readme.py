@@ -16,7 +16,6 @@ def test_the_example_runs_as_written():
     assert len(blocks) == 1
     done = subprocess.run([sys.executable, "-c", blocks[0]], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "weight of the shortfall logit: 0." in done.stdout
 
 
 @pytest.mark.parametrize("script", ["examples/demo.py", "benchmarks/loss_cpu.py"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weince import InfoNCELoss, WeibitLoss, WeinceLoss
-from weince.losses import RELEASED_TAIL
+from weince.losses.weince import RELEASED_TAIL
 from weince.scores import shortfalls, unit_rows
 from weince.tail import fit_tail, nearest_rank
 
@@ -17,10 +17,10 @@ CASES = ["0_random", "1_clustered", "2_nearcap", "3_clustered"]
 LOSSES = {
     "pl": lambda: InfoNCELoss(0.5),
     "weibit_beta4": lambda: WeibitLoss(4.0),
-    "tlambda": lambda: WeinceLoss(0.5, tail=RELEASED_TAIL),
-    "tlambda_rho": lambda: WeinceLoss(0.5, tail=replace(RELEASED_TAIL, gate="rho")),
-    "tlambda_aic": lambda: WeinceLoss(0.5, tail=replace(RELEASED_TAIL, gate="aic")),
-    "released": lambda: WeinceLoss.released(0.5),
+    "tlambda": lambda: WeinceLoss.paper(0.5, tail=RELEASED_TAIL),
+    "tlambda_rho": lambda: WeinceLoss.paper(0.5, tail=replace(RELEASED_TAIL, gate="rho")),
+    "tlambda_aic": lambda: WeinceLoss.paper(0.5, tail=replace(RELEASED_TAIL, gate="aic")),
+    "released": lambda: WeinceLoss(0.5),
 }
 
 
@@ -37,10 +37,13 @@ def close(got, wanted):
     )
 
 
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_and_gradient(case, name):
+def test_loss_and_gradient(case, name, engine):
     z_i, z_j = case["z_i"].requires_grad_(), case["z_j"].requires_grad_()
-    loss = LOSSES[name]()(z_i, z_j)
+    loss = LOSSES[name]()
+    loss.engine = engine
+    loss = loss(z_i, z_j)
     grad_i, grad_j = torch.autograd.grad(loss, [z_i, z_j])
     close(loss.detach(), case[f"loss_{name}"])
     close(grad_i, case[f"grad_i_{name}"])
@@ -48,7 +51,7 @@ def test_loss_and_gradient(case, name):
 
 
 def test_statistics(case):
-    stats = WeinceLoss.released()(case["z_i"], case["z_j"], return_stats=True).stats
+    stats = WeinceLoss()(case["z_i"], case["z_j"], return_stats=True).stats
     for name in ("rho", "beta", "daic", "lam"):
         close(getattr(stats, name), case[name])
     close(nearest_rank(stats.rho, torch.ones_like(stats.rho, dtype=torch.bool), 0.2), case["rho0"])
@@ -67,6 +70,6 @@ def test_quality_and_size_of_the_fit(case):
 
 
 def test_batch_slope(case):
-    loss = WeinceLoss.released().double()
+    loss = WeinceLoss().double()
     loss(case["z_i"], case["z_j"])
-    close(loss.extra2_link.slope_now.squeeze(), case["released_batch_beta"])
+    close(loss.terms.slope.slope_now.squeeze(), case["released_batch_beta"])

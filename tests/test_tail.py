@@ -6,9 +6,9 @@ import reference
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from weince.functional import tail_stats as stats_of_scores
 
 from weince import TailConfig, tail
+from weince import tail_stats as stats_of_scores
 from weince.tail import fit_tail, gated, nearest_rank
 
 CONFIGS = [

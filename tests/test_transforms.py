@@ -3,13 +3,21 @@
 import pytest
 import torch
 
-from weince import InfoNCELoss, WeibitLoss, WeinceLoss
+from weince import DCLLoss, HCLLoss, InfoNCELoss, SigLIPLoss, WeibitLoss, WeinceLoss
 
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("make", "candidates"),
-    [(InfoNCELoss, "clip"), (WeibitLoss, "cross"), (WeinceLoss, "views"), (WeinceLoss, "labels")],
+    [
+        (InfoNCELoss, "clip"),
+        (WeibitLoss, "cross"),
+        (HCLLoss, "cross"),
+        (SigLIPLoss, "labels"),
+        (DCLLoss, "views"),
+        (WeinceLoss.paper, "views"),
+        (WeinceLoss.negatives_only, "labels"),
+    ],
 )
 def test_one_graph_serves_all_batch_sizes(make, candidates, request):
     if make is WeinceLoss:

@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from weince import InfoNCELoss, WeinceLoss, functional
+from weince import DCLLoss, InfoNCELoss, WeinceLoss, info_nce_loss
 
 choose = importlib.import_module("weince.engines.choose")  # the function has the same name
 Z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
@@ -28,7 +28,9 @@ def silence():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("return_stats", [False, True])
+@pytest.mark.parametrize(
+    ("return_stats", "make"), [(False, WeinceLoss), (True, InfoNCELoss), (False, DCLLoss)]
+)
 @pytest.mark.parametrize(
     ("candidates", "roles", "names"),
     [
@@ -39,9 +41,9 @@ def silence():
         ("cross", {"ids": GROUPS, "ignore": GROUPS.unsqueeze(1) != GROUPS}, "ids and ignore"),
     ],
 )
-def test_one_warning_names_what_was_given(candidates, roles, names, reduction, return_stats):
+def test_one_warning_names_what_was_given(candidates, roles, names, reduction, return_stats, make):
     rows = Z[:1] if candidates == "labels" else Z
-    loss = WeinceLoss(candidates=candidates, reduction=reduction)
+    loss = make(candidates=candidates, reduction=reduction)
     said = f"the loss of a batch is 0; it seems that its {names} leave no anchor a positive and a negative"
     with pytest.warns(UserWarning, match=said):
         output = loss(*rows, **roles, return_stats=return_stats)
@@ -66,7 +68,7 @@ def test_a_loss_too_small_for_float32_is_not_taken_for_one_without_negatives():
 
 
 def test_a_function_reads_no_value(silence):
-    assert functional.info_nce_loss(*Z, ids=ONE_GROUP) == 0
+    assert info_nce_loss(*Z, ids=ONE_GROUP) == 0
 
 
 def test_a_module_reads_its_first_batch_alone(silence):

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from weince.lab import settings
+from weince.lab.configure import PRESETS
 from weince.tail import TailConfig
 
 _FILES = {"inputs", "sentences", "sts", "data", "text"}
@@ -49,5 +50,6 @@ def _train_options() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {"config": tuple(settings.named_configs()), "help": ()}
     for kind in (VisionRun, TextRun):
         found |= settings.options(kind)
+    found["loss.preset"] = tuple(PRESETS)
     tails: dict[str, Any] = {f"loss.tail.{item.name}": () for item in fields(TailConfig)}
     return {**found, **tails}

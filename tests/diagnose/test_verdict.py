@@ -51,13 +51,13 @@ def test_the_printed_link_has_the_logits_of_the_test(lam, tau):
 def test_a_pure_shortfall_is_printed_as_weibit():
     loss = run(link_code(1.0, 0.25))
     assert isinstance(loss, WeibitLoss)
-    assert loss.link.beta == 4.0
+    assert loss.beta == 4.0
 
 
 def test_the_printed_softmax_has_the_temperature():
     loss = run(softmax_code(0.0712))
     assert isinstance(loss, InfoNCELoss)
-    assert loss.link.temperature == 0.0712
+    assert loss.temperature == 0.0712
 
 
 def with_link(measured, **changes):

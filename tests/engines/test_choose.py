@@ -10,16 +10,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from weince.engines.rows import EngineOutput
 
-from weince import InfoNCELoss, SoftmaxLink, Term, WeinceLoss, engines
+from weince import InfoNCELoss, WeinceLoss, engines
 from weince.candidates import contests
 from weince.distributed import Ranks
+from weince.engines.base import Need
 from weince.engines.choose import choose
-from weince.engines.fused import too_old
+from weince.engines.dense import Dense
 
 module = importlib.import_module("weince.engines.choose")  # the function has the same name
-TERMS = [Term(SoftmaxLink())]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def on_meta(pairs):
 
 
 def test_dense_while_the_matrix_fits_then_chunked():
-    small, large = choose(on_meta(2048), TERMS), choose(on_meta(4096), TERMS)
+    small, large = choose(on_meta(2048)), choose(on_meta(4096))
     assert small.name == "dense"
     assert "64 MiB is within 64 MiB" in small.reason
     assert large.name == "chunked"
@@ -51,13 +50,13 @@ def test_dense_while_the_matrix_fits_then_chunked():
 
 def test_a_compiled_graph_is_dense_for_longer(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert choose(on_meta(8192), TERMS).name == "dense"
-    assert choose(on_meta(8193), TERMS).name == "chunked"
+    assert choose(on_meta(8192)).name == "dense"
+    assert choose(on_meta(8193)).name == "chunked"
 
 
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_an_engine_asked_for_is_taken(engine):
-    assert choose(on_meta(100), TERMS, engine=engine) == (engine, "asked for")
+    assert choose(on_meta(100), engine=engine) == (engine, "asked for")
     assert engines.choose is choose
 
 
@@ -71,7 +70,7 @@ def test_the_choice_is_logged(caplog):
         InfoNCELoss()(*pairs())
         InfoNCELoss(engine="chunked")(*pairs())
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-        "engine dense: no CUDA device",
+        "engine dense: the fused engine wants tensors on a CUDA device",
         "engine chunked: asked for",
     ]
 
@@ -88,43 +87,65 @@ EXHAUSTED = [
 
 
 @pytest.mark.parametrize("error", EXHAUSTED, ids=["GPU", "CPU"])
-@pytest.mark.parametrize("loss", [WeinceLoss, WeinceLoss.released], ids=["paper", "released"])
+@pytest.mark.parametrize(
+    "loss", [WeinceLoss.paper, WeinceLoss, InfoNCELoss], ids=["paper", "released", "infonce"]
+)
 def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss, error):
     z_i, z_j = pairs()
     wanted = loss(engine="chunked")
     values = [wanted(z_i, z_j) for _ in range(3)]
-    dense = module.dense
 
-    def exhausted(*arguments):
-        dense(*arguments)  # a link with a memory has moved by the time that memory runs out
-        raise error
+    class Exhausted(Dense):
+        def evaluate(self, parts):
+            super().evaluate(
+                parts
+            )  # a slope that follows the batch has moved by the time that memory runs out
+            raise error
 
-    monkeypatch.setattr(module, "dense", exhausted)
+    monkeypatch.setattr(module, "Dense", Exhausted)
     got = loss()
-    with pytest.warns(UserWarning, match="out of memory in the dense engine; the chunked engine goes on"):
+    with pytest.warns(
+        UserWarning, match="out of memory in the dense engine; the chunked engine is used instead"
+    ):
         assert got(z_i, z_j) == values[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [got(z_i, z_j) for _ in range(2)] == values[1:]
 
 
-def test_out_of_memory_in_an_engine_asked_for_is_an_error(monkeypatch):
-    def exhausted(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def test_the_gradient_after_a_fall_back_is_that_of_chunked(monkeypatch):
+    z_i, z_j = pairs()
+    (wanted,) = torch.autograd.grad(InfoNCELoss(engine="chunked")(z_i.requires_grad_(), z_j), z_i)
 
-    monkeypatch.setattr(module, "dense", exhausted)
+    class Exhausted(Dense):
+        def survey(self):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module, "Dense", Exhausted)
+    with pytest.warns(UserWarning, match="out of memory"):
+        loss = InfoNCELoss()(z_i, z_j)
+    torch.testing.assert_close(torch.autograd.grad(loss, z_i), (wanted,), rtol=0, atol=0)
+
+
+def test_out_of_memory_in_an_engine_asked_for_is_an_error(monkeypatch):
+    class Exhausted(Dense):
+        def survey(self):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module, "Dense", Exhausted)
     with pytest.raises(torch.OutOfMemoryError):
         InfoNCELoss(engine="dense")(*pairs())
     spread = replace(contest_of(*pairs()), ranks=Ranks(0, (40, 40), (40, 40)))
     with pytest.raises(torch.OutOfMemoryError):  # other ranks would be left waiting
-        module.run(spread, TERMS, None)
+        InfoNCELoss()._contrast(spread, Need())
 
 
 def test_other_errors_pass(monkeypatch):
-    def broken(*arguments):
-        raise RuntimeError("a bug")
+    class Broken(Dense):
+        def survey(self):
+            raise RuntimeError("a bug")
 
-    monkeypatch.setattr(module, "dense", broken)
+    monkeypatch.setattr(module, "Dense", Broken)
     with pytest.raises(RuntimeError, match="a bug"):
         InfoNCELoss()(*pairs())
 
@@ -154,13 +175,13 @@ def test_without_triton_chunked_goes_on_after_one_line(monkeypatch):
     contest = on_cuda(monkeypatch, 50_000)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", None)  # importing it now raises ImportError
     with pytest.warns(
-        UserWarning, match="the fused engine cannot be imported: .*; the chunked engine goes on"
+        UserWarning, match="the fused engine cannot be imported: .*; the chunked engine is used instead"
     ):
-        choice = choose(contest, TERMS)
+        choice = choose(contest)
     assert choice.name == "chunked"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose(contest, TERMS) == choice
+        assert choose(contest) == choice
 
 
 @pytest.mark.parametrize(("pairs", "name"), [(18_000, "dense"), (19_000, "chunked")])
@@ -170,26 +191,31 @@ def test_without_triton_a_sixteenth_of_the_gpu_is_for_the_matrix(monkeypatch, pa
     monkeypatch.setitem(sys.modules, "weince.engines.fused", None)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert choose(contest, TERMS).name == name
+        assert choose(contest).name == name
     assert len(said) == (name == "chunked")
 
 
 def test_triton_too_old(monkeypatch):
+    too_old = pytest.importorskip("weince.engines.fused").too_old
     contest = on_cuda(monkeypatch, 50_000)
     said = too_old("3.2.0")
     assert said == "the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got 3.2.0"
     assert not any(map(too_old, ["3.5.0", "3.7.1", "3.10.0+git1234", "4.0"]))
     old = types.SimpleNamespace(why_not=lambda *_: said)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", old)
-    with pytest.warns(UserWarning, match=f"^weince: {re.escape(said)}; the chunked engine goes on$"):
-        assert choose(contest, TERMS).name == "chunked"
+    with pytest.warns(UserWarning, match=f"^weince: {re.escape(said)}; the chunked engine is used instead$"):
+        assert choose(contest).name == "chunked"
     with pytest.raises(RuntimeError, match="cannot serve: the fused engine wants Triton"):
-        choose(contest, TERMS, engine="fused")
+        choose(contest, engine="fused")
 
 
 def test_fused_where_it_serves(monkeypatch):
-    output = EngineOutput(torch.zeros(4), None, None)
-    there = types.SimpleNamespace(why_not=lambda *_: None, fused=lambda *_: output)
+    there = types.SimpleNamespace(why_not=lambda *_: None, Fused=Dense)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", there)
-    assert choose(on_cuda(monkeypatch, 50_000), TERMS).name == "fused"
-    assert module.run(contest_of(*pairs()), TERMS, None, engine="fused") is output
+    choice = choose(on_cuda(monkeypatch, 50_000))
+    assert choice.name == "fused"
+    assert isinstance(module.start(contest_of(*pairs()), Need(), choice), Dense)
+
+
+def test_a_ring_is_an_engine_of_its_own():
+    assert choose(on_meta(100), ring=True).name == "ring"

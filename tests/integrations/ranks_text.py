@@ -18,7 +18,8 @@ from weince.integrations.sentence_transformers import CachedWeinceLoss, WeinceLo
 
 EXACT_REPLAY = Version(version("sentence-transformers")) >= Version("6.2")
 SIZES = (8, 4)  # rows of each rank
-OPEN = TailConfig(k=6, kappa_rho=3.0, margin=-1e9)  # lam well above 0, on few negatives
+# Algorithm 1 with lam well above 0, on few negatives.
+OPEN = {"tail": TailConfig(k=6, kappa_rho=3.0, margin=-1e9), "softmax_term": 0, "shortfall_term": 0}
 # Before 6.2 the second pass of cached losses multiplies embeddings and gradients in float32.
 REPLAYED = {"rtol": 1e-9, "atol": 1e-11} if EXACT_REPLAY else {"rtol": 1e-6, "atol": 1e-6}
 
@@ -32,7 +33,7 @@ def step(name, model, rows, wrap=lambda model: model, gather=True):
     # Before 6.2 all ranks must have equally many mini-batches.
     cached = {"mini_batch_size": 3 if EXACT_REPLAY else 8}
     make, options = (WeinceLoss, {}) if name == "plain" else (CachedWeinceLoss, cached)
-    loss = make(model, tail=OPEN, gather_across_devices=gather, **options)
+    loss = make(model, **OPEN, gather_across_devices=gather, **options)
     loss.model = wrap(model)  # as the trainer does
     model.zero_grad()
     value = loss(columns(model, rows))
@@ -47,7 +48,7 @@ def labelled_step(rows, wrap=lambda loss: loss):
     """Loss over labels and gradient of a linear map of some of 12 rows, for pytorch-metric-learning."""
     torch.manual_seed(4)
     x, net = torch.randn(12, 6, dtype=torch.float64), nn.Linear(6, 4).double()
-    loss = wrap(metric_learning.WeinceLoss(0.3, tail=TailConfig(k=6, kappa_rho=3.0)))
+    loss = wrap(metric_learning.WeinceLoss(0.3, **OPEN))
     loss(net(x[rows]), (torch.arange(12) % 4)[rows]).backward()
     return net.weight.grad
 

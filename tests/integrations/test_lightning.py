@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from weince import InfoNCELoss, TailConfig, TailStats, WeinceLoss
+from weince import DCLLoss, InfoNCELoss, TailConfig, TailStats, WeinceLoss
 from weince.integrations import lightning
 from weince.integrations.lightning import TailLogger, summarize
 
@@ -20,8 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on worke
 
 ROWS = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
 LOSSES = {
-    "paper": lambda: WeinceLoss(tail=TailConfig(k=8, kappa_rho=3.0)),
-    "released": WeinceLoss.released,
+    "paper": lambda: WeinceLoss.paper(tail=TailConfig(k=8, kappa_rho=3.0)),
+    "released": WeinceLoss,
+    "dcl": DCLLoss,
     "infonce": InfoNCELoss,
 }
 
@@ -79,7 +80,7 @@ def test_training_is_the_same_with_and_without(name, compiled, fresh_compiler):
     fit(with_it, TailLogger(every_n_steps=2))
     fit(without)
     # Asked for statistics, InfoNCE computes small shortfalls another way.
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if name == "infonce" else {"rtol": 0, "atol": 0}
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if name in ("infonce", "dcl") else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(with_it.state_dict(), without.state_dict(), **tolerance)
     assert len(with_it.returned) == 8
     torch.testing.assert_close(with_it.returned, without.returned, **tolerance)

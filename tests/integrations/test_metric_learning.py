@@ -6,6 +6,7 @@ import logging
 import pytest
 import reference
 import torch
+from cases import CASES, Layout, by_formula, learned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses, miners, trainers
@@ -14,11 +15,11 @@ from torch.utils.data import TensorDataset
 
 import weince
 from weince import TailConfig
-from weince.integrations.metric_learning import WeinceLoss
-from weince.losses import RELEASED_TAIL, released_terms
+from weince.integrations.metric_learning import LossAdapter, WeinceLoss
 
-CLOSED = TailConfig(margin=1e9)  # the AIC gate never opens: lam = 0
-OPEN = TailConfig(k=5, kappa_rho=3.0)
+PAPER = {"softmax_term": 0, "shortfall_term": 0}
+CLOSED = {"tail": TailConfig(margin=1e9), **PAPER}  # the AIC gate never opens: lam = 0
+OPEN = {"tail": TailConfig(k=5, kappa_rho=3.0), **PAPER}
 
 
 def rows(n, seed=0, d=6):
@@ -39,13 +40,13 @@ def value_and_gradients(loss, *inputs, **options):
 @pytest.mark.parametrize("temperature", [0.5, 0.07])
 def test_without_the_correction_it_is_supcon(temperature):
     z, y = rows(14), labels(14)
-    ours = value_and_gradients(WeinceLoss(temperature, tail=CLOSED), z, y)
+    ours = value_and_gradients(WeinceLoss(temperature, **CLOSED), z, y)
     torch.testing.assert_close(ours, value_and_gradients(losses.SupConLoss(temperature), z, y))
 
 
 def test_without_the_correction_it_is_supcon_with_references():
     z, y, ref, ref_y = rows(9), labels(9), rows(13, 1), labels(13)
-    ours = value_and_gradients(WeinceLoss(0.2, tail=CLOSED), z, y, ref_emb=ref, ref_labels=ref_y)
+    ours = value_and_gradients(WeinceLoss(0.2, **CLOSED), z, y, ref_emb=ref, ref_labels=ref_y)
     theirs = value_and_gradients(losses.SupConLoss(0.2), z, y, ref_emb=ref, ref_labels=ref_y)
     torch.testing.assert_close(ours, theirs)
 
@@ -73,11 +74,11 @@ def test_the_correction_is_that_of_the_definition(y, ref_y, engine, seed):
     ref = z if same else rows(len(ref_y), seed + 1)
     others = {} if same else {"ref_emb": ref, "ref_labels": torch.tensor(ref_y)}
     kinds = roles(y, y if same else ref_y, same)
-    found = WeinceLoss(0.3, tail=OPEN, engine=engine)(z, torch.tensor(y), **others)
+    found = WeinceLoss(0.3, **OPEN, engine=engine)(z, torch.tensor(y), **others)
     if not any("positive" in row for row in kinds):
         assert found == 0
         return
-    wanted, _ = reference.weince(z, ref, kinds, 0.3, OPEN)
+    wanted, _ = reference.weince(z, ref, kinds, 0.3, OPEN["tail"])
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
     leaves = [z] if same else [z, ref]
     torch.testing.assert_close(
@@ -87,24 +88,57 @@ def test_the_correction_is_that_of_the_definition(y, ref_y, engine, seed):
 
 def test_it_is_the_core_over_labels():
     z, y = rows(40), labels(40)
-    found = value_and_gradients(WeinceLoss(0.3, tail=OPEN), z, y)
-    core = weince.WeinceLoss(0.3, tail=OPEN, candidates="labels")
+    found = value_and_gradients(WeinceLoss(0.3, **OPEN), z, y)
+    core = weince.WeinceLoss(0.3, **OPEN, candidates="labels")
     torch.testing.assert_close(found, value_and_gradients(lambda z: core(z, labels=y), z))
-    plain = WeinceLoss(0.3, tail=CLOSED)(z, y).detach()
+    plain = WeinceLoss(0.3, **CLOSED)(z, y).detach()
     assert abs(float(found[0] - plain)) > 1e-3
 
 
 def test_the_released_preset():
     z, y = rows(40), labels(40)
-    loss = WeinceLoss(0.3, tail=RELEASED_TAIL, extra=released_terms(0.3))
+    loss = WeinceLoss(0.3)
     core = weince.WeinceLoss.released(0.3, candidates="labels")
     torch.testing.assert_close(loss(z, y), core(z, labels=y))
     torch.testing.assert_close(dict(loss.loss.named_buffers()), dict(core.named_buffers()))
 
 
+LABELLED = {name: case for name, case in CASES.items() if case.labels}
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+@pytest.mark.parametrize("name", LABELLED)
+def test_any_loss_over_labels_with_and_without_references(name, engine):
+    """Against the formula; anchors alone with their label, and anchors whose label no reference has."""
+    case = LABELLED[name]
+    y, ref_y = [0, 1, 2, 0, 1, 2, 0, 3, 4], [0, 1, 2, 0, 1, 2, 1, 4, 5, 5, 6]
+    for same in (True, False):
+        z = rows(len(y))
+        ref = z if same else rows(len(ref_y), 1)
+        others = {} if same else {"ref_emb": ref, "ref_labels": torch.tensor(ref_y)}
+        loss = case.make(learned, candidates="labels", engine=engine).double()
+        got = LossAdapter(loss)(z, torch.tensor(y), **others)
+        wanted = by_formula(case, Layout({}, "labels", [(z, ref, roles(y, y if same else ref_y, same))])).mean
+        leaves = [z] if same else [z, ref]
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), rtol=1e-9, atol=1e-10
+        )
+
+
+def test_only_losses_over_labels_are_adapted():
+    with pytest.raises(TypeError, match=r"loss must be a loss of weince, like DCLLoss\(\); got SupConLoss"):
+        LossAdapter(losses.SupConLoss())
+    for options in ({}, {"candidates": "labels", "reduction": "none"}):
+        with pytest.raises(
+            ValueError, match='wanted a loss with candidates="labels" and reduction="mean"; got'
+        ):
+            LossAdapter(weince.DCLLoss(**options))
+
+
 def test_a_learned_temperature_and_copies():
     z, y = rows(12), labels(12)
-    loss = WeinceLoss(nn.Parameter(torch.tensor(0.3)), tail=OPEN)
+    loss = WeinceLoss(nn.Parameter(torch.tensor(0.3)), **OPEN)
     twin = copy.deepcopy(loss)
     for each in (loss, twin):
         each(z, y, ref_emb=rows(9, 1), ref_labels=labels(9)).backward()
@@ -129,7 +163,7 @@ def test_a_batch_of_a_single_label_has_the_loss_of_the_formula():
     u = nn.functional.normalize(z)
     logits = (u @ u.T / 0.2).where(others.bool(), -torch.inf)
     wanted = -(logits.log_softmax(1).where(others.bool(), 0.0).sum(1) / 4).mean()
-    torch.testing.assert_close(WeinceLoss(0.2, tail=CLOSED)(z, y), wanted)
+    torch.testing.assert_close(WeinceLoss(0.2, **CLOSED)(z, y), wanted)
     assert losses.SupConLoss(0.2)(z, y) == 0
 
 
@@ -173,7 +207,7 @@ def test_bad_input():
     z, y = rows(8), labels(8)
     mined = miners.MultiSimilarityMiner()(z, y)
     with pytest.raises(
-        ValueError, match=r"takes no indices_tuple: the tail of an anchor needs all.*got 4 tensors"
+        ValueError, match=r"takes no indices_tuple: it sums over all negatives of an anchor.*got 4 tensors"
     ):
         WeinceLoss()(z, y, mined)
     for wrapper in (losses.SelfSupervisedLoss, lambda loss: losses.CrossBatchMemory(loss, 6)):

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from cases import CASES, learned
 from ranks_text import OPEN, REPLAYED
 from sentence_transformers import (
     SentenceTransformer,
@@ -27,7 +28,11 @@ from weince.integrations.sentence_transformers import (
     WeinceLoss,
 )
 
-CLOSED = TailConfig(margin=1e9)  # the AIC gate never opens: lam = 0
+CLOSED = {
+    "tail": TailConfig(margin=1e9),
+    "softmax_term": 0,
+    "shortfall_term": 0,
+}  # lam = 0, and nothing added
 
 
 def step(model, loss, columns, labels=None, seed=3):
@@ -60,9 +65,20 @@ def test_without_the_correction_it_is_theirs(tiny, columns, scale):
     wanted = step(tiny, MultipleNegativesRankingLoss(tiny, scale=scale), tokens)
     for ours in (
         LossAdapter(tiny, InfoNCELoss(1 / scale, candidates="cross")),
-        WeinceLoss(tiny, temperature=1 / scale, tail=CLOSED),
+        WeinceLoss(tiny, temperature=1 / scale, **CLOSED),
     ):
         assert_same_step(step(tiny, ours, tokens), wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_the_bare_loss_is_the_released_one(tiny):
+    tiny.eval()
+    tokens = features(tiny, 3)
+    rows = [tiny(dict(part))["sentence_embedding"] for part in tokens]
+    core = weince.WeinceLoss.released(0.05, candidates="cross")(*rows[:2], negatives=rows[2])
+    torch.testing.assert_close(step(tiny, WeinceLoss(tiny), tokens)[0], core.detach())
+    torch.testing.assert_close(
+        step(tiny, CachedWeinceLoss(tiny, mini_batch_size=5), tokens)[0], core.detach()
+    )
 
 
 def test_both_directions_are_their_symmetric_loss(tiny):
@@ -70,7 +86,7 @@ def test_both_directions_are_their_symmetric_loss(tiny):
     theirs = MultipleNegativesRankingLoss(
         tiny, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
     )
-    ours = WeinceLoss(tiny, tail=CLOSED, candidates="clip")
+    ours = WeinceLoss(tiny, **CLOSED, candidates="clip")
     assert_same_step(step(tiny, ours, tokens), step(tiny, theirs, tokens), rtol=1e-9, atol=1e-10)
 
 
@@ -80,7 +96,7 @@ def test_a_trained_encoder_in_float32_agrees_too(minilm_folder):
     tokens = features(model, 3, rows=8)
     losses = (
         MultipleNegativesRankingLoss(model, scale=20.0),
-        WeinceLoss(model, temperature=0.05, tail=CLOSED),
+        WeinceLoss(model, temperature=0.05, **CLOSED),
     )
     theirs, ours = (step(model, loss, tokens) for loss in losses)
     model.double()
@@ -97,7 +113,7 @@ def test_a_trained_encoder_in_float32_agrees_too(minilm_folder):
 def test_the_correction_is_that_of_the_core(tiny):
     """Embed by hand, and ask the core; and the correction does something here."""
     tokens = features(tiny, 3)
-    found, _ = step(tiny, WeinceLoss(tiny, tail=OPEN), tokens)
+    found, _ = step(tiny, WeinceLoss(tiny, **OPEN), tokens)
     torch.manual_seed(3)
     anchors = tiny(dict(tokens[0]))["sentence_embedding"]
     wide = max(part["input_ids"].shape[1] for part in tokens[1:])
@@ -108,7 +124,7 @@ def test_the_correction_is_that_of_the_core(tiny):
         for name in ("input_ids", "token_type_ids", "attention_mask")
     }
     positives, negatives = tiny(both)["sentence_embedding"].chunk(2)
-    core = weince.WeinceLoss(0.05, tail=OPEN, candidates="cross")(
+    core = weince.WeinceLoss(0.05, **OPEN, candidates="cross")(
         anchors, positives, negatives=negatives, return_stats=True
     )
     torch.testing.assert_close(found, core.loss.detach())
@@ -122,24 +138,24 @@ def test_the_correction_is_that_of_the_core(tiny):
 def test_cached_is_plain_without_dropout(tiny, columns, mini_batch):
     tiny.eval()
     tokens = features(tiny, columns)
-    plain = step(tiny, WeinceLoss(tiny, tail=OPEN), tokens)
-    cached = step(tiny, CachedWeinceLoss(tiny, tail=OPEN, **mini_batch), tokens)
+    plain = step(tiny, WeinceLoss(tiny, **OPEN), tokens)
+    cached = step(tiny, CachedWeinceLoss(tiny, **OPEN, **mini_batch), tokens)
     assert_same_step(cached, plain, **REPLAYED)
 
 
 def test_cached_is_plain_with_dropout(tiny):
     """In mini-batches of the whole batch both draw the same masks, and the second pass must draw them again."""
     tokens = features(tiny, 2)
-    plain = step(tiny, WeinceLoss(tiny, tail=OPEN), tokens)
-    cached = step(tiny, CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=12), tokens)
+    plain = step(tiny, WeinceLoss(tiny, **OPEN), tokens)
+    cached = step(tiny, CachedWeinceLoss(tiny, **OPEN, mini_batch_size=12), tokens)
     assert_same_step(cached, plain, **REPLAYED)
 
 
 def test_cached_with_dropout_in_small_pieces(tiny):
     """Against a plain graph over embeddings of the same pieces, with the same masks."""
     tokens = features(tiny, 2)
-    cached = step(tiny, CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=5), tokens)
-    plain = WeinceLoss(tiny, tail=OPEN)
+    cached = step(tiny, CachedWeinceLoss(tiny, **OPEN, mini_batch_size=5), tokens)
+    plain = WeinceLoss(tiny, **OPEN)
 
     def in_pieces(columns, labels):
         pieces = [
@@ -159,14 +175,14 @@ def _rows(tokens, rows):
 def test_cached_is_their_cached_one_without_the_correction(tiny):
     tokens = features(tiny, 3)
     theirs = step(tiny, CachedMultipleNegativesRankingLoss(tiny, mini_batch_size=5), tokens)
-    ours = step(tiny, CachedWeinceLoss(tiny, tail=CLOSED, mini_batch_size=5), tokens)
+    ours = step(tiny, CachedWeinceLoss(tiny, **CLOSED, mini_batch_size=5), tokens)
     assert_same_step(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
 def test_cached_scales_with_what_comes_after_it(tiny):
     """Gradient accumulation and loss scaling multiply the loss: the cached gradient must follow."""
     tokens = features(tiny, 2)
-    loss = CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=5)
+    loss = CachedWeinceLoss(tiny, **OPEN, mini_batch_size=5)
     once = step(tiny, loss, tokens)
     half = step(tiny, lambda columns, labels: loss(columns, labels) / 2, tokens)
     for name, gradient in once[1].items():
@@ -186,12 +202,10 @@ def test_inside_matryoshka(tiny):
     """Their wrapper for several widths, plain and cached."""
     tiny.eval()
     tokens = features(tiny, 3)
-    plain = step(tiny, MatryoshkaLoss(tiny, WeinceLoss(tiny, tail=OPEN), [16, 8]), tokens)
-    cached = CachedWeinceLoss(tiny, tail=OPEN, mini_batch_size=5)
+    plain = step(tiny, MatryoshkaLoss(tiny, WeinceLoss(tiny, **OPEN), [16, 8]), tokens)
+    cached = CachedWeinceLoss(tiny, **OPEN, mini_batch_size=5)
     assert_same_step(step(tiny, MatryoshkaLoss(tiny, cached, [16, 8]), tokens), plain, **REPLAYED)
-    widths = [
-        WeinceLoss(tiny, tail=OPEN).compute_loss_from_embeddings(_cut(tiny, tokens, d)) for d in (16, 8)
-    ]
+    widths = [WeinceLoss(tiny, **OPEN).compute_loss_from_embeddings(_cut(tiny, tokens, d)) for d in (16, 8)]
     torch.testing.assert_close(plain[0], sum(widths).detach())
 
 
@@ -201,12 +215,12 @@ def _cut(model, tokens, width):
 
 def test_a_compiled_loss(tiny, fresh_compiler):
     """The core under Dynamo, in batches of two sizes; what else a compiler does is tested with the core."""
-    ours = WeinceLoss(tiny, tail=OPEN)
+    ours = WeinceLoss(tiny, **OPEN)
     ours.loss.compile(backend="eager", fullgraph=True)
     for rows in (12, 7):
         tokens = features(tiny, 3, rows)
         assert_same_step(
-            step(tiny, ours, tokens), step(tiny, WeinceLoss(tiny, tail=OPEN), tokens), rtol=1e-9, atol=1e-11
+            step(tiny, ours, tokens), step(tiny, WeinceLoss(tiny, **OPEN), tokens), rtol=1e-9, atol=1e-11
         )
 
 
@@ -235,7 +249,7 @@ def test_one_row_with_a_hard_negative_has_something_to_contrast(tiny):
     tokens = features(tiny, 3, rows=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ours = step(tiny, WeinceLoss(tiny), tokens)
+        ours = step(tiny, WeinceLoss(tiny, **CLOSED), tokens)
     assert_same_step(ours, step(tiny, MultipleNegativesRankingLoss(tiny), tokens), rtol=1e-9, atol=1e-10)
 
 
@@ -280,14 +294,27 @@ def test_bad_options(tiny):
         CachedWeinceLoss(tiny, temperature=nn.Parameter(torch.tensor(0.05)))
 
 
-def test_the_configuration_is_json(tiny):
+@pytest.mark.parametrize("name", CASES)
+def test_any_loss_is_adapted_and_its_configuration_is_json(tiny, name):
+    case = CASES[name]
+    loss = case.make(learned, candidates="views" if case.views_only else "cross")
+    adapted = LossAdapter(tiny, loss)
+    value, _ = step(tiny, adapted, features(tiny, 2, rows=5))
+    assert value.isfinite()
+    config = adapted.get_config_dict()
+    assert json.loads(json.dumps(config)) == config
+    assert config["loss"] == type(loss).__name__
+    if isinstance(loss, weince.LinkLoss):
+        assert "Link(" in config["link"]
+
+
+def test_the_configuration_says_all_terms(tiny):
     released = weince.WeinceLoss.released(nn.Parameter(torch.tensor(0.25)), candidates="cross")
     for loss in (WeinceLoss(tiny), CachedWeinceLoss(tiny), LossAdapter(tiny, released)):
         assert json.loads(json.dumps(loss.get_config_dict())) == loss.get_config_dict()
     config = LossAdapter(tiny, released).get_config_dict()
-    assert (config["link"], config["temperature"], config["tail"]["beta"]) == ("WeinceLink", 0.25, 1.0)
-    assert [term["link"] for term in config["extra"]] == ["SoftmaxLink", "BatchShortfallLink"]
-    assert config["extra"][1]["momentum"] == 0.9
+    assert (config["loss"], config["temperature"], config["tail"]["beta"]) == ("WeinceLoss", 0.25, 1.0)
+    assert (config["softmax_term"], config["shortfall_term"], config["candidates"]) == (0.5, 0.5, "cross")
     assert WeinceLoss(tiny).get_config_dict()["gather_across_devices"] is False
     assert CachedWeinceLoss(tiny, mini_batch_size=7).get_config_dict()["mini_batch_size"] == 7
 

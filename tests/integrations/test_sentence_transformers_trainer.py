@@ -74,9 +74,7 @@ def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        loss = (
-            CachedWeinceLoss(model, tail=OPEN, mini_batch_size=3) if cached else WeinceLoss(model, tail=OPEN)
-        )
+        loss = CachedWeinceLoss(model, **OPEN, mini_batch_size=3) if cached else WeinceLoss(model, **OPEN)
         train(model, loss, tmp_path / str(cached), gradient_accumulation_steps=2)
         weights.append(model.state_dict())
     torch.testing.assert_close(weights[1], weights[0], **REPLAYED)

@@ -28,8 +28,8 @@ def test_ours_and_others_in_one_table():
     timings = bench_loss(pairs=[4, 9], d=3, repeats=2, device="cpu", compiled=False)
     names = [row.name for row in timings if row.pairs == 9]
     assert names[0] == YARDSTICK
-    assert "weince WeinceLoss" in names
-    assert "weince WeinceLoss, chunked" in names
+    assert "weince WeinceLoss (released)" in names
+    assert "weince WeinceLoss.paper, chunked" in names
     assert [row.name for row in timings if row.pairs == 4] == names
     for row in timings:
         assert row.ms is not None

@@ -1,9 +1,16 @@
+"""A loss as configuration: every preset, losses of one's own, and what is refused."""
+
+import sys
+from dataclasses import fields
+
 import pytest
 import torch
+from torch import nn
 
-from weince import BatchShortfallLink, InfoNCELoss, SoftmaxLink, TailConfig, Term, WeibitLoss, WeinceLoss
-from weince.lab.configure import LossConfig, build_loss, check_loss
-from weince.losses import RELEASED_TAIL, released_terms
+import weince
+from weince import BlendLink, InfoNCELoss, LinkLoss, TailConfig, WeibitLoss, WeinceLoss
+from weince.lab.configure import PRESETS, LossConfig, build_loss, check_loss, find
+from weince.losses.weince import RELEASED_TAIL
 
 
 @pytest.fixture
@@ -12,65 +19,216 @@ def batch():
     return tuple(torch.randn(40, 8, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
-@pytest.mark.parametrize(
-    ("config", "same"),
-    [
-        (LossConfig("infonce", 0.2), InfoNCELoss(0.2)),
-        (LossConfig("paper", 0.3), WeinceLoss.paper(0.3)),
-        (LossConfig("released"), WeinceLoss.released()),
-        (LossConfig("blend"), WeinceLoss(0.5, tail=RELEASED_TAIL)),
-        (LossConfig("weibit", 0.25), WeibitLoss(4.0)),
-        (LossConfig("paper", tail={"gate": "rho"}), WeinceLoss(0.5, tail=TailConfig(gate="rho"))),
-        (LossConfig("released", softmax_term=0, shortfall_term=0.0), WeinceLoss(0.5, tail=RELEASED_TAIL)),
-        (LossConfig("infonce", softmax_term=0.5, shortfall_term=0.5), InfoNCELoss(0.5, extra=released_terms(0.5))),
-        (
-            LossConfig("infonce", 0.2, softmax_term=0.3, shortfall_term=0.7),
-            InfoNCELoss(0.2, extra=[Term(SoftmaxLink(0.2), 0.3, 50), Term(BatchShortfallLink(), 0.7, 50)]),
-        ),
-    ],
-)  # fmt: skip
+BY_HAND = [
+    (LossConfig(), InfoNCELoss()),
+    (LossConfig("infonce", 0.2), InfoNCELoss(0.2)),
+    (
+        LossConfig("infonce", 0.2, softmax_term=0.3, shortfall_term=0.7),
+        InfoNCELoss(0.2, softmax_term=0.3, shortfall_term=0.7),
+    ),
+    (LossConfig("dcl"), weince.DCLLoss()),
+    (LossConfig("dcl", 0.2), weince.DCLLoss(0.2)),
+    (LossConfig("dclw", options={"sigma": 0.3}), weince.DCLWLoss(sigma=0.3)),
+    (LossConfig("hcl", 0.3, options={"hardness": 0.5}), weince.HCLLoss(0.3, hardness=0.5)),
+    (LossConfig("debiased", options={"false_negatives": 0.2}), weince.DebiasedLoss(false_negatives=0.2)),
+    (LossConfig("dhel", 0.2), weince.DHELLoss(0.2)),
+    (LossConfig("rince", options={"q": 0.5, "weight": 0.02}), weince.RINCELoss(q=0.5, weight=0.02)),
+    (LossConfig("align_uniform", options={"weight": 0.5}), weince.AlignUniformLoss(weight=0.5)),
+    (LossConfig("siglip", options={"scale": 5.0, "bias": -3.0}), weince.SigLIPLoss(scale=5.0, bias=-3.0)),
+    (LossConfig("kl_ball", options={"radius": 0.4}), weince.KLBallLoss(0.4)),
+    (
+        LossConfig("mixture", 0.2, options={"spread": 0.7, "nodes": 7}),
+        weince.TemperatureMixtureLoss(0.2, spread=0.7, nodes=7),
+    ),
+    (LossConfig("temperature_free"), weince.TemperatureFreeLoss()),
+    (LossConfig("weibit"), WeibitLoss()),
+    (LossConfig("weibit", 0.25), WeibitLoss(4.0)),
+    (LossConfig("weibit", options={"endpoint": 1.5}), WeibitLoss(endpoint=1.5)),
+    (LossConfig("link", 0.36, lam=0.5, beta=2.79), LinkLoss(BlendLink(0.5, 2.79, 0.36))),
+    (LossConfig("link", lam=0.0, beta=1.0), LinkLoss(BlendLink(0.0, 1.0, 0.5))),
+    (LossConfig("released"), WeinceLoss.released()),
+    (LossConfig("released", softmax_term=0, shortfall_term=0.0), WeinceLoss.paper(tail=RELEASED_TAIL)),
+    (LossConfig("blend"), WeinceLoss.paper(tail=RELEASED_TAIL)),
+    (LossConfig("paper", 0.3), WeinceLoss.paper(0.3)),
+    (LossConfig("paper", tail={"gate": "rho"}), WeinceLoss.paper(tail=TailConfig(gate="rho"))),
+    (LossConfig("paper", softmax_term=0.3), WeinceLoss.paper(softmax_term=0.3)),
+    (LossConfig("negatives_only", 0.3), WeinceLoss.negatives_only(0.3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "same"), BY_HAND, ids=lambda value: getattr(value, "preset", ""))
 def test_a_configuration_is_the_loss_written_by_hand(config, same, batch):
-    assert torch.equal(build_loss(config)(*batch), same(*batch))
+    built = build_loss(config)
+    assert type(built) is type(same)
+    assert torch.equal(built(*batch), same(*batch))
+
+
+def test_every_preset_is_tried():
+    assert {config.preset for config, _ in BY_HAND} == set(PRESETS)
+
+
+def test_the_default_is_not_the_loss_that_collapses():
+    assert LossConfig().preset == "infonce"
 
 
 def test_the_preset_keeps_its_other_tail_settings():
-    link = build_loss(LossConfig("blend", tail={"gate": "aic"})).link
-    assert link.tail == TailConfig(beta=1.0, drop=0.05, soft_cap=False, gate="aic")
+    loss = build_loss(LossConfig("blend", tail={"gate": "aic"}))
+    assert loss.tail == TailConfig(beta=1.0, drop=0.05, soft_cap=False, gate="aic")
+    assert build_loss(LossConfig("negatives_only", tail={"k": 8})).tail == TailConfig(k=8, positive="softmax")
 
 
 @pytest.mark.parametrize(
     "config", [LossConfig(), LossConfig("infonce"), LossConfig("released", softmax_term=0, shortfall_term=0)]
 )
 def test_a_term_without_weight_is_none(config):
-    assert build_loss(config).extra == ()
+    loss = build_loss(config)
+    assert loss.hardest == ()
+    assert list(loss.buffers()) == []
 
 
-@pytest.mark.parametrize("preset", ["infonce", "weibit", "paper"])
-def test_candidates_and_terms_reach_the_loss(preset):
-    loss = build_loss(LossConfig(preset, softmax_term=0.3), candidates="cross")
-    assert loss.candidates == "cross"
-    assert loss.extra == (Term(SoftmaxLink(0.5), weight=0.3, hardest=50),)
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in ("dhel", "link")])
+def test_candidates_and_engine_reach_the_loss(preset):
+    loss = build_loss(LossConfig(preset, engine="chunked"), candidates="cross")
+    assert (loss.candidates, loss.engine) == ("cross", "chunked")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "papr"}, r"unknown preset 'papr' \(did you mean paper\?\); known: infonce, paper, blend"),
-        ({"tail": {"roh0": 1}}, r"unknown field of tail 'roh0' \(did you mean rho0\?\)"),
-        ({"tail": {"rho0": -1.0}}, "rho0"),
+        ({"preset": "papr"}, r"unknown preset 'papr' \(did you mean paper\?\); known: infonce, dcl, dclw"),
+        ({"preset": "paper", "tail": {"roh0": 1}}, r"unknown field of tail 'roh0' \(did you mean rho0\?\)"),
+        ({"preset": "paper", "tail": {"rho0": -1.0}}, "rho0"),
         ({"preset": "infonce", "tail": {"k": 8}}, "no meaning for preset 'infonce'"),
         ({"temperature": 0.0}, "temperature must be positive; got 0.0"),
         ({"preset": "infonce", "temperature": float("nan")}, "temperature must be positive; got nan"),
         ({"temperature": float("inf")}, "temperature must be positive; got inf"),
         ({"softmax_term": float("inf")}, "softmax_term must be a weight of at least 0; got inf"),
-        ({"tail": {"rho0": "near"}}, "tail: rho0 must be a number"),
-        ({"tail": {"margin": "a"}}, "tail: margin must be a number; got 'a'"),
+        ({"preset": "paper", "tail": {"rho0": "near"}}, "tail: rho0 must be a number"),
+        ({"preset": "paper", "tail": {"margin": "a"}}, "tail: margin must be a number; got 'a'"),
         ({"softmax_term": -1.0}, "softmax_term must be a weight of at least 0; got -1"),
+        ({"preset": "link"}, "preset 'link' wants lam and beta; got lam=None, beta=None"),
+        ({"preset": "link", "lam": 2.0, "beta": 1.0}, r"lam must lie in \[0, 1\]; got 2.0"),
+        ({"preset": "infonce", "lam": 0.5}, "lam has no meaning for preset 'infonce'; it takes temperature"),
+        ({"preset": "dcl", "beta": 0.5}, "beta has no meaning for preset 'dcl'"),
+        ({"preset": "dcl", "softmax_term": 0.5}, "softmax_term has no meaning for preset 'dcl'"),
+        (
+            {"preset": "siglip", "temperature": 0.5},
+            "temperature has no meaning for preset 'siglip'; it takes scale",
+        ),
+        ({"preset": "temperature_free", "temperature": 0.5}, "temperature has no meaning for preset"),
+        ({"preset": "hcl", "options": {"hardnes": 1}}, "hardnes has no meaning for preset 'hcl'"),
+        ({"preset": "hcl", "options": {"hardness": -1}}, "hardness must be a number of at least 0; got -1"),
+        ({"preset": "kl_ball", "options": {"radius": "far"}}, "preset kl_ball: radius must be a number"),
     ],
 )
 def test_a_wrong_configuration_is_refused_when_it_is_made(options, message):
     with pytest.raises(ValueError, match=message):
         LossConfig(**options)
+
+
+OWN = """
+from weince import ContrastiveLoss, LogSumExp, SoftmaxLink
+from os import system
+import torch
+
+class Mine(ContrastiveLoss):
+    def __init__(self, temperature=0.3, steepness=1.0, **options):
+        super().__init__(**options)
+        self.temperature, self.steepness = temperature, steepness
+
+    def sums(self, batch):
+        return LogSumExp(SoftmaxLink(self.temperature))
+
+    def combine(self, lse):
+        return self.steepness * (lse.value - lse.positive)
+
+def factory(temperature=0.3) -> torch.nn.Module:
+    return Mine(temperature, 2.0)
+
+def quoted(temperature=0.3, candidates="views") -> "Mine":
+    return Mine(temperature, 2.0, candidates=candidates)
+
+def unknown(temperature=0.3):
+    return Mine(temperature, 2.0)
+
+def number(temperature=None) -> torch.nn.Module:
+    return 3
+
+Twice = 2
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of the user's in the working folder."""
+    (tmp_path / "my_losses.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "my_losses"
+    sys.modules.pop("my_losses", None)
+
+
+def test_a_loss_of_ones_own(own, batch):
+    for config, temperature, factor in (
+        (LossConfig("my_losses:Mine"), 0.3, 1),
+        (LossConfig("my_losses:Mine", 0.2, options={"steepness": 3.0}), 0.2, 3),
+        (LossConfig("my_losses:factory", 0.2), 0.2, 2),
+        (LossConfig("my_losses:quoted", 0.2), 0.2, 2),
+    ):
+        torch.testing.assert_close(build_loss(config)(*batch), factor * weince.DCLLoss(temperature)(*batch))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("os:system", r"os must define system, an nn.Module or a function that .*; got <built-in"),
+        ("my_losses:system", "my_losses must define system, an nn.Module or a function"),  # imported there
+        ("my_losses:Twice", "must define Twice.*got 2"),
+        ("my_losses:Other", "must define Other.*got None"),
+        ("my_losses:torch", "must define torch.*got <module"),
+        ("my_losses:number", "my_losses:number must make an nn.Module; got int"),
+        ("no_such_module:Mine", "cannot import no_such_module"),
+        ("my_losses:Mine.sums", r"written package.module:name; got 'my_losses:Mine.sums'"),
+        (":Mine", "written package.module:name; got ':Mine'"),
+        ("my_losses:", "written package.module:name"),
+        ("my_losses:unknown", r"annotated to return one \(-> nn.Module\); got <function unknown"),
+        ("subprocess:run", "subprocess must define run, an nn.Module or"),
+        ("shutil:rmtree", "shutil must define rmtree"),
+        ("builtins:eval", "builtins must define eval"),
+    ],
+)
+def test_only_losses_are_taken_from_a_module(own, name, message):
+    with pytest.raises(ValueError, match=message):
+        build_loss(LossConfig(name))
+
+
+def test_nothing_is_run_on_the_way(own, tmp_path):
+    with pytest.raises(ValueError, match="subprocess must define call"):
+        build_loss(LossConfig("subprocess:call", options={"args": ["touch", str(tmp_path / "here")]}))
+    assert not (tmp_path / "here").exists()
+
+
+def test_candidates_and_engine_reach_a_loss_of_ones_own(own):
+    loss = build_loss(LossConfig("my_losses:Mine", engine="chunked"), candidates="cross")
+    assert (loss.candidates, loss.engine) == ("cross", "chunked")
+    assert build_loss(LossConfig("my_losses:quoted"), candidates="cross").candidates == "cross"
+    assert isinstance(build_loss(LossConfig("torch.nn:Identity"), candidates="cross"), nn.Identity)
+
+
+def test_an_option_that_a_loss_of_ones_own_does_not_take(own):
+    with pytest.raises(ValueError, match=r"my_losses:factory: .*unexpected keyword argument 'steep'"):
+        build_loss(LossConfig("my_losses:factory", options={"steep": 2}))
+    with pytest.raises(ValueError, match="my_losses:Mine: Mine has no option 'steep'; it takes temperature"):
+        build_loss(LossConfig("my_losses:Mine", options={"steep": 2}))
+
+
+def test_what_is_found_may_be_any_module():
+    assert find("torch.nn:Identity", "encoder") is nn.Identity
+
+
+def test_every_field_is_documented():
+    for field in fields(LossConfig):
+        assert f"    {field.name}: " in LossConfig.__doc__, field.name
 
 
 def test_a_loss_that_cannot_run_here_is_refused_before_a_run_begins():
@@ -82,8 +240,3 @@ def test_a_loss_that_cannot_run_here_is_refused_before_a_run_begins():
     check_loss(loss, pairs=4, width=3, device=cpu)
     assert before  # what the loss remembers of its batches
     assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
-
-
-@pytest.mark.parametrize("preset", ["infonce", "weibit", "paper"])
-def test_the_engine_reaches_the_loss(preset):
-    assert build_loss(LossConfig(preset, engine="chunked")).engine == "chunked"

@@ -102,6 +102,7 @@ class Chunked(Engine):
         return (self.found or self.find(None, ())).negatives()
 
     def smallest(self, count: int) -> Tensor:
+        self.sharp = True
         kept = self.contest.anchors.new_empty(0)
         pending: list[Tensor] = []
         for visit in self.visits():

@@ -27,9 +27,10 @@ class Dense(Engine):
     def survey(self) -> None:
         contest = self.contest
         self.matrix = shortfalls(contest.anchors, contest.candidates)
+        # Numbers, since a compiled graph would fix what a slice holds.
         self.tiles = [
-            (slice(*span), Tile(contest.rows(*span), self.matrix[slice(*span)]))
-            for span in _spans(self.matrix)
+            (start, stop, Tile(contest.rows(start, stop), self.matrix[start:stop]))
+            for start, stop in _spans(self.matrix)
         ]
         self.sharp = False
         self.thresholds: dict[int, Tensor] = {}
@@ -45,7 +46,7 @@ class Dense(Engine):
     ) -> Hardest:
         """The statistics and the thresholds that are asked for."""
         found = Hardest(self.contest, tail, numbers)
-        for _, tile in self.tiles:
+        for *_, tile in self.tiles:
             found.add(tile.contest, hidden(tile))
         self.thresholds |= found.thresholds()
         return found
@@ -53,16 +54,17 @@ class Dense(Engine):
     def negatives(self) -> Tensor:
         if self.contest.uniform:
             return torch.full((1,), self.contest.most_negatives, device=self.matrix.device)
-        return whole([tile.contest.count_negatives(tile.hidden()) for _, tile in self.tiles])
+        return whole([tile.contest.count_negatives(tile.hidden()) for *_, tile in self.tiles])
 
     def smallest(self, count: int) -> Tensor:
+        self._sharpen()
         hidden = self.contest.hide(self.matrix.clone(), torch.inf)
         here = least(hidden.flatten(), count)
         return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         anchors, candidates = self.contest.anchors, self.contest.candidates
-        learned = learned_of(parts)
+        learned = learned_of(parts) if torch.is_grad_enabled() else []
         wanted = any(x.requires_grad for x in (anchors, candidates)) or bool(learned)
         wanted = wanted and torch.is_grad_enabled()
         with torch.no_grad(), no_autocast(anchors.device):
@@ -71,15 +73,15 @@ class Dense(Engine):
             effects: list[list[Tensor]] = [[] for _ in learned]
             # The derivatives of the first sum go where the shortfalls were, which nobody reads after them.
             slopes = [self.matrix, *(torch.empty_like(self.matrix) for _ in parts[1:])] if wanted else []
-            for rows, tile in self.tiles:
+            for start, stop, tile in self.tiles:
                 found = [
-                    tile.sum(part.rows(rows.start, rows.stop), self._threshold(part, rows), slopes=wanted)
+                    tile.sum(part.rows(start, stop), self._threshold(part, start, stop), slopes=wanted)
                     for part in parts
                 ]
                 for k, one in enumerate(found):
                     values[k].append(one.value)
                     if one.slopes is not None:
-                        slopes[k][rows] = one.slopes
+                        slopes[k][start:stop] = one.slopes
                 for into, (k, name, _) in zip(effects, learned, strict=True):
                     into.append(found[k].effects[name])
         if not wanted:
@@ -92,16 +94,21 @@ class Dense(Engine):
         return list(sums)
 
     def _prepare(self, parts: Sequence[Part]) -> None:
-        if not self.sharp and any(part.link.near_cap for part in parts):
-            self.sharp = True
-            for _, tile in self.tiles:
-                tile.sharpen()
+        if any(part.link.near_cap for part in parts):
+            self._sharpen()
         numbers = tuple({part.hardest for part in parts if part.hardest is not None} - set(self.thresholds))
         if numbers:
             self._find(None, numbers)
 
-    def _threshold(self, part: Part, rows: slice) -> Tensor | None:
-        return None if part.hardest is None else self.thresholds[part.hardest][rows]
+    def _sharpen(self) -> None:
+        """Make the smallest shortfalls exact, once."""
+        if not self.sharp:
+            self.sharp = True
+            for *_, tile in self.tiles:
+                tile.sharpen()
+
+    def _threshold(self, part: Part, start: int, stop: int) -> Tensor | None:
+        return None if part.hardest is None else self.thresholds[part.hardest][start:stop]
 
 
 def _spans(matrix: Tensor) -> list[tuple[int, int]]:

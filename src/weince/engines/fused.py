@@ -1,186 +1,310 @@
 """The fused engine: Triton kernels for CUDA, memory linear in the batch.
 
-Three passes over tiles of the score matrix, none of which is ever written: the hardest negatives, the log-sum-exp,
-the gradient. It serves one term under the softmax, shortfall, blend or WEINCE link, with one positive per anchor;
-:func:`why_not` says what it does not serve.
+No tile of the score matrix is ever written: one pass finds the hardest negatives, if a loss asks for them, one
+computes the sums, up to eight of them, one the gradient. Links that the kernels do not have go through the chunked
+engine.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from types import ModuleType
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weince.candidates import Contest
-from weince.engines.rows import EngineOutput
-from weince.links import BlendLink, Link, Scalar, ShortfallLink, SoftmaxLink
-from weince.scores import no_autocast
-from weince.tail import TailConfig, TailStats
-from weince.terms import Term, WeinceLink
+from weince.engines.base import Engine, Need
+from weince.engines.chunked import Chunked
+from weince.engines.tile import Part
+from weince.links import AffineLink, AtanhLink, BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
+from weince.tail import TailConfig, TailStats, nearest_rank
 
 LARGEST_TAIL = 1024
+OLDEST_TRITON = (3, 5)
 
-SHARED_MEMORY = 200 << 10
-"""Bytes that the largest tiles ask for, rounded up; they were tuned on an H200, and no others are there."""
+MOST_SUMS = 8
+"""Sums of one pass."""
 
 
 def too_old(version: str) -> str | None:
     """One line why a version of Triton cannot run the kernels; None if it can."""
-    if tuple(int(part) for part in version.split(".")[:2]) < (3, 5):
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
         return f"the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got {version}"
     return None
 
 
-_ops: ModuleType | None = None
+_launch: ModuleType | None = None
 try:
     import triton
 
     _missing = too_old(triton.__version__)
     if _missing is None:
-        from weince.engines.kernels import launch
-        from weince.engines.kernels import ops as _ops
+        from weince.engines.kernels import launch as _launch
+        from weince.engines.kernels import ops, sums
 except ImportError:
     _missing = "the fused engine wants Triton, which is not installed: pip install 'weince[gpu]'"
 
 
-def why_not(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:
+def why_not(contest: Contest, need: Need) -> str | None:
     """One line why the fused engine cannot serve this; None if it can."""
-    return hindrance(contest.anchors.device) or _refusal(contest, terms, tail)
-
-
-def hindrance(device: torch.device) -> str | None:
-    """One line why the kernels cannot run on a device; None if they can."""
-    if device.type != "cuda":
-        return f"the fused engine wants tensors on a CUDA device; got {device.type}"
-    if _too_small(device):
-        return "the fused engine's tiles want 200 KiB of shared memory per block, as GPUs since the H100 have"
-    return _missing
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _too_small(device: torch.device) -> bool:
-    """Whether a GPU has no room for the tiles; a compiled graph takes the answer as it finds it."""
-    return _shared_memory(device) < SHARED_MEMORY
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
-
-
-def _refusal(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> str | None:
-    """What it does not serve, wherever the tensors are."""
     if _missing is not None:
         return _missing
+    if contest.anchors.device.type != "cuda":
+        return f"the fused engine wants tensors on a CUDA device; got {contest.anchors.device.type}"
     if contest.anchors.dtype != torch.float32:
         return f"the fused engine works in float32; got {contest.anchors.dtype}"
-    if contest.positive is None or contest.labels is not None:
-        return "the fused engine wants one positive per anchor; got labels"
-    if contest.ranks is not None:
-        return "the fused engine works in one process; got candidates of several"
-    if contest.ignore is not None:
-        return "the fused engine takes no ignore mask"
-    if len(terms) != 1 or terms[0].hardest is not None:
-        return "the fused engine takes one term over all negatives; got extra terms"
-    if not isinstance(terms[0].link, SoftmaxLink | ShortfallLink | BlendLink | WeinceLink):
-        return f"the fused engine has no {type(terms[0].link).__name__}"
-    if not terms[0].link.in_kernels:
-        return "the fused engine has no blend with another endpoint, softmax on positives or a matched slope"
     if contest.most_negatives < 1:
         return "the fused engine wants at least one negative"
-    if tail is not None and tail.tail_size(contest.most_negatives) > LARGEST_TAIL:
-        return f"the fused engine fits tails of {LARGEST_TAIL} at the most; got {tail}"
+    if need.tail is not None and need.tail.tail_size(contest.most_negatives) > LARGEST_TAIL:
+        return f"the fused engine fits tails of {LARGEST_TAIL} at the most; got {need.tail}"
     return None
 
 
-def fused(contest: Contest, terms: Sequence[Term], tail: TailConfig | None) -> EngineOutput:
-    """Loss of every anchor of a contest, as :func:`weince.engines.dense.dense` defines it.
+class Form(NamedTuple):
+    """A link as the kernels know it: ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))``.
 
-    Args:
-        contest: Anchors, candidates and their roles.
-        terms: One term.
-        tail: How to take the tail statistics, where a link or the caller wants them.
+    None: there is no such term. ``falls``: the logit never rises with the shortfall.
     """
-    refusal = _refusal(contest, terms, tail) if _interpreted() else why_not(contest, terms, tail)
-    if refusal is not None:
-        raise ValueError(refusal)
-    assert _ops is not None
-    assert contest.positive is not None
-    link, weight = terms[0].link, terms[0].weight
-    anchors = len(contest.anchors)
-    binds = isinstance(link, WeinceLink)
-    learned = [value for value in link.tensors().values() if value.requires_grad]
-    g = w = None
-    temperature: Scalar = 1.0
-    beta: Literal["fit"] | float = "fit"
-    if isinstance(link, WeinceLink):
-        assert tail is not None
-        assert link.tail.beta != "slope"
-        temperature, beta = link.temperature, link.tail.beta
-    with no_autocast(contest.anchors.device):
-        if not binds:
-            g, w = (
-                None if value is None else _spread(value, contest.anchors) for value in _coefficients(link)
-            )
-        ids = contest.ids or (None, None)
-        raw = contest.raw or (None, None)
-        loss, stats, state, *_ = torch.ops.weince.fused(
-            contest.anchors,
-            contest.candidates,
-            *raw,
-            contest.positive,
-            contest.itself,
-            *(None if value is None else value.long() for value in ids),
-            None if g is None else g.detach(),
-            None if w is None else w.detach(),
-            temperature.detach().float() if isinstance(temperature, Tensor) else None,
-            1.0 if isinstance(temperature, Tensor) else float(temperature),
-            _ops.pack(tail, beta),
-            *cap(link),
-            bool(learned),
-            contest.symmetric,
+
+    g: Scalar | None = None
+    b: Scalar | None = None
+    w: Scalar | None = None
+    v: Scalar | None = None
+    cap: tuple[float, float] | None = None
+    floor: float | None = None
+    falls: bool = True
+
+
+def form_of(link: Link) -> Form | None:
+    """How the kernels compute a link; None for one that they do not have."""
+    kind = type(link)  # and no subclass, whose logit may be another
+    if isinstance(link, SoftmaxLink) and kind is SoftmaxLink:
+        return Form(g=1 / link.temperature)
+    if isinstance(link, AffineLink) and kind is AffineLink:
+        return Form(g=link.scale, b=link.bias, falls=False)
+    if isinstance(link, ShortfallLink) and kind is ShortfallLink:
+        beyond = link.endpoint - 1
+        return Form(w=link.beta, cap=(beyond, link.eps - beyond))
+    if isinstance(link, BlendLink) and kind is BlendLink:
+        return Form(g=(1 - link.lam) / link.temperature, w=link.lam * link.beta, cap=(link.offset, link.eps))
+    if isinstance(link, PowerLink) and kind is PowerLink:
+        return Form(b=link.alpha * -_LOG_2, v=link.alpha, floor=2 * link.eps)
+    if isinstance(link, AtanhLink) and kind is AtanhLink:
+        return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
+    return None
+
+
+_LOG_2 = 0.6931471805599453
+
+
+class _Pass(NamedTuple):
+    """Sums that share a pass: their places among those asked for, parts and forms."""
+
+    places: list[int]
+    parts: list[Part]
+    forms: list[Form]
+
+    def takes(self, form: Form) -> bool:
+        """Whether what its logarithms are taken of is what those of the others are."""
+        same = all(
+            ours is None or theirs is None or ours == theirs
+            for mine in self.forms
+            for ours, theirs in ((mine.cap, form.cap), (mine.floor, form.floor))
         )
-        found = None if tail is None else TailStats(*stats.detach())
-        if learned:
-            if binds:
-                assert found is not None
-                g, w = (1 - found.lam) / temperature, None
-            effects = state.detach()
-            for coefficient, effect in ((g, effects[2]), (w, effects[3])):
-                if coefficient is not None and coefficient.requires_grad:
-                    loss = loss + effect * (coefficient - coefficient.detach()).expand(anchors)
-        return EngineOutput(loss if weight == 1 else weight * loss, None, found)
+        return same and len(self.parts) < MOST_SUMS
+
+    @property
+    def cap(self) -> list[float]:
+        """``offset``, ``lowest`` and ``floor`` of all."""
+        cap = next((form.cap for form in self.forms if form.cap is not None), (0.0, 0.0))
+        return [*cap, next((form.floor for form in self.forms if form.floor is not None), 0.0)]
 
 
-def _interpreted() -> bool:
-    """Whether Triton runs its kernels on the CPU, to test them."""
-    return _ops is not None and bool(launch.INTERPRETED)
+class Fused(Engine):
+    name = "fused"
+
+    def survey(self) -> None:
+        contest = self.contest
+        anchors, candidates = contest.raw or (contest.anchors.detach(), contest.candidates.detach())
+        self.rows = [contest.anchors.detach(), contest.candidates.detach()]
+        self.operands = list(ops.run("operand", anchors))
+        if not contest.symmetric:
+            self.operands += ops.run("operand", candidates)
+        self.roles, self.given = _roles(contest)
+        self.near: list[Tensor] = []
+        self.nearest_known = False  # of every anchor, near the cap or not
+        self.thresholds: dict[int, Tensor] = {}
+        self._negatives: Tensor | None = None
+        self._loop: Chunked | None = None
+        if self.need.tail is not None:
+            self._search(self.need.tail, self.need.hardest)
+
+    def _search(self, tail: TailConfig | None, numbers: Sequence[int]) -> None:
+        """Find what is asked of the hardest negatives, and the nearest of every anchor."""
+        numbers = [number for number in numbers if number < LARGEST_TAIL]
+        stats, made, thresholds, negatives, *near = ops.run(
+            "search",
+            *self.rows,
+            self.operands,
+            self.roles,
+            self.given,
+            self.contest.most_negatives,
+            ops.pack(tail),
+            numbers,
+        )
+        if not self.nearest_known:
+            self.near, self.nearest_known = near, True
+        self.thresholds |= dict(zip(numbers, thresholds, strict=True))
+        self._negatives = None if self.contest.uniform else negatives
+        if tail is not None:
+            rho, beta, daic = stats
+            lam = ops.run("gate", rho, daic, made, self._pivot(rho, tail), ops.pack(tail))
+            self.stats = TailStats(rho, beta, daic, lam)
+
+    def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
+        """The pivot of the gate; None where the kernel finds it by itself."""
+        assert _launch is not None
+        contest = self.contest
+        if tail.rho0 is not None:
+            return torch.full((1,), tail.rho0, dtype=rho.dtype, device=rho.device)
+        if contest.uniform and contest.ranks is None and len(rho) <= _launch.ONE_PROGRAM:
+            return None
+        has_rho = rho.isfinite()
+        if contest.labels is not None:
+            has_rho &= contest.count_positives() > 0
+        if contest.ranks is not None:
+            rho, has_rho = contest.ranks.gather(rho), contest.ranks.gather(has_rho)
+        return nearest_rank(rho, has_rho, tail.rho0_quantile).reshape(1)
+
+    def negatives(self) -> Tensor:
+        if self.contest.uniform:
+            return torch.full((1,), self.contest.most_negatives, device=self.contest.anchors.device)
+        if self._negatives is None:
+            self._negatives = ops.run(
+                "count_negatives", self.rows[0], self.roles, self.given, len(self.rows[1])
+            )
+        return self._negatives
+
+    def smallest(self, count: int) -> Tensor:
+        return self._chunked().smallest(count)
+
+    def _positive_shortfall(self) -> Tensor:
+        contest = self.contest
+        assert contest.positive is not None
+        found = ops.apart(contest.anchors, contest.candidates, contest.positive, contest.symmetric)
+        return super()._positive_shortfall() if found is None else found
+
+    def _chunked(self) -> Chunked:
+        """The same contest by the engine that has every link."""
+        if self._loop is None:
+            self._loop = Chunked(self.contest)
+            self._loop.sharp = self.need.tail is not None
+        return self._loop
+
+    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+        values: list[Tensor | None] = [None] * len(parts)
+        passes, others = _passes(parts)
+        for one in passes:
+            for place, value in zip(one.places, self._evaluate(one), strict=True):
+                values[place] = value
+        if others:
+            found = self._chunked().evaluate([parts[place] for place in others])
+            for place, value in zip(others, found, strict=True):
+                values[place] = value
+        return [value for value in values if value is not None]
+
+    def _evaluate(self, one: _Pass) -> Sequence[Tensor]:
+        """The sums of one pass."""
+        self._prepare(one.parts)
+        coefs, learn = self._coefficients(one.forms)
+        numbers = list(dict.fromkeys(part.hardest for part in one.parts if part.hardest is not None))
+        thresholds = [self.thresholds[number] for number in numbers]
+        limits = thresholds[0].unsqueeze(0) if len(thresholds) == 1 else self.operands[1]
+        if len(thresholds) > 1:
+            limits = torch.stack(thresholds)
+        spec = [
+            self._spec(part, form, numbers.index(part.hardest) + 1 if part.hardest is not None else 0)
+            for part, form in zip(one.parts, one.forms, strict=True)
+        ]
+        values = ops.sums(
+            self.contest.anchors, self.contest.candidates, coefs, limits, self.operands, self.roles, self.given,
+            self.near, spec, one.cap, learn,
+        )  # fmt: skip
+        return list(values.unbind())
+
+    def _prepare(self, parts: Sequence[Part]) -> None:
+        """Find the thresholds and the exact shortfalls that these sums want, if that was not done before."""
+        with torch.no_grad():
+            missing = {part.hardest for part in parts if part.hardest is not None} - set(self.thresholds)
+            if missing:
+                self._search(None, sorted(missing))
+            steep = {part.among == "positives" for part in parts if part.link.near_cap}
+            known = 0 if not self.near else self.near[0].shape[1]
+            wanted = 8 if True in steep else 4 if steep else 0
+            if known < wanted:
+                self.near = list(
+                    ops.run(
+                        "nearest", *self.rows, self.operands, self.roles, self.given, self.near, wanted == 8
+                    )
+                )
+
+    def _coefficients(self, forms: Sequence[Form]) -> tuple[Tensor, int]:
+        """All coefficients, a line each, ``(., 1)`` or ``(., anchors)``; bits for those that are learned."""
+        plain = all(form.b is None and form.w is None and form.v is None for form in forms)
+        device, anchors = self.contest.anchors.device, len(self.contest.anchors)
+        lines: list[Tensor] = []
+        learn = 0
+        for form in forms:
+            for bit, value in enumerate((form.g, form.b, form.w, form.v)[: 1 if plain else 4]):
+                number: Scalar = 0.0 if value is None else value
+                if not isinstance(number, Tensor):
+                    lines.append(torch.full((1,), number, dtype=torch.float32, device=device))
+                    continue
+                learn |= (number.requires_grad and torch.is_grad_enabled()) << bit
+                lines.append(number.to(device, torch.float32).reshape(-1))
+        width = anchors if any(line.shape[0] > 1 for line in lines) else 1
+        if len(lines) == 1:
+            return lines[0].reshape(1, -1), learn
+        return torch.stack([line.expand(width) for line in lines]), learn
+
+    def _spec(self, part: Part, form: Form, limit: int) -> int:
+        bits = {"lse": sums.LSE, "sum": sums.SUM, "softplus": sums.SOFTPLUS}[part.kind].value
+        known = self.nearest_known and form.falls and part.among == "negatives" and part.kind == "lse"
+        for bit, holds in (
+            (sums.SAME_VIEW, part.among == "same view"),
+            (sums.OF_POSITIVES, part.among == "positives"),
+            (sums.USES_B, form.b is not None),
+            (sums.USES_W, form.w is not None),
+            (sums.USES_V, form.v is not None),
+            (sums.TOP_KNOWN, known),
+        ):
+            bits |= bit.value * holds
+        return int(bits | limit << 12)
 
 
-def _coefficients(link: Link) -> tuple[Scalar | None, Scalar | None]:
-    """Factors of the score and of minus the logarithm; None: no such part."""
-    if isinstance(link, SoftmaxLink):
-        return 1 / link.temperature, None
-    if isinstance(link, ShortfallLink):
-        return 0.0, link.beta
-    assert isinstance(link, BlendLink)
-    return (1 - link.lam) / link.temperature, link.lam * link.beta
+def _passes(parts: Sequence[Part]) -> tuple[list[_Pass], list[int]]:
+    """How parts share passes, and the places of those that the kernels do not have."""
+    passes: list[_Pass] = []
+    others = []
+    for place, part in enumerate(parts):
+        form = form_of(part.link)
+        if form is None or (part.hardest or 0) >= LARGEST_TAIL:
+            others.append(place)
+            continue
+        own = next((one for one in passes if one.takes(form)), None)
+        if own is None:
+            passes.append(own := _Pass([], [], []))
+        own.places.append(place)
+        own.parts.append(part)
+        own.forms.append(form)
+    return passes, others
 
 
-def cap(link: Link) -> tuple[float, float, bool]:
-    """``offset`` and ``lowest`` in the logarithm of ``offset + max(shortfall, lowest)``; whether there is none."""
-    if isinstance(link, ShortfallLink):
-        return link.endpoint - 1, link.eps - (link.endpoint - 1), False
-    if isinstance(link, BlendLink | WeinceLink):
-        own = link.tail if isinstance(link, WeinceLink) else link
-        return (own.eps if own.soft_cap else 0.0) + (own.endpoint - 1), own.eps, False
-    return 0.0, 0.0, True
-
-
-def _spread(value: Scalar, like: Tensor) -> Tensor:
-    """One value per anchor, in float32."""
-    if not isinstance(value, Tensor):
-        return torch.full((len(like),), value, dtype=torch.float32, device=like.device)
-    return value.to(like).expand(len(like)).contiguous()
+def _roles(contest: Contest) -> tuple[list[Tensor], int]:
+    """What tells the roles of a pair, and bits for what of it there is."""
+    found: list[Tensor | None] = [contest.positive, contest.itself]
+    for pair in (contest.ids, contest.labels, contest.views):
+        found += [None, None] if pair is None else [pair[0].long(), pair[1].long()]
+    found.append(contest.ignore)
+    given = sum((value is not None) << bit for bit, value in enumerate(found))
+    return [value for value in found if value is not None], given

@@ -286,4 +286,6 @@ def _weince(temperature: Scalar, gather: bool, options: WeinceOptions) -> weince
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().tolist()
-    return asdict(value) if isinstance(value, TailConfig) else value
+    if isinstance(value, TailConfig):
+        return asdict(value)
+    return value if value is None or isinstance(value, int | float | str) else repr(value)

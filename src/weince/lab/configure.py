@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
@@ -166,7 +166,11 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
     """The loss module that a configuration describes."""
     of_all = {"candidates": candidates, "engine": config.engine}
     if ":" in config.preset:
-        made = find(config.preset, "loss")(**_arguments(config))
+        maker = find(config.preset, "loss")
+        try:
+            made = maker(**_arguments(config), **_taken(maker, of_all))
+        except TypeError as error:
+            raise ValueError(f"{config.preset}: {error}") from None
         if not isinstance(made, nn.Module):
             raise ValueError(f"{config.preset} must make an nn.Module; got {type(made).__name__}")
         return made
@@ -183,10 +187,19 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
         raise ValueError(f"preset {config.preset}: {error}") from None
 
 
+def _taken(maker: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Of options that losses of weince have, those that a class or function of the user's own takes too."""
+    known = inspect.signature(maker).parameters
+    own = inspect.isclass(maker) and issubclass(maker, losses.ContrastiveLoss)
+    passes_on = own and any(one.kind is one.VAR_KEYWORD for one in known.values())
+    return {name: value for name, value in options.items() if name in known or passes_on}
+
+
 def find(name: str, what: str) -> Callable[..., Any]:
     """A class or function of the user's own, ``package.module:name``; modules in the working folder count.
 
-    Only what is defined there is taken: a name comes from a file of settings, which others may have written.
+    A name comes from a file of settings, which others may have written, so that not every function is called: only
+    one that is defined there and says that it returns an ``nn.Module``.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
@@ -198,10 +211,14 @@ def find(name: str, what: str) -> Callable[..., Any]:
     except ImportError as error:
         raise ValueError(f"{what} {name}: cannot import {module_name} ({error})") from error
     found = getattr(module, attribute, None)
-    is_module = inspect.isclass(found) and issubclass(found, nn.Module)
-    if not is_module and not (inspect.isfunction(found) and found.__module__ == module.__name__):
+    defined = inspect.isfunction(found) and found.__module__ == module.__name__
+    if not _is_module(found) and not (defined and _is_module(get_type_hints(found).get("return"))):
         raise ValueError(
-            f"{what} {name}: {module_name} must define {attribute}, an nn.Module or a function that makes one; "
-            f"got {found!r}"
+            f"{what} {name}: {module_name} must define {attribute}, an nn.Module or a function that is annotated "
+            f"to return one (-> nn.Module); got {found!r}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def _is_module(found: Any) -> bool:
+    return inspect.isclass(found) and issubclass(found, nn.Module)

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-import weince
 from weince.files import check_folder, write_text_aside
 from weince.lab.configure import unknown
 
@@ -116,8 +115,8 @@ def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def configs_folder() -> Path:
     """Where the configurations are that come with the package."""
-    package = Path(weince.__file__).parent
-    places = package / "configs", package.parents[1] / "configs"  # of a wheel, of a checkout
+    here = Path(__file__).parents[1]
+    places = here / "configs", here.parents[1] / "configs"  # of a wheel, of a checkout
     return next((place for place in places if place.is_dir()), places[0])
 
 

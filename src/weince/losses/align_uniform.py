@@ -48,4 +48,4 @@ class AlignUniformLoss(ContrastiveLoss):
         return lse.positive + self.weight * torch.where(counts.any(), uniformity, 0.0)
 
 
-align_uniform_loss = functional(AlignUniformLoss)
+align_uniform_loss = functional(AlignUniformLoss, "align_uniform_loss")

@@ -24,7 +24,8 @@ from weince.candidates import Candidates, Contest, check_choice, contests
 from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
 from weince.engines.base import Engine, Need
 from weince.engines.choose import Choice, EngineName, choose, out_of_memory, start, warn_once
-from weince.links import Scalar, check_positive
+from weince.links import Link, Scalar, check_positive
+from weince.scores import no_autocast
 from weince.sums import LogSumExp, Sum
 from weince.tail import TailConfig, TailStats
 
@@ -176,11 +177,10 @@ class ContrastiveLoss(nn.Module):
             self.candidates, z_i, z_j, labels=labels, negatives=negatives, ids=ids, ignore=ignore,
             check_finite=self.check_finite, alone=not spread, views=self.same_view,
         )  # fmt: skip
+        need = Need(self.tail or (TailConfig() if return_stats else None), self.hardest)
         if spread:
             join = meet if self.gather == "ring" else share
-            found = [join(contest, self._described()) for contest in found]
-        tail = self.tail or (TailConfig() if return_stats else None)
-        need = Need(tail, self.hardest)
+            found = [join(contest, self._described(need)) for contest in found]
         results = [self._contrast(contest, need) for contest in found]
         loss = self._reduce(results, found[0].ranks)
         self._look(loss, labels=labels, ids=ids, ignore=ignore)
@@ -210,13 +210,13 @@ class ContrastiveLoss(nn.Module):
         return self._losses(start(contest, need, Choice("chunked", "the dense engine ran out of memory")))
 
     def _losses(self, engine: Engine) -> "_Result":
-        asked = self.sums(engine)
-        found = engine.sums(list(asked) if isinstance(asked, Sequence) else [asked])
         combine: Callable[..., Tensor] = self.combine
         if not self.per_anchor:
             ranks = engine.contest.ranks
             combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
-        losses = combine(*found)
+        with no_autocast(engine.contest.anchors.device):
+            asked = self.sums(engine)
+            losses = combine(*engine.sums(list(asked) if isinstance(asked, Sequence) else [asked]))
         if self.needs_negatives and engine.alone is not None:
             losses = losses.masked_fill(engine.alone, 0)
         if engine.counted is not None:
@@ -254,12 +254,11 @@ class ContrastiveLoss(nn.Module):
                 "leave no anchor a positive and a negative"
             )
 
-    def _described(self) -> str:
+    def _described(self, need: Need) -> str:
         """What is computed, in words that are the same in every process; no tensor is read for it."""
-        known = [
-            f"{name}={value}" for name, value in self.settings().items() if not isinstance(value, Tensor)
-        ]
-        return f"{type(self).__name__}({', '.join(known)}, training={self.training})"
+        values = self.settings() | {"gather": self.gather, "tail": need.tail, "training": self.training}
+        words = ", ".join(f"{name}={_in_words(value)}" for name, value in values.items())
+        return f"{type(self).__name__}({words})"
 
     def settings(self) -> dict[str, Any]:
         """What the loss was made with, by name; learned values as they are now."""
@@ -284,6 +283,15 @@ def _as_they_are(values: Tensor) -> Tensor:
 
 def _parameters(loss: type) -> list[str]:
     return [name for name in signature(loss.__init__).parameters if name != "self"]  # type: ignore[misc]
+
+
+def _in_words(value: Any) -> str:
+    """A setting without what differs between processes: values of tensors, addresses of functions."""
+    if isinstance(value, Link):
+        fixed = [f"{name}={_in_words(own)}" for name, own in vars(value).items()]
+        return f"{type(value).__name__}({', '.join(fixed)})"
+    plain = value is None or isinstance(value, int | float | str | tuple | TailConfig)
+    return repr(value) if plain else type(value).__name__
 
 
 def _shown(value: Any) -> str:
@@ -320,26 +328,55 @@ class TemperatureLoss(ContrastiveLoss):
         temperature = self.temperature
         if self.max_scale is None or not isinstance(temperature, Tensor):
             return temperature
-        if self.training and temperature.is_leaf:
-            with torch.no_grad():
-                temperature.clamp_(min=1 / self.max_scale)
+        if self.training:
+            keep_within(temperature, lowest=1 / self.max_scale)
         return temperature.clamp_min(1 / self.max_scale)
 
 
-def functional(loss: type[ContrastiveLoss]) -> Callable[..., Any]:
-    """The loss as a function: options of the class and of its call in one.
-
-    >>> dcl = functional(ContrastiveLoss)
-    """
+def functional(loss: type[ContrastiveLoss], name: str) -> Callable[..., Any]:
+    """The loss as a function, called ``name``: options of the class and of its call in one."""
     of_call = ("labels", "negatives", "ids", "ignore", "return_stats")
 
     def function(z_i: Tensor, z_j: Tensor | None = None, **options: Any) -> Any:
         roles = {name: options.pop(name) for name in of_call if name in options}
-        return loss(**options)(z_i, z_j, **roles)
+        made = loss(**options)
+        made._looked = True  # every batch is its first, and reading one would wait for the device
+        return made(z_i, z_j, **roles)
 
     about = (loss.__doc__ or "").splitlines()[0]
     function.__doc__ = f"{about} A function with the options of :class:`{loss.__name__}` and of its call."
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = loss.__module__  # where the name stands, so that it can be pickled
     return function
+
+
+def keep_within(parameter: Tensor, lowest: float | None = None, highest: float | None = None) -> None:
+    """Put a learned number back into its bounds, unseen by autograd: graphs of earlier batches stay valid."""
+    if parameter.is_leaf:
+        with torch.no_grad():
+            remember(parameter.data, parameter.data.clamp(lowest, highest))
+
+
+def remember(state: Tensor, value: Tensor) -> None:
+    """Write a value into what a module remembers; in torch.func too."""
+    _Remember.apply(state, value)  # type: ignore[no-untyped-call]
+
+
+class _Remember(torch.autograd.Function):
+    """Writes a value into what a module remembers, as a function, since torch.func lets nothing else write there."""
+
+    @staticmethod
+    def forward(state: Tensor, value: Tensor) -> Tensor:
+        state.copy_(value)
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 __all__ = [
@@ -350,4 +387,6 @@ __all__ = [
     "Reduction",
     "TemperatureLoss",
     "functional",
+    "keep_within",
+    "remember",
 ]

@@ -71,5 +71,5 @@ class DCLWLoss(DCLLoss):
         return LogSumExp(SoftmaxLink(temperature), positive=AffineLink(weight / temperature))
 
 
-dcl_loss = functional(DCLLoss)
-dclw_loss = functional(DCLWLoss)
+dcl_loss = functional(DCLLoss, "dcl_loss")
+dclw_loss = functional(DCLWLoss, "dclw_loss")

@@ -34,4 +34,4 @@ class DHELLoss(TemperatureLoss):
         return lse.value - lse.positive
 
 
-dhel_loss = functional(DHELLoss)
+dhel_loss = functional(DHELLoss, "dhel_loss")

@@ -100,5 +100,5 @@ class DebiasedLoss(HCLLoss):
         )
 
 
-hcl_loss = functional(HCLLoss)
-debiased_loss = functional(DebiasedLoss)
+hcl_loss = functional(HCLLoss, "hcl_loss")
+debiased_loss = functional(DebiasedLoss, "debiased_loss")

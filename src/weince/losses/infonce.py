@@ -55,4 +55,4 @@ class InfoNCELoss(TemperatureLoss):
         return self.terms.add(lse.cross_entropy(), terms)
 
 
-info_nce_loss = functional(InfoNCELoss)
+info_nce_loss = functional(InfoNCELoss, "info_nce_loss")

@@ -83,4 +83,4 @@ def _tilted_twice(s: Tensor, k: Tensor) -> Tensor:
     return k * s + 2 * (1 + s).clamp_min(1e-30).log()
 
 
-kl_ball_loss = functional(KLBallLoss)
+kl_ball_loss = functional(KLBallLoss, "kl_ball_loss")

@@ -41,4 +41,4 @@ class LinkLoss(ContrastiveLoss):
         return lse.cross_entropy()
 
 
-link_loss = functional(LinkLoss)
+link_loss = functional(LinkLoss, "link_loss")

@@ -62,4 +62,4 @@ class TemperatureMixtureLoss(TemperatureLoss):
         return -torch.logsumexp(torch.stack(likelihoods), 0)
 
 
-temperature_mixture_loss = functional(TemperatureMixtureLoss)
+temperature_mixture_loss = functional(TemperatureMixtureLoss, "temperature_mixture_loss")

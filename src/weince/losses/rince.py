@@ -55,4 +55,4 @@ class RINCELoss(TemperatureLoss):
         return ((self.q * everyone).exp() - (self.q * lse.positive).exp()) / self.q
 
 
-rince_loss = functional(RINCELoss)
+rince_loss = functional(RINCELoss, "rince_loss")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weince.engines.base import Engine
 from weince.links import AffineLink
-from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.losses.base import ContrastiveLoss, Options, functional, keep_within
 from weince.sums import SoftplusSum, Sum
 
 
@@ -54,12 +54,14 @@ class SigLIPLoss(ContrastiveLoss):
     @property
     def scale(self) -> Tensor:
         """The scale now."""
-        return self.log_scale.exp()
+        bounded = (
+            self.log_scale if self.max_scale is None else self.log_scale.clamp_max(math.log(self.max_scale))
+        )
+        return bounded.exp()
 
     def sums(self, batch: Engine) -> list[Sum]:
-        if self.max_scale is not None and self.training and self.log_scale.is_leaf:
-            with torch.no_grad():
-                self.log_scale.clamp_(max=math.log(self.max_scale))
+        if self.max_scale is not None and self.training:
+            keep_within(self.log_scale, highest=math.log(self.max_scale))
         link = AffineLink(self.scale, self.bias)
         return [SoftplusSum(link), SoftplusSum(AffineLink(-self.scale, -self.bias), among="positives")]
 
@@ -67,4 +69,4 @@ class SigLIPLoss(ContrastiveLoss):
         return positives + negatives
 
 
-siglip_loss = functional(SigLIPLoss)
+siglip_loss = functional(SigLIPLoss, "siglip_loss")

@@ -30,4 +30,4 @@ class SupConLoss(InfoNCELoss):
         super().__init__(temperature, max_scale=max_scale, **options)
 
 
-supcon_loss = functional(SupConLoss)
+supcon_loss = functional(SupConLoss, "supcon_loss")

@@ -31,4 +31,4 @@ class TemperatureFreeLoss(ContrastiveLoss):
         return lse.cross_entropy()
 
 
-temperature_free_loss = functional(TemperatureFreeLoss)
+temperature_free_loss = functional(TemperatureFreeLoss, "temperature_free_loss")

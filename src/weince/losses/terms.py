@@ -1,13 +1,13 @@
 """The two extra terms of the authors' released code: cross-entropies over the positive and the hardest negatives."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
 from weince.links import Scalar, ShortfallLink, SoftmaxLink
+from weince.losses.base import remember
 from weince.scores import wide
 from weince.sums import LogSumExp, Summed
 from weince.tail import TailConfig, fit_tail
@@ -79,7 +79,7 @@ class RunningSlope(nn.Module):
         """The shortfall link for a batch; in training the batch moves the slope first."""
         slope = self._moved(batch) if self.training else self.slope_now.clone()
         if self.training:
-            _Remember.apply(self.slope_now, slope)  # type: ignore[no-untyped-call]
+            remember(self.slope_now, slope)
         return ShortfallLink(slope.squeeze(0), eps=self.eps)
 
     def _moved(self, batch: Engine) -> Tensor:
@@ -93,20 +93,3 @@ class RunningSlope(nn.Module):
         kept = (fit.r2 >= self.least_r2) & (fit.beta > 0)  # which is 0 where no fit can be made
         fitted, before = fit.beta.clamp(0.5, 16.0), self.slope_now.to(fit.beta.dtype)
         return torch.where(kept, self.momentum * before + (1 - self.momentum) * fitted, before)
-
-
-class _Remember(torch.autograd.Function):
-    """Writes a value into what a module remembers, as a function, since torch.func lets nothing else write there."""
-
-    @staticmethod
-    def forward(state: Tensor, value: Tensor) -> Tensor:
-        state.copy_(value)
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        return None, None

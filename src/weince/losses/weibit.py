@@ -37,4 +37,4 @@ class WeibitLoss(ContrastiveLoss):
         return lse.cross_entropy()
 
 
-weibit_loss = functional(WeibitLoss)
+weibit_loss = functional(WeibitLoss, "weibit_loss")

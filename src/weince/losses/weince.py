@@ -116,7 +116,8 @@ class WeinceLoss(TemperatureLoss):
         beta: Any = stats.beta if tail.beta == "fit" else tail.beta
         if tail.beta == "slope":
             nearest = stats.rho.where(stats.rho.isfinite(), 0.0)  # without negatives lam is 0
-            beta = (nearest + (tail.endpoint - 1)) / temperature
+            fixed = temperature.detach() if isinstance(temperature, Tensor) else temperature
+            beta = (nearest + (tail.endpoint - 1)) / fixed
         return BlendLink(stats.lam, beta, temperature, tail.eps, tail.soft_cap, tail.endpoint)
 
     def combine(self, blend: Summed, *terms: Summed) -> Tensor:
@@ -127,4 +128,4 @@ def _with_defaults(options: WeinceOptions, tail: TailConfig) -> WeinceOptions:
     return {"tail": tail, "softmax_term": 0.0, "shortfall_term": 0.0, **options}  # type: ignore[typeddict-item]
 
 
-weince_loss = functional(WeinceLoss)
+weince_loss = functional(WeinceLoss, "weince_loss")

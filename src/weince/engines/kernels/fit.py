@@ -4,8 +4,8 @@
 import triton
 import triton.language as tl
 
-from weince.engines.kernels.order import numbers_of, ranks_of, smallest
-from weince.engines.kernels.tail import INFINITE
+from weince.engines.kernels.hardest import INFINITE
+from weince.engines.kernels.sort import numbers_of, ranks_of, smallest
 from weince.engines.kernels.tiles import exact_pairs, fast_inverse
 
 
@@ -43,7 +43,7 @@ def log64(x):
 
 
 @triton.jit
-def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, HAS_IDS: tl.constexpr):
+def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, VARIES: tl.constexpr):
     """TailFit: whether a fit can be made, the slope of the Weibull line, and the difference in AIC.
 
     ``values``: ``(R, KP)`` shortfalls, of which the first ``k`` by ``rank`` count but for ``dropped``; ``rho``: the
@@ -54,7 +54,7 @@ def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, HA
     base = log64(tl.minimum(tl.maximum(rho, eps), 2.0))
     log_d = log64(tl.minimum(tl.maximum(values, eps), 2.0)) - base[:, None]
     log_d = centred(log_d, used, points)
-    if HAS_IDS:
+    if VARIES:
         share = (rank + 1).to(tl.float64) / (k[:, None] + 1).to(tl.float64)
         log_f = tl.log(tl.where(used, share, 0.5))
         log_minus = centred(tl.log(-log_f), used, points)
@@ -127,26 +127,42 @@ def four(values, inside):
 
 
 @triton.jit
+def limit_of(values, rank, number, slack):
+    """Half way from the ``number``-th smallest to the next, or a little above it where both are as good as equal;
+    infinite where there are no more."""
+    last = tl.min(tl.where(rank == number - 1, values, float("inf")), axis=1)
+    after = tl.min(tl.where(rank == number, values, float("inf")), axis=1)
+    return tl.maximum((last + after) / 2, last + slack)
+
+
+@triton.jit
 def fit_kernel(
-    halves, kept, sizes, drops, table, a, c, rho, beta, daic, made, near_cols, near_d, close,
-    first_row, anchors, all_kept, size, drop, width, d, stride_a, stride_c, eps,
-    R: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, HAS_IDS: tl.constexpr, ALL: tl.constexpr,
-    EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
+    halves, kept, seen, sizes, drops, table, a, c, stats, made, near_cols, near_d, close_ptr, thresholds,
+    first_row, anchors, all_kept, depth, size, drop, width, d, stride_a, stride_c, eps,
+    R: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, VARIES: tl.constexpr, ALL: tl.constexpr,
+    EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
+    LIMITS: tl.constexpr, SLACK: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
-    """Survivors of ``R`` anchors (one, by one warp, but in the interpreter) to their nearest negatives and the two
-    lines of TailFit.
+    """Survivors of ``R`` anchors (one, by one warp, but in the interpreter) to their nearest negatives, to thresholds
+    of their hardest, and, with ``FIT``, to the two lines of TailFit: rho, beta, daic in ``stats``, a line each.
 
     ``halves`` are the keys as numbers of 32 bits: a column, then the bits of its shortfall. What is smallest so far
-    is kept, and ``KP`` more at a time are sorted into it.
+    is kept, and ``KP`` more at a time are sorted into it. ``depth`` of the smallest are sure to be there, of which
+    ``size`` are fitted. ``VARIES``: not all anchors have the same number of negatives, ``seen``. ``HARDEST``:
+    ``LIMITS`` numbers of hardest negatives, ten bits each; a threshold lies half way to the next harder, or ``SLACK``
+    above where that is as good as equal.
     """
     local = tl.program_id(0) * R + tl.arange(0, R)
     row = first_row + local
     inside = row < anchors
     k = tl.full((R,), 1, tl.int32) * size
     dropped = tl.full((R,), 1, tl.int32) * drop
-    if HAS_IDS:
-        k = tl.load(sizes + local, mask=inside, other=0)
-        dropped = tl.load(drops + local, mask=inside, other=0)
+    there = tl.full((R,), 1, tl.int32) * depth
+    if VARIES:
+        there = tl.minimum(there, tl.load(seen + local, mask=inside, other=0))
+        if FIT:
+            k = tl.load(sizes + local, mask=inside, other=0)
+            dropped = tl.load(drops + local, mask=inside, other=0)
     have = tl.full((R,), 1, tl.int32) * all_kept
     if not ALL:
         have = tl.minimum(tl.load(kept + local, mask=inside, other=0), width)
@@ -163,7 +179,7 @@ def fit_kernel(
     values = numbers_of(packed)
     rank, place = ranks_of(packed, KP)
 
-    top = tl.where(inside, tl.minimum(k, EXACT), 0)
+    top = tl.where(inside, tl.minimum(there, EXACT), 0)
     bound = tl.max(tl.where(rank < top[:, None], values, 0), axis=1)
     fewer = tl.sum((values < bound[:, None]).to(tl.int32), axis=1)
     here = near_cols + tl.where(inside, row, 0)[:, None] * EXACT
@@ -176,18 +192,22 @@ def fit_kernel(
     tl.store(near_d + step, tl.where(col >= 0, value, float("inf")), mask=step < anchors * EXACT)
     tl.debug_barrier()
     nearest_0, nearest_1, nearest_2, nearest_3 = four(near_d + row * EXACT, inside)
-    tl.atomic_max(close + row // FLAGS, 1, mask=inside & (nearest_0 < NEAR), sem="relaxed")
+    tl.atomic_max(close_ptr + row // FLAGS, 1, mask=inside & (nearest_0 < NEAR), sem="relaxed")
     values = values.to(tl.float32, bitcast=True)
     values = tl.where(rank == 0, nearest_0[:, None], values)
     values = tl.where(rank == 1, nearest_1[:, None], values)
     values = tl.where(rank == 2, nearest_2[:, None], values)
     values = tl.where(rank == 3, nearest_3[:, None], values)
 
-    fits, slope, difference = lines(values, rank, place, nearest_0, k, dropped, table, eps, KP, HAS_IDS)
-    tl.store(rho + row, tl.maximum(nearest_0, eps), mask=inside)
-    tl.store(beta + row, slope, mask=inside)
-    tl.store(daic + row, difference, mask=inside)
-    tl.store(made + row, fits.to(tl.int32), mask=inside)
+    for index in tl.static_range(LIMITS):
+        limit = limit_of(values, rank, (HARDEST >> (10 * index)) & 1023, SLACK)
+        tl.store(thresholds + index * anchors + row, limit, mask=inside)
+    if FIT:
+        fits, slope, difference = lines(values, rank, place, nearest_0, k, dropped, table, eps, KP, VARIES)
+        tl.store(stats + row, tl.maximum(nearest_0, eps), mask=inside)
+        tl.store(stats + anchors + row, slope, mask=inside)
+        tl.store(stats + 2 * anchors + row, difference, mask=inside)
+        tl.store(made + row, fits.to(tl.int32), mask=inside)
 
 
 @triton.jit
@@ -226,11 +246,10 @@ def gate(rho, daic, pivot, kappa_rho, kappa_aic, margin, GATE: tl.constexpr):
 
 @triton.jit
 def gate_kernel(
-    rho, beta, daic, made, pivot, temperature, lam, g, w,
-    anchors, quantile_rank, kappa_rho, kappa_aic, margin, heat, fixed_beta,
-    GIVEN: tl.constexpr, LEARNED: tl.constexpr, FIT: tl.constexpr, GATE: tl.constexpr, B: tl.constexpr,
+    rho, daic, made, pivot, lam, anchors, quantile_rank, kappa_rho, kappa_aic, margin,
+    GIVEN: tl.constexpr, GATE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """``lam`` of every anchor and the coefficients of its link, by one program.
+    """``lam`` of every anchor, by one program.
 
     The pivot is the value of rank ``quantile_rank`` (from 0) of all ``rho``, at most ``B``, unless it is given.
     """
@@ -238,22 +257,11 @@ def gate_kernel(
         middle_rho = tl.load(pivot)
     else:
         middle_rho = ranked(rho, anchors, quantile_rank, B)
-    if LEARNED:  # noqa: SIM108
-        inverse = 1 / tl.load(temperature)
-    else:
-        inverse = 1 / heat
     for start in range(0, anchors, B):
         at = start + tl.arange(0, B)
         inside = at < anchors
-        own, difference = (
-            tl.load(rho + at, mask=inside, other=1.0),
-            tl.load(daic + at, mask=inside, other=0.0),
-        )
+        own = tl.load(rho + at, mask=inside, other=1.0)
+        difference = tl.load(daic + at, mask=inside, other=0.0)
         value = gate(own, difference, middle_rho, kappa_rho, kappa_aic, margin, GATE)
         value = tl.where(tl.load(made + at, mask=inside, other=0) > 0, value, 0.0)
         tl.store(lam + at, value, mask=inside)
-        tl.store(g + at, (1 - value) * inverse, mask=inside)
-        if FIT:
-            tl.store(w + at, value * tl.load(beta + at, mask=inside, other=0.0), mask=inside)
-        else:
-            tl.store(w + at, value * fixed_beta, mask=inside)

@@ -2,15 +2,16 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
-from weince.engines.kernels import contrast, fit, tail, tiles
-from weince.engines.kernels.order import LANES, network_of
-from weince.tail import TailConfig, nearest_rank
+from weince.engines.kernels import fit, hardest, sums, tiles
+from weince.engines.kernels.relaunch import launch
+from weince.engines.kernels.sort import LANES, network_of
+from weince.tail import TailConfig
 
 EXACT = 4
 """Nearest negatives of an anchor with exact shortfalls, as in the other engines; ``fit.four`` sorts them."""
@@ -28,10 +29,13 @@ SAMPLE = 1024
 """Candidates in the sample that gives an anchor its threshold."""
 
 NEAR = 1e-3
-"""Anchors with a negative nearer than this get exact shortfalls of their nearest in every pass."""
+"""Anchors with a candidate nearer than this get exact shortfalls of their nearest in every pass."""
+
+SLACK = 2e-7
+"""Shortfalls nearer than this to each other are equal: a tile computed again may be off by half of it."""
 
 FLAGS = 64
-"""Anchors that share a flag whether one of them has such a negative."""
+"""Anchors that share a flag whether one of them has such a candidate."""
 
 SPAN = 8192
 """Columns that one launch sums into a gradient: in the tensor cores long sums shrink, by 1e-4 in 32,768 columns."""
@@ -47,28 +51,76 @@ FIT_ROWS = 32 if INTERPRETED else 1
 GATES = {"both": 0, "rho": 1, "aic": 2}
 
 
-class Operand(NamedTuple):
-    """Rows for the tensor cores, their inverse lengths, and the compile-time shape."""
+class Pairs(NamedTuple):
+    """Operands of anchors and of candidates with their inverse lengths, and the compile-time shape of both."""
 
-    rows: Tensor
-    inverse: Tensor
+    x: Tensor
+    x_inverse: Tensor
+    y: Tensor
+    y_inverse: Tensor
     shape: dict[str, int]
+
+    def turned(self) -> "Pairs":
+        return Pairs(self.y, self.y_inverse, self.x, self.x_inverse, self.shape)
 
 
 class Roles(NamedTuple):
-    """Who is whose positive, itself, and kin; pointers to anything where there is none."""
+    """What tells the roles of a pair: ``ROLES`` of the kernels, pointers (to anything where there is none), and the
+    strides of ``ignore``."""
 
-    positive: Tensor
-    itself: Tensor
-    anchor_ids: Tensor
-    candidate_ids: Tensor
-    flags: dict[str, bool]
+    flags: int
+    pointers: tuple[Tensor, ...]
+    views: tuple[Tensor, Tensor]
+    ignore: Tensor
+    strides: tuple[int, int]
+
+    @property
+    def by_value(self) -> bool:
+        return bool(self.flags & tiles.BY_VALUE.value)
 
 
+GIVEN = ("positive", "itself", "id_a", "id_c", "label_a", "label_c", "view_a", "view_c", "ignore")
+"""What may tell the roles of a pair: columns of the positives and of the anchors themselves, ids, labels and views of
+anchors and candidates (int64), pairs to ignore."""
+
+
+def roles_of(roles: Sequence[Tensor], given: int, anything: Tensor) -> Roles:
+    """From those of :data:`GIVEN` whose bit is set in ``given``."""
+    left = iter(roles)
+    all_ = [next(left) if given >> bit & 1 else None for bit in range(len(GIVEN))]
+    flags = 0
+    for bit, place in enumerate((0, 1, 2, 4, 8)):
+        flags |= (all_[place] is not None) << bit
+    pointers = tuple(anything if value is None else value for value in all_)
+    ignore = all_[8]
+    strides = (0, 0) if ignore is None else (ignore.stride(0), ignore.stride(1))
+    return Roles(flags, pointers[:6], (pointers[6], pointers[7]), pointers[8], strides)
+
+
+class Near(NamedTuple):
+    """Columns and exact shortfalls of each anchor's nearest candidates, ``(anchors, 4)`` (8 with those of its
+    positives by label), and flags for anchors that have one near the cap."""
+
+    cols: Tensor
+    shortfalls: Tensor
+    close: Tensor
+
+
+def _parts(whole: int, size: int) -> int:
+    """How many parts of a size make up a whole. (Triton's own function takes the host long.)"""
+    return -(-whole // size)
+
+
+def _power(number: int) -> int:
+    """The least power of 2 that is no less."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+@functools.cache
 def operand_shape(d: int, parts: int) -> dict[str, int]:
     """Compile-time shape of operands: width with padding, columns multiplied at a time, parts."""
-    block = 128 if d > 256 else max(16, triton.next_power_of_2(d))
-    return {"DP": triton.cdiv(d, block) * block, "DB": block, "PARTS": parts}
+    block = 128 if d > 256 else max(16, _power(d))
+    return {"DP": _parts(d, block) * block, "DB": block, "PARTS": parts}
 
 
 def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,62 +132,127 @@ def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
     return source.new_empty((total, width), dtype=dtype), source.new_empty((total,), dtype=torch.float32)
 
 
-def operand(source: Tensor) -> Operand:
+def operand(source: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in 16 bits for the tensor cores: bfloat16 as they are, float32 (unit rows) in two parts."""
     rows, d = source.shape
+    if source.stride(1) != 1:
+        source = source.contiguous()
     shape = operand_shape(d, 1 if source.dtype == torch.bfloat16 else 2)
     out, inverse = operand_like(source)
-    wide = triton.next_power_of_2(shape["DP"])
+    wide = _power(shape["DP"])
     block = max(1, min(16, 4096 // wide))
-    tiles.operands_kernel[(triton.cdiv(len(out), block),)](
-        source, out, inverse, rows, d, source.stride(0),
-        DP=shape["DP"], WIDE=wide, PARTS=shape["PARTS"], BR=block, GRID=INTERPRETED,
-    )  # fmt: skip
-    return Operand(out, inverse, shape)
+    constants = {"DP": shape["DP"], "WIDE": wide, "PARTS": shape["PARTS"], "BR": block, "GRID": INTERPRETED}
+    grid = (_parts(len(out), block),)
+    launch(tiles.operands_kernel, grid, (source, out, inverse), (rows, d, source.stride(0)), constants)
+    return out, inverse
 
 
-def blocks(rows: int, shape: dict[str, int], use: str) -> dict[str, int]:
-    """Tile of a pass over all pairs: small for few rows, so that every multiprocessor has one."""
+SHARED: int | None = None
+"""Bytes of shared memory that tiles may take, instead of what the device has; for tests."""
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have: 99 KiB on an RTX 4090 or L40S, 163 on an A100, 227 on an H100."""
+    return _shared_memory(device) if SHARED is None else SHARED
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 227 << 10
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 48 << 10))
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a tile, warps that work on it, and tiles of columns that are loaded ahead."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    def takes(self, room: int, in_pieces: bool) -> int:
+        """Bytes of shared memory, at the most, for operands ``room`` wide: rows, columns, a result, scratch.
+
+        ``in_pieces``: rows are too wide to keep, so that theirs are loaded ahead too, and the gradient's columns again.
+        """
+        loaded = self.rows + self.stages * self.columns
+        if in_pieces:
+            loaded = self.stages * (self.rows + self.columns) + self.columns
+        return 2 * (room * loaded + self.rows * self.columns) + 4096
+
+    def within(self, room: int, limit: int, in_pieces: bool = False) -> "Tile":
+        """The tile, or a smaller one that fits."""
+        rows, columns, warps, stages = self
+        if self.takes(room, in_pieces) <= limit:
+            return self
+        if stages > 2:
+            return Tile(rows, columns, warps, stages - 1).within(room, limit, in_pieces)
+        if rows > 64:
+            return Tile(rows // 2, columns, warps, stages).within(room, limit, in_pieces)
+        if columns > 32:
+            return Tile(rows, columns // 2, warps, stages).within(room, limit, in_pieces)
+        if stages > 1:
+            return Tile(rows, columns, warps, 1).within(room, limit, in_pieces)
+        if rows > 16:
+            return Tile(rows // 2, columns, 4, 1).within(room, limit, in_pieces)
+        return self
+
+    def constants(self) -> dict[str, int]:
+        return {"BM": self.rows, "BN": self.columns, "num_warps": self.warps, "num_stages": self.stages}
+
+
+def blocks(rows: int, shape: dict[str, int], use: str, limit: int) -> dict[str, int]:
+    """Tile of a pass over all pairs that fits the shared memory: small for few rows, so that every multiprocessor has
+    one. Tuned on an H200; smaller ones follow from those."""
     if INTERPRETED:
         return {"BM": 64, "BN": 64}
+    in_pieces = shape["DP"] > shape["DB"]
+    return _tile(rows, shape, use).within(shape["DB"] * shape["PARTS"], limit, in_pieces).constants()
+
+
+def _tile(rows: int, shape: dict[str, int], use: str) -> Tile:
     room = shape["DB"] * shape["PARTS"]
-    if (use, room) in CHOSEN:
-        return CHOSEN[use, room]
     if rows <= 2048:
-        return {"BM": 16, "BN": 64, "num_warps": 4, "num_stages": 2 if room > 256 else 3}
+        return Tile(16, 64, 4, 2 if room > 256 else 3)
     if shape["DP"] > shape["DB"]:  # rows too wide to keep: both operands of a product come in pieces
         if use == "gradient":
-            return _tile(64, 32, 4, 2) if shape["PARTS"] == 2 else _tile(64, 64, 8, 2)
-        return _tile(64, 64, 4, 2)
+            return Tile(64, 32, 4, 2) if shape["PARTS"] == 2 else Tile(64, 64, 8, 2)
+        return Tile(64, 64, 4, 2)
     many = rows > 16384
     if use == "gradient":
         if shape["DB"] > 128:
-            return _tile(128, 32, 8, 2)
-        return _tile(64, 64, 4, 2) if many or shape["PARTS"] == 2 else _tile(64, 64, 8, 2)
+            return Tile(128, 32, 8, 2)
+        return Tile(64, 64, 4, 2) if many or shape["PARTS"] == 2 else Tile(64, 64, 8, 2)
     if room > 256:
-        return _tile(128, 64, 8, 1)
+        return Tile(128, 64, 8, 1)
     if room == 256:
-        return _tile(128, 64, 8, 3) if many else _tile(64, 64, 4, 2)
-    return _tile(128, 64, 4, 3)
+        return Tile(128, 64, 8, 3) if many else Tile(64, 64, 4, 2)
+    return Tile(128, 64, 4, 3)
 
 
-def _tile(rows: int, columns: int, warps: int, stages: int) -> dict[str, int]:
-    return {"BM": rows, "BN": columns, "num_warps": warps, "num_stages": stages}
+def _sample_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
+    """Of the kernel that takes the sample, all of which is one tile."""
+    tile = {"M": SAMPLE, "BM": 32, "BK": min(64 // shape["PARTS"] // 2, shape["DB"])}
+    if INTERPRETED:
+        return tile
+    each = 2 * (SAMPLE + 32) * tile["BK"] * shape["PARTS"]
+    return {**tile, "num_warps": 16, "num_stages": max(1, min(3, (limit - (16 << 10)) // each))}
 
 
-CHOSEN: dict[tuple[str, int], dict[str, int]] = {}
-"""Tiles to use whatever the size, by use and width of the operands; for tuning."""
+def _exact_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
+    """Of the exact search."""
+    if INTERPRETED:
+        return {"BM": 16, "BN": 64}
+    return Tile(16, 64, 4, 3).within(shape["DB"] * shape["PARTS"], limit).constants()
 
 
 def splits(programs: int, tiles: int) -> tuple[int, int]:
     """Into how many spans of column tiles a pass is cut so as to fill the device, and their length."""
     wanted = 1 if INTERPRETED else min(16, max(1, 264 // programs))
-    span = triton.cdiv(tiles, wanted)
-    return triton.cdiv(tiles, span), span
-
-
-Near = tuple[Tensor, Tensor, Tensor] | None
-"""Columns and exact shortfalls of each anchor's nearest negatives, ``(anchors, EXACT)``, and flags for those near."""
+    span = _parts(tiles, wanted)
+    return _parts(tiles, span), span
 
 
 class TailPlan(NamedTuple):
@@ -179,7 +296,7 @@ def _even(number: float) -> int:
 @functools.cache  # never forgotten: a captured graph knows no more of it than its address
 def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
     """``log F`` and ``log(-log F)`` of the ranks from ``drop`` to ``k``, each less its mean, and the sums of their
-    squares, float64; every rank in its place of :func:`weince.engines.kernels.order.network`."""
+    squares, float64; every rank in its place of :func:`weince.engines.kernels.sort.network`."""
     log_f = (torch.arange(1, k + 1, dtype=torch.float64) / (k + 1)).log()
     both = torch.stack([log_f, log_f.neg().log()])[:, drop:]
     table = torch.zeros((2, padded), dtype=torch.float64)
@@ -189,169 +306,275 @@ def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
     return torch.cat([table.flatten(), squares]).to(device)
 
 
-def hardest(
-    a: Tensor, c: Tensor, x: Operand, y: Operand, roles: Roles, k: int, config: TailConfig,
-    stats: Tensor, near_cols: Tensor, near_d: Tensor, close: Tensor,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The nearest negatives of every anchor, and TailFit's two lines through its K hardest.
+class Found(NamedTuple):
+    """What a search finds of every anchor: rho, beta and daic (a line each) and whether a fit was made, if one was
+    asked for; thresholds (a line each); number of negatives, if that varies; its nearest negatives."""
 
-    Fills rho, beta and daic of ``stats``; returns where a fit was made, and the number of negatives if that varies.
+    stats: Tensor
+    made: Tensor
+    thresholds: Tensor
+    negatives: Tensor
+    near: Near
+
+
+def search(
+    a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, most: int, config: TailConfig | None, numbers: Sequence[int]
+) -> Found:  # fmt: skip
+    """The hardest negatives of every anchor, with TailFit's two lines through them.
+
+    Args:
+        a: ``(anchors, d)`` unit rows.
+        c: ``(candidates, d)`` unit rows.
+        pairs: The same as operands.
+        roles: Of the pairs.
+        most: Negatives that an anchor can have.
+        config: How to fit; None for no fit.
+        numbers: How many hardest negatives to find thresholds for.
     """
     anchors, count, device = len(a), len(c), a.device
-    made = torch.empty(anchors, dtype=torch.int32, device=device)
-    has_ids = roles.flags["HAS_IDS"]
+    k = 0 if config is None else config.tail_size(most)
+    depth = min(max(k, EXACT, *(number + 1 for number in numbers)) if numbers else max(k, EXACT), most)
+    found = empty_found(a, config is not None, len(numbers), roles.by_value)
+    found.near.close.zero_()
     every = count <= ALL_KEPT
-    todo = TailPlan(0, 0, 0, _even(count)) if every else plan(count, k)
-    shape = blocks(anchors, x.shape, "tail")
+    todo = TailPlan(0, 0, 0, _even(count)) if every else plan(count, depth)
+    limit = shared_memory(device)
+    shape = blocks(anchors, pairs.shape, "tail", limit)
     chunk = anchors if every else min(anchors, max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD)
-    chunk = triton.cdiv(triton.cdiv(anchors, triton.cdiv(anchors, chunk)), PAD) * PAD
+    chunk = _parts(_parts(anchors, _parts(anchors, chunk)), PAD) * PAD
     keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
-    threshold, kept, loose, seen = torch.empty((4, chunk), dtype=torch.int32, device=device)
-    negatives = torch.empty(anchors, dtype=torch.int64, device=device) if has_ids else None
-    pairs = (x.rows, x.inverse, y.rows, y.inverse, *roles[:4])
-    drop = max(1, int(k * config.drop)) if config.drop else 0
+    counters = torch.empty((4, chunk), dtype=torch.int32, device=device)
+    threshold, kept, loose, seen = counters.unbind()
+    tensors = (*pairs[:4], *roles.pointers, roles.ignore)
+    constants = {**pairs.shape, "ROLES": roles.flags}
+    drop = max(1, int(k * config.drop)) if config is not None and config.drop else 0
     sizes = drops = kept  # pointers to anything where all anchors have the same
-    tail_room = fit_room(k, count if every else 0)
-    table = fit_table(k, drop, tail_room, device)
-    room = triton.next_power_of_2(max(todo.width, 16))
-    group = {"R": FIT_ROWS}
+    room = fit_room(depth, count if every else 0)
+    table = fit_table(k, drop, room, device) if config is not None else found.stats
+    limits = functools.reduce(lambda bits, number: bits << 10 | number, reversed(numbers), 0)
     for start in range(0, anchors, chunk):
         rows = min(chunk, anchors - start)
+        size = (start, anchors, count, *roles.strides)
         if not every:
-            thin = 64 // x.shape["PARTS"] // 2
             # All rows that a tile may have: beyond the last anchor, too, counters must not be what memory holds.
-            tail.sample_kernel[(triton.cdiv(rows, PAD) * PAD // 32,)](
-                *pairs, threshold, kept, loose, seen, start, anchors, count, todo.wanted,
-                M=SAMPLE, BM=32, BK=min(thin, x.shape["DB"]), **x.shape, **roles.flags, **_warps(16),
-            )  # fmt: skip
-        elif has_ids:
+            grid = (_parts(rows, PAD) * PAD // 32,)
+            launch(hardest.sample_kernel, grid, (*tensors, threshold, kept, loose, seen), (*size, todo.wanted),
+                   {**_sample_tile(pairs.shape, limit), **constants})  # fmt: skip
+        elif roles.by_value:
             seen.zero_()
         for phase in (1, 2) if todo.every else (0,):
             if phase == 2:
-                tail.refine_kernel[(triton.cdiv(rows, group["R"]),)](
-                    threshold, kept, loose, keys, todo.width, todo.again, CP=room, **group, **_warps(4),
-                )  # fmt: skip
-            tiles_in_all = triton.cdiv(count, shape["BN"])
-            first = triton.cdiv(tiles_in_all, todo.every) if phase else 0
+                launch(hardest.refine_kernel, (_parts(rows, FIT_ROWS),), (threshold, kept, loose, keys),
+                       (todo.width, todo.again),
+                       {"R": FIT_ROWS, "CP": _power(max(todo.width, 16)), **_warps(4)})  # fmt: skip
+            tiles_in_all = _parts(count, shape["BN"])
+            first = _parts(tiles_in_all, todo.every) if phase else 0
             part = (tiles_in_all, first, tiles_in_all - first)[phase]
-            programs = triton.cdiv(rows, shape["BM"])
+            programs = _parts(rows, shape["BM"])
             parts, span = splits(programs, part)
-            tail.survivors_kernel[(programs, parts)](
-                *pairs, threshold, kept, seen, keys, start, anchors, count, part, span, todo.width,
-                **shape, **x.shape, **roles.flags, ALL=every, SHARED=parts > 1, PHASE=phase, EVERY=max(todo.every, 2),
-            )  # fmt: skip
-        if negatives is not None:
+            launch(hardest.survivors_kernel, (programs, parts), (*tensors, threshold, kept, seen, keys),
+                   (*size, part, span, todo.width),
+                   {**shape, **constants, "ALL": every, "SHARED": parts > 1, "PHASE": phase,
+                    "EVERY": max(todo.every, 2)})  # fmt: skip
+        if roles.by_value:
             own = seen[:rows].long()
-            negatives[start : start + rows] = own
-            sizes = torch.zeros_like(seen)
-            sizes[:rows] = config.tail_sizes(own)
-            drops = (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
+            found.negatives[start : start + rows] = own
+            if config is not None:
+                sizes = torch.zeros_like(seen)
+                sizes[:rows] = config.tail_sizes(own)
+                drops = (
+                    (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
+                )
         if not every:
-            tail.exact_kernel[(triton.cdiv(rows, 16),)](
-                *pairs, kept, loose, sizes, keys, start, anchors, count, k, todo.width,
-                BM=16, BN=64, **x.shape, **roles.flags,
-            )  # fmt: skip
-        fit.fit_kernel[(triton.cdiv(rows, group["R"]),)](
-            keys.view(torch.int32), kept, sizes, drops, table, a, c, stats[0], stats[1], stats[2], made,
-            near_cols, near_d, close, start, anchors, todo.width, k, drop, todo.width, a.shape[1],
-            a.stride(0), c.stride(0), config.eps, KP=tail_room, HAS_IDS=has_ids, ALL=every,
-            DE=min(128, triton.next_power_of_2(a.shape[1])), EXACT=EXACT, NEAR=NEAR, FLAGS=FLAGS,
-            **network_of(tail_room), **group, **fit_options(),
+            launch(hardest.exact_kernel, (_parts(rows, 16),), (*tensors, kept, loose, seen, keys),
+                   (*size, depth, todo.width), {**_exact_tile(pairs.shape, limit), **constants})  # fmt: skip
+        launch(
+            fit.fit_kernel, (_parts(rows, FIT_ROWS),),
+            (keys.view(torch.int32), kept, seen, sizes, drops, table, a, c, found.stats, found.made, *found.near,
+             found.thresholds),
+            (start, anchors, todo.width, depth, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0),
+             1e-6 if config is None else config.eps),
+            {"R": FIT_ROWS, "KP": room, "DE": min(128, _power(a.shape[1])), "VARIES": roles.by_value,
+             "ALL": every, "EXACT": EXACT, "NEAR": NEAR, "FLAGS": FLAGS, "FIT": config is not None,
+             "HARDEST": limits, "LIMITS": len(numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
         )  # fmt: skip
-    return made, negatives
+    return found
+
+
+def empty_found(a: Tensor, fitted: bool, limits: int, varies: bool) -> Found:
+    """Uninitialised results of a search."""
+    anchors = a.shape[0]
+    return Found(
+        a.new_empty((3, anchors if fitted else 0)),
+        a.new_empty((anchors if fitted else 0,), dtype=torch.int32),
+        a.new_empty((limits, anchors)),
+        a.new_empty((anchors if varies else 0,), dtype=torch.int64),
+        empty_near(a, EXACT),
+    )
+
+
+def empty_near(a: Tensor, number: int) -> Near:
+    anchors = a.shape[0]
+    return Near(
+        a.new_empty((anchors, number), dtype=torch.int32),
+        a.new_empty((anchors, number)),
+        a.new_empty((anchors // FLAGS + 2,), dtype=torch.int32),
+    )
 
 
 def fit_room(k: int, kept: int) -> int:
     """Numbers that the fit sorts into what it has at a time: at least a tail, and half of what it gets, if known."""
-    half: int = triton.next_power_of_2(kept) // 2
-    return max(32, int(triton.next_power_of_2(k)), min(512, half))
-
-
-def fit_options() -> dict[str, int]:
-    """One warp, as its sort wants, and registers for four of them on each of a multiprocessor's schedulers."""
-    return {} if INTERPRETED else CHOSEN.get(("fit", 0), {"num_warps": 1})
+    half = _power(kept) // 2
+    return max(32, _power(k), min(512, half))
 
 
 def _warps(number: int) -> dict[str, int]:
     return {} if INTERPRETED else {"num_warps": number}
 
 
-def gated(
-    stats: Tensor, made: Tensor, negatives: Tensor | None, config: TailConfig, temperature: float,
-    learned: Tensor | None, state: Tensor,
-) -> None:  # fmt: skip
-    """The gate of Algorithm 1, ``lam`` of ``stats``, and what it makes of the link, g and w of ``state``."""
-    rho, beta, daic, lam = stats
-    anchors = len(rho)
-    pivot = None
-    if config.rho0 is not None:
-        pivot = torch.full((1,), config.rho0, dtype=torch.float32, device=rho.device)
-    elif negatives is not None or anchors > ONE_PROGRAM:
-        pivot = nearest_rank(rho, rho.isfinite(), config.rho0_quantile)
-    fit.gate_kernel[(1,)](
-        rho, beta, daic, made, rho if pivot is None else pivot, rho if learned is None else learned,
-        lam, state[4], state[5],
-        anchors, round(config.rho0_quantile * (anchors - 1)), config.kappa_rho, config.kappa_aic, config.margin,
-        temperature, 0.0 if config.beta == "fit" else config.beta,
-        GIVEN=pivot is not None, LEARNED=learned is not None, FIT=config.beta == "fit", GATE=GATES[config.gate],
-        B=1024 if pivot is not None else triton.next_power_of_2(anchors), **_warps(16),
-    )  # fmt: skip
+def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config: TailConfig) -> Tensor:
+    """The gate of Algorithm 1: ``lam`` of every anchor. Without a pivot it is the quantile of all ``rho``."""
+    anchors, lam = len(rho), torch.empty_like(rho)
+    numbers = (
+        anchors,
+        round(config.rho0_quantile * (anchors - 1)),
+        config.kappa_rho,
+        config.kappa_aic,
+        config.margin,
+    )
+    room = 1024 if pivot is not None else _power(anchors)
+    launch(fit.gate_kernel, (1,), (rho, daic, made, rho if pivot is None else pivot, lam), numbers,
+           {"GIVEN": pivot is not None, "GATE": GATES[config.gate], "B": room, **_warps(16)})  # fmt: skip
+    return lam
 
 
-class Cap(NamedTuple):
-    """The logarithm of the link is taken of ``offset + max(shortfall, lowest)``; ``SOFT``: there is none."""
+def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None, *, positives: bool) -> Near:
+    """The candidates of every anchor nearer than ``NEAR``: negatives, or those found before; positives by label."""
+    result = empty_near(a, 2 * EXACT if positives else EXACT)
+    result.close.zero_()
+    if near is not None:
+        result.cols[:, :EXACT], result.shortfalls[:, :EXACT] = (
+            near.cols[:, :EXACT],
+            near.shortfalls[:, :EXACT],
+        )
+        result.close.copy_(near.close)
+    shape = blocks(len(a), pairs.shape, "sum", shared_memory(a.device))
+    sizes = (len(a), len(c), *roles.strides, a.shape[1], a.stride(0), c.stride(0))
+    for which in range(near is not None, 1 + positives):
+        launch(
+            hardest.near_kernel, (_parts(len(a), shape["BM"]),),
+            (*pairs[:4], *roles.pointers, roles.ignore, a, c, *result), sizes,
+            {**shape, **pairs.shape, "ROLES": roles.flags, "OF_POSITIVES": bool(which),
+             "DE": min(128, _power(a.shape[1])), "FIRST": EXACT * which,
+             "NEAREST": result.cols.shape[1], "NEAR": NEAR, "FLAGS": FLAGS},
+        )  # fmt: skip
+    return result
 
-    offset: float
-    lowest: float
-    soft: bool
+
+def counted(roles: Roles, anchors: int, count: int) -> Tensor:
+    """Number of negatives of every anchor."""
+    counts = torch.empty(anchors, dtype=torch.int64, device=roles.pointers[0].device)
+    launch(hardest.count_kernel, (_parts(anchors, 32),), (*roles.pointers, roles.ignore, counts),
+           (anchors, count, *roles.strides), {"BM": 32, "BN": 128, "ROLES": roles.flags})  # fmt: skip
+    return counts
+
+
+def apart(a: Tensor, c: Tensor, positive: Tensor) -> Tensor:
+    """Exact shortfall of every anchor and its one positive."""
+    result = torch.empty(len(a), dtype=torch.float32, device=a.device)
+    sizes = (len(a), a.shape[1], a.stride(0), c.stride(0))
+    constants = {"BR": 16, "DE": min(128, _power(a.shape[1]))}
+    launch(tiles.positive_kernel, (_parts(len(a), 16),), (a, c, positive, result), sizes, constants)
+    return result
+
+
+def apart_gradient(
+    a: Tensor, c: Tensor, positive: Tensor, weights: Tensor, *, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradient of :func:`apart` by anchors and by candidates; all in the first if they are the same rows."""
+    ours = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    theirs = (
+        ours.new_empty((0, a.shape[1]))
+        if symmetric
+        else torch.zeros(c.shape, dtype=ours.dtype, device=c.device)
+    )
+    launch(tiles.positive_gradient_kernel, (_parts(len(a), 16),), (a, c, positive, weights, ours, theirs),
+           (len(a), a.shape[1], a.stride(0), c.stride(0)),
+           {"BR": 16, "DE": min(128, _power(a.shape[1])), "SYMMETRIC": symmetric})  # fmt: skip
+    return ours, theirs
+
+
+class Sums(NamedTuple):
+    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.sums`), what their logarithms are
+    taken of, coefficients ``(sums * 1 or 4, 1 or anchors)`` and thresholds ``(., anchors)``."""
+
+    spec: tuple[int, ...]
+    cap: tuple[float, ...]
+    coefs: Tensor
+    thresholds: Tensor
+
+    @property
+    def form(self) -> int:
+        return self.coefs.shape[0] // len(self.spec)
+
+    def constants(self, anchors: int, near: Near | None) -> dict[str, int]:
+        """What is known when a kernel is compiled."""
+        each = self.coefs.shape[1] > 1 or anchors == 1
+        packed = any_ = 0
+        for index, one in enumerate(self.spec):
+            packed |= one << (16 * index)
+            any_ |= one
+        return {
+            "SPEC": packed, "ANY": any_, "SUMS": len(self.spec), "FORM": self.form, "EACH": each,
+            "NEAREST": 0 if near is None else near.cols.shape[1],
+        }  # fmt: skip
 
 
 def summed(
-    a: Tensor, c: Tensor, x: Operand, y: Operand, roles: Roles, g: Tensor, w: Tensor, near: Near, cap: Cap,
-    learn: bool, loss: Tensor, state: Tensor,
-) -> None:  # fmt: skip
-    """Log-sum-exp over the negatives: ``loss``, and the first four of ``state``."""
-    anchors, count, d, device = len(a), len(c), a.shape[1], a.device
-    shape = blocks(anchors, x.shape, "sum")
-    programs = triton.cdiv(anchors, shape["BM"])
-    parts, tiles_each = splits(programs, triton.cdiv(count, shape["BN"]))
-    span = tiles_each * shape["BN"]
-    pieces = torch.empty((4 if learn else 2, parts, anchors), dtype=torch.float32, device=device)
-    largest, total = pieces[0], pieces[1]
-    scores, logs = (pieces[2], pieces[3]) if learn else (total, total)
-    near_cols, near_d, _ = (roles.positive, g, g) if near is None else near
-    contrast.sum_kernel[(programs, parts)](
-        x.rows, x.inverse, y.rows, y.inverse, g, w, *roles[:4], near_cols, near_d,
-        largest, total, scores, logs, anchors, count, span, cap.offset, cap.lowest,
-        **shape, **x.shape, **roles.flags, SOFT=cap.soft, KNOWN=near is not None, LEARN=learn, EXACT=EXACT, NEAR=NEAR,
+    pairs: Pairs, roles: Roles, near: Near | None, asked: Sums, anchors: int, count: int, learn: int
+) -> tuple[Tensor, Tensor]:
+    """The sums ``(sums, anchors)`` and, for bits of ``learn``, their derivatives by the coefficients."""
+    device, number = pairs.x.device, len(asked.spec)
+    shape = blocks(anchors, pairs.shape, "sum", shared_memory(device))
+    programs = _parts(anchors, shape["BM"])
+    parts, tiles_each = splits(programs, _parts(count, shape["BN"]))
+    pieces = torch.empty((number, sums.SLOTS.value, parts, anchors), dtype=torch.float32, device=device)
+    values = torch.empty((number, anchors), dtype=torch.float32, device=device)
+    effects = torch.empty((number * asked.form if learn else 0, anchors), dtype=torch.float32, device=device)
+    cols, shortfalls, _ = (values, values, values) if near is None else near
+    constants = asked.constants(anchors, near)
+    launch(
+        sums.sum_kernel, (programs, parts),
+        (*pairs[:4], *roles.pointers, *roles.views, roles.ignore, cols, shortfalls, asked.coefs, asked.thresholds,
+         pieces),
+        (anchors, count, tiles_each * shape["BN"], *roles.strides, *asked.cap),
+        {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "NEAR": NEAR, "LEARN": learn},
     )  # fmt: skip
-    contrast.finish_kernel[(triton.cdiv(anchors, 16),)](
-        a, c, roles.positive, g, w, largest, total, scores, logs, loss, *state[:4],
-        anchors, parts, d, a.stride(0), c.stride(0), cap.offset, cap.lowest,
-        BR=16, DE=min(128, triton.next_power_of_2(d)), SOFT=cap.soft, LEARN=learn,
-    )  # fmt: skip
+    launch(sums.finish_kernel, (_parts(anchors, 128),), (pieces, values, effects), (anchors, parts),
+           {"BR": 128, "SPEC": constants["SPEC"], "SUMS": number, "FORM": asked.form, "LEARN": learn})  # fmt: skip
+    return values, effects
 
 
 def gradient(
-    x: Operand, y: Operand, roles: Roles, link: tuple[Tensor, ...], near: Near, cap: Cap, sizes: tuple[int, int, int],
-    *, from_rows: bool, from_cols: bool,
+    pairs: Pairs, roles: Roles, near: Near | None, asked: Sums, values: Tensor, weights: Tensor,
+    sizes: tuple[int, int, int], *, from_rows: bool, from_cols: bool,
 ) -> Tensor:  # fmt: skip
-    """Gradient of the rows of ``x``, ``(rows, d)``; the rows, the columns or both are anchors.
-
-    ``link``: g, w, base, pull and the gradient of the losses, ``(anchors,)`` each.
-    """
+    """Gradient of the rows of ``pairs.x``, ``(rows, d)``; the rows, the columns or both are anchors."""
     rows, columns, d = sizes
-    shape = blocks(rows, x.shape, "gradient")
-    result = torch.empty((rows, d), dtype=torch.float32, device=x.rows.device)
-    near_cols, near_d, close = (roles.positive, link[0], roles.positive) if near is None else near
-    ids = (roles.anchor_ids, roles.candidate_ids) if from_rows else (roles.candidate_ids, roles.anchor_ids)
-    same = link[4].stride(0) == 0
+    shape = blocks(rows, pairs.shape, "gradient", shared_memory(pairs.x.device))
+    result = torch.empty((rows, d), dtype=torch.float32, device=pairs.x.device)
+    near_pointers = (values, values, values) if near is None else near
+    tensors = (
+        *pairs[:4], *roles.pointers, *roles.views, roles.ignore, *near_pointers, asked.coefs, asked.thresholds,
+        values, weights, result,
+    )  # fmt: skip
+    constants = asked.constants(rows if from_rows else columns, near)
+    grid = (_parts(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
     for begin in range(0, columns, SPAN):
-        contrast.gradient_kernel[(triton.cdiv(rows, shape["BM"]), x.shape["DP"] // x.shape["DB"])](
-            x.rows, x.inverse, y.rows, y.inverse, *link, roles.positive, roles.itself, *ids,
-            near_cols, near_d, close, result, rows, columns, begin, min(begin + SPAN, columns), d,
-            cap.offset, cap.lowest,
-            **shape, **x.shape, **roles.flags, SOFT=cap.soft, KNOWN=near is not None,
-            FROM_ROWS=from_rows, FROM_COLS=from_cols, EXACT=EXACT, FLAGS=FLAGS, ADD=begin > 0, SAME=same,
+        launch(
+            sums.gradient_kernel, grid, tensors,
+            (rows, columns, begin, min(begin + SPAN, columns), d, *roles.strides, *asked.cap),
+            {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "FLAGS": FLAGS, "FROM_ROWS": from_rows,
+             "FROM_COLS": from_cols, "ADD": begin > 0},
         )  # fmt: skip
     return result

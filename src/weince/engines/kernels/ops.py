@@ -1,49 +1,43 @@
 """The kernels as operators of torch, so that autograd and torch.compile know them.
 
-``weince::fused`` computes the losses and what their gradient needs, ``weince::fused_gradient`` the gradient. The
-tail's configuration travels as a list of numbers, since an operator takes no objects.
+Tensors come in lists: ``operands`` are rows for the tensor cores and their inverse lengths, of the anchors and then
+of the candidates, unless those are the same rows; ``roles`` are what ``launch.roles_of`` takes, ``given`` the bits of
+those that there are; ``near`` is a ``launch.Near``, or nothing. A tail's configuration travels as numbers, since an
+operator takes no objects.
 """
 
 import functools
 import math
-import typing
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weince.engines.kernels import launch
-from weince.engines.kernels.launch import Cap, Operand, Roles
+from weince.engines.kernels.launch import Near, Pairs, Roles, Sums
+from weince.scores import first_order
 from weince.tail import TailConfig
 
 
-def pack(config: TailConfig | None, beta: Literal["fit"] | float) -> list[float]:
-    """A tail configuration with another ``beta``, as numbers; none of them without one."""
+def pack(config: TailConfig | None) -> list[float]:
+    """A tail configuration as numbers, as far as the fit and the gate need it; none of them without one."""
     if config is None:
         return []
     return [
-        float(config.k),
-        float(isinstance(config.k, int)),
-        config.k_min,
-        config.k_max,
-        math.nan if config.rho0 is None else config.rho0,
-        config.rho0_quantile,
-        config.margin,
-        config.kappa_rho,
-        config.kappa_aic,
-        config.eps,
-        math.nan if beta == "fit" else beta,
-        launch.GATES[config.gate],
-        config.drop,
-    ]
+        float(config.k), float(isinstance(config.k, int)), config.k_min, config.k_max,
+        math.nan if config.rho0 is None else config.rho0, config.rho0_quantile, config.margin, config.kappa_rho,
+        config.kappa_aic, config.eps, launch.GATES[config.gate], config.drop,
+    ]  # fmt: skip
 
 
-def unpack(numbers: Sequence[float]) -> TailConfig:
+@functools.lru_cache(maxsize=64)
+def _unpack(numbers: tuple[float, ...]) -> TailConfig | None:
     """The configuration that :func:`pack` packed."""
-    k, whole, k_min, k_max, rho0, quantile, margin, kappa_rho, kappa_aic, eps, beta, gate, drop = numbers
-    config = TailConfig(
+    if not numbers:
+        return None
+    k, whole, k_min, k_max, rho0, quantile, margin, kappa_rho, kappa_aic, eps, gate, drop = numbers
+    return TailConfig(
         k=int(k) if whole else k,
         k_min=int(k_min),
         k_max=int(k_max),
@@ -56,269 +50,402 @@ def unpack(numbers: Sequence[float]) -> TailConfig:
         gate=list(launch.GATES)[int(gate)],  # type: ignore[arg-type]
         drop=drop,
     )
-    return config if math.isnan(beta) else replace(config, beta=beta)
 
 
-def _roles(
-    positive: Tensor, itself: Tensor | None, anchor_ids: Tensor | None, candidate_ids: Tensor | None
-) -> Roles:
-    flags = {"HAS_SELF": itself is not None, "HAS_IDS": anchor_ids is not None}
-    return Roles(
-        positive,
-        positive if itself is None else itself,
-        positive if anchor_ids is None else anchor_ids,
-        positive if candidate_ids is None else candidate_ids,
-        flags,
+def _pairs(operands: Sequence[Tensor], like: Tensor) -> Pairs:
+    """Of rows as wide as ``like``; the padding of one part is less than two parts take."""
+    x, width = operands[0], like.shape[1]
+    parts = 1 if x.shape[1] == launch.operand_shape(width, 1)["DP"] else 2
+    return Pairs(x, operands[1], operands[-2], operands[-1], launch.operand_shape(width, parts))
+
+
+def _roles(roles: Sequence[Tensor], given: int, operands: Sequence[Tensor]) -> Roles:
+    return launch.roles_of(roles, given, operands[1])
+
+
+def _near(given: Sequence[Tensor]) -> Near | None:
+    return Near(*given) if given else None
+
+
+def _operand(rows: Tensor) -> tuple[Tensor, Tensor]:
+    return launch.operand(rows)
+
+
+def _search(
+    anchors: Tensor, candidates: Tensor, operands: Sequence[Tensor], roles: Sequence[Tensor], given: int, most: int,
+    config: Sequence[float], numbers: Sequence[int],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    found = launch.search(
+        anchors,
+        candidates,
+        _pairs(operands, anchors),
+        _roles(roles, given, operands),
+        most,
+        _unpack(tuple(config)),
+        numbers,
+    )
+    return *found[:4], *found.near
+
+
+def _search_fake(
+    anchors: Tensor, candidates: Tensor, operands: Sequence[Tensor], roles: Sequence[Tensor], given: int, most: int,
+    config: Sequence[float], numbers: Sequence[int],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    varies = _roles(roles, given, operands).by_value
+    found = launch.empty_found(anchors, len(config) > 0, len(numbers), varies)
+    return *found[:4], *found.near
+
+
+def _gate(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config: Sequence[float]) -> Tensor:
+    settings = _unpack(tuple(config))
+    assert settings is not None
+    return launch.gated(rho, daic, made, pivot, settings)
+
+
+def _nearest(
+    anchors: Tensor, candidates: Tensor, operands: Sequence[Tensor], roles: Sequence[Tensor], given: int,
+    near: Sequence[Tensor], positives: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return launch.nearest(
+        anchors,
+        candidates,
+        _pairs(operands, anchors),
+        _roles(roles, given, operands),
+        _near(near),
+        positives=positives,
     )
 
 
-def fused(
-    anchors: Tensor,
-    candidates: Tensor,
-    raw_anchors: Tensor | None,
-    raw_candidates: Tensor | None,
-    positive: Tensor,
-    itself: Tensor | None,
-    anchor_ids: Tensor | None,
-    candidate_ids: Tensor | None,
-    g: Tensor | None,
-    w: Tensor | None,
-    learned: Tensor | None,
-    temperature: float,
-    config: typing.Sequence[float],  # torch 2.6 does not know that of collections.abc
-    offset: float,
-    lowest: float,
-    soft: bool,
-    learn: bool,
-    symmetric: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Losses, and what the gradient needs.
-
-    Args:
-        anchors: ``(a, d)`` unit rows in float32.
-        candidates: ``(c, d)`` unit rows in float32.
-        raw_anchors: The anchors as they came, in bfloat16.
-        raw_candidates: The candidates as they came, in bfloat16.
-        positive: ``(a,)`` column of each anchor's positive.
-        itself: ``(a,)`` column of each anchor.
-        anchor_ids: ``(a,)`` int64.
-        candidate_ids: ``(c,)`` int64.
-        g: ``(a,)`` factors of the score; None where the tail decides.
-        w: ``(a,)`` factors of minus the logarithm; None where there is none or the tail decides.
-        learned: The temperature, where it is a tensor and the tail decides.
-        temperature: The temperature otherwise.
-        config: A packed tail configuration, or nothing.
-        offset: Added inside the logarithm.
-        lowest: Smallest shortfall inside the logarithm.
-        soft: Whether there is no logarithm.
-        learn: Whether the derivatives by the coefficients are wanted.
-        symmetric: Whether candidates and anchors are the same rows.
-
-    Returns:
-        ``loss`` ``(a,)``; ``stats`` ``(4, a)``: rho, beta, daic, lam; ``state`` ``(6, a)``: base, pull, derivatives
-        by g and by w, g, w; operands and inverse lengths of anchors, of candidates; nearest columns, their
-        shortfalls, flags.
-    """
-    count, device = len(anchors), anchors.device
-    x = launch.operand(anchors if raw_anchors is None else raw_anchors)
-    y = x if symmetric else launch.operand(candidates if raw_candidates is None else raw_candidates)
-    roles = _roles(positive, itself, anchor_ids, candidate_ids)
-    loss = torch.empty(count, dtype=torch.float32, device=device)
-    stats = torch.empty((4 if config else 0, count), dtype=torch.float32, device=device)
-    state = torch.empty((6, count), dtype=torch.float32, device=device)
-    near_cols = torch.empty((count if config else 0, launch.EXACT), dtype=torch.int32, device=device)
-    near_d = torch.empty((count if config else 0, launch.EXACT), dtype=torch.float32, device=device)
-    close = torch.zeros(count // launch.FLAGS + 2 if config else 0, dtype=torch.int32, device=device)
-    if config:
-        settings = unpack(config)
-        most = len(candidates) - 1 - (itself is not None)
-        tail_size = settings.tail_size(most)
-        made, negatives = launch.hardest(
-            anchors, candidates, x, y, roles, tail_size, settings, stats, near_cols, near_d, close
-        )
-        launch.gated(stats, made, negatives, settings, temperature, learned, state)
-    near = (near_cols, near_d, close) if config else None
-    g_now, w_now = (state[4] if g is None else g), (state[5] if w is None else w)
-    launch.summed(
-        anchors, candidates, x, y, roles, g_now, w_now, near, Cap(offset, lowest, soft), learn, loss, state
-    )
-    empty = (x.rows.new_empty((0,)), x.inverse.new_empty((0,)))
-    other = empty if symmetric else (y.rows, y.inverse)
-    return loss, stats, state, x.rows, x.inverse, *other, near_cols, near_d, close
+def _count(like: Tensor, roles: Sequence[Tensor], given: int, candidates: int) -> Tensor:
+    return launch.counted(launch.roles_of(roles, given, like), like.shape[0], candidates)
 
 
-def _fused_fake(
-    anchors: Tensor,
-    candidates: Tensor,
-    raw_anchors: Tensor | None,
-    raw_candidates: Tensor | None,
-    positive: Tensor,
-    itself: Tensor | None,
-    anchor_ids: Tensor | None,
-    candidate_ids: Tensor | None,
-    g: Tensor | None,
-    w: Tensor | None,
-    learned: Tensor | None,
-    temperature: float,
-    config: typing.Sequence[float],
-    offset: float,
-    lowest: float,
-    soft: bool,
-    learn: bool,
-    symmetric: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    count = anchors.shape[0]
-    kept = count if config else 0
-    x, inverse = launch.operand_like(anchors if raw_anchors is None else raw_anchors)
-    if symmetric:
-        y, other = x.new_empty((0,)), inverse.new_empty((0,))
-    else:
-        y, other = launch.operand_like(candidates if raw_candidates is None else raw_candidates)
-    return (
-        anchors.new_empty((count,)),
-        anchors.new_empty((4 if config else 0, count)),
-        anchors.new_empty((6, count)),
-        x,
-        inverse,
-        y,
-        other,
-        anchors.new_empty((kept, launch.EXACT), dtype=torch.int32),
-        anchors.new_empty((kept, launch.EXACT)),
-        anchors.new_empty((count // launch.FLAGS + 2 if config else 0,), dtype=torch.int32),
+def _sums(
+    anchors: Tensor, candidates: Tensor, coefs: Tensor, thresholds: Tensor, operands: Sequence[Tensor],
+    roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int], cap: Sequence[float],
+    learn: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Sums ``(sums, anchors)``; derivatives by the coefficients ``(coefficients, anchors)`` where wanted."""
+    asked = Sums(tuple(spec), tuple(cap), coefs.detach(), thresholds)
+    return launch.summed(
+        _pairs(operands, anchors),
+        _roles(roles, given, operands),
+        _near(near),
+        asked,
+        len(anchors),
+        len(candidates),
+        learn,
     )
 
 
-def fused_gradient(
-    out: Tensor,
-    x: Tensor,
-    x_inverse: Tensor,
-    y: Tensor,
-    y_inverse: Tensor,
-    positive: Tensor,
-    itself: Tensor | None,
-    anchor_ids: Tensor | None,
-    candidate_ids: Tensor | None,
-    g: Tensor | None,
-    w: Tensor | None,
-    state: Tensor,
-    near_cols: Tensor,
-    near_d: Tensor,
-    close: Tensor,
-    offset: float,
-    lowest: float,
-    soft: bool,
-    symmetric: bool,
-    d: int,
-    count: int,
-    parts: int,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the anchors ``(a, d)`` and the candidates ``(c, d)``; all in the first if they are the same."""
-    anchors = len(out)
-    roles = _roles(positive, itself, anchor_ids, candidate_ids)
-    shape = launch.operand_shape(d, parts)
-    ours = Operand(x, x_inverse, shape)
-    theirs = ours if symmetric else Operand(y, y_inverse, shape)
-    near = (near_cols, near_d, close) if len(near_d) else None
-    out = out if out.stride(0) == 0 else out.contiguous()
-    link = (state[4] if g is None else g, state[5] if w is None else w, state[0], state[1], out)
-    cap = Cap(offset, lowest, soft)
-    grad_anchors = launch.gradient(
-        ours, theirs, roles, link, near, cap, (anchors, count, d), from_rows=True, from_cols=symmetric
-    )
-    if symmetric:
-        return grad_anchors, grad_anchors.new_empty((0, d))
-    grad_candidates = launch.gradient(
-        theirs, ours, roles, link, near, cap, (count, anchors, d), from_rows=False, from_cols=True
-    )
-    return grad_anchors, grad_candidates
+def _sums_fake(
+    anchors: Tensor, candidates: Tensor, coefs: Tensor, thresholds: Tensor, operands: Sequence[Tensor],
+    roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int], cap: Sequence[float],
+    learn: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    number = anchors.shape[0]
+    return anchors.new_empty((len(spec), number)), anchors.new_empty((coefs.shape[0] if learn else 0, number))
+
+
+def _gradient(
+    anchors: Tensor, candidates: Tensor, weights: Tensor, values: Tensor, coefs: Tensor, thresholds: Tensor,
+    operands: Sequence[Tensor], roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int],
+    cap: Sequence[float], by_anchor: bool, by_candidate: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of the anchors ``(a, d)`` and the candidates ``(c, d)``, empty where not wanted; all in the first if
+    they are the same rows."""
+    (rows, width), count = anchors.shape, len(candidates)
+    pairs, symmetric = _pairs(operands, anchors), len(operands) == 2
+    asked = Sums(tuple(spec), tuple(cap), coefs.detach(), thresholds)
+    rest = (_roles(roles, given, operands), _near(near), asked, values, weights.contiguous())
+    ours, theirs = anchors.new_empty((0, width)), anchors.new_empty((0, width))
+    if by_anchor or symmetric:
+        ours = launch.gradient(pairs, *rest, (rows, count, width), from_rows=True, from_cols=symmetric)
+    if by_candidate and not symmetric:
+        theirs = launch.gradient(pairs.turned(), *rest, (count, rows, width), from_rows=False, from_cols=True)
+    return ours, theirs
 
 
 def _gradient_fake(
-    out: Tensor,
-    x: Tensor,
-    x_inverse: Tensor,
-    y: Tensor,
-    y_inverse: Tensor,
-    positive: Tensor,
-    itself: Tensor | None,
-    anchor_ids: Tensor | None,
-    candidate_ids: Tensor | None,
-    g: Tensor | None,
-    w: Tensor | None,
-    state: Tensor,
-    near_cols: Tensor,
-    near_d: Tensor,
-    close: Tensor,
-    offset: float,
-    lowest: float,
-    soft: bool,
-    symmetric: bool,
-    d: int,
-    count: int,
-    parts: int,
-) -> tuple[Tensor, Tensor]:
-    return out.new_empty((out.shape[0], d)), out.new_empty((0 if symmetric else count, d))
+    anchors: Tensor, candidates: Tensor, weights: Tensor, values: Tensor, coefs: Tensor, thresholds: Tensor,
+    operands: Sequence[Tensor], roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int],
+    cap: Sequence[float], by_anchor: bool, by_candidate: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    symmetric, width = len(operands) == 2, anchors.shape[1]
+    ours = anchors.shape[0] if by_anchor or symmetric else 0
+    theirs = candidates.shape[0] if by_candidate and not symmetric else 0
+    return anchors.new_empty((ours, width)), anchors.new_empty((theirs, width))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    anchors, candidates, raw, _, positive, itself, anchor_ids, candidate_ids, g, w = inputs[:10]
-    _, _, state, x, x_inverse, y, y_inverse, near_cols, near_d, close = output
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    anchors, candidates, coefs, thresholds, operands, roles, given, near, spec, cap, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(
-        x,
-        x_inverse,
-        y,
-        y_inverse,
-        positive,
-        itself,
-        anchor_ids,
-        candidate_ids,
-        g,
-        w,
-        state,
-        near_cols,
-        near_d,
-        close,
+    ctx.save_for_backward(anchors, candidates, *output, coefs, thresholds, *operands, *roles, *near)
+    ctx.lists = len(operands), len(roles), given, len(near), spec, cap
+
+
+def _gradients(
+    ctx: Any, weights: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """By anchors, candidates and coefficients, of sums that are worth so much."""
+    if weights is None:
+        return None, None, None
+    anchors, candidates, values, effects, coefs, thresholds, *rest = ctx.saved_tensors
+    first, second, given, _, spec, cap = ctx.lists
+    operands, roles, near = rest[:first], rest[first : first + second], rest[first + second :]
+    by_anchor, by_candidate, by_coef = wanted
+    ours = theirs = learned = None
+    if by_anchor or by_candidate:
+        ours, theirs = run(
+            "sums_gradient", anchors, candidates, weights, values, coefs, thresholds, operands, roles, given, near,
+            spec, cap, by_anchor, by_candidate,
+        )  # fmt: skip
+        ours = first_order(ours, anchors) if by_anchor or len(operands) == 2 else None
+        theirs = first_order(theirs, candidates) if by_candidate and len(operands) == 4 else None
+    if by_coef:
+        form = coefs.shape[0] // weights.shape[0]
+        each = (effects.view(weights.shape[0], form, -1) * weights.unsqueeze(1)).flatten(0, 1)
+        learned = first_order(each.sum_to_size(coefs.shape), coefs)
+    return ours, theirs, learned
+
+
+def _backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    first, second, _, third, _, _ = ctx.lists
+    nothing = (None, [None] * first, [None] * second, None, [None] * third, None, None, None)
+    return *_gradients(ctx, weights, ctx.needs_input_grad[:3]), *nothing
+
+
+class Lists(NamedTuple):
+    """What comes to :class:`_Sums` besides tensors: how many of those are operands and roles, and the rest."""
+
+    operands: int
+    roles: int
+    given: int
+    spec: list[int]
+    cap: list[float]
+    learn: int
+
+    def inputs(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """As the operator takes them."""
+        first, second = 4 + self.operands, 4 + self.operands + self.roles
+        lists = (tensors[4:first], tensors[first:second], self.given, tensors[second:])
+        return *tensors[:4], *lists, self.spec, self.cap, self.learn
+
+
+class _Sums(torch.autograd.Function):
+    """The operator ``sums`` outside of compiled graphs, where asking for it would take the host longer."""
+
+    @staticmethod
+    def forward(ctx: Any, lists: Lists, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = lists.inputs(tensors)
+        values, effects = _FUNCTIONS["sums"](*inputs)
+        _save(ctx, inputs, (values, effects))
+        ctx.mark_non_differentiable(effects)
+        return values, effects
+
+    @staticmethod
+    def backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        return (
+            None,
+            *_gradients(ctx, weights, ctx.needs_input_grad[1:4]),
+            *(None,) * (len(ctx.saved_tensors) - 5),
+        )
+
+
+class _Transformed(torch.autograd.Function):
+    """The same for torch.func, whose tensors only operators can open."""
+
+    @staticmethod
+    def forward(lists: Lists, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        values, effects = torch.ops.weince.sums(*lists.inputs(tensors))
+        return values, effects
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        lists, *tensors = inputs
+        _save(ctx, lists.inputs(tensors), output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        return _Sums.backward(ctx, weights)
+
+
+def _apart(anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool) -> Tensor:
+    return launch.apart(anchors.detach(), candidates.detach(), positive)
+
+
+def _apart_gradient(
+    weights: Tensor, anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    return launch.apart_gradient(anchors, candidates, positive, weights.contiguous(), symmetric=symmetric)
+
+
+def _apart_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.symmetric = inputs[3]
+
+
+def _apart_backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+    anchors, candidates, positive = ctx.saved_tensors
+    ours, theirs = run(
+        "apart_gradient", weights, anchors.detach(), candidates.detach(), positive, ctx.symmetric
     )
-    ctx.link = inputs[13:16]
-    ctx.symmetric = inputs[17]
-    ctx.sizes = anchors.shape[1], candidates.shape[0], 2 if raw is None else 1
+    theirs = None if ctx.symmetric else first_order(theirs, candidates)
+    return first_order(ours, anchors), theirs, None, None
 
 
-def _backward(ctx: Any, out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 16
-    if out is None:
-        return None, None, *nothing
-    ours, theirs = torch.ops.weince.fused_gradient(
-        out, *ctx.saved_tensors, *ctx.link, ctx.symmetric, *ctx.sizes
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        result: Tensor = _FUNCTIONS["apart"](*inputs)
+        _apart_save(ctx, inputs, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+        return _apart_backward(ctx, weights)
+
+
+def apart(anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool) -> Tensor | None:
+    """Exact shortfall ``(a,)`` of every anchor and its one positive, with gradient; None where torch.func is at work,
+    which only operations of torch will do for.
+
+    Args:
+        anchors: ``(a, d)`` unit rows.
+        candidates: ``(c, d)`` unit rows.
+        positive: ``(a,)`` column of the positive; no two anchors share one.
+        symmetric: Anchors and candidates are the same rows, and an anchor is the positive of its positive.
+    """
+    if torch.compiler.is_compiling():
+        traced: Tensor = torch.ops.weince.apart(anchors, candidates, positive, symmetric)
+        return traced
+    if in_transform() or type(anchors) is not Tensor:
+        return None
+    found: Tensor = _Apart.apply(anchors, candidates, positive, symmetric)  # type: ignore[no-untyped-call]
+    return found
+
+
+in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+"""Whether torch.func is at work; without an answer, it may be."""
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def run(name: str, first: Tensor, *rest: Any) -> Any:
+    """An operator, or, where nobody has to know that it is one, its function, which takes the host less time."""
+    if torch.compiler.is_compiling() or in_transform() or type(first) is not Tensor:
+        return getattr(torch.ops.weince, name)(first, *rest)
+    return _FUNCTIONS[name](first, *rest)
+
+
+def sums(
+    anchors: Tensor, candidates: Tensor, coefs: Tensor, thresholds: Tensor, operands: list[Tensor],
+    roles: list[Tensor], given: int, near: list[Tensor], spec: list[int], cap: list[float], learn: int,
+) -> Tensor:  # fmt: skip
+    """Sums ``(sums, anchors)`` with their gradient.
+
+    Args:
+        anchors: ``(a, d)`` unit rows; gradients go there.
+        candidates: ``(c, d)`` unit rows, likewise.
+        coefs: Of the links, see :class:`weince.engines.kernels.launch.Sums`; likewise.
+        thresholds: Of the hardest, a line each.
+        operands: Of anchors and candidates.
+        roles: Of the pairs.
+        given: Which roles these are.
+        near: Exact shortfalls of the nearest candidates, or nothing.
+        spec: What each sum is.
+        cap: What their logarithms are taken of.
+        learn: Bits of the coefficients that want a gradient.
+    """
+    if torch.compiler.is_compiling() or (type(anchors) is not Tensor and not in_transform()):
+        values: Tensor = torch.ops.weince.sums(
+            anchors, candidates, coefs, thresholds, operands, roles, given, near, spec, cap, learn
+        )[0]
+        return values
+    function = _Transformed if in_transform() else _Sums
+    lists = Lists(len(operands), len(roles), given, spec, cap, learn)
+    found: tuple[Tensor, Tensor] = function.apply(  # type: ignore[no-untyped-call]
+        lists, anchors, candidates, coefs, thresholds, *operands, *roles, *near
     )
-    return ours, None if ctx.symmetric else theirs, *nothing
+    return found[0]
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def on_its_device(function: Function) -> Function:
+def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run a function of tensors with the device of the first as the current one, on which Triton launches."""
 
     @functools.wraps(function)
     def moved(first: Tensor, *rest: Any) -> Any:
-        if not first.is_cuda:
+        if not first.is_cuda or first.device.index == torch.cuda.current_device():
             return function(first, *rest)
         with torch.cuda.device(first.device):
             return function(first, *rest)
 
-    return moved  # type: ignore[return-value]
+    return moved
 
 
-def register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> str:
+def _register(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Make a function an operator. (``custom_op`` would do it too, and add a millisecond of checks to every call.)"""
+    _FUNCTIONS[name] = function = _on_its_device(function)
     name = f"weince::{name}"
-    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
-    torch.library.impl(name, ("cuda", "cpu"), on_its_device(function))
+    torch.library.define(name, schema)
+    torch.library.impl(name, ("cuda", "cpu"), function)
     torch.library.register_fake(name, fake)
-    return name
 
 
-register("fused_gradient", fused_gradient, _gradient_fake)
-torch.library.register_autograd(register("fused", fused, _fused_fake), _backward, setup_context=_save)
+_ROWS = "Tensor anchors, Tensor candidates"
+_LISTS = "Tensor[] operands, Tensor[] roles, int given"
+_SUMS = f"Tensor coefs, Tensor thresholds, {_LISTS}, Tensor[] near, int[] spec, float[] cap"
+
+_register("operand", "(Tensor rows) -> (Tensor, Tensor)", _operand, launch.operand_like)
+_register(
+    "search",
+    f"({_ROWS}, {_LISTS}, int most, float[] config, int[] numbers)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _search,
+    _search_fake,
+)
+_register(
+    "gate",
+    "(Tensor rho, Tensor daic, Tensor made, Tensor? pivot, float[] config) -> Tensor",
+    _gate,
+    lambda rho, daic, made, pivot, config: torch.empty_like(rho),
+)
+_register(
+    "nearest",
+    f"({_ROWS}, {_LISTS}, Tensor[] near, bool positives) -> (Tensor, Tensor, Tensor)",
+    _nearest,
+    lambda anchors, candidates, operands, roles, given, near, positives: launch.empty_near(
+        anchors, launch.EXACT * (1 + positives)
+    ),
+)
+_register(
+    "count_negatives",
+    "(Tensor like, Tensor[] roles, int given, int candidates) -> Tensor",
+    _count,
+    lambda like, roles, given, candidates: like.new_empty((like.shape[0],), dtype=torch.int64),
+)
+_register("sums", f"({_ROWS}, {_SUMS}, int learn) -> (Tensor, Tensor)", _sums, _sums_fake)
+_register(
+    "sums_gradient",
+    f"({_ROWS}, Tensor weights, Tensor values, {_SUMS}, bool by_anchor, bool by_candidate) -> (Tensor, Tensor)",
+    _gradient,
+    _gradient_fake,
+)
+torch.library.register_autograd("weince::sums", _backward, setup_context=_save)
+_register(
+    "apart",
+    f"({_ROWS}, Tensor positive, bool symmetric) -> Tensor",
+    _apart,
+    lambda anchors, candidates, positive, symmetric: anchors.new_empty((anchors.shape[0],)),
+)
+_register(
+    "apart_gradient",
+    f"(Tensor weights, {_ROWS}, Tensor positive, bool symmetric) -> (Tensor, Tensor)",
+    _apart_gradient,
+    lambda weights, anchors, candidates, positive, symmetric: (
+        anchors.new_empty(anchors.shape),
+        candidates.new_empty((0 if symmetric else candidates.shape[0], candidates.shape[1])),
+    ),
+)
+torch.library.register_autograd("weince::apart", _apart_backward, setup_context=_apart_save)

@@ -1,10 +1,19 @@
 # mypy: ignore-errors
-"""What all kernels share: operands, a tile of shortfalls, who is a negative, and the link.
+"""What all kernels share: operands, a tile of shortfalls, and the roles of its pairs.
 
 Operands are rows in 16 bits, padded with zeros to ``DP`` columns and a multiple of 128 rows. 16-bit embeddings are
 one part, and their products are exact; the inverse lengths are applied afterwards. Unit rows in float32 are two
 parts, leading and trailing 8 bits, and a product of them is four products of parts: its error is about 1e-7. (Without
 that of the trailing parts, scores of similar rows would be too small by up to 1e-6.)
+
+Arguments come in groups, in this order, in all kernels that have them:
+
+- operands: ``x, inv_x`` of the rows of a tile, ``y, inv_y`` of its columns
+- roles: ``positive_ptr, self_ptr`` (columns, int64), ``id_a, id_c, label_a, label_c`` of anchors and candidates
+  (int64), ``view_a, view_c`` where a kernel wants them, ``ignore_ptr`` (bool); any pointer where ``ROLES`` has no bit
+- what the kernel reads, what it writes
+- sizes: ``n_rows, n_cols`` of the matrix, spans, ``stride_a, stride_c`` of ``ignore``
+- compile-time: tile (``BM, BN``), operands (``DP, DB, PARTS``), ``ROLES``, then what is the kernel's own
 """
 
 import os
@@ -15,6 +24,14 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+# Bits of ``ROLES``: what tells the roles of a pair apart.
+POSITIVE = tl.constexpr(1)
+SELF = tl.constexpr(2)
+IDS = tl.constexpr(4)
+LABELS = tl.constexpr(8)
+IGNORE = tl.constexpr(16)
+BY_VALUE = tl.constexpr(4 + 8 + 16)  # any pair may be no negative, not only those at known columns
 
 
 @triton.jit
@@ -179,39 +196,94 @@ def shortfall(acc, inv_rows, inv_y, cols, PARTS: tl.constexpr):
 
 
 @triton.jit
-def negatives(
-    rows, cols, positive, itself, own_id, ids, count, HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr
-):
-    """Mask of the pairs that are an anchor and one of its negatives."""
-    keep = (cols[None, :] != positive[:, None]) & (cols < count)[None, :]
-    if HAS_SELF:
-        keep = keep & (cols[None, :] != itself[:, None])
-    if HAS_IDS:
-        keep = keep & (own_id[:, None] != tl.load(ids + cols, mask=cols < count, other=0)[None, :])
-    return keep
+def along(values, ACROSS: tl.constexpr):
+    """One value for each row of a tile; ``ACROSS``: for each column."""
+    if ACROSS:  # noqa: SIM108
+        values = values[None, :]
+    else:
+        values = values[:, None]
+    return values
+
+
+@triton.jit
+def anchor_roles(at, n_anchors, positive_ptr, self_ptr, id_ptr, label_ptr, ROLES: tl.constexpr):
+    """Of some anchors: column of the positive, own column, id, label; -1 where there is none."""
+    inside = at < n_anchors
+    positive = tl.zeros_like(at) - 1
+    itself = positive
+    own_id = positive
+    label = positive
+    if POSITIVE & ROLES:
+        positive = tl.load(positive_ptr + at, mask=inside, other=-1).to(tl.int32)
+    if SELF & ROLES:
+        itself = tl.load(self_ptr + at, mask=inside, other=-1).to(tl.int32)
+    if IDS & ROLES:
+        own_id = tl.load(id_ptr + at, mask=inside, other=0)
+    if LABELS & ROLES:
+        label = tl.load(label_ptr + at, mask=inside, other=0)
+    return positive, itself, own_id, label
+
+
+@triton.jit
+def pair_roles(
+    anchors, candidates, own, id_ptr, label_ptr, ignore_ptr, n_anchors, n_candidates, stride_a, stride_c,
+    ROLES: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Masks of a tile: which pairs are an anchor and a negative, which an anchor and a positive by its label.
+
+    ``own``: what :func:`anchor_roles` found. ``id_ptr``, ``label_ptr``: of the candidates. ``ACROSS``: the anchors
+    are the columns of the tile, else its rows.
+    """
+    there = candidates < n_candidates
+    inside = along(anchors < n_anchors, ACROSS) & along(there, not ACROSS)
+    is_negative = inside
+    is_positive = inside
+    column = along(candidates, not ACROSS)
+    if SELF & ROLES:
+        is_other = column != along(own[1], ACROSS)
+        is_negative = is_negative & is_other
+        is_positive = is_positive & is_other
+    if POSITIVE & ROLES:
+        is_negative = is_negative & (column != along(own[0], ACROSS))
+    if IDS & ROLES:
+        their_id = tl.load(id_ptr + candidates, mask=there, other=0)
+        is_negative = is_negative & (along(own[2], ACROSS) != along(their_id, not ACROSS))
+    if LABELS & ROLES:
+        their_label = tl.load(label_ptr + candidates, mask=there, other=0)
+        is_same = along(own[3], ACROSS) == along(their_label, not ACROSS)
+        is_negative = is_negative & (is_same == 0)
+        is_positive = is_positive & is_same
+    if IGNORE & ROLES:
+        place = along(anchors.to(tl.int64) * stride_a, ACROSS) + along(
+            candidates.to(tl.int64) * stride_c, not ACROSS
+        )
+        is_negative = is_negative & (tl.load(ignore_ptr + place, mask=inside, other=1).to(tl.int32) == 0)
+    return is_negative, is_positive
+
+
+@triton.jit
+def view_of(view_ptr, at, count):
+    return tl.load(view_ptr + at, mask=at < count, other=0).to(tl.int32)
 
 
 @triton.jit
 def gap(d, offset, lowest):
-    """What the logarithm of the link is taken of."""
+    """What the logarithm of a link is taken of."""
     return offset + tl.maximum(d, lowest)
 
 
 @triton.jit
-def logit(d, g, w, offset, lowest, SOFT: tl.constexpr):
-    """The link in bits: ``g * (1 - d) - w * log2(gap)``, with ``g`` already times log2(e)."""
-    result = g * (1 - d)
-    if not SOFT:
-        result = result - w * tl.log2(gap(d, offset, lowest))
-    return result
+def span_of(own):
+    """First and last column of the positives and of the anchors themselves."""
+    return tl.min(own[0]), tl.max(own[0]), tl.min(own[1]), tl.max(own[1])
 
 
 @triton.jit
-def touches(start, own_first, own_last, same_first, same_last, count, BN: tl.constexpr):
-    """Whether a tile of columns may hold something else than negatives."""
-    positives = (start <= own_last) & (start + BN > own_first)
-    selves = (start <= same_last) & (start + BN > same_first)
-    return positives | selves | (start + BN > count)
+def touches(start, span, n_cols, BN: tl.constexpr):
+    """Whether a tile of columns may hold something else than negatives, if roles follow from positions alone."""
+    positives = (start <= span[1]) & (start + BN > span[0])
+    selves = (start <= span[3]) & (start + BN > span[2])
+    return positives | selves | (start + BN > n_cols)
 
 
 @triton.jit
@@ -235,7 +307,7 @@ def exact_pairs(a, c, row, col, inside, d, stride_a, stride_c, BR: tl.constexpr,
 
 @triton.jit
 def sharpen(d, cols, near_cols, near_d, rows, count, ACROSS: tl.constexpr, EXACT: tl.constexpr):
-    """Put the exact shortfalls of each row's nearest negatives into a tile; ``ACROSS``: of each column's."""
+    """Put the exact shortfalls of each row's nearest candidates into a tile; ``ACROSS``: of each column's."""
     for k in tl.static_range(EXACT):
         if ACROSS:
             row = tl.load(near_cols + cols * EXACT + k, mask=cols < count, other=-1)
@@ -246,3 +318,38 @@ def sharpen(d, cols, near_cols, near_d, rows, count, ACROSS: tl.constexpr, EXACT
             value = tl.load(near_d + rows * EXACT + k, mask=rows < count, other=0.0)
             d = tl.where(cols[None, :] == col[:, None], value[:, None], d)
     return d
+
+
+@triton.jit
+def positive_kernel(
+    a, c, positive_ptr, apart, n_rows, d, stride_a, stride_c, BR: tl.constexpr, DE: tl.constexpr
+):
+    """Exact shortfall of every anchor and its one positive."""
+    rows = tl.program_id(0) * BR + tl.arange(0, BR)
+    inside = rows < n_rows
+    col = tl.load(positive_ptr + rows, mask=inside, other=0).to(tl.int32)
+    tl.store(apart + rows, exact_pairs(a, c, rows, col, inside, d, stride_a, stride_c, BR, DE), mask=inside)
+
+
+@triton.jit
+def positive_gradient_kernel(
+    a, c, positive_ptr, weights, by_a, by_c, n_rows, d, stride_a, stride_c,
+    BR: tl.constexpr, DE: tl.constexpr, SYMMETRIC: tl.constexpr,
+):  # fmt: skip
+    """Gradient of those shortfalls, each worth its weight: ``a - c`` for the anchor, ``c - a`` for the positive, of
+    which no two anchors have the same. ``SYMMETRIC``: an anchor is the positive of its own, all goes to ``by_a``."""
+    rows = tl.program_id(0) * BR + tl.arange(0, BR)
+    inside = rows < n_rows
+    col = tl.load(positive_ptr + rows, mask=inside, other=0).to(tl.int32)
+    weight = tl.load(weights + rows, mask=inside, other=0.0)
+    if SYMMETRIC:
+        weight += tl.load(weights + col, mask=inside, other=0.0)
+    for first in range(0, d, DE):
+        k = first + tl.arange(0, DE)
+        mask = inside[:, None] & (k < d)[None, :]
+        u = tl.load(a + rows.to(tl.int64)[:, None] * stride_a + k[None, :], mask=mask, other=0.0)
+        v = tl.load(c + col.to(tl.int64)[:, None] * stride_c + k[None, :], mask=mask, other=0.0)
+        pull = (u - v) * weight[:, None]
+        tl.store(by_a + rows.to(tl.int64)[:, None] * d + k[None, :], pull, mask=mask)
+        if not SYMMETRIC:
+            tl.store(by_c + col.to(tl.int64)[:, None] * d + k[None, :], -pull, mask=mask)

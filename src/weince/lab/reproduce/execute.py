@@ -23,7 +23,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-import weince
 from weince.files import write_text_aside
 from weince.lab.reproduce.plan import Run, has_settings
 from weince.lab.reproduce.processes import end_group, own_group, try_lock
@@ -204,7 +203,7 @@ def hardware(device: str = "auto") -> str:
 def commit() -> str:
     """The version of this package, and the commit of a checkout, marked where its sources were changed since, or of
     the archive (``git archive``) that it was unpacked from."""
-    here = Path(weince.__file__).parent
+    here = Path(__file__).parents[2]
     head = _said(["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"])
     if head and _said(["git", "-C", str(here), "ls-files", "__init__.py"]):
         changed = _said(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "."])

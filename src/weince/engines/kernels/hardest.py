@@ -11,11 +11,15 @@ import triton
 import triton.language as tl
 
 from weince.engines.kernels.tiles import (
+    BY_VALUE,
     INTERPRETED,
-    negatives,
+    anchor_roles,
+    exact_pairs,
+    pair_roles,
     part,
     places,
     shortfall,
+    span_of,
     tile,
     touches,
     wide_products,
@@ -55,34 +59,30 @@ def cut(bits, k, slack):
 
 @triton.jit
 def sample_kernel(
-    x, inv_x, y, inv_y, positive, itself, id_a, id_c, threshold, kept, loose, seen,
-    first_row, anchors, count, wanted,
+    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    threshold, kept, loose, seen,
+    first_row, n_rows, n_cols, stride_a, stride_c, wanted,
     M: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    PARTS: tl.constexpr, HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr,
+    PARTS: tl.constexpr, ROLES: tl.constexpr,
 ):  # fmt: skip
     """Threshold of each anchor: about the ``wanted``-th smallest of ``M`` sampled shortfalls. Counters to 0."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    inside = rows < anchors
-    own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
-    same = own
-    if HAS_SELF:
-        same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
-    own_id = own.to(tl.int64)
-    if HAS_IDS:
-        own_id = tl.load(id_a + rows, mask=inside, other=0)
+    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     # One candidate of each stratum, which one by a hash: a plain stride could follow a period in the data.
     at = tl.arange(0, M).to(tl.int64)
     jitter = ((at * 2654435761) >> 7) & 0xFFFFFF
-    cols = (at * count // M + jitter % (count // M)).to(tl.int32)
+    cols = (at * n_cols // M + jitter % (n_cols // M)).to(tl.int32)
     acc = wide_products(x, rows, y, cols, tl.zeros((BM, M), tl.float32), DP, BK, PARTS)
     d = shortfall(acc, tl.load(inv_x + rows), inv_y, cols, PARTS)
-    keep = negatives(rows, cols, own, same, own_id, id_c, count, HAS_SELF, HAS_IDS)
+    keep, _ = pair_roles(
+        rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+    )
     bits = tl.where(keep, d.to(tl.int32, bitcast=True), INFINITE)
     tl.store(threshold + local, cut(bits, tl.full((BM,), 1, tl.int32) * wanted, wanted // 64))
     tl.store(kept + local, tl.zeros((BM,), tl.int32))
     tl.store(loose + local, tl.zeros((BM,), tl.int32))
-    if HAS_IDS:
+    if (BY_VALUE & ROLES) > 0:
         tl.store(seen + local, tl.zeros((BM,), tl.int32))
 
 
@@ -119,10 +119,11 @@ def keep_below(line, spot, bits, cols, limit, width):
 
 @triton.jit
 def survivors_kernel(
-    x, inv_x, y, inv_y, positive, itself, id_a, id_c, threshold, kept, seen, keys,
-    first_row, anchors, count, tiles, per_program, width,
+    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    threshold, kept, seen, keys,
+    first_row, n_rows, n_cols, stride_a, stride_c, tiles, per_program, width,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
-    HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr, ALL: tl.constexpr, SHARED: tl.constexpr,
+    ROLES: tl.constexpr, ALL: tl.constexpr, SHARED: tl.constexpr,
     PHASE: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """Keep every negative at or below its anchor's threshold; ``ALL``: at its own column, whatever it is.
@@ -133,27 +134,20 @@ def survivors_kernel(
     """
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    inside = rows < anchors
-    own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
-    same = own
-    if HAS_SELF:
-        same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
-    own_id = own.to(tl.int64)
-    if HAS_IDS:
-        own_id = tl.load(id_a + rows, mask=inside, other=0)
+    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     inv_rows = tl.load(inv_x + rows)
     a = part(x, rows, 0, PARTS * DP, DB)
     a_low = a
     if PARTS == 2:
         a_low = part(x, rows, DP, PARTS * DP, DB)
-    limit = own
+    limit = rows
     place = tl.zeros((BM,), tl.int32)
     if not ALL:
         limit = tl.load(threshold + local)
         place = tl.load(kept + local)
     found = tl.zeros((BM,), tl.int32)
     line = keys + local.to(tl.int64)[:, None] * width
-    own_first, own_last, same_first, same_last = tl.min(own), tl.max(own), tl.min(same), tl.max(same)
+    reach = span_of(own)
     begin = tl.program_id(1) * per_program
     for index in range(begin, tl.minimum(begin + per_program, tiles)):
         start = index * BN
@@ -164,10 +158,12 @@ def survivors_kernel(
         cols = start + tl.arange(0, BN)
         d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
         bits = d.to(tl.int32, bitcast=True)
-        if HAS_IDS or touches(start, own_first, own_last, same_first, same_last, count, BN):
-            keep = negatives(rows, cols, own, same, own_id, id_c, count, HAS_SELF, HAS_IDS)
+        if (BY_VALUE & ROLES) > 0 or touches(start, reach, n_cols, BN):
+            keep, _ = pair_roles(
+                rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+            )
             bits = tl.where(keep, bits, INFINITE)
-            if HAS_IDS:
+            if (BY_VALUE & ROLES) > 0:
                 found += tl.sum(keep.to(tl.int32), axis=1)
         if ALL:
             tl.store(line + cols[None, :], keyed(bits, cols), mask=(cols < width)[None, :])
@@ -180,7 +176,7 @@ def survivors_kernel(
                 place += here
     if not ALL and not SHARED:
         tl.store(kept + local, place)
-    if HAS_IDS:
+    if (BY_VALUE & ROLES) > 0:
         tl.atomic_add(seen + local, found, sem="relaxed")
 
 
@@ -203,28 +199,23 @@ def refine_kernel(threshold, kept, loose, keys, width, wanted, R: tl.constexpr, 
 
 @triton.jit
 def exact_kernel(
-    x, inv_x, y, inv_y, positive, itself, id_a, id_c, kept, loose, sizes, keys,
-    first_row, anchors, count, size, width,
+    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    kept, loose, seen, keys,
+    first_row, n_rows, n_cols, stride_a, stride_c, size, width,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
-    HAS_SELF: tl.constexpr, HAS_IDS: tl.constexpr,
+    ROLES: tl.constexpr,
 ):  # fmt: skip
     """The K hardest negatives of anchors whose survivors are too few or too many, by bisection over bits."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    inside = rows < anchors
+    inside = rows < n_rows
     k = tl.full((BM,), 1, tl.int32) * size
-    if HAS_IDS:
-        k = tl.load(sizes + local)
+    if (BY_VALUE & ROLES) > 0:
+        k = tl.minimum(k, tl.load(seen + local))
     have = tl.load(kept + local)
     failed = inside & ((have - tl.load(loose + local) < k) | (have > width))
     if tl.max(failed.to(tl.int32)) > 0:
-        own = tl.load(positive + rows, mask=inside, other=-1).to(tl.int32)
-        same = own
-        if HAS_SELF:
-            same = tl.load(itself + rows, mask=inside, other=-1).to(tl.int32)
-        own_id = own.to(tl.int64)
-        if HAS_IDS:
-            own_id = tl.load(id_a + rows, mask=inside, other=0)
+        own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
         inv_rows = tl.load(inv_x + rows)
         a = part(x, rows, 0, PARTS * DP, DB)
         a_low = a
@@ -238,10 +229,23 @@ def exact_kernel(
         for round in range(33):
             middle = (low + high) >> 1
             below = tl.zeros((BM,), tl.int32)
-            for start in range(0, count, BN):
+            for start in range(0, n_cols, BN):
                 cols = start + tl.arange(0, BN)
                 d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
-                keep = negatives(rows, cols, own, same, own_id, id_c, count, HAS_SELF, HAS_IDS)
+                keep, _ = pair_roles(
+                    rows,
+                    cols,
+                    own,
+                    id_c,
+                    label_c,
+                    ignore_ptr,
+                    n_rows,
+                    n_cols,
+                    stride_a,
+                    stride_c,
+                    ROLES,
+                    False,
+                )
                 bits = d.to(tl.int32, bitcast=True)
                 if round < 31:
                     below += tl.sum((keep & (bits <= middle[:, None])).to(tl.int32), axis=1)
@@ -258,3 +262,80 @@ def exact_kernel(
                 high = tl.where(enough, middle, high)
                 low = tl.where(enough, low, tl.minimum(middle + 1, high))
         tl.store(kept + local, k, mask=failed)
+
+
+@triton.jit
+def insert(keys, key):
+    """Four ordered numbers and one more to the four smallest of them."""
+    a, b, c, d = keys
+    a, key = tl.minimum(a, key), tl.maximum(a, key)
+    b, key = tl.minimum(b, key), tl.maximum(b, key)
+    c, key = tl.minimum(c, key), tl.maximum(c, key)
+    return a, b, c, tl.minimum(d, key)
+
+
+@triton.jit
+def near_kernel(
+    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    a, c, near_cols, near_d, close_ptr,
+    n_rows, n_cols, stride_a, stride_c, d, stride_rows, stride_cols,
+    BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, ROLES: tl.constexpr,
+    OF_POSITIVES: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr,
+    FLAGS: tl.constexpr,
+):  # fmt: skip
+    """Of every anchor the four nearest negatives (or positives by label) below ``NEAR``: columns, exact shortfalls.
+
+    They are written from place ``FIRST`` of ``NEAREST`` on; -1 and infinity where there are fewer.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = rows < n_rows
+    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    inv_rows = tl.load(inv_x + rows)
+    left = part(x, rows, 0, PARTS * DP, DB)
+    left_low = left
+    if PARTS == 2:
+        left_low = part(x, rows, DP, PARTS * DP, DB)
+    nothing = tl.full((BM,), INFINITE, tl.int64) << 32
+    keys = (nothing, nothing, nothing, nothing)
+    for start in range(0, n_cols, BN):
+        cols = start + tl.arange(0, BN)
+        apart = tile(left, left_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
+        if tl.min(apart) < NEAR:
+            keep, is_positive = pair_roles(
+                rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+            )
+            if OF_POSITIVES:
+                keep = is_positive
+            bits = tl.where(keep & (apart < NEAR), apart.to(tl.int32, bitcast=True), INFINITE)
+            key = keyed(bits, cols)
+            for _ in tl.static_range(4):
+                least = tl.min(key, axis=1)
+                keys = insert(keys, least)
+                key = tl.where(key == least[:, None], nothing[:, None], key)
+    least = tl.full((BM,), 3.0, tl.float32)
+    for k in tl.static_range(4):
+        known = inside & (keys[k] < nothing)
+        col = tl.where(known, (keys[k] & 0x7FFFFFFF).to(tl.int32), -1)
+        value = exact_pairs(a, c, rows, col, known, d, stride_rows, stride_cols, BM, DE)
+        tl.store(near_cols + rows * NEAREST + FIRST + k, col, mask=inside)
+        tl.store(near_d + rows * NEAREST + FIRST + k, tl.where(known, value, float("inf")), mask=inside)
+        least = tl.minimum(least, tl.where(known, value, 3.0))
+    tl.atomic_max(close_ptr + rows // FLAGS, 1, mask=inside & (least < NEAR), sem="relaxed")
+
+
+@triton.jit
+def count_kernel(
+    positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr, counts, n_rows, n_cols, stride_a, stride_c,
+    BM: tl.constexpr, BN: tl.constexpr, ROLES: tl.constexpr,
+):  # fmt: skip
+    """Number of negatives of every anchor, int64."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    count = tl.zeros((BM,), tl.int32)
+    for start in range(0, n_cols, BN):
+        cols = start + tl.arange(0, BN)
+        is_negative, _ = pair_roles(
+            rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+        )
+        count += tl.sum(is_negative.to(tl.int32), axis=1)
+    tl.store(counts + rows, count.to(tl.int64), mask=rows < n_rows)

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton", minversion="3.5")
 
 import triton.language as tl  # noqa: E402
 
-from weince.engines.kernels.order import LANES, network, network_of, numbers_of, ranks_of, smallest  # noqa: E402
+from weince.engines.kernels.sort import LANES, network, network_of, numbers_of, ranks_of, smallest  # noqa: E402
 
 COMPARE = {"eq": torch.eq, "lt": torch.lt, "ge": torch.ge, "gt": torch.gt}
 ACTIONS = {
