@@ -37,7 +37,7 @@ def test_no_option_of_train_is_required(capsys):
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
     from weince.lab.text.train import TextRun
-    from weince.lab.vision.train import VisionRun
+    from weince.lab.vision.config import VisionRun
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")

@@ -10,7 +10,7 @@ from weince.lab import settings
 from weince.lab.configure import PRESETS
 from weince.lab.reproduce import named_tables
 from weince.lab.text.train import TextRun
-from weince.lab.vision.train import VisionRun
+from weince.lab.vision.config import VisionRun
 
 pytest.importorskip("shtab")
 

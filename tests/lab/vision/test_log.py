@@ -56,7 +56,7 @@ def test_measured_figures_by_their_definitions():
 
 
 def naive_crowded(z_i, z_j):
-    """Anchors with a candidate, neither themselves nor their partner, whose cosine is at least 0.99."""
+    """Anchors with a candidate, neither themselves nor their positive, whose cosine is at least 0.99."""
     rows = [[float(x) for x in row] for row in torch.cat([z_i, z_j]).double()]
     n = len(z_i)
 
@@ -93,7 +93,7 @@ def test_crowded_is_the_share_with_another_candidate_next_to_them(n, d, places, 
     assert measure(z_i, z_j, TailConfig())["crowded"] == naive_crowded(z_i, z_j)
 
 
-def test_a_partner_crowds_nobody_but_its_double_does():
+def test_a_positive_crowds_nobody_but_its_double_does():
     z = torch.eye(8)
     assert measure(z, z, TailConfig())["crowded"] == 0
     z[5] = z[2]
