@@ -336,9 +336,7 @@ def test_autocast_does_not_touch_the_scores(name, dtype):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(
-    "name", ["InfoNCE", "DCLW", "AlignUniform", "KLBall", "TemperatureMixture", "released", "one's own"]
-)
+@pytest.mark.parametrize("name", ["DCLW", "AlignUniform", "KLBall", "released", "one's own"])
 def test_compiled_without_a_graph_break(name, monkeypatch, request):
     if name == "released":
         request.getfixturevalue("weince_compiles")
