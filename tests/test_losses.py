@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+import typed
 from cases import CASES, Mine, fixed, learned
 from ranks import Sloped
 from safetensors.torch import load_file, save_file
@@ -691,6 +692,11 @@ def test_a_loss_of_ones_own_may_look_at_the_whole_batch():
         return F.cross_entropy(logits, pairs) - 0.1 * negatives.mean()
 
     torch.testing.assert_close(gradients(Hardest(), z_i, z_j), gradients(plain, z_i, z_j))
+
+
+def test_calls_are_typed():
+    """That they run; what they are is checked by mypy."""
+    typed.calls(torch.randn(6, 4), torch.arange(6) % 3)
 
 
 def test_a_loss_without_its_two_methods_says_so():

@@ -86,7 +86,7 @@ def _tf32_may_be_on() -> bool:
         return True  # a compiled graph cannot read it
     own = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     if own is None:
-        return torch.backends.cuda.matmul.allow_tf32
+        return bool(torch.backends.cuda.matmul.allow_tf32)
     everywhere = torch.backends.fp32_precision  # type: ignore[attr-defined]  # set on the module at run time
     return own == "tf32" or bool(own == "none" and everywhere == "tf32")
 

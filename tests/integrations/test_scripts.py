@@ -4,6 +4,8 @@ import argparse
 import csv
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,19 @@ def test_the_example_in_lightning(tmp_path, capsys):
     with (tmp_path / "version_0" / "metrics.csv").open() as file:
         logged = [row["step"] for row in csv.DictReader(file) if row["tail/lam_mean"]]
     assert logged == ["0", "10"]
+
+
+def test_the_example_of_a_loss_of_ones_own(capsys):
+    """In linear memory: the matrix of 4,096 pairs would not fit into what it takes."""
+    script("examples/own_loss.py").main(["--pairs", "64", "--steps", "8"])
+    for line in capsys.readouterr().out.splitlines()[:2]:
+        first, last = (float(part.split()[0]) for part in line.split(": ")[1].split(" steps, "))
+        assert last < first
+    program = [sys.executable, str(ROOT / "examples/own_loss.py"), "--pairs", "4096", "--steps", "1"]
+    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    if sys.platform != "win32":
+        assert said.endswith("the matrix of scores would be 256 MiB")
+        assert float(said.split(": ")[1].split()[0]) < 128
 
 
 def test_the_example_in_metric_learning(capsys):

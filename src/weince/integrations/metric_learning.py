@@ -113,4 +113,5 @@ class WeinceLoss(LossAdapter):
     """
 
     def __init__(self, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> None:
-        super().__init__(weince.WeinceLoss(temperature, **{**options, "candidates": "labels"}))
+        options["candidates"] = "labels"
+        super().__init__(weince.WeinceLoss(temperature, **options))

@@ -280,7 +280,8 @@ def _weince(temperature: Scalar, gather: bool, options: WeinceOptions) -> weince
     if "scale" in options:
         raise TypeError("scale is spelled temperature here, which is 1 / scale: 0.05 for a scale of 20")
     options.setdefault("candidates", "cross")
-    return weince.WeinceLoss(temperature, **{**options, "gather": gather})
+    options["gather"] = gather
+    return weince.WeinceLoss(temperature, **options)
 
 
 def _plain(value: Any) -> Any:

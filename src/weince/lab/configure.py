@@ -164,7 +164,7 @@ def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device)
 
 def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Module:
     """The loss module that a configuration describes."""
-    of_all = {"candidates": candidates, "engine": config.engine}
+    of_all: dict[str, Any] = {"candidates": candidates, "engine": config.engine}
     if ":" in config.preset:
         maker = find(config.preset, "loss")
         try:
@@ -210,7 +210,7 @@ def find(name: str, what: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(f"{what} {name}: cannot import {module_name} ({error})") from error
-    found = getattr(module, attribute, None)
+    found: Any = getattr(module, attribute, None)
     defined = inspect.isfunction(found) and found.__module__ == module.__name__
     if not _is_module(found) and not (defined and _is_module(get_type_hints(found).get("return"))):
         raise ValueError(

@@ -121,7 +121,7 @@ class ContrastiveLoss(nn.Module):
         """
         raise NotImplementedError
 
-    def combine(self, *sums: Any) -> Tensor:
+    def combine(self, *sums: Any, **of_batch: Any) -> Tensor:
         """Losses ``(anchors,)`` from what :meth:`sums` asked for, in its order; autograd does the rest."""
         raise NotImplementedError
 

@@ -125,7 +125,7 @@ class WeinceLoss(TemperatureLoss):
 
 
 def _with_defaults(options: WeinceOptions, tail: TailConfig) -> WeinceOptions:
-    return {"tail": tail, "softmax_term": 0.0, "shortfall_term": 0.0, **options}  # type: ignore[typeddict-item]
+    return {"tail": tail, "softmax_term": 0.0, "shortfall_term": 0.0, **options}
 
 
 weince_loss = functional(WeinceLoss, "weince_loss")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from lab.reproduce.tables import small_table
+from programs import Program
 
 from weince.lab import settings
 from weince.lab.reproduce import execute, processes, reproduce
@@ -499,12 +500,12 @@ reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
 def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
     table = small_table(tmp_path)
     runs = plan(read_table(str(table)), tmp_path, device="cpu")
-    sweep = subprocess.Popen([sys.executable, "-c", SWEEP, str(table), str(tmp_path)], stderr=subprocess.PIPE)
+    sweep = Program("-c", SWEEP, table, tmp_path)
     wait_until(lambda: any(is_done(run) for run in runs), 120)
     sweep.send_signal(signal.SIGINT)
-    _, said = sweep.communicate(timeout=60)
-    assert sweep.returncode != 0
-    assert b"finished runs are kept" in said
+    ended = sweep.wait()
+    assert ended.returncode != 0
+    assert "finished runs are kept" in ended.stderr
     done = {run.folder: (run.folder / "made.json").stat().st_mtime_ns for run in runs if is_done(run)}
     assert 1 <= len(done) < 4
 
