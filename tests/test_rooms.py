@@ -1,12 +1,15 @@
 """Rooms: imports point one way, the library knows nothing of the lab, and the picture of it is right."""
 
+import ast
 import importlib.util
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "tools" / "import_graph.py"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "tools" / "import_graph.py"
 spec = importlib.util.spec_from_file_location("import_graph", SCRIPT)
 graph = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(graph)
@@ -72,3 +75,44 @@ def test_arrows_that_follow_from_others_are_not_drawn():
     assert graph.page_with(picture, page) == f"before\n{graph.BEGIN}{picture}{graph.END}after\n"
     with pytest.raises(ValueError, match="no lines"):
         graph.page_with(picture, "nothing")
+
+
+WALKS = (
+    (ROOT / "CONTRIBUTING.md")
+    .read_text(encoding="utf-8")
+    .partition("## Three walks")[2]
+    .partition("\n## ")[0]
+)
+
+
+def names_in(path):
+    """Functions and classes of a module, and methods as ``Class.method`` and alone."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
+    return found
+
+
+def test_every_name_in_the_walks_exists():
+    """A name in backticks belongs to one of the files named in its step."""
+    steps = [step for step in re.split(r"\n(?=\d+\. |\n)", WALKS) if ".py`" in step]
+    assert len(steps) > 30
+    for step in steps:
+        quoted = re.findall(r"`([^`]+)`", step)
+        files = [ROOT / "src" / "weince" / name for name in quoted if name.endswith(".py")]
+        assert all(file.is_file() for file in files), step
+        known = set().union(*map(names_in, files))
+        named = {
+            name for name in quoted if re.fullmatch(r"[A-Za-z_][\w.]*", name) and not name.endswith(".py")
+        }
+        assert named <= known, (step, named - known)
+
+
+@pytest.mark.parametrize(("walk", "files"), [("A pair of tensors", 10), ("An .npz", 10), ("A YAML", 19)])
+def test_the_walks_count_their_files(walk, files):
+    text = WALKS.partition(f"**{walk}")[2].partition("\n**")[0].partition("\nWEINCE first")[0]
+    assert len(set(re.findall(r"`([\w/]+\.py)`", text))) == files
+    assert {10: ", ten files:", 19: ", nineteen files:"}[files] in text

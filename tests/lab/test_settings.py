@@ -57,8 +57,8 @@ def test_options_of_every_type():
 
 
 def test_options_have_hyphens(capsys):
-    wanted = Run(loss=LossConfig(softmax_term=-0.5), out=Path("a-b"))
-    assert read("--loss.softmax-term", "-0.5", "--out=a-b") == wanted
+    wanted = Run(loss=LossConfig(softmax_term=0.5), out=Path("a-b"))
+    assert read("--loss.softmax-term", "0.5", "--out=a-b") == wanted
     with pytest.raises(SystemExit):
         read("--help")
     assert "--loss.softmax-term" in capsys.readouterr().out

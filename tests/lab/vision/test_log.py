@@ -50,7 +50,7 @@ def test_measured_figures_by_their_definitions():
     assert found["alignment"] == pytest.approx(np.mean(pairs))
     assert found["uniformity"] == pytest.approx(math.log(np.mean(others)))
     assert found["effective_rank"] == pytest.approx(math.exp(-np.sum(share * np.log(share))))
-    stats = WeinceLoss()(z_i, z_j, return_stats=True).stats
+    stats = WeinceLoss.paper()(z_i, z_j, return_stats=True).stats
     for name in ("rho", "beta", "daic", "lam"):
         assert found[name] == pytest.approx(float(getattr(stats, name).mean()))
 
