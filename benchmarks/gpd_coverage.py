@@ -80,7 +80,7 @@ def batch_row(xi: float, draws: int, seed: int, advance: Callable[[], None]) -> 
     for i in range(draws):
         rng = np.random.default_rng([seed, i])
         x = np.repeat(sample_gpd(rng, xi, 1.0, (32 * 12,)), 5)
-        result = xi_over_batches(x, labels, quantile=1e-4, n_boot=100, seed=i)
+        result = xi_over_batches(x, labels, quantile=1e-4, bootstraps=100, seed=i)
         end = -1.0 / xi if xi < 0 else np.inf
         held = [inside(xi, result.fit.xi_interval), inside(xi, result.xi_interval)]
         hits += [*held, inside(end, result.endpoint_interval)]

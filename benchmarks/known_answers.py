@@ -28,9 +28,9 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from weince.diagnose.bank import Settings
 from weince.diagnose.measure import Measured, measure
 from weince.diagnose.reading import make_pairs
+from weince.diagnose.settings import Settings
 from weince.diagnose.verdict import THRESHOLDS, decide
 from weince.evt import LinkRivals
 

@@ -56,8 +56,8 @@ def info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
 def inf_cl(z_i: Tensor, z_j: Tensor) -> Tensor:
     """The same by Inf-CL, but that an anchor is its own negative too."""
     rows = F.normalize(torch.cat([z_i, z_j]).float())
-    partner = torch.arange(len(rows), device=rows.device).roll(len(z_i))
-    loss: Tensor = cal_flash_loss(rows, rows, partner, 1 / 0.5, head_dim=min(256, rows.shape[1])).mean()
+    positive = torch.arange(len(rows), device=rows.device).roll(len(z_i))
+    loss: Tensor = cal_flash_loss(rows, rows, positive, 1 / 0.5, head_dim=min(256, rows.shape[1])).mean()
     return loss
 
 

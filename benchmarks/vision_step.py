@@ -25,7 +25,7 @@ from weince.lab.vision.step import Pixels, Step, TwoViews
 KINDS = (  # the first whose word is in a kernel's name
     ("norms and activations", ("batch_norm",)),
     ("convolutions", ("conv", "fprop", "wgrad", "dgrad", "nchwtonhwc", "nhwctonchw")),
-    ("optimiser", ("adam", "multi_tensor")),
+    ("optimizer", ("adam", "multi_tensor")),
     ("loss", ("sample_kernel", "survivors_kernel", "refine_kernel", "exact_kernel", "operands_kernel",
               "fit_kernel", "gate_kernel", "sum_kernel", "finish_kernel", "gradient_kernel")),
     ("products of the views and the projector", ("gemm", "bmm", "cutlass")),

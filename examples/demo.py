@@ -1,7 +1,7 @@
 """Pretrain a small encoder on handwritten digits with InfoNCE and with WEINCE, and compare what they learned.
 
     python examples/demo.py                 4 losses, 5 seeds, and a page: about 2 minutes on 2 cores
-    python examples/demo.py --seeds 2 --epochs 10 --out runs/short
+    python examples/demo.py --seeds 0 1 --epochs 10 --out runs/short
 
 Data: the 1,797 digits of 8 x 8 pixels that come with scikit-learn, a fifth of them held out for testing. Each
 encoder is trained without labels, then frozen and judged on the held-out digits. No loss was tuned on these images:
@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from weince.diagnose import check_out, write_diagnosis
-from weince.diagnose.bank import QUICK
+from weince.diagnose.settings import QUICK
 from weince.diagnose.training import (
     Comparison,
     Opening,
@@ -39,11 +39,12 @@ from weince.evt.intervals import t_interval
 from weince.lab import settings
 from weince.lab.configure import LossConfig
 from weince.lab.evaluate import LabelledFeatures, extract, knn
-from weince.lab.evaluate.bar import progress_bar
+from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.log import read_log
 from weince.lab.vision.runs import FREE_TO_CHANGE, build_model, load_model, run_pairs
-from weince.lab.vision.train import VisionRun, train
+from weince.lab.vision.train import train
+from weince.progress import bars
 
 LOSSES = {
     "InfoNCE, τ = 0.5": LossConfig("infonce", 0.5),
@@ -68,7 +69,7 @@ NOTES = (
 )
 
 
-def plan(out: Path, seeds: int, epochs: int) -> dict[str, list[VisionRun]]:
+def plan(out: Path, seeds: Sequence[int], epochs: int) -> dict[str, list[VisionRun]]:
     """The runs of each loss: configs/digits_tiny.yaml with another loss and seed."""
     base = settings.read(VisionRun, ["--config", "digits_tiny"], command="demo", examples="")
     folder = out.with_name(f"{out.name}-runs") / f"epochs-{epochs}"
@@ -76,7 +77,7 @@ def plan(out: Path, seeds: int, epochs: int) -> dict[str, list[VisionRun]]:
         name: [
             replace(base, loss=loss, seed=seed, epochs=epochs, device="cpu",
                     out=folder / f"{loss.preset}-{loss.temperature:g}-seed-{seed}")
-            for seed in range(seeds)
+            for seed in seeds
         ]
         for name, loss in LOSSES.items()
     }  # fmt: skip
@@ -117,7 +118,7 @@ def compare(plans: Mapping[str, Sequence[VisionRun]]) -> Comparison:
     jobs += [("Untrained", untrained, run) for run in next(iter(plans.values()))]
     data = load(jobs[0][2].data, size=jobs[0][2].augment.size)
     found: dict[str, dict[str, list[float]]] = {}
-    with progress_bar(True) as bar:
+    with bars() as bar:
         task = bar.add_task("", total=len(jobs))
         for name, make, run in jobs:
             bar.update(task, description=f"{name}, seed {run.seed}")
@@ -137,7 +138,7 @@ def print_table(console: Console, comparison: Comparison, title: str) -> None:
     console.print(CAUTION)
 
 
-def demo(out: Path, seeds: int, epochs: int) -> None:
+def demo(out: Path, seeds: Sequence[int], epochs: int) -> None:
     """Train, print the table, write the page."""
     torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
     console = Console()
@@ -147,15 +148,15 @@ def demo(out: Path, seeds: int, epochs: int) -> None:
     print_table(
         console,
         comparison,
-        f"Accuracy in %, {epochs} epochs, mean ± 95 % interval of {seeds} seeds",
+        f"Accuracy in %, {epochs} epochs, mean ± 95 % interval of {len(seeds)} seeds",
     )
 
     said = headline(comparison, "Linear probe")
     logs = {name: [read_log(run.out / "log.csv") for run in runs] for name, runs in plans.items()}
     opening = Opening(
         "Four contrastive losses on handwritten digits",
-        f"Small encoders, {seeds} per loss, {epochs} epochs each: what they learned, how training went, and what "
-        "the embeddings of two of them say about the link.",
+        f"Small encoders, {len(seeds)} per loss, {epochs} epochs each: what they learned, how training went, and "
+        "what the embeddings of two of them say about the link.",
         lambda gallery: [
             results_section(gallery, comparison, said=said, read=READ, notes=NOTES),
             curves_section(gallery, logs),
@@ -163,7 +164,7 @@ def demo(out: Path, seeds: int, epochs: int) -> None:
         diagnosis="Which link the embeddings ask for",
     )
     pairs = run_pairs([plans[name][0].out for name in DIAGNOSED], names=DIAGNOSED)
-    command = f"python examples/demo.py --seeds {seeds} --epochs {epochs} --out {out}"
+    command = f"python examples/demo.py --seeds {' '.join(map(str, seeds))} --epochs {epochs} --out {out}"
     page = write_diagnosis(
         pairs, out, replace(QUICK, temperature=0.5), quick=True, opening=opening, command=command
     )
@@ -174,12 +175,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5, help="encoders per loss (default: 5)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=range(5), help="an encoder each (default: 0 to 4)"
+    )
     parser.add_argument("--epochs", type=int, default=20, help="passes over the images (default: 20)")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the page")
     options = parser.parse_args()
-    if options.seeds < 1:
-        parser.error(f"--seeds must be at least 1; got {options.seeds}")
+    if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
+        parser.error(f"--seeds must be different and at least 0; got {' '.join(map(str, options.seeds))}")
     try:
         demo(options.out, options.seeds, options.epochs)
     except (ValueError, OSError) as error:  # its message is all there is to say

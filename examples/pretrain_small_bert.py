@@ -127,7 +127,7 @@ def build(options: argparse.Namespace, tokenizer: Any) -> nn.Module:
     return BertForMaskedLM(config)
 
 
-def optimiser(model: nn.Module, *, fused: bool) -> torch.optim.AdamW:
+def optimizer(model: nn.Module, *, fused: bool) -> torch.optim.AdamW:
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     others = [weight for weight in model.parameters() if weight.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
@@ -174,7 +174,7 @@ def pretrain(options: argparse.Namespace) -> float:
     order = rng.permutation(len(corpus.lengths))
     held_out, training = np.split(order, [min(HELD_OUT, len(order) // 10)])
     model = build(options, tokenizer).to(device).train()
-    adam = optimiser(model, fused=device.type == "cuda")
+    adam = optimizer(model, fused=device.type == "cuda")
     print(
         f"{len(order):,} sentences, {len(corpus.tokens):,} word pieces in {time.perf_counter() - began:.0f} s; "
         f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters",

@@ -58,7 +58,7 @@ class Encoder(NamedTuple):
         grouped: Share of images in groups.
         largest: Share of images in the largest group.
         crowded: Share of images that have `LEAST` of the others or more within `NEAR`, as `trap.py` counts.
-        first: Share of anchors whose partner scores highest in their batch.
+        first: Share of anchors whose positive scores highest in their batch.
         losses: Mean of each of `LOSSES`.
         inside: The same for anchors of images in groups; nan if there are none.
         norms: Median length of the embeddings, before they are normalised, outside of groups and inside.
@@ -103,7 +103,7 @@ def look(name: str, path: Path, batch: int) -> Encoder:
         float(grouped.double().mean()),
         float(size.max() / len(size)),
         float(((distance <= NEAR).sum(1) >= LEAST * len(size)).double().mean()),
-        partner_first(z_i, z_j, batch),
+        positive_first(z_i, z_j, batch),
         [float(values.mean()) for values in found],
         [float(values[inside].mean()) for values in found],
         (float(length[~grouped].nanmedian()), float(length[grouped].nanmedian())),
@@ -154,7 +154,7 @@ def weights(z_i: Tensor, z_j: Tensor, batch: int) -> tuple[Weighted, Weighted]:
     return above, below
 
 
-def partner_first(z_i: Tensor, z_j: Tensor, batch: int) -> float:
+def positive_first(z_i: Tensor, z_j: Tensor, batch: int) -> float:
     hits = [(a @ b.T).argmax(1) == torch.arange(batch) for a, b in batches(z_i, z_j, batch)]
     return float(torch.cat(hits).double().mean())
 
@@ -177,11 +177,11 @@ def markdown(
         "",
         f"Of {source}. In groups: first views within a shortfall of {NEAR} of each other, and what hangs together by "
         f"that, from {LEAST:.0%} of the images on. Length: median before the embeddings are normalised, outside of "
-        "groups and inside. Crowded: those with as many others around them, directly. Partner first: of an anchor's "
+        "groups and inside. Crowded: those with as many others around them, directly. Positive first: of an anchor's "
         "candidates, one view of each of 256 images. The last columns are mean losses of these embeddings in random "
         "batches as in training, by three losses (and, in brackets, of the images in groups alone).",
         "",
-        "| trained with | pairs | in groups | groups | largest | crowded | another within 1e-4 | length | partner "
+        "| trained with | pairs | in groups | groups | largest | crowded | another within 1e-4 | length | positive "
         f"first | {' | '.join(LOSSES)} |",
         f"|---|---|{'---:|' * (7 + len(LOSSES))}",
     ]
@@ -229,7 +229,7 @@ def cells(one: Encoder) -> dict[str, str]:
         "another within 1e-4": one.touching,
         "length": one.norms[0],
         "length in groups": one.norms[1],
-        "partner first": one.first,
+        "positive first": one.first,
     }
     for name, mean, part in zip(LOSSES, one.losses, one.inside, strict=True):
         found |= {name: mean, f"{name}, in groups": part}

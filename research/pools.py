@@ -18,7 +18,7 @@ import numpy as np
 from weince import evt
 from weince.evt import AblationPoint, LinkBank
 from weince.evt.intervals import t_interval
-from weince.lab.evaluate.bar import progress_bar
+from weince.progress import bars
 
 EXAMPLE = """\
 example:
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
     options = parser.parse_args(arguments)
     points: list[Point] = []
-    with progress_bar(True) as bar:
+    with bars() as bar:
         task = bar.add_task("banks", total=len(LAWS) * len(options.pairs))
         for encoder, path in enumerate(options.pairs):
             for law, bank in banks(path, encoder):

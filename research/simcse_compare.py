@@ -71,7 +71,7 @@ def runs(options: argparse.Namespace) -> Iterator[TextRun]:
         one for one in chosen if one.preset == chosen[0].preset or one.temperature == chosen[0].temperature
     ]
     for part in (must, chosen[len(must) :]):
-        for seed in range(options.seeds):
+        for seed in options.seeds:
             for one in part:
                 yield TextRun(
                     text=options.text,
@@ -309,11 +309,14 @@ def introduction(run: dict[str, Any], values: dict[str, float], seeds: int) -> s
     )
 
 
-def origin(options: argparse.Namespace, run: dict[str, Any], values: dict[str, float], seeds: int) -> str:
+def origin(
+    options: argparse.Namespace, run: dict[str, Any], values: dict[str, float], seeds: Sequence[int]
+) -> str:
     """The command and the machines; runs that were added later were another call of it."""
     command = (
         f"python research/simcse_compare.py --model ENCODER --text SENTENCES --sts STS "
-        f"--sentences {int(values['sentences'])} --seeds {seeds} --lr {run['lr']:g} --precision {run['precision']}"
+        f"--sentences {int(values['sentences'])} --seeds {' '.join(map(str, seeds))} "
+        f"--lr {run['lr']:g} --precision {run['precision']}"
         f"{' --graph' if run['graph'] else ''}"
     )
     path = options.out / "made.json"
@@ -349,7 +352,7 @@ def aggregate(options: argparse.Namespace) -> None:
     order = [one for one in configs(options.presets, options.temperatures) if one in have]
     results = [one for one in results if one.config in order]
     run = yaml.safe_load(next(options.out.glob("*/run.yaml")).read_text(encoding="utf-8"))
-    values, seeds = results[0].values, len({one.seed for one in results})
+    values, seeds = results[0].values, sorted({one.seed for one in results})
     options.results.parent.mkdir(parents=True, exist_ok=True)
     write_csv(results, options.results.with_suffix(".csv"))
     write_dev(options.out, options.results.with_name(options.results.name + "_dev.csv"))
@@ -358,7 +361,7 @@ def aggregate(options: argparse.Namespace) -> None:
     lines = [
         "# SimCSE: InfoNCE against WEINCE",
         "",
-        introduction(run, values, seeds),
+        introduction(run, values, len(seeds)),
         before(options.out),
         "",
     ]
@@ -395,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--temperatures", nargs="+", type=float, default=[0.05, 0.02, 0.1], help="(default: %(default)s)"
     )
-    parser.add_argument("--seeds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(5), help="(default: 0 to 4)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--sentences", type=int, help="use the first so many (default: all)")
     parser.add_argument("--batch", type=int, default=64, help="(default: %(default)s)")

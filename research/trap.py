@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
 from weince.evt.intervals import t_interval
 from weince.lab.configure import LossConfig, build_loss
-from weince.lab.evaluate.bar import progress_bar
+from weince.progress import bars
 from weince.scores import CROWD, shortfalls, unit_rows
 
 EXAMPLE = """\
 example:
-  python research/trap.py pairs.npz --seeds 4 --jobs 2 --results research/results/evidence/trap
+  python research/trap.py pairs.npz --seeds 0 1 2 3 --jobs 2 --results research/results/evidence/trap
 """
 BATCH, RATE, NOISE, SHARE = 256, 1e-3, 0.3, 0.01
 LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
@@ -165,10 +165,10 @@ def markdown(found: dict[str, list[Outcome]], steps: int, source: str, figure: s
         f"mean ± half of a 95 % t-interval. Adam {RATE:g}, {BATCH} pairs, noise of {NOISE:g} on standardised "
         "features, temperature 0.5. Crowded: held-out items with 1 % of the others or more within a shortfall of "
         "0.01. Slope: median fitted `beta` of the fifth of held-out anchors with the hardest negatives. Loss rises: "
-        "mean of the last tenth of the steps less the lowest tenth. Partner first: held out, of one view of each of "
+        "mean of the last tenth of the steps less the lowest tenth. Positive first: held out, of one view of each of "
         "256 items.",
         "",
-        "| loss | crowded, % | slope there | loss rises | partner first, % |",
+        "| loss | crowded, % | slope there | loss rises | positive first, % |",
         "|---|---:|---:|---:|---:|",
     ]
     for name, runs in found.items():
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pairs", type=Path, help="z_i and z_j, (pairs, d) each, in an .npz file")
-    parser.add_argument("--seeds", type=int, default=4, help="how many (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(4), help="(default: 0 to 3)")
     parser.add_argument("--steps", type=int, default=1500, help="of each training (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once (default: %(default)s)")
     parser.add_argument(
@@ -218,19 +218,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     read(options.pairs)  # a file that is none fails here, not in every process
     made = Made(options.steps, hashlib.sha256(options.pairs.read_bytes()).hexdigest()[:12])
     done = {} if options.known is None else known(options.known, made)
-    wanted = [(name, seed) for seed in range(options.seeds) for name in LOSSES]
+    wanted = [(name, seed) for seed in options.seeds for name in LOSSES]
     missing = [head for head in wanted if head not in done]
     names, seeds = [name for name, _ in missing], [seed for _, seed in missing]
     with (
         ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
-        progress_bar(True) as bar,
+        bars() as bar,
     ):
         task = bar.add_task("heads", total=len(missing))
         outcomes = pool.map(train, names, seeds, repeat(options.pairs), repeat(options.steps))
         for head, outcome in zip(missing, outcomes, strict=True):
             done[head] = outcome
             bar.advance(task)
-    found = {name: [done[name, seed] for seed in range(options.seeds)] for name in LOSSES}
+    found = {name: [done[name, seed] for seed in options.seeds] for name in LOSSES}
 
     figure = options.results.with_suffix(".svg")
     draw(found, figure)

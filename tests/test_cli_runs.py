@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from weince import cli, usage
+from weince import cli
 from weince.cli import main
 from weince.lab import settings
 from weince.lab.vision import runs
@@ -37,11 +37,11 @@ def test_no_option_of_train_is_required(capsys):
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
     from weince.lab.text.train import TextRun
-    from weince.lab.vision.train import VisionRun
+    from weince.lab.vision.config import VisionRun
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")
-    lines = [line for line in usage.TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
+    lines = [line for line in cli.TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
     assert len(lines) == 5
     for line in lines:
         arguments = shlex.split(re.split(r" {2,}", line.strip())[0])[2:]

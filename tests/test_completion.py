@@ -10,7 +10,7 @@ from weince.lab import settings
 from weince.lab.configure import PRESETS
 from weince.lab.reproduce import named_tables
 from weince.lab.text.train import TextRun
-from weince.lab.vision.train import VisionRun
+from weince.lab.vision.config import VisionRun
 
 pytest.importorskip("shtab")
 
@@ -50,8 +50,8 @@ def test_commands_tables_and_devices(offered):
 def test_every_setting_of_a_run_is_offered(offered):
     found = offered("train", "--")
     for kind in (VisionRun, TextRun):
-        assert {f"--{name}" for name in settings.options(kind)} <= set(found)
-    assert {"--config", "--loss.preset", "--loss.tail.gate", "--augment.size", "--max_length"} <= set(found)
+        assert {f"--{name.replace('_', '-')}" for name in settings.options(kind)} <= set(found)
+    assert {"--config", "--loss.preset", "--loss.tail.gate", "--augment.size", "--max-length"} <= set(found)
 
 
 def test_values_of_settings(offered):

@@ -69,6 +69,17 @@ def test_importing_loads_nothing_heavy_beyond_torch():
     assert done.stdout.split() == ["weince"]
 
 
+def test_the_losses_work_without_scipy():
+    code = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "import torch, weince; print(float(weince.WeinceLoss()(torch.randn(8, 4), torch.randn(8, 4))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert float(done.stdout) > 0
+
+
 SOURCES = ROOT / "src"
 WITH_EXAMPLES = [path for path in sorted(SOURCES.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
 

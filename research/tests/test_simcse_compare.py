@@ -87,7 +87,7 @@ def test_a_comparison_runs_goes_on_and_aggregates(toy_model, toy_text, toy_sts, 
         "--temperatures",
         "0.05",
     ]
-    line += ["--seeds", "2"]
+    line += ["--seeds", "0", "1"]
     train = ["--model", str(toy_model), "--text", str(toy_text), "--sts", str(toy_sts), "--sentences", "40"]
     train += ["--batch", "16", "--device", "cpu"]
     assert run(SCRIPT, *line, *train).returncode == 0

@@ -15,11 +15,70 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from weince import usage
 from weince.machine import DEVICES, find_device, version
 
 if TYPE_CHECKING:
     from weince.diagnose.reading import Pairs
+
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 128 + signal.SIGINT, 141
+"""Statuses that a command ends with."""
+
+EXAMPLES = """\
+examples:
+  weince train --help
+  weince diagnose pairs.npz --out report
+  weince reproduce --list
+  weince completion bash > ~/.local/share/bash-completion/completions/weince    (tab completion)
+"""
+COMPLETION_EXAMPLES = """\
+examples:
+  weince completion bash > ~/.local/share/bash-completion/completions/weince
+  weince completion zsh > ~/.zfunc/_weince             (a folder of $fpath)
+  weince completion tcsh > ~/.weince.csh               (and source it)
+"""
+DIAGNOSE = """\
+Tell whether softmax is the right link for paired embeddings, and write a page to look at.
+
+input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
+       pairs with equal ids never compete), or with z (rows, dim) and labels (rows,); .npy of shape
+       (2, pairs, dim), or two .npy files of shape (pairs, dim), one after the other; or a folder of such files;
+       or the folder of a run of `weince train`, whose held-out images are embedded (--trend: at every snapshot).
+       Several inputs are several models, drawn side by side.
+"""
+DIAGNOSE_EXAMPLES = """\
+examples:
+  weince diagnose pairs.npz --temperature 0.5
+  weince diagnose infonce.npz weince.npz --out report --quick
+  weince diagnose seed_1.npz seed_2.npz seed_3.npz --average
+  weince diagnose checkpoints/ --trend --out run
+  weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
+  weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
+"""
+TRAIN_EXAMPLES = """\
+examples:
+  weince train                                          digits with a tiny encoder, on a laptop
+  weince train --config cifar100_resnet18 --loss.preset infonce --loss.temperature 0.2 --seed 21 --out runs/a
+  weince train --data photos/ --epochs 50 --out runs/b  a folder of images; no labels are needed
+  weince train --config my.yaml --devices 4             a setting here wins over the file's
+  weince train --config simcse_paper --text wiki.txt --sts sts.tsv    (needs weince[text])
+The same command again goes on from the last checkpoint.
+"""
+EVALUATE_EXAMPLES = """\
+examples:
+  weince evaluate runs/a
+  weince evaluate runs/a runs/b --device cuda
+  weince evaluate runs/a --quick
+  weince evaluate runs/simcse_paper/best --sts sts.tsv
+"""
+REPRODUCE_EXAMPLES = """\
+examples:
+  weince reproduce --list
+  weince reproduce linear --dry-run
+  weince reproduce digits                                        on a laptop, in minutes
+  weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2
+  weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
+The same command again goes on with what is missing.
+"""
 
 _EXTRAS = {
     "datasets": "text",
@@ -34,8 +93,8 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "diagnose",
         help="tell whether softmax is the right link for your embeddings",
-        description=usage.DIAGNOSE,
-        epilog=usage.DIAGNOSE_EXAMPLES,
+        description=DIAGNOSE,
+        epilog=DIAGNOSE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="files or folders, see above")
@@ -48,7 +107,7 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
     )
     parser.add_argument(
-        "--seeds", action="store_true", help="the inputs are seeds of one recipe: add their mean"
+        "--average", action="store_true", help="the inputs are one recipe with several seeds: add their mean"
     )
     parser.add_argument("--sentences", type=Path, metavar="TSV", help="inputs are sentence-transformers folders; "
                         "two tab-separated sentences a line, no header")  # fmt: skip
@@ -72,7 +131,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from weince.diagnose import check_out, write_diagnosis
-    from weince.diagnose.bank import QUICK, Settings
+    from weince.diagnose.settings import settings_for
 
     asked = {
         key: getattr(options, key)
@@ -80,7 +139,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
                     "temperature")
         if getattr(options, key) is not None
     }  # fmt: skip
-    settings = replace(QUICK if options.quick else Settings(), **asked)
+    settings = settings_for(options.quick, **asked)
     check_out(options.out)
     pairs, temperature = _pairs_to_diagnose(options, settings.seed)
     index = write_diagnosis(
@@ -89,7 +148,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
         replace(settings, temperature=temperature),
         quick=options.quick,
         trend=options.trend,
-        seeds=options.seeds,
+        average=options.average,
         command=options.command_line,
     )
     print(index)
@@ -139,12 +198,13 @@ def _run_train(options: argparse.Namespace) -> None:
         from weince.lab.text.train import TextRun
         from weince.lab.text.train import train as train_text
 
-        run = settings.read(TextRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES)
+        run = settings.read(TextRun, arguments, command="weince train", examples=TRAIN_EXAMPLES)
         print(train_text(run))
         return
-    from weince.lab.vision.train import VisionRun, train
+    from weince.lab.vision.config import VisionRun
+    from weince.lab.vision.train import train
 
-    folder = train(settings.read(VisionRun, arguments, command="weince train", examples=usage.TRAIN_EXAMPLES))
+    folder = train(settings.read(VisionRun, arguments, command="weince train", examples=TRAIN_EXAMPLES))
     # Of the processes of a run, the first.
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
         print(folder)
@@ -156,7 +216,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="judge trained encoders: linear probe and neighbours, or STS",
         description="Judge the frozen encoder of a run on images and write RUN/evaluation.json: linear probes and "
         "neighbours, on whole validation and test sets. With --sts, print how well sentence encoders rank pairs.",
-        epilog=usage.EVALUATE_EXAMPLES,
+        epilog=EVALUATE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -209,7 +269,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         help="fill a table of the paper, or your own: train, evaluate, compare",
         description="Plan the runs of a table (configurations x losses x tries x seeds), carry out those that are "
         "missing, choose on validation alone, and write CSV, Markdown and a page: reported beside measured.",
-        epilog=usage.REPRODUCE_EXAMPLES,
+        epilog=REPRODUCE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -237,7 +297,10 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         help="start nothing, write the table from the runs that are there",
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="copy the runs' records there, without weights"
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="write the runs' records, without weights, into DIR/runs.jsonl",
     )
     parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
     parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
@@ -325,7 +388,7 @@ def _add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         "completion",
         help="print what makes a shell complete these commands",
         description="Print a script that makes a shell complete commands, options and their values.",
-        epilog=usage.COMPLETION_EXAMPLES,
+        epilog=COMPLETION_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=["bash", "zsh", "tcsh"], metavar="SHELL", help="bash, zsh or tcsh")
@@ -343,7 +406,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="weince",
         description="A contrastive loss whose tail you can check.",
-        epilog=usage.EXAMPLES,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"weince {version()}")
@@ -413,16 +476,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"weince: interrupted, {getattr(options, 'interrupted', 'nothing was written')}", file=sys.stderr
         )
-        return usage.INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has enough, as in `weince reproduce --list | head -3`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
-        return usage.BROKEN_PIPE
+        return BROKEN_PIPE
     except Exception as error:
         said = _explained(error)
         if said is None:
             raise
         print(f"weince: {said}", file=sys.stderr)
-        return usage.BAD_INPUT
+        return BAD_INPUT
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0

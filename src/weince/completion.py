@@ -25,7 +25,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
     commands = _commands(parser)
     for option, values in _train_options().items():
-        commands["train"].add_argument(f"--{option}", choices=values or None)
+        commands["train"].add_argument(f"--{option.replace('_', '-')}", choices=values or None)
     for command in commands.values():
         for action in command._actions:
             if action.dest == "table":
@@ -45,7 +45,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 def _train_options() -> dict[str, tuple[str, ...]]:
     """The options of ``weince train``, which are settings of a run, and the values of those that have a few."""
     from weince.lab.text.train import TextRun
-    from weince.lab.vision.train import VisionRun
+    from weince.lab.vision.config import VisionRun
 
     found: dict[str, tuple[str, ...]] = {"config": tuple(settings.named_configs()), "help": ()}
     for kind in (VisionRun, TextRun):

@@ -4,7 +4,8 @@ Standard output is for the result of a command.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TaskID,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
@@ -126,6 +128,20 @@ def bars(*, shown: bool = True, transient: bool = False) -> Bars:
     """Bars that tell what is done, how much of it, and how long it will still take."""
     columns = Cut(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Bars(*columns, shown=shown, transient=transient)
+
+
+def telling_bars(*columns: ProgressColumn, shown: bool = True, every: float | None = None) -> Bars:
+    """Bars that tell what is under way (the field ``said``) and for how long; ``columns`` come after the bar."""
+    said = Cut(lambda task: task.fields["said"])
+    return Bars(Cut(), BarColumn(20), *columns, TimeElapsedColumn(), said, shown=shown, every=every)
+
+
+@contextmanager
+def passing_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that goes away in the end; call what it gives with the number of things done."""
+    with bars(transient=True) as shown:
+        task = shown.add_task(description, total=total)
+        yield lambda done: shown.advance(task, done)
 
 
 class TrainingBar(Bars):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 CROWD = 0.01
-"""An anchor is crowded if a candidate other than its partner has a shortfall of no more than this."""
+"""An anchor is crowded if a candidate other than its positive has a shortfall of no more than this."""
 
 
 def wide(values: Tensor) -> Tensor:

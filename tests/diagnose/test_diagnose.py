@@ -1,17 +1,20 @@
 """The folder a diagnosis writes: complete or not at all, replaced only when it is ours; trends."""
 
+import argparse
+import inspect
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diagnose.synthetic import small, views
+from weince.cli import build_parser
 from weince.diagnose import FORMAT, check_out, diagnose, finished_folder, steps_of, write_diagnosis
-from weince.diagnose.bank import QUICK
 from weince.diagnose.figures_link import mean_over
 from weince.diagnose.reading import InputError, make_pairs
+from weince.diagnose.settings import QUICK, Settings
 
 FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5)
 
@@ -27,7 +30,7 @@ def earlier(out):
 
 def test_named_pairs_in_memory_give_a_page_that_replaces_the_last(tmp_path):
     earlier(tmp_path / "deep" / "page")
-    index = diagnose({"one": views(pairs=200)}, str(tmp_path / "deep" / "page"), progress=False)
+    index = diagnose({"one": views(pairs=200)}, str(tmp_path / "deep" / "page"), quick=True, progress=False)
     assert index == tmp_path / "deep" / "page" / "index.html"
     assert "Diagnosis of one" in index.read_text(encoding="utf-8")
     assert (
@@ -109,7 +112,7 @@ def test_a_trend_has_a_figure_for_each_quantity(tmp_path):
 
 def test_a_mean_needs_two_models(tmp_path):
     with pytest.raises(InputError, match="two models or more"):
-        write_diagnosis([small(pairs=160)], tmp_path / "one", FAST, seeds=True)
+        write_diagnosis([small(pairs=160)], tmp_path / "one", FAST, average=True)
 
 
 def test_models_without_a_value_do_not_enter_the_mean():
@@ -150,10 +153,10 @@ def test_nothing_to_diagnose():
     [
         (0, {}, "nothing to diagnose"),
         (1, {"trend": True}, "a trend needs at least two checkpoints, got 1"),
-        (1, {"seeds": True}, "a mean over seeds needs two models or more, and no trend; got 1"),
+        (1, {"average": True}, "a mean over seeds needs two models or more, and no trend; got 1"),
         (
             2,
-            {"seeds": True, "trend": True},
+            {"average": True, "trend": True},
             "a mean over seeds needs two models or more, and no trend; got 2",
         ),
     ],
@@ -163,3 +166,27 @@ def test_too_few_models_are_refused_before_anything_is_written(tmp_path, models,
     with pytest.raises(InputError, match=message):
         write_diagnosis(pairs, tmp_path / "page", FAST, progress=False, **shown)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_and_the_function_have_the_same_defaults():
+    """What is not asked for on the command line is left to `Settings`, as it is in Python; the help says how much."""
+    parser = build_parser()
+    options = vars(parser.parse_args(["diagnose", "pairs.npz"]))
+    parameters = inspect.signature(diagnose).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    shared = defaults.keys() & options.keys()
+    assert shared == {"out", "quick", "trend", "average"}
+    assert {name: options[name] for name in shared} == {name: defaults[name] for name in shared}
+    asked = {item.name for item in fields(Settings)} & options.keys()
+    assert len(asked) == 8
+    assert {options[name] for name in asked} == {None}
+    actions = (
+        next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        .choices["diagnose"]
+        ._actions
+    )
+    helps = {action.dest: action.help for action in actions}
+    for name in asked - {"temperature", "batch_size"}:
+        assert f"({getattr(Settings(), name)})" in helps[name]
+        if getattr(QUICK, name) != getattr(Settings(), name):
+            assert f"[{getattr(QUICK, name)}]" in helps[name]

@@ -11,8 +11,8 @@ from scipy import stats
 from diagnose.browser import sound_page
 from diagnose.synthetic import crowd, small, views
 from weince.diagnose import write_diagnosis
-from weince.diagnose.bank import QUICK
 from weince.diagnose.reading import load_pairs, make_pairs
+from weince.diagnose.settings import QUICK
 from weince.diagnose.style import plain, shorten
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5, temperature=0.5)
@@ -30,7 +30,7 @@ def report(tmp_path_factory):
     long = "a_" + "very_" * 12 + "long_name"  # as folders of runs have: nowhere to break a line
     long_one = replace(small(long, seed=3), notes=(f"Embedded by {long}.",))
     models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), long_one]
-    options = {"quick": True, "seeds": True, "command": f"weince {HOSTILE}", "progress": False}
+    options = {"quick": True, "average": True, "command": f"weince {HOSTILE}", "progress": False}
     index = write_diagnosis(models, folder / "out", FAST, **options)
     assert index == folder / "out" / "index.html"
     return folder / "out"

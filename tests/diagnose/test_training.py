@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from diagnose.browser import sound_page
-from weince.diagnose.bank import Settings
 from weince.diagnose.page import Page, write_page
+from weince.diagnose.settings import Settings
 from weince.diagnose.style import Gallery, shorten
 from weince.diagnose.training import LOOKS, SHARED, Opening, curves_section, headline, results_section
 from weince.diagnose.verdict import THRESHOLDS
@@ -54,7 +54,7 @@ def report(request, tmp_path_factory):
     opened[0].tables[0].write_csv(out)
     page = Page(
         title=opening.title, opening=opening, opened=opened, command="", models=[], compared=None, trend=False,
-        seeds=False, sections=[], settings=Settings(), rules=THRESHOLDS, version="",
+        average=False, sections=[], settings=Settings(), rules=THRESHOLDS, version="",
     )  # fmt: skip
     write_page(page, out / "index.html")
     return out, seeds

@@ -9,9 +9,10 @@ from scipy.special import logsumexp
 
 from diagnose.synthetic import crowd, small, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
-from weince.diagnose.bank import QUICK, build_bank
+from weince.diagnose.bank import build_bank
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
+from weince.diagnose.settings import QUICK
 from weince.diagnose.tables import number
 from weince.diagnose.verdict import THRESHOLDS, decide, link_code, p_text, softmax_code, tail_kind
 from weince.evt import Gain, LinkRivals, VaryingLink

@@ -81,8 +81,10 @@ class Numbers:
 
 
 def clear(leaves, layout, numbers, options):
-    """Which anchors of each contest have no tie at the last of so many hardest negatives, within rounding: rows in two
-    parts of bfloat16 have 16 bits."""
+    """Which anchors of each contest have no tie at the last of so many hardest negatives.
+
+    Within rounding, that is: rows in two parts of bfloat16 have 16 bits.
+    """
     found = []
     for contest in contests(layout, **named([leaf.detach().double() for leaf in leaves]), **options):
         hidden = contest.hide(shortfalls(contest.anchors, contest.candidates), torch.inf)

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, genpareto, kstest, linregress
-from weince.functional import tail_stats
 
-from weince import TailConfig
+from weince import TailConfig, tail_stats
 from weince.evt import anchor_tails, compare_anchor_tails, daic_artefact, fit_gpd
 
 

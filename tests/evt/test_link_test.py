@@ -299,8 +299,7 @@ def test_the_interval_of_a_gain_covers_it_with_few_batches_too(batches):
 
 def test_a_blend_is_found_and_reported():
     bank = simulated(0.3, 0.2, batches=20, batch_size=32, dim=4)
-    calls = []
-    result = link_test(*bank, null_draws=99, progress=lambda done, total: calls.append((done, total)))
+    result = link_test(*bank, null_draws=99)
     # Coverage is a matter for many banks (above); one bank's interval must hold its own estimate.
     assert result.lam_interval[0] < result.lam < result.lam_interval[1]
     assert result.tau_interval[0] < result.tau < result.tau_interval[1]
@@ -311,7 +310,6 @@ def test_a_blend_is_found_and_reported():
     assert result.cv_gain == pytest.approx(np.mean(result.cv_gains))
     assert len(result.cv_gains) == len(result.cv_lams) == 5
     assert sorted(result.held_in + result.held_out) == list(range(20))
-    assert calls == [(stage, 5) for stage in (1, 2, 3, 4, 5)]
     assert not result.separated
     assert not result.notes
     assert result == link_test(*bank, null_draws=99)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from weince.evt.link_test import link_bank
-from weince.evt.risk import culprit_probabilities, risk_gradient
+from weince.evt.risk import risk_gradient
 
 
 def bank(pairs=40, seed=0):
@@ -24,7 +24,7 @@ def bank(pairs=40, seed=0):
     positive=st.integers(-9, 9),
     data=st.data(),
 )
-def test_culprits_by_enumeration(scores, positive, data):
+def test_risk_by_enumeration(scores, positive, data):
     k = data.draw(st.integers(1, len(scores)))
     s = np.array(scores) / 10
     expected = np.zeros(len(s))
@@ -33,15 +33,20 @@ def test_culprits_by_enumeration(scores, positive, data):
         top = [j for j in subset if s[j] == s[list(subset)].max()]
         if s[top[0]] > positive / 10:
             expected[top] += 1 / len(top) / len(subsets)
-    np.testing.assert_allclose(culprit_probabilities(s, positive / 10, k), expected, atol=1e-12)
+    edges = (np.arange(-9, 11) - 0.5) / 10  # a bin for each score
+    found = risk_gradient(np.r_[positive / 10, s][None], [0], ks=[k], bins=edges, draws=1)[0]
+    assert found.failure_rate == pytest.approx(expected.sum(), abs=1e-12)
+    if found.failure_rate:
+        binned = np.histogram(s, edges, weights=expected)[0]
+        np.testing.assert_allclose(found.risk * found.failure_rate, binned, atol=1e-12)
 
 
-def test_culprits_in_a_large_pool_are_finite_and_sum_to_one():
-    s = np.random.default_rng(0).uniform(-1, 1, 5000)
-    for k in (1, 64, 4999, 5000):
-        p = culprit_probabilities(s, -2.0, k)
-        assert p.sum() == pytest.approx(1.0, rel=1e-9)
-    assert culprit_probabilities(s, -2.0, 5000)[s.argmax()] == pytest.approx(1.0)
+def test_a_large_pool_always_fails_where_all_beat_the_positive():
+    s = np.random.default_rng(0).uniform(-0.9, 1, 5000)
+    edges = [-1.0, np.sort(s)[-2:].mean(), 1.0]
+    results = risk_gradient(np.r_[-1.0, s][None], [0], ks=[1, 64, 4999, 5000], bins=edges, draws=1)
+    assert [r.failure_rate for r in results] == pytest.approx([1.0] * 4, rel=1e-9)
+    assert results[-1].risk[-1] == pytest.approx(1.0)  # all of them: the best is the culprit
 
 
 def test_risk_by_sampling():
@@ -122,11 +127,7 @@ def test_shares_sum_to_one_and_sizes_agree_with_gaps():
     b = bank()
     wide = np.insert(b.scores, 0, np.nan, axis=1)
     wide[3, 1 if b.positives[3] != 0 else 2] = -np.inf
-    calls = []
-    results = risk_gradient(
-        wide, b.positives + 1, ks=[1, 5, 77], draws=3, progress=lambda *x: calls.append(x)
-    )
-    assert calls == [(1, 3), (2, 3), (3, 3)]
+    results = risk_gradient(wide, b.positives + 1, ks=[1, 5, 77], draws=3)
     for r in results:
         for share in (r.risk, r.softmax, r.shortfall, r.blend, r.negatives):
             assert share.sum() == pytest.approx(1.0)
@@ -167,5 +168,3 @@ def test_bad_input_is_named(change, words):
     b = bank()
     with pytest.raises(ValueError, match=words):
         risk_gradient(b.scores, b.positives, **({"ks": [4]} | change))
-    with pytest.raises(ValueError, match="k = 9"):
-        culprit_probabilities([0.1], 0.0, 9)

@@ -56,6 +56,14 @@ def test_options_of_every_type():
     assert run == Run(fast=False, loss=LossConfig("blend", tail={"rho0": 0.05}), out=Path("there"))
 
 
+def test_options_have_hyphens(capsys):
+    wanted = Run(loss=LossConfig(softmax_term=0.5), out=Path("a-b"))
+    assert read("--loss.softmax-term", "0.5", "--out=a-b") == wanted
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "--loss.softmax-term" in capsys.readouterr().out
+
+
 def test_what_is_dumped_reads_the_same(file):
     run = Run(epochs=2, loss=LossConfig("released", 0.2, tail={"gate": "rho"}), out=Path("there"))
     assert read("--config", file(settings.dump(run))) == run

@@ -15,52 +15,56 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from rich.progress import BarColumn, TaskID, TimeElapsedColumn
+from rich.progress import TaskID
 from torch import Tensor
 
 from weince.diagnose import figures_link
-from weince.diagnose.bank import QUICK, Settings
 from weince.diagnose.measure import STAGES, Measured, measure, measure_theory
 from weince.diagnose.page import Page, write_page
 from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose.sections import Group, write_sections
+from weince.diagnose.settings import Settings, settings_for
 from weince.diagnose.style import Gallery
 from weince.diagnose.training import Opening
 from weince.diagnose.verdict import THRESHOLDS, Verdict, decide, tail_kind
 from weince.files import check_folder
 from weince.machine import version
-from weince.progress import Bars, Cut
+from weince.progress import Bars, telling_bars
 
 FORMAT = "weince diagnosis 1"
 WRITTEN = ("index.html", "summary.json", "figures", "tables")
+OUT = Path("weince-report")
 
 
 def diagnose(
     inputs: Mapping[str, Sequence[ArrayLike | Tensor]],
-    out: str | Path,
-    quick: bool = True,
+    out: str | Path = OUT,
     *,
-    temperature: float | None = None,
-    seed: int = 0,
+    quick: bool = False,
+    trend: bool = False,
+    average: bool = False,
     progress: bool = True,
+    **changes: Any,
 ) -> Path:
-    """Diagnose named pairs of embeddings and write the page.
+    """Diagnose named pairs of embeddings and write the page; the defaults are those of ``weince diagnose``.
 
     Args:
         inputs: For each model ``(z_i, z_j)``, both ``(pairs, dim)``, positives row by row, at least 128 pairs; or
             ``(z_i, z_j, ids)``: pairs with equal ids never compete.
         out: Folder to write; replaced if it holds an earlier diagnosis, refused if it holds anything else.
         quick: Fewer batches and simulations: seconds instead of a minute for a few thousand pairs.
-        temperature: The temperature the models were trained with, if known.
-        seed: Seed of every draw.
+        trend: The models are checkpoints of one run, in order.
+        average: The models are one recipe with several seeds: add their mean.
         progress: Show progress bars and the verdicts on stderr.
+        changes: Fields of `weince.diagnose.settings.Settings`: ``temperature`` (the one the models were trained
+            with), ``seed``, ``batch_size``, ``batches``, ``bootstraps`` and others.
 
     Returns:
         Path of ``index.html``.
@@ -68,8 +72,15 @@ def diagnose(
     if not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must be {{name: (z_i, z_j)}}; got {type(inputs).__name__}")
     pairs = [_named(str(name), views) for name, views in inputs.items()]
-    settings = replace(QUICK if quick else Settings(), temperature=temperature, seed=seed)
-    return write_diagnosis(pairs, Path(out), settings, quick=quick, progress=progress)
+    return write_diagnosis(
+        pairs,
+        Path(out),
+        settings_for(quick, **changes),
+        quick=quick,
+        trend=trend,
+        average=average,
+        progress=progress,
+    )
 
 
 def _named(name: str, views: Sequence[ArrayLike | Tensor]) -> Pairs:
@@ -85,7 +96,7 @@ def write_diagnosis(
     *,
     quick: bool = False,
     trend: bool = False,
-    seeds: bool = False,
+    average: bool = False,
     opening: Opening | None = None,
     command: str = "weince.diagnose.diagnose(...)",
     progress: bool = True,
@@ -98,14 +109,14 @@ def write_diagnosis(
         settings: How much to compute.
         quick: Whether the simulations that do not depend on the data are short.
         trend: Show quantities over the checkpoints, and figures of the last one only.
-        seeds: The models are seeds of one recipe: show their mean, with a t-interval over them.
+        average: The models are one recipe with several seeds: show their mean, with a t-interval over them.
         opening: What stands on the page before the diagnosis: where the models come from, for example.
         command: What the page says it was made with.
         progress: Show progress bars and the verdicts on stderr.
     """
-    _check_number(len(pairs), trend, seeds)
+    _check_number(len(pairs), trend, average)
     check_out(out)
-    with finished_folder(out) as folder, _bar(progress) as bar:
+    with finished_folder(out) as folder, telling_bars(shown=progress) as bar:
         models = _measure_all(pairs, settings, bar)
         drawing = bar.add_task("page", total=None, said="simulations")
         theory = measure_theory(settings, quick=quick)
@@ -113,14 +124,14 @@ def write_diagnosis(
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
         opened = opening.sections(gallery) if opening else ()
-        compared = _compare(gallery, models, trend, seeds)
+        compared = _compare(gallery, models, trend, average)
         shown = models[-1:] if trend else models
         sections = write_sections(gallery, models, theory, settings, shown=shown)
         for section in (*opened, *sections):
             for table in section.tables:
                 table.write_csv(folder / "tables")
         summary = summarise(judged, settings, command)
-        if seeds:
+        if average:
             summary["mean_over_seeds"] = _means(models)
         (folder / "summary.json").write_text(
             json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
@@ -134,7 +145,7 @@ def write_diagnosis(
             models=judged,
             compared=compared,
             trend=trend,
-            seeds=seeds,
+            average=average,
             sections=sections,
             settings=settings,
             rules=THRESHOLDS,
@@ -148,13 +159,13 @@ def write_diagnosis(
     return out / "index.html"
 
 
-def _check_number(models: int, trend: bool, seeds: bool) -> None:
+def _check_number(models: int, trend: bool, average: bool) -> None:
     """Refuse too few models for what is to be shown of them."""
     if not models:
         raise InputError("nothing to diagnose: give at least one model")
     if trend and models < 2:
         raise InputError("a trend needs at least two checkpoints, got 1")
-    if seeds and (trend or models < 2):
+    if average and (trend or models < 2):
         raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}")
 
 
@@ -177,17 +188,12 @@ def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> list[
     return models
 
 
-def _bar(visible: bool) -> Bars:
-    said = Cut(lambda task: task.fields["said"])
-    return Bars(Cut(), BarColumn(), said, TimeElapsedColumn(), shown=visible)
-
-
-def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, seeds: bool) -> Group | None:
+def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, average: bool) -> Group | None:
     names = [m.name for m in models]
     if trend:
         drawn = figures_link.trend_figures(gallery, steps_of(names), models)
     elif len(models) > 1:
-        drawn = figures_link.forest_figures(gallery, models, mean=seeds)
+        drawn = figures_link.forest_figures(gallery, models, mean=average)
     else:
         return None
     return Group("", tuple(drawn))

@@ -1,69 +1,18 @@
-"""From paired embeddings to batches of scores: how much to compute, how to cut, what competes."""
+"""From paired embeddings to batches of scores: how to cut, what competes."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from weince import evt
 from weince.diagnose.reading import InputError, Pairs
+from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
+from weince.evt.link_test import positive_columns, view_cosines
 
-FEWEST_BATCHES = 4  # two to fit the link on, two to judge it
-FEWEST_PAIRS = 32  # in a batch
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
 LARGEST = 2048  # pairs in the largest batch that is tried where every positive wins
 MOST_SCORES = 2**24  # of anchors with candidates: beyond that some anchors of every batch are left out
 MOST_NEGATIVES = 2**23  # in the tail, drawn at random beyond that
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How much to compute.
-
-    Attributes:
-        batch_size: Pairs in a batch; None for 256, or fewer when there are few pairs.
-        batches: The most batches.
-        seed: Seed of every draw.
-        bootstraps: Resamplings of the held-out batches.
-        null_draws: Simulations of the likelihood ratio under softmax.
-        tail_bootstraps: Resamplings of batches for xi, and simulations for the tests of the tail's fit.
-        quantile: Level of the threshold of the tail.
-        temperature: The temperature the model was trained with, if known.
-        points: Points of the curves over lam, temperature and threshold.
-        risk_pairs: The most pairs in the one batch that risk against gradient is measured on.
-    """
-
-    batch_size: int | None = None
-    batches: int = 32
-    seed: int = 0
-    bootstraps: int = 2000
-    null_draws: int = 200
-    tail_bootstraps: int = 200
-    quantile: float = 0.99
-    temperature: float | None = None
-    points: int = 21
-    risk_pairs: int = 768
-
-    def __post_init__(self) -> None:
-        if self.batches < FEWEST_BATCHES:
-            raise InputError(
-                f"at least {FEWEST_BATCHES} batches are needed, two to fit the link and two to judge it; "
-                f"got {self.batches}"
-            )
-        if self.batch_size is not None and self.batch_size < FEWEST_PAIRS:
-            raise InputError(f"a batch needs at least {FEWEST_PAIRS} pairs, got {self.batch_size}")
-        least = min(self.bootstraps, self.null_draws, self.tail_bootstraps)
-        if least < 10:
-            raise InputError(f"every number of bootstraps must be at least 10, got {least}")
-        if self.seed < 0:
-            raise InputError(f"the seed must be at least 0, got {self.seed}")
-        if not 0.5 <= self.quantile < 1.0:
-            raise InputError(f"the threshold's quantile must lie in [0.5, 1), got {self.quantile}")
-        if self.temperature is not None and not 0.0 < self.temperature < np.inf:
-            raise InputError(f"the temperature must be positive, got {self.temperature}")
-
-
-QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, points=11, risk_pairs=384)
 
 
 class Bank(NamedTuple):
@@ -128,18 +77,14 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
     scores = np.empty((count * kept, size - 1))
     positives, negatives = np.empty(count * kept, dtype=np.int64), []
     for b, rows in enumerate(order.reshape(count, batch_size)):
-        z = np.concatenate([pairs.z_i[rows], pairs.z_j[rows]]).astype(np.float64)
-        z /= np.linalg.norm(z, axis=1, keepdims=True)
-        s = np.clip(z @ z.T, -1.0, 1.0)
+        s = view_cosines(pairs.z_i[rows], pairs.z_j[rows])
         if pairs.ids is not None:
             twice = np.tile(pairs.ids[rows], 2)
             s[(twice[:, None] == twice) & ~positive] = np.nan
         anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
         here = slice(b * kept, (b + 1) * kept)
         scores[here] = s[anchors][others[anchors]].reshape(kept, size - 1)
-        other = (anchors + batch_size) % size
-        # Leaving out an anchor's own column moves those after it one to the left.
-        positives[here] = other - (other > anchors)
+        positives[here] = positive_columns(batch_size)[anchors]
         competing = s[once] if share == 1.0 else s[once][rng.random(int(once.sum())) < share]
         negatives.append(competing[~np.isnan(competing)])
     if not all(len(x) for x in negatives):

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weince import evt
-from weince.diagnose.bank import Bank, Settings, anchors_kept, build_bank, larger_sizes, plan
+from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, plan
 from weince.diagnose.reading import InputError, Pairs
+from weince.diagnose.settings import Settings
 from weince.evt import choice
 from weince.evt.gpd import Floats
 from weince.evt.top1 import Noise
@@ -103,7 +104,7 @@ class Measured:
 
 def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, ...]]:
     x, batches = bank.negatives.scores, bank.negatives.batches
-    seed, boots = settings.seed, settings.tail_bootstraps
+    seed, bootstraps = settings.seed, settings.tail_bootstraps
     tell("tail")
     highest = min(0.995, 1.0 - 30.0 / x.size)
     at_cap = int((x >= 1.0 - 1e-9).sum())
@@ -112,7 +113,7 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
             f"{100.0 * at_cap / x.size:.1f} % of the negative pairs have a cosine of 1, so their tail is one point: "
             "duplicates (remove them, or give them equal ids), or items that the encoder maps onto one point"
         )
-    xi = evt.xi_over_batches(x, batches, quantile=settings.quantile, n_boot=boots, seed=seed)
+    xi = evt.xi_over_batches(x, batches, quantile=settings.quantile, bootstraps=bootstraps, seed=seed)
     u = xi.fit.threshold
     notes: tuple[str, ...] = ()
     cap: float | None = 1.0
@@ -132,7 +133,7 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
             xi=xi,
             exponential=evt.fit_exponential(x, u),
             capped=None if cap is None else evt.fit_capped(x, u, cap=cap),
-            fit_test=evt.goodness_of_fit(x, u, n_boot=boots, seed=seed),
+            fit_test=evt.goodness_of_fit(x, u, bootstraps=bootstraps, seed=seed),
             curves=evt.tail_curves(x, u, cap=cap),
             stability=stability,
             residual_life=evt.mean_residual_life(x, levels),
@@ -301,23 +302,23 @@ def _test_link(pairs: Pairs, settings: Settings) -> Tested:
 
 
 def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Measured:
-    seed, boots = settings.seed, settings.bootstraps
+    seed, bootstraps = settings.seed, settings.bootstraps
     tell("link test")
     bank, link, size, count, tried, notes = _test_link(pairs, settings)
     tail, more = _tail(bank, settings, tell)
     # No curve without a finite fit: perfect separation, or scores that do not help at all.
     usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
     tell("rivals")
-    rivals = evt.link_rivals(*bank.link, bootstraps=boots, rng=seed) if usable else None
+    rivals = evt.link_rivals(*bank.link, bootstraps=bootstraps, rng=seed) if usable else None
     tell("curves")
     curves = _curves(bank, link, settings, worth) if usable else None
     tell("ablations")
-    hard, pool = _selections(bank.link, boots, seed)
+    hard, pool = _selections(bank.link, bootstraps, seed)
     hard_drawn = pool_drawn = None
     if usable:
         winners = evt.simulate_winners(bank.link.scores, link.lam, link.tau, rng=seed)
-        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=winners), boots, seed)
-    frechet = evt.frechet_ablation(*bank.link, bootstraps=boots, rng=seed)
+        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=winners), bootstraps, seed)
+    frechet = evt.frechet_ablation(*bank.link, bootstraps=bootstraps, rng=seed)
     tell("risk")
     risk = None if curves is None else _risk(pairs, link, curves.beta, settings)
     tell("anchors")

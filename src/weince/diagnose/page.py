@@ -6,10 +6,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from weince.diagnose.bank import Settings
 from weince.diagnose.html import style_sheet, templates
 from weince.diagnose.measure import Measured
 from weince.diagnose.sections import Group, Section
+from weince.diagnose.settings import Settings
 from weince.diagnose.style import Figure
 from weince.diagnose.training import Opening
 from weince.diagnose.verdict import Thresholds, Verdict
@@ -27,7 +27,7 @@ class Page:
         models: What was measured, with a verdict for each.
         compared: Figures of the models side by side, or of the run over time; may be empty.
         trend: Whether the models are checkpoints of one run.
-        seeds: Whether they are seeds of one recipe.
+        average: Whether they are one recipe with several seeds.
         sections: The diagnostics.
         settings: How much was computed.
         rules: When a verdict is given.
@@ -41,7 +41,7 @@ class Page:
     models: Sequence[tuple[Measured, Verdict]]
     compared: Group | None
     trend: bool
-    seeds: bool
+    average: bool
     sections: Sequence[Section]
     settings: Settings
     rules: Thresholds

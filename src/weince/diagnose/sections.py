@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weince.diagnose import figures_link, figures_tail
-from weince.diagnose.bank import Settings
 from weince.diagnose.measure import Measured, Theory
+from weince.diagnose.settings import Settings
 from weince.diagnose.style import Figure, Gallery
 from weince.diagnose.tables import Cell, Table, between, by_model, count, num, p_value, percent, text
 from weince.evt import AblationPoint, Gain, LinkRivals, VaryingLink

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weince.diagnose.bank import Settings
 from weince.diagnose.measure import Measured
+from weince.diagnose.settings import Settings
 from weince.diagnose.tables import number
 from weince.evt import BatchXi
 from weince.evt.link_rivals import Explanation

@@ -4,10 +4,8 @@ from weince.evt.ablations import (
     AblationPoint,
     FrechetAblation,
     Gain,
-    TrendPoint,
     frechet_ablation,
     hard_negative_ablation,
-    link_trend,
     pool_ablation,
 )
 from weince.evt.anchors import (
@@ -18,16 +16,14 @@ from weince.evt.anchors import (
     compare_anchor_tails,
     daic_artefact,
 )
-from weince.evt.batch_tail import BatchXi, NegativeCosines, unique_negative_cosines, xi_over_batches
+from weince.evt.batch_tail import BatchXi, NegativeCosines, xi_over_batches
 from weince.evt.gpd import (
     CappedFit,
-    Exceedances,
     ExponentialFit,
     GPDFit,
     fit_capped,
     fit_exponential,
     fit_gpd,
-    select_exceedances,
 )
 from weince.evt.link_fit import GridFit, LinkFit, fit_grid, fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink, link_rivals
@@ -50,7 +46,7 @@ from weince.evt.pot import (
     tail_curves,
     threshold_stability,
 )
-from weince.evt.risk import RiskGradient, culprit_probabilities, risk_gradient
+from weince.evt.risk import RiskGradient, risk_gradient
 from weince.evt.top1 import Top1, top1_asymptotics
 
 __all__ = [
@@ -61,7 +57,6 @@ __all__ = [
     "CappedFit",
     "CoordinateMismatch",
     "DaicArtefact",
-    "Exceedances",
     "ExponentialFit",
     "FrechetAblation",
     "GPDFit",
@@ -80,12 +75,10 @@ __all__ = [
     "TailCurves",
     "ThresholdStability",
     "Top1",
-    "TrendPoint",
     "VaryingLink",
     "anchor_tails",
     "compare_anchor_tails",
     "coordinate_mismatch",
-    "culprit_probabilities",
     "daic_artefact",
     "fit_capped",
     "fit_exponential",
@@ -99,16 +92,13 @@ __all__ = [
     "link_rivals",
     "link_test",
     "link_theory",
-    "link_trend",
     "mean_residual_life",
     "noise_floor",
     "pool_ablation",
     "risk_gradient",
-    "select_exceedances",
     "simulate_winners",
     "tail_curves",
     "threshold_stability",
     "top1_asymptotics",
-    "unique_negative_cosines",
     "xi_over_batches",
 ]

@@ -6,7 +6,7 @@ the score: 0 (softmax alone), W (shortfall), F (heavy tail), WF (both). Gains ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from weince.evt import choice
 from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, Progress, check_fraction
+from weince.evt.gpd import Floats, Interval, check_fraction
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import (
     LinkBank,
@@ -85,14 +85,6 @@ class AblationPoint:
     tau0: float
     gain: Gain
     separated: bool
-
-
-@dataclass(frozen=True)
-class TrendPoint:
-    """One checkpoint of a run: its label (an epoch, a step) and its Frechet ablation."""
-
-    label: float
-    ablation: FrechetAblation
 
 
 def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
@@ -180,7 +172,6 @@ def _hard_sets(
     sizes: Sequence[tuple[int, int]],
     bootstraps: int,
     rng: int | np.random.Generator,
-    progress: Progress | None,
 ) -> tuple[AblationPoint, ...]:
     """Fit the link to the positive and the hardest ``kept`` of ``pool`` negatives, for each (kept, pool)."""
     generator = np.random.default_rng(rng)
@@ -190,7 +181,7 @@ def _hard_sets(
     won = s[np.arange(len(s)), winners][:, None]
     seed = int(generator.integers(2**63))
     points = []
-    for i, (kept, pool) in enumerate(sizes):
+    for kept, pool in sizes:
         pool = min(pool, available)
         if not 1 <= kept <= pool:
             raise ValueError(f"kept must lie between 1 and the pool of {pool} negatives, got {kept}")
@@ -198,8 +189,6 @@ def _hard_sets(
         hard = -np.partition(-negatives[:, :pool], kept - 1, axis=1)[:, :kept]
         bank = LinkBank(np.hstack([won, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))
         points.append(_ablation_point(bank, kept, pool, bootstraps, np.random.default_rng(seed)))
-        if progress is not None:
-            progress(i + 1, len(sizes))
     return tuple(points)
 
 
@@ -222,7 +211,6 @@ def hard_negative_ablation(
     pool: int = 512,
     bootstraps: int = 2000,
     rng: int | np.random.Generator = 0,
-    progress: Progress | None = None,
 ) -> tuple[AblationPoint, ...]:
     """Keep more and more of a fixed pool, hardest first: how much of the link comes from the top?
 
@@ -232,10 +220,9 @@ def hard_negative_ablation(
         pool: Negatives to pick them from; all of them when an anchor has fewer.
         bootstraps: Resamplings of the held-out batches.
         rng: Seed or generator.
-        progress: Called with (done, total).
     """
     sizes = [(k, pool) for k in kept]
-    return _hard_sets(scores, positives, batches, sizes, bootstraps, rng, progress)
+    return _hard_sets(scores, positives, batches, sizes, bootstraps, rng)
 
 
 def pool_ablation(
@@ -247,7 +234,6 @@ def pool_ablation(
     kept: int = 64,
     bootstraps: int = 2000,
     rng: int | np.random.Generator = 0,
-    progress: Progress | None = None,
 ) -> tuple[AblationPoint, ...]:
     """Keep a fixed number of hard negatives from larger and larger random pools.
 
@@ -257,32 +243,6 @@ def pool_ablation(
         kept: Hard negatives that compete with the positive.
         bootstraps: Resamplings of the held-out batches.
         rng: Seed or generator.
-        progress: Called with (done, total).
     """
     sizes = [(kept, p) for p in pools]
-    return _hard_sets(scores, positives, batches, sizes, bootstraps, rng, progress)
-
-
-def link_trend(
-    labels: Sequence[float],
-    banks: Iterable[LinkBank],
-    *,
-    bootstraps: int = 2000,
-    rng: int = 0,
-    progress: Progress | None = None,
-) -> tuple[TrendPoint, ...]:
-    """The Frechet ablation of every checkpoint of a run: W-0, F-0, WF-W, lam and lam_F over time.
-
-    Args:
-        labels: Epoch or step of each bank.
-        banks: One bank per checkpoint; may be a generator, so that one is in memory at a time.
-        bootstraps: Resamplings of the held-out batches.
-        rng: Seed, the same for every checkpoint, so that the split is too.
-        progress: Called with (done, total).
-    """
-    points = []
-    for label, bank in zip(labels, banks, strict=True):
-        points.append(TrendPoint(float(label), frechet_ablation(*bank, bootstraps=bootstraps, rng=rng)))
-        if progress is not None:
-            progress(len(points), len(labels))
-    return tuple(points)
+    return _hard_sets(scores, positives, batches, sizes, bootstraps, rng)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from scipy.stats import chi2
 
-from weince.evt.gpd import Floats, Progress, maximise_rows
+from weince.evt.gpd import Floats, maximise_rows
 
 _FLOOR = 1e-12  # of Sxx and of sums of squared errors
 _FEWEST_POINTS = 3
@@ -229,7 +229,6 @@ def compare_anchor_tails(
     alpha: float = 0.05,
     n_null: int = 2000,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> AnchorComparison:
     """Ask of each anchor, by likelihood, whether its tail is bounded: GPD with free xi against exponential.
 
@@ -245,7 +244,6 @@ def compare_anchor_tails(
         alpha: level of the tests.
         n_null: simulated exponential tails for each K.
         seed: seed of the simulation.
-        progress: called with (done, total) tail sizes.
     """
     if not 0.0 < alpha < 1.0 or n_null < 1:
         raise ValueError(f"alpha must lie in (0, 1) and n_null be positive, got {alpha} and {n_null}")
@@ -255,7 +253,7 @@ def compare_anchor_tails(
     xi, lr, gain, p = np.full(len(d), np.nan), np.zeros(len(d)), np.zeros(len(d)), np.ones(len(d))
     null_shares = np.zeros((len(d), 3))
     sizes = np.unique(n[n >= _FEWEST_EXCEEDANCES])
-    for done, size in enumerate(sizes, start=1):
+    for size in sizes:
         rows = n == size
         xi[rows], lr[rows], gain[rows], fitted = _likelihoods(d[rows], int(size))
         null_xi, null_lr = _simulate_null(int(size), n_null, seed)
@@ -263,8 +261,6 @@ def compare_anchor_tails(
         below = np.searchsorted(null_roots, _signed_root(xi[rows], lr[rows]), side="left")
         p[rows] = np.where(fitted, (n_null - below + 1.0) / (n_null + 1.0), 1.0)
         null_shares[rows] = _shares(null_xi, null_lr, alpha)
-        if progress is not None:
-            progress(done, sizes.size)
     share_negative, share_aic, share_chi2 = _shares(xi, lr, alpha)
     null_negative, null_aic, null_chi2 = (float(share) for share in null_shares.mean(axis=0))
     return AnchorComparison(

@@ -19,7 +19,6 @@ from scipy.stats import chi2, gamma
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-Progress = Callable[[int, int], None]
 
 _MIN_EXCESSES = 10
 _V_MIN = -25.0  # below this, 1 - theta * max(y) = exp(v) is lost in float64
@@ -68,15 +67,6 @@ class CappedFit:
     p_value: float  # chi-square, 1 degree of freedom: small when the tail does not end at the cap; NaN as lr
 
 
-@dataclass(frozen=True)
-class Exceedances:
-    """Scores above a threshold."""
-
-    threshold: float
-    scores: Floats  # (n,), all > threshold
-    n_total: int  # how many scores the threshold was taken from
-
-
 def as_scores(x: ArrayLike, name: str = "x") -> Floats:
     """Return `x` as a flat float64 array; refuse what is empty or not finite."""
     scores = np.asarray(x, dtype=np.float64)
@@ -94,18 +84,6 @@ def check_fraction(value: float, name: str) -> float:
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
     return float(value)
-
-
-def select_exceedances(x: ArrayLike, *, quantile: float = 0.99) -> Exceedances:
-    """Keep the scores above their `quantile`.
-
-    Args:
-        x: scores, shape (n,).
-        quantile: level of the threshold.
-    """
-    scores = as_scores(x)
-    threshold = float(np.quantile(scores, check_fraction(quantile, "quantile")))
-    return Exceedances(threshold, scores[scores > threshold], scores.size)
 
 
 def excesses_over(x: ArrayLike, threshold: float) -> Floats:

@@ -168,7 +168,8 @@ def link_rivals(
     if pair.separated or softmax[0] == 0.0:
         return _nothing(pair.separated)
     halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(nodes), level)
-    mine, others = (_scored(scores, positives, batches, choices.labels[which]) for which in (inside, outside))
+    s, winners = choice.read_scores(scores, positives)
+    mine, others = (_scored(s, winners, batches, choices.labels[which]) for which in (inside, outside))
 
     def gain(values: Floats) -> Gain:
         return held_out_gain(values, bootstraps, level, generator)
@@ -233,13 +234,12 @@ def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judg
     )
 
 
-def _scored(scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, labels: IntArray) -> Scored:
+def _scored(scores: Floats, winners: IntArray, batches: ArrayLike, labels: IntArray) -> Scored:
     """The scores of some batches, in the order of `Choices`."""
-    s, winners = choice.read_scores(scores, positives)
     which = np.asarray(batches)
     rows = np.flatnonzero(np.isin(which, labels))
     rows = rows[np.argsort(which[rows], kind="stable")]
-    return Scored(s[rows], s[rows, winners[rows]])
+    return Scored(scores[rows], scores[rows, winners[rows]])
 
 
 def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Interval:

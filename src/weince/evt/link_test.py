@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from weince.evt import choice
 from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, Progress, check_fraction
+from weince.evt.gpd import Floats, Interval, check_fraction
 from weince.evt.link_fit import Pair, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
 
@@ -98,8 +98,7 @@ def link_bank(
     first, second = (np.asarray(z, dtype=np.float64) for z in (z_i, z_j))
     if first.ndim != 2 or first.shape != second.shape:
         raise ValueError(f"z_i and z_j must both be (pairs, dim), got {first.shape} and {second.shape}")
-    views = np.stack([first, second])
-    norms = np.linalg.norm(views, axis=2, keepdims=True)
+    norms = np.linalg.norm(np.stack([first, second]), axis=2, keepdims=True)
     if not np.all(np.isfinite(norms) & (norms > 0.0)):
         row = int(np.argmax(~(np.isfinite(norms) & (norms > 0.0)).all(axis=(0, 2))))
         raise ValueError(f"embeddings must be finite and not zero, pair {row} is not")
@@ -112,15 +111,29 @@ def link_bank(
         raise ValueError(
             f"{len(first)} pairs do not fill one batch of {batch_size}; give more or a smaller batch_size"
         )
-    views /= norms
     size = 2 * batch_size
     others = ~np.eye(size, dtype=bool)
     scores = np.empty((count * size, size - 1))
     order = np.random.default_rng(rng).permutation(len(first))[: count * batch_size]
     for b, pairs in enumerate(order.reshape(count, batch_size)):
-        z = views[:, pairs].reshape(size, -1)
-        scores[b * size : (b + 1) * size] = np.clip(z @ z.T, -1.0, 1.0)[others].reshape(size, size - 1)
+        cosines = view_cosines(first[pairs], second[pairs])
+        scores[b * size : (b + 1) * size] = cosines[others].reshape(size, size - 1)
     return in_batches(scores, batch_size)
+
+
+def view_cosines(z_i: Floats, z_j: Floats) -> Floats:
+    """Cosines ``(2 n, 2 n)`` of the views of a batch of pairs, ``(n, dim)`` twice: first views, then second ones."""
+    z = np.concatenate([z_i, z_j]).astype(np.float64)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    return np.clip(z @ z.T, -1.0, 1.0)
+
+
+def positive_columns(batch_size: int) -> NDArray[np.int64]:
+    """Where each of the ``2 * batch_size`` views of a batch has its positive among the other views."""
+    anchor = np.arange(2 * batch_size)
+    other = (anchor + batch_size) % len(anchor)
+    # Leaving out an anchor's own column moves those after it one to the left.
+    return (other - (other > anchor)).astype(np.int64)
 
 
 def in_batches(scores: Floats, batch_size: int) -> LinkBank:
@@ -132,11 +145,8 @@ def in_batches(scores: Floats, batch_size: int) -> LinkBank:
     """
     size = 2 * batch_size
     count = len(scores) // size
-    anchor = np.arange(size)
-    other = (anchor + batch_size) % size
-    # Leaving out an anchor's own column moves those after it one to the left.
-    positives = np.tile(other - (other > anchor), count)
-    return LinkBank(scores, positives.astype(np.int64), np.repeat(np.arange(count), size).astype(np.int64))
+    positives = np.tile(positive_columns(batch_size), count)
+    return LinkBank(scores, positives, np.repeat(np.arange(count), size).astype(np.int64))
 
 
 def simulate_winners(
@@ -243,7 +253,6 @@ def link_test(
     level: float = 0.95,
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
-    progress: Progress | None = None,
 ) -> LinkTest:
     """Test the softmax link against the blend of softmax and shortfall.
 
@@ -258,8 +267,6 @@ def link_test(
         level: Level of all intervals.
         eps: Floor of the shortfall ``1 - s``.
         rng: Seed or generator of the split, the resampling and the simulations.
-        progress: Called with (done, total) after each of the five stages: read, fit, judge, simulate,
-            cross-validate.
 
     Example:
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
@@ -276,24 +283,18 @@ def link_test(
     ):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
-    tell = progress or (lambda done, total: None)
     generator = np.random.default_rng(rng)
     choices = choice.read_choices(scores, positives, batches, eps=eps)
-    tell(1, 5)
     inside, outside = split_batches(len(choices.labels), held_in, generator)
     fitted = choices.take(inside)
     pair = fit_pair(fitted)
     estimate = link_fit(fitted, pair, level)
-    tell(2, 5)
     gains = batch_gains(choices.take(outside), pair)
     t, t_p = clustered_t(gains)
     interval = resampled_interval(gains, bootstraps, level, generator)
-    tell(3, 5)
     ratio = 2.0 * (pair.full.value - pair.null.value)
     null, ratio_p = _bootstrap(fitted, pair, ratio, null_draws, generator)
-    tell(4, 5)
     cv_gains, cv_lams = _cross_validate(choices, folds, pair, generator)
-    tell(5, 5)
     gapped = not estimate.separated and bool(np.isnan(cv_lams).any())
     gain = float(gains.mean())
     return LinkTest(

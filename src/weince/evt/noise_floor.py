@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 
-from weince.evt.gpd import Floats, Progress
+from weince.evt.gpd import Floats
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,6 @@ def noise_floor(
     sizes: Sequence[int] = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
     replicates: int = 20_000,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> NoiseFloor:
     """Simulate winners of a shortfall law and measure the error of the right and of the wrong link.
 
@@ -160,7 +159,6 @@ def noise_floor(
         sizes: numbers of observed winners.
         replicates: simulated data sets for each size.
         seed: seed of the simulation.
-        progress: called with (done, total) sizes.
     """
     s = np.sort(_as_candidates(scores))
     coordinate = -np.log1p(-s)
@@ -181,8 +179,6 @@ def noise_floor(
             odds = fit_slope(feature, share[known] @ feature) * (feature[-1] - feature[0])
             square = (odds - target) ** 2
             error[i, j], se[i, j] = square.mean(), square.std(ddof=1) / np.sqrt(square.size)
-        if progress is not None:
-            progress(j + 1, counts_of.size)
     return NoiseFloor(
         sizes=counts_of,
         log_odds=target,

@@ -15,7 +15,6 @@ from weince.evt.gpd import (
     Floats,
     GPDFit,
     Interval,
-    Progress,
     as_scores,
     check_fraction,
     crossing,
@@ -64,7 +63,7 @@ class GoodnessOfFit:
     ks_p_value: float
     ad: float
     ad_p_value: float
-    n_boot: int
+    bootstraps: int
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,6 @@ def threshold_stability(
     thresholds: ArrayLike | None = None,
     *,
     level: float = 0.95,
-    progress: Progress | None = None,
 ) -> ThresholdStability:
     """Fit the GPD over several thresholds; xi < 0 means a bounded tail.
 
@@ -134,16 +132,13 @@ def threshold_stability(
         x: scores, shape (n,).
         thresholds: levels to try; the quantiles 0.90 to 0.995 when not given.
         level: coverage of the profile-likelihood intervals.
-        progress: called with (done, total).
     """
     scores = as_scores(x)
     levels = _pick_thresholds(scores, thresholds)
     fits, scale_intervals = [], []
-    for done, u in enumerate(levels, start=1):
+    for u in levels:
         fits.append(fit_gpd(scores, float(u), level=level))
         scale_intervals.append(_modified_scale_interval(excesses_over(scores, float(u)), fits[-1]))
-        if progress is not None:
-            progress(done, levels.size)
     return ThresholdStability(
         thresholds=levels,
         n=np.array([fit.n for fit in fits]),
@@ -200,9 +195,8 @@ def goodness_of_fit(
     x: ArrayLike,
     threshold: float = 0.0,
     *,
-    n_boot: int = 200,
+    bootstraps: int = 200,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> GoodnessOfFit:
     """Test the GPD on the scores above a threshold.
 
@@ -213,28 +207,25 @@ def goodness_of_fit(
     Args:
         x: scores, shape (n,).
         threshold: the level the scores must exceed.
-        n_boot: simulated samples.
+        bootstraps: simulated samples.
         seed: seed of the simulation.
-        progress: called with (done, total).
     """
-    if n_boot < 1:
-        raise ValueError(f"n_boot must be at least 1, got {n_boot}")
+    if bootstraps < 1:
+        raise ValueError(f"bootstraps must be at least 1, got {bootstraps}")
     y = excesses_over(x, threshold)
     rng = np.random.default_rng(seed)
     xi, sigma, _, _ = maximise_rows(y[None])
     ks, ad = (float(a[0]) for a in _fit_statistics(y[None], xi, sigma))
     above = np.zeros(2)
-    rows = max(1, min(n_boot, _BLOCK // (64 * y.size)))  # small blocks: they stay in the cache
-    for start in range(0, n_boot, rows):
-        count = min(rows, n_boot - start)
+    rows = max(1, min(bootstraps, _BLOCK // (64 * y.size)))  # small blocks: they stay in the cache
+    for start in range(0, bootstraps, rows):
+        count = min(rows, bootstraps - start)
         sample = sample_gpd(rng, float(xi[0]), float(sigma[0]), (count, y.size))
         new_xi, new_sigma, _, _ = maximise_rows(sample)
         new_ks, new_ad = _fit_statistics(sample, new_xi, new_sigma)
         above += (new_ks >= ks).sum(), (new_ad >= ad).sum()
-        if progress is not None:
-            progress(start + count, n_boot)
-    p_ks, p_ad = (above + 1.0) / (n_boot + 1.0)
-    return GoodnessOfFit(ks, float(p_ks), ad, float(p_ad), n_boot)
+    p_ks, p_ad = (above + 1.0) / (bootstraps + 1.0)
+    return GoodnessOfFit(ks, float(p_ks), ad, float(p_ad), bootstraps)
 
 
 def sample_gpd(rng: np.random.Generator, xi: float, sigma: float, shape: tuple[int, ...]) -> Floats:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from weince.evt.choice import IntArray, negatives_of, read_scores
-from weince.evt.gpd import Floats, Progress
+from weince.evt.gpd import Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,31 +40,6 @@ class RiskGradient:
     blend: Floats
     failure_rate: float
     negatives: Floats
-
-
-def culprit_probabilities(scores: ArrayLike, positive: float, k: int) -> Floats:
-    """Probability that each negative is the culprit of a random subset of ``k``, drawn without replacement.
-
-    The r-th best of N negatives is the best of the subset with probability ``C(N - r, k - 1) / C(N, k)``; it
-    is the culprit if it also beats the positive. Equal scores share their probability equally.
-
-    Args:
-        scores: ``(negatives,)`` scores of an anchor's negatives.
-        positive: Score of its positive.
-        k: Size of the subset.
-
-    Returns:
-        ``(negatives,)`` probabilities; their sum is the probability of a failure.
-    """
-    s = np.asarray(scores, dtype=np.float64)
-    if s.ndim != 1 or not 1 <= k <= len(s):
-        raise ValueError(f"scores must be (negatives,) with 1 <= k <= negatives, got {s.shape} and k = {k}")
-    _, group, sizes = np.unique(s, return_inverse=True, return_counts=True)
-    # P(best of the subset is the r-th best), r = 1 .. N; summed within ties and shared out again.
-    by_rank = np.zeros(len(s))
-    by_rank[np.argsort(-s, kind="stable")] = _best_by_rank(len(s), k)
-    even = np.bincount(group, weights=by_rank)[group] / sizes[group]
-    return np.where(s > positive, even, 0.0)
 
 
 def _best_by_rank(n: int, k: int) -> Floats:
@@ -111,7 +86,6 @@ def risk_gradient(
     draws: int = 2,
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
-    progress: Progress | None = None,
 ) -> tuple[RiskGradient, ...]:
     """Compare where failures come from with where softmax, shortfall and blend put their gradient.
 
@@ -127,7 +101,6 @@ def risk_gradient(
         draws: Random orders of every anchor's negatives; each is cut into all disjoint subsets of size K.
         eps: Floor of ``1 - s``.
         rng: Seed or generator.
-        progress: Called with (done, total).
     """
     s, winners = read_scores(scores, positives)
     won, negatives = _split_negatives(s, winners)
@@ -144,15 +117,13 @@ def risk_gradient(
     generator = np.random.default_rng(rng)
     fewest, n_bins = int(counts.min()), len(edges) - 1
     totals = {k: np.zeros((3, n_bins)) for k in ks}
-    for draw in range(draws):
+    for _ in range(draws):
         drawn = _random_order(negatives, generator)[:, :fewest]
         links = _links(won, drawn, tau, *columns, eps)
         # As in numpy's histograms, the last bin holds its right edge.
         which = np.clip(np.searchsorted(edges, drawn, side="right") - 1, 0, n_bins - 1)
         for k in ks:
             totals[k] += [_gradient_mass(link, which, k, n_bins) for link in links]
-        if progress is not None:
-            progress(draw + 1, draws)
     spread = _shares(np.histogram(negatives[np.isfinite(negatives)], edges)[0].astype(np.float64))
     out = []
     for k in ks:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, betaincinv, betaln, log_ndtr, ndtri, softmax
 
-from weince.evt.gpd import Floats, Progress
+from weince.evt.gpd import Floats
 
 Noise = Literal["gumbel", "normal", "frechet", "pareto", "weibull", "beta"]
 _LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
@@ -177,7 +177,6 @@ def top1_asymptotics(
     shape: float = 3.0,
     replicates: int = 20_000,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> Top1:
     """Winner probabilities of random utilities against their closed form, for growing candidate sets.
 
@@ -191,7 +190,6 @@ def top1_asymptotics(
         shape: second parameter of the Beta noise; with 1 its tail is a pure power.
         replicates: simulated contests for each n.
         seed: seed of the simulation.
-        progress: called with (done, total) sizes.
     """
     if noise not in get_args(Noise):
         raise ValueError(f"noise must be one of {', '.join(get_args(Noise))}; got {noise!r}")
@@ -206,8 +204,6 @@ def top1_asymptotics(
         exact[j] = _exact_probabilities(model, float(size))
         winners = model.group_maxima(rng, float(size), replicates).argmax(axis=1)
         simulated[j] = np.bincount(winners, minlength=s.size) / replicates
-        if progress is not None:
-            progress(j + 1, n.size)
     error = np.abs(exact - closed).max(axis=1)
     power_rate, log_rate = _rates(n, error)
     return Top1(

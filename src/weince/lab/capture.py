@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 T = TypeVar("T")
 
 EAGER_STEPS = 3
-"""Steps before a graph is captured, in which libraries choose their algorithms and the optimiser its state."""
+"""Steps before a graph is captured, in which libraries choose their algorithms and the optimizer its state."""
 
 
 class Embedded(NamedTuple):
@@ -41,7 +41,7 @@ def set_rate(optimizer: Optimizer, value: float) -> None:
 
 
 def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimiser's state. How it computes stays as it was built: a run may go on on another device."""
+    """Load an optimizer's state. How it computes stays as it was built: a run may go on on another device."""
     groups = [
         saved | {key: built[key] for key in ("lr", "fused", "foreach", "capturable") if key in built}
         for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)

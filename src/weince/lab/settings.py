@@ -55,10 +55,18 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
     parser.set_defaults(given)  # for the help: what the run would take
     try:
-        built = parser.instantiate(parser.parse_args(rest, namespace=asked))
+        built = parser.instantiate(parser.parse_args(_as_fields(rest), namespace=asked))
     except argparse.ArgumentError as error:
         raise ValueError(_explained(str(error), kinds)) from None
     return kind(**{item.name: built[item.name] for item in fields(kind)})
+
+
+def _as_fields(arguments: Sequence[str]) -> list[str]:
+    """Arguments with options named as fields are: ``--snapshot-every`` is ``snapshot_every``."""
+    parts = [
+        argument.partition("=") if argument.startswith("--") else ("", "", argument) for argument in arguments
+    ]
+    return [name[:2] + name[2:].replace("-", "_") + equals + value for name, equals, value in parts]
 
 
 def _help_formatter() -> type[argparse.HelpFormatter]:
@@ -71,6 +79,10 @@ def _help_formatter() -> type[argparse.HelpFormatter]:
 
         def _expand_help(self, action: argparse.Action) -> str:
             return _unmarked(super()._expand_help(action))
+
+        def _format_action_invocation(self, action: argparse.Action) -> str:
+            said = super()._format_action_invocation(action)
+            return re.sub(r"--[\w.]+", lambda option: option[0].replace("_", "-"), said)
 
         def start_section(self, heading: str | None) -> None:
             super().start_section(heading and _unmarked(heading))
@@ -228,9 +240,9 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def recorded(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """The settings in a run's ``run.yaml``; one that is newer than the run had its default there."""
-    return _filled(load(str(path)), yaml.safe_load(dump(kind())))
+def recorded(content: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """The settings that a ``run.yaml`` holds; one that is newer than the run had its default there."""
+    return _filled(content, yaml.safe_load(dump(kind())))
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +270,7 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     check_folder(folder)
     path = folder / "run.yaml"
     if path.exists():
-        before, now = recorded(path, type(settings)), yaml.safe_load(dump(settings))
+        before, now = recorded(load(str(path)), type(settings)), yaml.safe_load(dump(settings))
         changed = [
             change
             for name, value in now.items()

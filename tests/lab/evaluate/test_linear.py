@@ -20,7 +20,7 @@ def blobs(n, classes, width, *, seed=0, spread=1.0):
 
 
 def one_by_one(x, y, classes, seed, epochs, batch, lr):
-    """The definition: a layer, an optimiser, shuffled epochs."""
+    """The definition: a layer, an optimizer, shuffled epochs."""
     torch.manual_seed(seed)
     layer = nn.Linear(x.shape[1], classes)
     optimizer = torch.optim.Adam(layer.parameters(), lr=lr)

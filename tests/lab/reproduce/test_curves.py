@@ -15,8 +15,8 @@ from weince.lab import settings
 from weince.lab.reproduce import curves, reproduce
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.tables import read_table
+from weince.lab.vision.config import VisionRun
 from weince.lab.vision.log import COLUMNS, Log
-from weince.lab.vision.train import VisionRun
 
 TRIES = [{"loss.temperature": 0.5}, {"loss.temperature": 0.2}]
 
@@ -227,7 +227,7 @@ def test_figures_reach_the_files_of_a_table(tmp_path):
         text = (folder / name).read_text()
         ElementTree.fromstring(text)  # well formed
         assert "&lt;b&gt;$x_1$" in text
-        assert f"]({name})" in (folder / "table.md").read_text()
+        assert f"\n- {name.removesuffix('.svg')}: " in (folder / "table.md").read_text()
     shown = page.read_text()
     assert shown.count("<svg") == 2
     assert "<b>" not in shown

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 from lab.reproduce.tables import small_table
+from programs import Program
 
 from weince.lab import settings
 from weince.lab.reproduce import execute, processes, reproduce
-from weince.lab.reproduce.execute import Failed, Interrupted, carry_out, is_done, run_here
+from weince.lab.reproduce.execute import Failed, Interrupted, carry_out, is_done, record, run_here
 from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.records import keep_records, read_record
 from weince.lab.reproduce.tables import read_table
-from weince.lab.vision.train import VisionRun
+from weince.lab.vision.config import VisionRun
 
 
 def runs_of(tmp_path):
@@ -327,12 +329,69 @@ def test_records_that_are_kept_make_the_table_without_weights_or_paths(tmp_path,
     first = reproduce(str(table), out=full, table_only=True, device="cpu", keep=kept).parent
     second = reproduce(str(table), out=kept, table_only=True, device="cpu", keep=kept).parent
     assert (first / "table.csv").read_text() == (second / "table.csv").read_text()
-    names = {path.name for path in kept.glob("runs/*/*/*/*")}
-    assert names == {"run.yaml", "evaluation.json", "made.json"}
-    for path in kept.glob("runs/*/*/*/run.yaml"):
-        said = settings.load(str(path))
-        assert (said["data"], kept / said["out"]) == ("digits", path.parent)
-        assert str(tmp_path) not in path.read_text()
+    assert {path.name for path in kept.iterdir()} == {"runs.jsonl", "small"}
+    text = (kept / "runs.jsonl").read_text(encoding="utf-8")
+    assert str(tmp_path) not in text
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["run"] for line in lines] == sorted(run.name for run in runs)
+    for line in lines:
+        assert line.keys() == {"run", "run.yaml", "evaluation.json", "made.json"}
+        assert (line["run.yaml"]["data"], line["run.yaml"]["out"]) == ("digits", f"runs/{line['run']}")
+
+
+def test_a_folder_counts_more_than_a_line_of_the_archive(tmp_path, script):
+    table = small_table(tmp_path)
+    run, other = finished(tmp_path, script, table)[:2]
+    reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu", keep=tmp_path / "full")
+    shutil.rmtree(other.folder)
+    assert is_done(run)
+    assert is_done(other)
+    found = record(other)
+    result = json.loads(run.result.read_text())
+    run.result.write_text(json.dumps({**result, "linear_test_mean": 12.5}))
+    assert record(run)["linear_test_mean"] == 12.5
+    run.result.unlink()  # begun again: the archive does not speak for it
+    assert not is_done(run)
+    assert record(other) == found
+    assert not is_done(replace(other, key="0" * 12))
+    keep_records([other], tmp_path / "moved")  # from one archive into another
+    assert (tmp_path / "moved" / "runs.jsonl").read_text() in (tmp_path / "full" / "runs.jsonl").read_text()
+
+
+def test_a_log_is_the_same_from_a_folder_and_from_the_archive(tmp_path, script):
+    run = finished(tmp_path, script, small_table(tmp_path))[0]
+    (run.folder / "log.csv").write_text("epoch,loss,crowded\n1,0.25,\n2,nan,0.5\n3,-inf,1e-07\n")
+    rows = read_record(run, "log.csv")
+    keep_records([run], tmp_path / "full")
+    shutil.rmtree(run.folder)
+    again = read_record(run, "log.csv")
+    assert str(again) == str(rows)  # NaN is not itself
+    assert [len(row) for row in again] == [2, 3, 3]
+
+
+def test_an_archive_that_is_none_is_refused_with_its_line(tmp_path, script):
+    run = finished(tmp_path, script, small_table(tmp_path))[0]
+    shutil.rmtree(run.folder)
+    (tmp_path / "full" / "runs.jsonl").write_text('{"run": "a/b/c"}\n[]\n')
+    with pytest.raises(ValueError, match="line 2: not the record of a run"):
+        read_record(run, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("table", "folder"), [("frechet_bf16", "evidence"), ("recipes_100.yaml", "recipe")], ids=["named", "file"]
+)
+def test_our_records_make_our_tables(tmp_path, table, folder):
+    results = Path(__file__).parents[3] / "research" / "results" / folder
+    if table.endswith(".yaml"):
+        table = str(results / table)
+    shutil.copy(results / "runs.jsonl", tmp_path)
+    made = reproduce(table, out=tmp_path, table_only=True).parent / "table.md"
+    ours = (results / made.parent.name / "table.md").read_text(encoding="utf-8")
+
+    def without_command(text: str) -> list[str]:
+        return [line for line in text.splitlines() if not line.startswith("- command: ")]
+
+    assert without_command(made.read_text(encoding="utf-8")) == without_command(ours)
 
 
 def test_a_run_with_other_settings_in_its_folder_is_not_done(tmp_path, script):
@@ -441,12 +500,12 @@ reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
 def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
     table = small_table(tmp_path)
     runs = plan(read_table(str(table)), tmp_path, device="cpu")
-    sweep = subprocess.Popen([sys.executable, "-c", SWEEP, str(table), str(tmp_path)], stderr=subprocess.PIPE)
+    sweep = Program("-c", SWEEP, table, tmp_path)
     wait_until(lambda: any(is_done(run) for run in runs), 120)
     sweep.send_signal(signal.SIGINT)
-    _, said = sweep.communicate(timeout=60)
-    assert sweep.returncode != 0
-    assert b"finished runs are kept" in said
+    ended = sweep.wait()
+    assert ended.returncode != 0
+    assert "finished runs are kept" in ended.stderr
     done = {run.folder: (run.folder / "made.json").stat().st_mtime_ns for run in runs if is_done(run)}
     assert 1 <= len(done) < 4
 

@@ -14,9 +14,10 @@ from weince.lab.evaluate import fingerprint
 from weince.lab.reproduce import overhead, reproduce
 from weince.lab.reproduce.tables import MEASURES
 from weince.lab.reproduce.tails import figures, measure
+from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
 from weince.lab.vision.runs import embed_pairs
-from weince.lab.vision.train import VisionRun, train
+from weince.lab.vision.train import train
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from weince.lab import settings
 from weince.lab.reproduce.aggregate import reported
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.tables import MEASURES, named_tables, read_table
-from weince.lab.vision.train import VisionRun
+from weince.lab.vision.config import VisionRun
 
 
 def edited(tmp_path, **changes):

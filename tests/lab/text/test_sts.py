@@ -21,19 +21,18 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from weince.cli import main
+from weince.lab.geometry import pair_distances, uniformity, unit_in_double
 from weince.lab.text.encoder import SentenceEncoder, check_model, load_backbone, only_here, tokenise
 from weince.lab.text.sts import (
     Prepared,
     StsPairs,
     StsTask,
-    alignment,
     evaluate_sts,
     read_sts,
     score,
     score_encoder,
     spearman,
     table,
-    uniformity,
 )
 
 
@@ -99,12 +98,18 @@ def test_alignment_and_uniformity_by_hand():
     rows = torch.randn(12, 4)
     unit = [row.double() / row.double().norm() for row in rows]
     near = np.mean([float((unit[i] - unit[i + 6]).norm() ** 2) for i in range(6)])
-    assert alignment(rows[:6], rows[6:]) == pytest.approx(near, abs=1e-12)
+    ours = unit_in_double(rows)
+    assert pair_distances(ours[:6], ours[6:]).mean() == pytest.approx(near, abs=1e-12)
     even = np.log(
         np.mean([np.exp(-2 * float((unit[i] - unit[j]).norm() ** 2)) for i in range(12) for j in range(i)])
     )
-    assert uniformity(rows) == pytest.approx(even, abs=1e-12)
-    assert alignment(rows, 3 * rows) == pytest.approx(0, abs=1e-15)
+    assert uniformity(ours) == pytest.approx(even, abs=1e-12)
+    assert pair_distances(ours, unit_in_double(3 * rows)).mean() == pytest.approx(0, abs=1e-15)
+    apart = [
+        np.exp(-2 * float((unit[i] - unit[j]).norm() ** 2)) for i in range(12) for j in range(i) if i != j + 6
+    ]
+    others = uniformity(ours, without=pair_distances(ours[:6], ours[6:]))
+    assert others == pytest.approx(np.log(np.mean(apart)), abs=1e-12)
 
 
 def test_all_aggregation(toy_sts):
@@ -126,8 +131,9 @@ def test_all_aggregation(toy_sts):
     assert result.mean == pytest.approx((result.tasks["STSB"] + result.tasks["STS12"]) / 2)
     above = pairs.scores > 4
     assert 0 < above.sum() < 40
-    assert result.alignment == alignment(first[above], second[above])
-    assert result.uniformity == uniformity(torch.cat([first, second]))
+    unit, other = unit_in_double(first), unit_in_double(second)
+    assert result.alignment == pair_distances(unit[above], other[above]).mean()
+    assert result.uniformity == uniformity(torch.cat([unit, other]))
 
 
 def test_no_pair_above_four_and_no_test_split():

@@ -199,7 +199,7 @@ def test_learning_rate_falls_linearly(run):
     rates = []
     for numbers in batches(100, batch=16, epochs=1, seed=0):
         job.take_step(*job.prepare(numbers))
-        rates.append(job.take.optimiser.param_groups[0]["lr"])
+        rates.append(job.take.optimizer.param_groups[0]["lr"])
     np.testing.assert_allclose(rates, run.lr * (1 - np.arange(7) / 7))
 
 

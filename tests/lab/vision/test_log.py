@@ -50,13 +50,13 @@ def test_measured_figures_by_their_definitions():
     assert found["alignment"] == pytest.approx(np.mean(pairs))
     assert found["uniformity"] == pytest.approx(math.log(np.mean(others)))
     assert found["effective_rank"] == pytest.approx(math.exp(-np.sum(share * np.log(share))))
-    stats = WeinceLoss()(z_i, z_j, return_stats=True).stats
+    stats = WeinceLoss.paper()(z_i, z_j, return_stats=True).stats
     for name in ("rho", "beta", "daic", "lam"):
         assert found[name] == pytest.approx(float(getattr(stats, name).mean()))
 
 
 def naive_crowded(z_i, z_j):
-    """Anchors with a candidate, neither themselves nor their partner, whose cosine is at least 0.99."""
+    """Anchors with a candidate, neither themselves nor their positive, whose cosine is at least 0.99."""
     rows = [[float(x) for x in row] for row in torch.cat([z_i, z_j]).double()]
     n = len(z_i)
 
@@ -93,7 +93,7 @@ def test_crowded_is_the_share_with_another_candidate_next_to_them(n, d, places, 
     assert measure(z_i, z_j, TailConfig())["crowded"] == naive_crowded(z_i, z_j)
 
 
-def test_a_partner_crowds_nobody_but_its_double_does():
+def test_a_positive_crowds_nobody_but_its_double_does():
     z = torch.eye(8)
     assert measure(z, z, TailConfig())["crowded"] == 0
     z[5] = z[2]

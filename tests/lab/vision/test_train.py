@@ -20,6 +20,7 @@ from weince.lab import checkpoint, settings
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.vision import train as training_module
 from weince.lab.vision.augment import Augment
+from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
 from weince.lab.vision.encoders import ProjectorConfig
 from weince.lab.vision.log import read_log
@@ -35,7 +36,7 @@ from weince.lab.vision.runs import (
     snapshots,
     temperature_of,
 )
-from weince.lab.vision.train import VisionRun, train
+from weince.lab.vision.train import train
 
 EPOCHS = 40
 KILLS = 20

@@ -25,7 +25,7 @@ def write_data(folder):
 def small_run(data, out, **changes):
     from weince.lab.configure import LossConfig
     from weince.lab.vision.augment import Augment
-    from weince.lab.vision.train import VisionRun
+    from weince.lab.vision.config import VisionRun
 
     settings = {"epochs": 4, "batch": 32, "projection": 8, "loss": LossConfig("released"), "device": "cpu"}
     return VisionRun(data=str(data), out=Path(out), augment=Augment(SIZE), **(settings | changes))

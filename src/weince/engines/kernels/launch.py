@@ -175,7 +175,8 @@ class Tile(NamedTuple):
     def takes(self, room: int, in_pieces: bool) -> int:
         """Bytes of shared memory, at the most, for operands ``room`` wide: rows, columns, a result, scratch.
 
-        ``in_pieces``: rows are too wide to keep, so that theirs are loaded ahead too, and the gradient's columns again.
+        ``in_pieces``: rows are too wide to keep, so that theirs are loaded ahead too, and the gradient's columns
+        again.
         """
         loaded = self.rows + self.stages * self.columns
         if in_pieces:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weince.lab.evaluate.bar import progress_bar
+from weince.progress import bars
 
 Precision = Literal["fp32", "bf16"]
 
@@ -71,7 +71,7 @@ def extract(
     encoder.eval()
     parts = []
     try:
-        with progress_bar(progress) as bar:
+        with bars(shown=progress) as bar:
             task = bar.add_task(name, total=len(images))
             for start in range(0, len(images), batch):
                 pixels = torch.from_numpy(np.array(images[start : start + batch])).to(place)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weince.lab.evaluate.bar import progress_bar
 from weince.lab.evaluate.features import LabelledFeatures
 from weince.lab.evaluate.protocol import split
+from weince.progress import bars
 from weince.scores import product, unit_rows
 
 RECALLS = (1, 2, 5, 10, 20, 50)
@@ -77,7 +77,7 @@ def knn(
     features, queries = (unit_rows(part.features.to(place).float()) for part in (train, test))
     labels, answers = train.labels.to(place), test.labels.to(place)
     found: list[tuple[Tensor, Tensor]] = []
-    with progress_bar(progress) as bar:
+    with bars(shown=progress) as bar:
         task = bar.add_task(f"neighbours, {len(seeds)} splits", total=len(seeds))
         for seed in seeds:
             rows, held_out = (

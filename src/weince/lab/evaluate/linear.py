@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weince.lab.evaluate.bar import progress_bar
 from weince.lab.evaluate.features import LabelledFeatures
 from weince.lab.evaluate.protocol import Split
+from weince.progress import bars
 from weince.scores import product
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's defaults
@@ -109,7 +109,7 @@ def fit(
     order = torch.zeros(len(seeds), len(x), dtype=torch.int64, device=x.device)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     run_epoch = _epoch(layers, x, y, order, batch, lr)
-    with progress_bar(progress) as bar:
+    with bars(shown=progress) as bar:
         task = bar.add_task(f"linear probe, {len(seeds)} seeds", total=epochs)
         for _ in range(epochs):
             # Drawn on the CPU, so that every device sees the same orders.

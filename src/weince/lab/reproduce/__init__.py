@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weince.files import check_folder, check_writable
 from weince.lab.evaluate.protocol import budget
@@ -20,12 +20,9 @@ from weince.lab.reproduce import execute
 from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.page import Page, reading_notes, write_page
 from weince.lab.reproduce.plan import Run, check_data, plan, words
-from weince.lab.reproduce.records import keep_records
+from weince.lab.reproduce.records import ARCHIVE, keep_records
 from weince.lab.reproduce.slurm import run_on_slurm
 from weince.lab.reproduce.tables import Table, named_tables, read_table
-
-if TYPE_CHECKING:
-    from weince.progress import Bars
 
 __all__ = ["named_tables", "print_tables", "reproduce"]
 
@@ -67,9 +64,10 @@ def reproduce(
         device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
         dry_run: Print the plan and start nothing.
         table_only: Start nothing, write the table from the runs that are there, and print which are missing. Of a
-            run's folder only ``run.yaml`` and its result are needed; ``made.json`` and ``log.csv`` add what they say.
-        keep: Copy the records of the table's finished runs, without weights, to ``keep/runs``, so that
-            ``reproduce(table, out=keep, table_only=True)`` writes the table anywhere.
+            run only ``run.yaml`` and its result are needed, in its folder or in the archive ``out/runs.jsonl``;
+            ``made.json`` and ``log.csv`` add what they say.
+        keep: Write the records of the table's finished runs, without weights, into the archive
+            ``keep/runs.jsonl``, so that ``reproduce(table, out=keep, table_only=True)`` writes the table anywhere.
         command: What the table says it was made with.
 
     Returns:
@@ -100,7 +98,9 @@ def reproduce(
     if table_only:
         _print_missing(asked, [run for run in runs if run.folder not in records])
         if not records:
-            raise ValueError(f"none of the {len(runs)} runs of {asked.name} is in {out / 'runs'}")
+            raise ValueError(
+                f"none of the {len(runs)} runs of {asked.name} is in {out / 'runs'} or {out / ARCHIVE}"
+            )
     made = [(run, records[run.folder]) for run in runs if run.folder in records]
     path = write_page(_page(asked, runs, made, failed, epochs, command), out / asked.name, made)
     if keep is not None:
@@ -131,7 +131,11 @@ def _carry_out(
     if not left:
         return {}
     (out / "runs").mkdir(parents=True, exist_ok=True)  # if that cannot be done, say so once
-    with _bar() as bar:
+    from rich.progress import MofNCompleteColumn
+
+    from weince.progress import telling_bars
+
+    with telling_bars(MofNCompleteColumn(), every=LINE_EVERY) as bar:
         task = bar.add_task("runs", total=len(runs), completed=len(runs) - len(left), said="")
 
         def tell(run: Run, what: str) -> None:
@@ -150,15 +154,6 @@ def _carry_out(
             rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
             bar.say(f"interrupted: {rest}; the same command goes on from here")
             raise
-
-
-def _bar() -> "Bars":
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
-
-    from weince.progress import Bars, Cut
-
-    said = Cut(lambda task: task.fields["said"])
-    return Bars(Cut(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), said, every=LINE_EVERY)
 
 
 def _cell(run: Run) -> tuple[str, str, int]:

@@ -30,8 +30,8 @@ from weince.diagnose.style import (
 )
 from weince.lab.reproduce.aggregate import Record
 from weince.lab.reproduce.plan import Run, words
+from weince.lab.reproduce.records import read_record
 from weince.lab.reproduce.tables import MEASURES, Table
-from weince.lab.vision.log import read_log
 from weince.scores import CROWD
 
 PANELS = {
@@ -94,7 +94,7 @@ def _groups(table: Table, made: Sequence[tuple[Run, Record]]) -> list[_Group]:
     tuned = any(len(table.tries_of(loss)) > 1 for loss in losses)
     groups: dict[tuple[str, int], _Group] = {}
     for run, record in sorted(made, key=lambda pair: (losses.index(pair[0].loss), pair[0].trial)):
-        log = read_log(run.folder / "log.csv")
+        log = read_record(run, "log.csv")
         if not log:
             continue
         if (run.loss, run.trial) not in groups:

@@ -1,7 +1,8 @@
 """Carrying runs out: here, several at once, each in processes of its own.
 
 A run is trained (which resumes by itself) and then measured. It is done when its result is there and was made with
-its settings, by the word of ``made.json`` or else of ``run.yaml``: weights and images need not be there any more.
+its settings, by the word of ``made.json`` or else of ``run.yaml``: weights and images need not be there any more, nor
+its folder where the archive has its record.
 Whoever works on a run holds a lock on its folder, which its processes inherit (not on Windows): a run that was left
 behind by a killed sweep is waited for, never trained twice at once.
 """
@@ -12,6 +13,7 @@ import os
 import platform
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -24,9 +26,9 @@ from typing import Any
 from weince.files import write_text_aside
 from weince.lab.reproduce.plan import Run, has_settings
 from weince.lab.reproduce.processes import end_group, own_group, try_lock
+from weince.lab.reproduce.records import read_record
 from weince.lab.vision.log import read_log
 from weince.machine import version
-from weince.usage import INTERRUPTED
 
 ATTEMPTS = 3
 """How often a run is started that somebody kills."""
@@ -47,20 +49,22 @@ class Failed(Exception):
 def is_done(run: Run) -> bool:
     """Whether a run's result is there and belongs to its settings."""
     try:
-        json.loads(run.result.read_text(encoding="utf-8"))
-        made = _made(run.folder)
+        read_record(run, run.result.name)
+        made = _made(run)
         if made:
             return bool(made["key"] == run.key)
         # A record that was kept, or a run that was cut before it could sign: that one is measured again.
-        return not (run.folder / "model.safetensors").exists() and has_settings(run)
+        return not (run.folder / "model.safetensors").exists() and has_settings(
+            run, read_record(run, "run.yaml")
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _made(folder: Path) -> dict[str, Any]:
-    """What a folder says of how its results were made; nothing if it does not."""
+def _made(run: Run) -> dict[str, Any]:
+    """How the results of a run were made; nothing if its record does not say."""
     try:
-        found: dict[str, Any] = json.loads((folder / "made.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_record(run, "made.json")
     except FileNotFoundError:
         return {}
     return found
@@ -146,7 +150,7 @@ def _process(
                 end_group(process)
         if process.returncode == 0:
             return
-        if process.returncode > 0 and process.returncode != INTERRUPTED:
+        if process.returncode > 0 and process.returncode != 128 + signal.SIGINT:
             raise Failed(
                 f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')}"
             )
@@ -163,7 +167,7 @@ def _sign(run: Run, seconds: float) -> None:
     pieces, and the ``seconds`` of measuring. A second measure adds itself."""
     path, made = run.folder / "made.json", {}
     with contextlib.suppress(OSError, ValueError):
-        made = _made(run.folder)
+        made = _made(run)
     measures = made.get("measures", {}) if made.get("key") == run.key else {}
     where = {
         "hardware": hardware(str(run.extra.get("device", "auto"))),
@@ -284,7 +288,7 @@ def run_here(
 
 def record(run: Run) -> dict[str, Any]:
     """What a finished run measured, with where it was measured under ``made``."""
-    found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
-    made = _made(run.folder)
+    found: dict[str, Any] = read_record(run, run.result.name)
+    made = _made(run)
     where = made.get("measures", {}).get(run.measure, NOT_RECORDED)
     return {**found, "made": {**where, "command": made.get("command", _repeatable(run))}}

@@ -204,12 +204,9 @@ def markdown(page: Page) -> str:
         parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
     parts += [*map(_plain, page.notes), ""]
     if page.pictures:
-        parts += ["## How the runs went", ""]
-        parts += [
-            line
-            for picture in page.pictures
-            for line in (f"![{_plain(picture.name)}]({picture.name}.svg)", "", _plain(picture.caption), "")
-        ]
+        parts += ["## How the runs went", "", "Drawn in index.html:", ""]
+        parts += [f"- {_plain(picture.name)}: {_plain(picture.caption)}" for picture in page.pictures]
+        parts += [""]
     parts += ["## How it was made", ""]
     parts += [f"- {name}: {_plain(value)}" for name, value in page.facts.items()]
     if page.failed:

@@ -19,9 +19,8 @@ import yaml
 from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.reproduce.tables import MEASURES, Table
+from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
 from weince.lab.vision.data import NAMES
-from weince.lab.vision.runs import FREE_TO_CHANGE
-from weince.lab.vision.train import VisionRun
 
 
 @dataclass(frozen=True)
@@ -241,11 +240,8 @@ def _read(run: Run) -> VisionRun:
     return wanted
 
 
-def has_settings(run: Run) -> bool:
-    """Whether the ``run.yaml`` in a run's folder is of this run, wherever its images were."""
-    path = run.folder / "run.yaml"
-    if not path.is_file():
-        return False
+def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
+    """Whether the content of a ``run.yaml`` is of this run, wherever its images were."""
     run_wanted = _read(run)
-    found, wanted = settings.recorded(path, type(run_wanted)), yaml.safe_load(settings.dump(run_wanted))
+    found, wanted = settings.recorded(content, type(run_wanted)), yaml.safe_load(settings.dump(run_wanted))
     return all(found[name] == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})

@@ -1,33 +1,137 @@
-"""What is worth keeping of a run: what it was, how it went, what it reached. Some 12 kB, without its weights."""
+"""Records of runs: what each was, how it went, what it reached. About 12 kB a run, without weights.
 
-import shutil
-from collections.abc import Sequence
+A run is made in a folder of its own. Records that are kept share one archive, ``runs.jsonl``: a line for each run,
+with what its ``run.yaml``, ``log.csv`` and JSON files say, under their names. If a run has both, its folder counts.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.reproduce.plan import Run
+from weince.lab.settings import load
+from weince.lab.vision.log import read_log
 
-KEPT = ("log.csv", "made.json")
+ARCHIVE = "runs.jsonl"
+
+
+def read_record(run: Run, name: str) -> Any:
+    """What one of a run's small files says, from its folder or else from the archive.
+
+    Args:
+        run: Whose record.
+        name: ``run.yaml``, ``log.csv`` (rows, each without its empty cells; none if it is not there) or a JSON file.
+
+    Raises:
+        FileNotFoundError: Neither has it.
+        ValueError: The folder or the archive holds something else under that name.
+    """
+    if has_folder(run):
+        return _read(run.folder / name)
+    kept = _archived(run)
+    if name == "log.csv":
+        return _rows(kept.get(name, {}))
+    if name not in kept:
+        raise FileNotFoundError(f"{run.name} has no {name}, neither in a folder nor in {archive_of(run)}")
+    return kept[name]
+
+
+def has_folder(run: Run) -> bool:
+    """Whether a run has a folder with something to read in it, which counts more than a line of the archive."""
+    return any((run.folder / name).is_file() for name in ("run.yaml", "log.csv", run.result.name))
+
+
+def archive_of(run: Run) -> Path:
+    """Where the records of a run are if it has no folder."""
+    return run.folder.parents[3] / ARCHIVE
 
 
 def keep_records(runs: Sequence[Run], folder: Path) -> None:
-    """Copy the records of finished runs to ``folder/runs``, where a table can be made of them.
+    """Write the records of finished runs into the archive of a folder, beside those of other runs in it.
 
     ``run.yaml`` loses the paths of this machine: images are named, and ``out`` is the run's place among the others.
     """
-    for run in runs:
-        place = folder / "runs" / run.name
-        if place.absolute() == run.folder:
-            continue  # the records are kept where the runs are
-        place.mkdir(parents=True, exist_ok=True)
-        for source in (run.result, *(run.folder / name for name in KEPT)):
-            if source.is_file():
-                shutil.copyfile(source, place / source.name)
-        settings = yaml.safe_load((run.folder / "run.yaml").read_text(encoding="utf-8"))
-        settings |= {"data": _named(settings["data"]), "out": f"runs/{run.name}"}
-        write_text_aside(place / "run.yaml", yaml.safe_dump(settings, sort_keys=False), "record")
+    path = folder / ARCHIVE
+    kept = _read_archive(path) if path.is_file() else {}
+    new = {run.name: _gathered(run) if has_folder(run) else _archived(run) for run in runs}
+    lines = [_line(name, files) for name, files in sorted({**kept, **new}.items())]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text_aside(path, "".join(lines), "archive")
+
+
+def _archived(run: Run) -> Mapping[str, Any]:
+    """The files of a run in the archive; none if it is not there."""
+    path = archive_of(run)
+    if not path.is_file():
+        return {}
+    return _read_once(path, path.stat().st_mtime_ns).get(run.name, {})
+
+
+@lru_cache(maxsize=4)
+def _read_once(path: Path, changed: int) -> dict[str, dict[str, Any]]:
+    """The archive as it was when it was last ``changed``: a table asks for hundreds of its lines."""
+    return _read_archive(path)
+
+
+def _read_archive(path: Path) -> dict[str, dict[str, Any]]:
+    """The files of each run, by the run's name.
+
+    Raises:
+        ValueError: A line is none of an archive.
+    """
+    found = {}
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                files = dict(json.loads(line))
+                found[str(files.pop("run"))] = files
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path}, line {number}: not the record of a run: {error!r}") from None
+    return found
+
+
+def _line(name: str, files: Mapping[str, Any]) -> str:
+    return json.dumps({"run": name, **files}, ensure_ascii=False) + "\n"
+
+
+def _gathered(run: Run) -> dict[str, Any]:
+    """The small files of a run's folder."""
+    settings = _read(run.folder / "run.yaml")
+    settings |= {"data": _named(settings["data"]), "out": f"runs/{run.name}"}
+    names = ["log.csv", *sorted(path.name for path in run.folder.glob("*.json"))]
+    files = {name: _read(run.folder / name) for name in names if (run.folder / name).is_file()}
+    if "log.csv" in files:
+        files["log.csv"] = _columns(files["log.csv"])
+    return {"run.yaml": settings, **files}
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".csv":
+        return read_log(path)
+    return load(str(path)) if path.suffix == ".yaml" else json.loads(path.read_text(encoding="utf-8"))
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float | str | None]]:
+    """A log by column, so that its names stand there once and not once a row; null where a cell is empty."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [_cell(row.get(name)) for row in rows] for name in names}
+
+
+def _cell(value: float | None) -> float | str | None:
+    """A number as JSON has it: whole ones without a point, and those that JSON lacks as text."""
+    if value is None or not math.isfinite(value):
+        return None if value is None else str(value)
+    return int(value) if value == int(value) else value
+
+
+def _rows(columns: Mapping[str, Sequence[float | str | None]]) -> list[dict[str, float]]:
+    """A log by row, as `read_log` gives it."""
+    cells = zip(*columns.values(), strict=True)
+    return [{n: float(v) for n, v in zip(columns, row, strict=True) if v is not None} for row in cells]
 
 
 def _named(data: str) -> str:

@@ -47,7 +47,7 @@ class Step:
         if graph is not None and self.device.type != "cuda":
             raise ValueError(f"a CUDA graph needs a CUDA device; got {self.device}")
         self.shape = graph
-        self.optimiser = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             encoder.parameters(),
             lr=lr if graph is None else torch.tensor(lr, device=self.device),
             weight_decay=0.0,
@@ -87,10 +87,10 @@ class Step:
             z_i, z_j = self.encoder(Tokens(*(part.repeat(2, 1) for part in tokens))).chunk(2)
         loss = self.loss(z_i, z_j, ids=ids)
         assert isinstance(loss, Tensor)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.encoder.parameters(), self.clip)
-        self.optimiser.step()
+        self.optimizer.step()
         return Embedded(z_i.detach(), z_j.detach(), loss.detach())
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weince.integrations.hub import cannot_load, only_here
+from weince.lab.geometry import pair_distances, uniformity, unit_in_double
 from weince.lab.text.encoder import (
     SentenceEncoder,
     Tokens,
@@ -120,18 +121,6 @@ def spearman(first: Tensor, second: Tensor, scores: NDArray[np.float64]) -> floa
     return 100 * float(spearmanr(scores, cosines.cpu().numpy()).statistic)
 
 
-def alignment(first: Tensor, second: Tensor) -> float:
-    """Mean squared distance of the unit vectors of positive pairs, ``(pairs, d)`` twice: less is closer."""
-    difference = F.normalize(first.double(), dim=-1) - F.normalize(second.double(), dim=-1)
-    return float(difference.square().sum(-1).mean())
-
-
-def uniformity(rows: Tensor) -> float:
-    """``log mean exp(-2 * squared distance)`` over all pairs of the unit vectors ``(rows, d)``: less is more even."""
-    distances = torch.pdist(F.normalize(rows.double(), dim=-1))
-    return float(distances.square().mul(-2).exp().mean().log())
-
-
 class Prepared:
     """Sentences tokenised once, in batches of like length, to embed again and again.
 
@@ -200,8 +189,9 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
             tasks[task] = spearman(first, second, pairs.scores)
             if task == "STSB":
                 positive = torch.from_numpy(pairs.scores > 4)
-                near = alignment(first[positive], second[positive]) if positive.any() else float("nan")
-                spread = (near, uniformity(rows))
+                unit, other = unit_in_double(first), unit_in_double(second)
+                near = pair_distances(unit[positive], other[positive]).mean()  # NaN where there are none
+                spread = (float(near), float(uniformity(torch.cat([unit, other]))))
             progress.update(shown, advance=1, said=task)
     if not tasks:
         raise ValueError(f"no test split of {', '.join(TASKS)}; got {sorted(sts)}")

@@ -179,7 +179,7 @@ class _Job:
         self.step, self.best, self.best_step = found.step, state["best"], state["best_step"]
         self.encoder.load_state_dict(state["encoder"])
         self.loss.load_state_dict(state["loss"])
-        restore(self.take.optimiser, state["optimiser"])
+        restore(self.take.optimizer, state["optimizer"])
         torch.set_rng_state(state["rng"])
         if self.device.type == "cuda" and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
@@ -204,7 +204,7 @@ class _Job:
         state = {
             "encoder": self.encoder.state_dict(),
             "loss": self.loss.state_dict(),
-            "optimiser": self.take.optimiser.state_dict(),
+            "optimizer": self.take.optimizer.state_dict(),
             "sentences": len(self.sentences),
             "best": self.best,
             "best_step": self.best_step,
@@ -253,7 +253,7 @@ class _Job:
 
     def take_step(self, drawn: Drawn, tokens: Tokens) -> tuple[Embedded, Tensor | None]:
         """One step of training: the vectors and the loss, and the ids that were passed on."""
-        set_rate(self.take.optimiser, self.run.lr * (1 - self.step / self.steps))
+        set_rate(self.take.optimizer, self.run.lr * (1 - self.step / self.steps))
         ids = None if drawn.ids is None else torch.from_numpy(drawn.ids).to(self.device)
         embedded = self.take(tokens, ids)
         self.step += 1

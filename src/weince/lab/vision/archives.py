@@ -25,7 +25,7 @@ from weince.lab.vision.formats import (
     read_stl10,
     read_tiny_imagenet,
 )
-from weince.lab.vision.pictures import progress_bar
+from weince.progress import passing_bar
 
 SPLITS = ("train_images", "train_labels", "test_images", "test_labels")
 BLOCK = 1024  # rows written at a time
@@ -167,7 +167,7 @@ def write_rows(path: Path, rows: Rows) -> None:
     header = {"descr": first.dtype.str, "fortran_order": False, "shape": rows.shape}
     written = 0
     try:
-        with path.open("wb") as file, progress_bar(f"converting {path.stem}", rows.shape[0]) as advance:
+        with path.open("wb") as file, passing_bar(f"converting {path.stem}", rows.shape[0]) as advance:
             np.lib.format.write_array_header_1_0(file, header)
             for part in itertools.chain([first], parts):
                 for start in range(0, len(part), BLOCK):
@@ -237,7 +237,7 @@ class DownloadBar:
 
     def update(self, done: int) -> None:
         if self.advance is None:  # pooch sets the total before the first update
-            self.advance = self.stack.enter_context(progress_bar(self.description, self.total))
+            self.advance = self.stack.enter_context(passing_bar(self.description, self.total))
         self.advance(done)
 
     def reset(self) -> None:
@@ -252,13 +252,13 @@ def unpack(path: Path, folder: Path) -> None:
     what = f"unpacking {path.name}"
     try:
         if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as pack, progress_bar(what, len(pack.namelist())) as advance:
+            with zipfile.ZipFile(path) as pack, passing_bar(what, len(pack.namelist())) as advance:
                 for member in pack.infolist():
                     pack.extract(member, folder)  # which drops a leading slash, and ".."
                     advance(1)
         else:
             with (
-                progress_bar(what, path.stat().st_size) as advance,
+                passing_bar(what, path.stat().st_size) as advance,
                 Counted(path, advance) as file,
                 tarfile.open(fileobj=file, mode="r|gz", bufsize=2**20) as tar,
             ):

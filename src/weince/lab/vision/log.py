@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weince.files import write_aside
+from weince.lab.geometry import pair_distances, uniformity, unit_in_double
 from weince.losses import InfoNCELoss
 from weince.scores import CROWD, shortfalls
 from weince.tail import TailConfig
@@ -100,11 +100,8 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     measured = InfoNCELoss(gather=False)
     measured.tail = tail
     output = measured(z_i, z_j, return_stats=True)
-    u, v = (F.normalize(_in_double(z[:GEOMETRY])) for z in (z_i, z_j))
-    rows = torch.cat([u, v])
-    gaps = torch.pdist(rows).square()
-    pairs = torch.linalg.vector_norm(u - v, dim=1).square()
-    others = (-2 * gaps).exp().sum() - (-2 * pairs).exp().sum()  # all pairs of rows but the positives
+    u, v = (unit_in_double(z[:GEOMETRY]) for z in (z_i, z_j))
+    rows, pairs = torch.cat([u, v]), pair_distances(u, v)
     values = torch.linalg.svdvals(rows)
     share = values / values.sum()
     entropy = -torch.special.xlogy(share, share).sum()
@@ -114,16 +111,11 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
         "daic": output.stats.daic.mean(),
         "lam": output.stats.lam.mean(),
         "alignment": pairs.mean(),
-        "uniformity": (others / (len(gaps) - len(pairs))).log(),
+        "uniformity": uniformity(rows, without=pairs),
         "effective_rank": entropy.exp(),
         "crowded": _crowded(rows),
     }
     return {name: float(value) for name, value in figures.items()}
-
-
-def _in_double(z: Tensor) -> Tensor:
-    """In float64, on the CPU if the device has none."""
-    return (z.cpu() if z.device.type == "mps" else z).double()
 
 
 def _crowded(rows: Tensor) -> Tensor:

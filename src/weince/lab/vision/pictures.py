@@ -1,25 +1,16 @@
-"""Image files and arrays of images through Pillow, and a progress bar for what takes long."""
+"""Image files and arrays of images through Pillow."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from weince.progress import passing_bar
+
 Images = NDArray[np.uint8]
 FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-
-
-@contextmanager
-def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error that goes away in the end; call what it gives with the number of things done."""
-    from weince.progress import bars
-
-    with bars(transient=True) as shown:
-        task = shown.add_task(description, total=total)
-        yield lambda done: shown.advance(task, done)
 
 
 def open_picture(path: Path) -> Image.Image:
@@ -59,7 +50,7 @@ def picture_size(path: Path) -> tuple[int, int]:
 def read_pictures(paths: Sequence[Path], size: int, description: str) -> Images:
     """Files as ``(n, size, size, 3)``."""
     images = np.empty((len(paths), size, size, 3), np.uint8)
-    with progress_bar(description, len(paths)) as advance:
+    with passing_bar(description, len(paths)) as advance:
         for row, path in enumerate(paths):
             images[row] = read_picture(path, size)
             advance(1)
@@ -71,7 +62,7 @@ def resize(images: Images, size: int) -> Images:
     if images.shape[1:3] == (size, size):
         return images
     out = np.empty((len(images), size, size, 3), np.uint8)
-    with progress_bar(f"resizing to {size} px", len(images)) as advance:
+    with passing_bar(f"resizing to {size} px", len(images)) as advance:
         for row, image in enumerate(images):
             fitted = ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR)
             out[row] = np.asarray(fitted)

@@ -22,28 +22,16 @@ from weince.files import check_writable, write_aside, write_text_aside
 from weince.lab import settings
 from weince.lab.configure import build_loss
 from weince.lab.vision import encoders
+from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
 from weince.lab.vision.data import load
 from weince.lab.vision.step import allow_tf32
 from weince.machine import find_device
 
 if TYPE_CHECKING:
     from weince.lab.evaluate import Evaluation
-    from weince.lab.vision.train import VisionRun
-
-FREE_TO_CHANGE = {
-    "out",
-    "device",
-    "devices",
-    "compile",
-    "graph",
-    "tensorboard",
-    "snapshot_every",
-    "checkpoint_every",
-}
-"""Settings that a resumed run may change: they leave its weights as they are."""
 
 
-def claim(run: "VisionRun") -> None:
+def claim(run: VisionRun) -> None:
     """Write a run's settings into its folder, or see that the run there is this one.
 
     Its images may lie elsewhere than before. At a constant rate without warm-up it may be made longer; what was found
@@ -79,10 +67,8 @@ def _set_aside(folder: Path, epochs: int) -> None:
             found.replace(found.with_stem(f"{found.stem}_epoch_{epochs:04d}"))
 
 
-def read_run(folder: Path) -> "VisionRun":
+def read_run(folder: Path) -> VisionRun:
     """The settings of the run in a folder."""
-    from weince.lab.vision.train import VisionRun
-
     path = folder / "run.yaml"
     if not path.exists():
         raise ValueError(f"{folder} is not the folder of a run: it has no run.yaml")
@@ -113,7 +99,7 @@ def save_weights(path: Path, model: torch.nn.Module) -> None:
     write_aside(path, write, "weights")
 
 
-def build_model(run: "VisionRun") -> encoders.SimCLR:
+def build_model(run: VisionRun) -> encoders.SimCLR:
     """The untrained model of a run."""
     encoder = encoders.build(run.encoder, size=run.augment.size, width=run.width)
     features = cast(int, encoder.features)
@@ -121,7 +107,7 @@ def build_model(run: "VisionRun") -> encoders.SimCLR:
     return encoders.SimCLR(encoder, projector)
 
 
-def load_model(folder: Path, weights: Path | None = None) -> tuple["VisionRun", encoders.SimCLR]:
+def load_model(folder: Path, weights: Path | None = None) -> tuple[VisionRun, encoders.SimCLR]:
     """A run and its trained model, in evaluation mode, from its last weights or from a snapshot."""
     run = read_run(folder)
     path = weights or folder / "model.safetensors"
@@ -177,7 +163,7 @@ def embed_pairs(
 
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
     """
-    from weince.lab.evaluate.bar import progress_bar
+    from weince.progress import bars
 
     run, model = load_model(folder, weights)
     device = find_device("auto")
@@ -187,7 +173,7 @@ def embed_pairs(
     generator = torch.Generator(device).manual_seed(seed)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
     found: list[list[torch.Tensor]] = [[], []]
-    with progress_bar(True) as bar:
+    with bars() as bar:
         task = bar.add_task(f"pairs of {folder.name}", total=len(chosen))
         for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
             batch = torch.from_numpy(np.array(images[rows])).to(device).permute(0, 3, 1, 2)

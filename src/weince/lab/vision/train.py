@@ -14,10 +14,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,15 +24,15 @@ from torch import Tensor, nn
 
 from weince.lab import checkpoint
 from weince.lab.capture import restore, set_rate
-from weince.lab.configure import LossConfig, build_loss, check_loss
-from weince.lab.vision.augment import Augment
+from weince.lab.configure import build_loss, check_loss
+from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
-from weince.lab.vision.encoders import ProjectorConfig, SimCLR
+from weince.lab.vision.encoders import SimCLR
 from weince.lab.vision.log import Log, check_finite, collapse, measure, progress_bar
-from weince.lab.vision.optim import OptimizerConfig, build_optimizer, rate
+from weince.lab.vision.optim import build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
-from weince.lab.vision.step import Pixels, Precision, Step, TwoViews, allow_tf32
-from weince.machine import DEVICES, find_device, prepare_cpu_for_bf16
+from weince.lab.vision.step import Pixels, Step, TwoViews, allow_tf32
+from weince.machine import find_device, prepare_cpu_for_bf16
 from weince.tail import TailConfig
 
 if TYPE_CHECKING:
@@ -43,80 +42,6 @@ T = TypeVar("T")
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d
 GLANCE = 50
 """Steps between two looks whether the loss is still a number; each look waits for the device."""
-
-
-@dataclass(frozen=True)
-class VisionRun:
-    """A SimCLR run.
-
-    Args:
-        task: Says that a configuration file is of this kind.
-        data: Name of a data set (digits, cifar10, cifar100, stl10, imagenet32, tiny-imagenet), an .npz file or a
-            folder of images, by class or not.
-        encoder: resnet18, resnet50, vit_small, tiny, timm:NAME, torchvision:NAME, or your own, my_package:factory.
-        width: Channels of a ResNet's first stage: 64, or fewer for a small one.
-        projection: Width of the embeddings.
-        projector: The layers between features and embeddings.
-        loss: The loss.
-        augment: How views are made; ``size`` is their height and width.
-        optimizer: How weights are updated.
-        epochs: Passes over the images. At a constant rate without warm-up a run may be given more later.
-        batch: Pairs of views in the global batch.
-        seed: Of the weights, the order of the images and the views.
-        precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
-            projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
-        device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
-        devices: Processes, one per GPU; torchrun's number wins.
-        compile: Compile the encoder and the views; by default on a GPU.
-        graph: Capture the step as a CUDA graph; by default on one GPU.
-        out: Folder of the run. A run that is there already goes on.
-        checkpoint_every: Epochs between checkpoints.
-        snapshot_every: Epochs between weights that are kept (for ``weince diagnose --trend``); 0 keeps none.
-        tensorboard: Write TensorBoard's event files too.
-    """
-
-    task: Literal["vision"] = "vision"
-    data: str = "digits"
-    encoder: str = "tiny"
-    width: int = 64
-    projection: int = 64
-    projector: ProjectorConfig = ProjectorConfig()
-    loss: LossConfig = LossConfig()
-    augment: Augment = Augment()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    epochs: int = 100
-    batch: int = 256
-    seed: int = 7
-    precision: Precision = "fp32"
-    device: str = "auto"
-    devices: int = 1
-    compile: bool | None = None
-    graph: bool | None = None
-    out: Path = Path("runs/train")
-    checkpoint_every: int = 1
-    snapshot_every: int = 0
-    tensorboard: bool = False
-
-    def __post_init__(self) -> None:
-        if self.width != 64 and not self.encoder.startswith("resnet"):
-            raise ValueError(f"width is of a ResNet; got width {self.width} for {self.encoder}")
-        for name in ("width", "projection", "epochs", "devices", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("width", "projection", "batch"):
-            if getattr(self, name) >= 2**31:
-                raise ValueError(f"{name} must be below 2**31; got {getattr(self, name)}")
-        for name in ("seed", "snapshot_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
-        if self.seed >= 2**63:
-            raise ValueError(f"seed must be below 2**63; got {self.seed}")
-        if self.batch < 2:
-            raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
-        if self.device not in DEVICES:
-            raise ValueError(
-                f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}; got {self.device!r}"
-            )
 
 
 def train(run: VisionRun, *, bar: bool = True) -> Path:
