@@ -41,12 +41,19 @@ def unit_rows(rows: Tensor) -> Tensor:
     return unit
 
 
-def shortfalls(anchors: Tensor, candidates: Tensor) -> Tensor:
+def shortfalls(anchors: Tensor, candidates: Tensor, into: Tensor | None = None) -> Tensor:
     """``1 - cosine`` of every pair of unit rows, ``(a, d)`` and ``(c, d)`` to ``(a, c)``.
 
     The absolute error is that of the product, about 1e-7 in float32. Where the shortfall itself is that
     small, take it from :func:`pair_shortfall`.
+
+    Args:
+        anchors: ``(a, d)`` unit rows.
+        candidates: ``(c, d)`` unit rows.
+        into: ``(a, c)`` on the CPU, to be overwritten.
     """
+    if into is not None:
+        return into.fill_(1).addmm_(anchors, candidates.T, alpha=-1).clamp_(0, 2)
     if anchors.device.type == "cpu":  # one pass over the matrix instead of three
         return torch.addmm(anchors.new_ones(()), anchors, candidates.T, alpha=-1).clamp_(0, 2)
     return product(anchors, candidates.T).neg_().add_(1).clamp_(0, 2)

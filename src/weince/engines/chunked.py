@@ -17,7 +17,7 @@ from weince.engines.dense import BLOCK
 from weince.engines.smallest import least
 from weince.engines.survey import Hardest
 from weince.engines.tile import Part, PartSum, Tile
-from weince.scores import first_order, no_autocast, product, shortfalls
+from weince.scores import first_order, free_to_look, no_autocast, product, shortfalls
 from weince.tail import TailConfig
 
 CPU_BAND = 1 << 22
@@ -50,15 +50,19 @@ class Band(NamedTuple):
 
 
 def bands(contest: Contest) -> Iterator[Band]:
-    """The matrix, band by band; no more than two are there at a time."""
+    """The matrix, band by band; on the CPU each overwrites the one before."""
     anchors, width = len(contest.anchors), len(contest.candidates)
     on_cpu = contest.anchors.device.type == "cpu"
     # A compiled graph unrolls the loops, and fuses what the tiles are there to keep in the cache.
-    step = max(1, BLOCK // width) if on_cpu and not torch.compiler.is_compiling() else anchors
+    eager = on_cpu and not torch.compiler.is_compiling()
+    step = max(1, BLOCK // width) if eager else anchors
     band = max(1, (CPU_BAND if on_cpu else GPU_BAND) // width)
     band = band - band % step if band >= step else band
+    # One buffer for all: small tensors that outlive a band would keep its memory from being used again.
+    buffer = contest.anchors.new_empty(min(band, anchors), width) if eager else None
     for start in range(0, anchors, band):
-        matrix = shortfalls(contest.anchors[start : start + band], contest.candidates)
+        rows = contest.anchors[start : start + band]
+        matrix = shortfalls(rows, contest.candidates, None if buffer is None else buffer[: len(rows)])
         yield Band(contest, start, min(step, band), matrix)
 
 
@@ -103,15 +107,12 @@ class Chunked(Engine):
 
     def smallest(self, count: int) -> Tensor:
         self.sharp = True
-        kept = self.contest.anchors.new_empty(0)
-        pending: list[Tensor] = []
+        found = Least(self.contest.anchors, count)
         for visit in self.visits():
             for band in bands(visit.contest):
                 for _, tile in band.tiles(sharp=self.sharp):
-                    pending.append(tile.hidden().flatten())
-                    if sum(map(len, pending)) >= 4 * count:  # rarely, since each cut reads everything kept
-                        kept, pending = least(torch.cat([kept, *pending]), count), []
-        here = least(torch.cat([kept, *pending]), count)
+                    found.add(tile.hidden().flatten())
+        here = found.sorted()
         return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
@@ -184,6 +185,33 @@ class Chunked(Engine):
         own += [value for part in parts for value in part.link.tensors().values()]
         # Torch counts no changes of tensors made in inference mode, and refuses to save them.
         return [value.detach() for value in own if value is not None and not value.is_inference()]
+
+
+class Least:
+    """The smallest of many values, taken in block by block into one buffer that is cut when it is full."""
+
+    def __init__(self, like: Tensor, count: int) -> None:
+        self.count, self.taken = count, 0
+        self.look = free_to_look(like)
+        self.bound: Tensor | None = None  # what is not below it would be cut off again
+        # Cut rarely, since that reads all of it.
+        self.buffer = like.new_empty((2 if self.look else 5) * count)
+
+    def add(self, values: Tensor) -> None:
+        if self.look and self.bound is not None:
+            values = values[values < self.bound]
+        if len(values) > self.count:
+            values = least(values, self.count)
+        if self.taken + len(values) > len(self.buffer):
+            kept = self.sorted()
+            self.buffer[: len(kept)] = kept
+            self.taken, self.bound = len(kept), kept[-1].clone()
+        self.buffer[self.taken : self.taken + len(values)] = values
+        self.taken += len(values)
+
+    def sorted(self) -> Tensor:
+        """Upwards; fewer if fewer were taken in."""
+        return least(self.buffer[: self.taken], min(self.count, self.taken))
 
 
 def _share(part: Part, value: Tensor, total: Tensor) -> Tensor | float:

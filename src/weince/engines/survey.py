@@ -10,6 +10,31 @@ from weince.engines.smallest import smallest
 from weince.tail import TailConfig, TailFit, TailStats, fit_tail, gated
 
 
+class Column:
+    """One value for each of so many anchors, taken in block by block.
+
+    They are written into one tensor: many small ones that outlive their blocks would split the memory that the next
+    block wants. A single block, as on a GPU, is not copied: each copy would be a launch.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length, self.taken = length, 0
+        self.values: Tensor | None = None
+
+    def add(self, block: Tensor) -> None:
+        if self.values is None and len(block) == self.length:
+            self.values = block
+            return
+        if self.values is None:
+            self.values = block.new_empty(self.length)
+        self.values[self.taken : self.taken + len(block)] = block
+        self.taken += len(block)
+
+    def whole(self) -> Tensor:
+        assert self.values is not None
+        return self.values
+
+
 class Hardest:
     """Gathers, block by block, what is asked of every anchor's hardest negatives.
 
@@ -26,50 +51,50 @@ class Hardest:
         most = contest.most_negatives
         self.size = 0 if tail is None else tail.tail_size(most)
         self.depth = min(max((self.size, *(number + 1 for number in numbers))), most)
-        self._nearest: list[Tensor] = []
-        self._fits: list[TailFit] = []
-        self._counted: list[Tensor] = []
-        self._negatives: list[Tensor] = []
-        self._thresholds: dict[int, list[Tensor]] = {number: [] for number in numbers}
+        anchors = len(contest.anchors)
+        self._nearest, self._counted = Column(anchors), Column(anchors)
+        self._negatives = Column(1 if contest.uniform else anchors)
+        self._fit = [Column(anchors) for _ in TailFit._fields]
+        self._thresholds = {number: Column(anchors) for number in numbers}
 
     def add(self, contest: Contest, hidden: Tensor) -> None:
         """Take in some anchors, from the shortfalls of their negatives ``(a, c)``, ``inf`` elsewhere."""
         positives = contest.same_label()
         has_positive = None if positives is None else positives.any(1)
-        found = (
-            smallest(hidden, self.depth) if self.depth else hidden[:, :0]
-        )  # where only their number is asked for
+        # Without a depth only their number is asked for.
+        found = smallest(hidden, self.depth) if self.depth else hidden[:, :0]
         self.add_sorted(found, contest.count_negatives(hidden), has_positive)
 
     def add_sorted(self, found: Tensor, negatives: Tensor, has_positive: Tensor | None) -> None:
         """The same from their smallest shortfalls, sorted ``(a, depth)``."""
-        self._negatives.append(negatives)
+        self._negatives.add(negatives[:1] if self.contest.uniform else negatives)
         if has_positive is not None:
-            self._counted.append(has_positive)
-        for number in self.numbers:
-            self._thresholds[number].append(between(found, number))
+            self._counted.add(has_positive)
+        for number, column in self._thresholds.items():
+            column.add(between(found, number))
         if self.tail is not None:
-            self._nearest.append(found[:, 0])
-            self._fits.append(fit_tail(found[:, : self.size], self.tail.tail_sizes(negatives), self.tail))
+            self._nearest.add(found[:, 0].clone())  # not a view, which would keep all that was found
+            fit = fit_tail(found[:, : self.size], self.tail.tail_sizes(negatives), self.tail)
+            for column, values in zip(self._fit, fit, strict=True):
+                column.add(values.expand(len(found)))
 
     def negatives(self) -> Tensor:
         """Number of negatives, ``(anchors,)`` or ``(1,)``."""
-        return self._negatives[0] if self.contest.uniform else whole(self._negatives)
+        return self._negatives.whole()
 
     def thresholds(self) -> dict[int, Tensor]:
         """For each number, the shortfall ``(anchors,)`` up to which a negative is one of so many hardest."""
-        return {number: whole(parts) for number, parts in self._thresholds.items()}
+        return {number: column.whole() for number, column in self._thresholds.items()}
 
     def stats(self) -> TailStats | None:
         """Tail statistics of all anchors, where they were asked for."""
         if self.tail is None:
             return None
-        fit = TailFit(*(whole(values) for values in zip(*self._fits, strict=True)))
-        counted = whole(self._counted) if self._counted else None
+        fit = TailFit(*(column.whole() for column in self._fit))
         gather: Callable[[Tensor], Tensor] | None = None
         if self.contest.ranks is not None:
             gather = self.contest.ranks.gather
-        return gated(whole(self._nearest), fit, self.tail, counted, gather)
+        return gated(self._nearest.whole(), fit, self.tail, self._counted.values, gather)
 
 
 def between(ordered: Tensor, number: int) -> Tensor:
