@@ -166,7 +166,10 @@ TRAIN = [
     (["--loss", "nosuch"], '"loss": expected keys and values, such as those of --help. Got nosuch'),
     (["--loss.engine", "nosuch"], "\"loss.engine\": expected one of ['auto', "),
     (["--loss.engine", "fused"], "the loss cannot run here: "),
-    (["--loss.preset", "paper", "--loss.tail.k", "abc"], "tail: k must be an int or a share in (0, 1]; got 'abc'"),
+    (
+        ["--loss.preset", "paper", "--loss.tail.k", "abc"],
+        "tail: k must be an int or a share in (0, 1]; got 'abc'",
+    ),
     (["--data", "nowhere"], "no data 'nowhere': give one of digits, "),
     (["--data", "notes.txt"], "notes.txt is neither an .npz, nor a folder, nor an official archive"),
     (["--data", "text.npz"], "text.npz cannot be used: it holds pickled objects, or is not an .npz"),
