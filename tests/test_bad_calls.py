@@ -56,8 +56,8 @@ def write_settings(folder):
     files = {
         "cut.yaml": "a: [1,", "list.yaml": "- 1", "many.yaml": "epochs: many", "nothing.yaml": "",
         "twice.yaml": "epochs: 1\nepochs: 2", "null.yaml": "epochs:", "group.yaml": "loss: paper",
-        "task.yaml": "task: audio", "number.yaml": "loss: {preset: paper, tail: {1: 2}}", "date.yaml": "epochs: 2020-01-01",
-        "deep.yaml": "[" * 5000, "maybe.yaml": "graph: 3",
+        "task.yaml": "task: audio", "number.yaml": "loss: {preset: paper, tail: {1: 2}}",
+        "date.yaml": "epochs: 2020-01-01", "deep.yaml": "[" * 5000, "maybe.yaml": "graph: 3",
     }  # fmt: skip
     for name, content in files.items():
         (folder / name).write_text(content)
