@@ -9,6 +9,7 @@ kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1), if Triton
 """
 
 import argparse
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,6 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import weince
-from weince.engines import choose as choosing
 
 LAYOUTS = ("views", "cross", "clip", "labels")
 FEATURES = ("plain", "ids", "ignore", "learned")
@@ -127,7 +127,8 @@ def on_two_ranks(folder: str) -> dict[tuple[str, ...], str]:
 def interpret_fused() -> None:
     """Without a GPU, let the dispatcher take the kernels for tensors on the CPU."""
     if not torch.cuda.is_available():
-        choosing.why_not_fused = lambda contest, need: None  # type: ignore[assignment]
+        module = importlib.import_module("weince.engines.choose")  # the function has the same name
+        module.why_not_fused = lambda contest, need: None  # type: ignore[attr-defined]
 
 
 def table(found: dict[tuple[str, ...], str]) -> list[str]:
