@@ -126,8 +126,8 @@ class TailStats(NamedTuple):
     """What an anchor's hardest negatives say, one value per anchor, without gradient.
 
     ``rho``: smallest shortfall (``inf`` without negatives). ``beta``: slope of the Weibull fit. ``daic``: AIC
-    of the Gumbel proxy less that of the Weibull fit, as Algorithm 1 has it; the two lines have different responses, so
-    its sign does not say which law fits better. ``lam``: weight of the shortfall logit. Where no fit can be made,
+    of the Gumbel proxy less that of the Weibull fit, as Algorithm 1 has it; the two lines have different responses,
+    so its sign does not say which law fits better. ``lam``: weight of the shortfall logit. Where no fit can be made,
     ``beta``, ``daic`` and ``lam`` are 0.
     """
 
