@@ -1,7 +1,7 @@
 """What is supported: every loss on every engine, in every layout, with ids, ignored pairs and a learned temperature.
 
     python benchmarks/support.py                        a table for the terminal; about a minute on a CPU
-    python benchmarks/support.py --write docs/support.md
+    python benchmarks/support.py --write support.md
 
 Each cell is a forward and a backward pass of a small batch. ``yes`` means that every feature works; else the cell
 says what does not, and a line below the table why. ``gathered`` and ``ring`` run on two ranks. Without a GPU the
@@ -178,7 +178,7 @@ def main() -> None:
         head = [
             "# What is supported",
             "",
-            "Written by `python benchmarks/support.py --write docs/support.md`.",
+            "Written by `python benchmarks/support.py --write FILE`.",
             "",
         ]
         options.write.write_text("\n".join([*head, *lines, ""]))
