@@ -1,7 +1,7 @@
 """What is supported: every loss on every engine, in every layout, with ids, ignored pairs and a learned temperature.
 
     python benchmarks/support.py                        a table for the terminal; about a minute on a CPU
-    python benchmarks/support.py --write docs/support.md
+    python benchmarks/support.py --write support.md
 
 Each cell is a forward and a backward pass of a small batch. ``yes`` means that every feature works; else the cell
 says what does not, and a line below the table why. ``gathered`` and ``ring`` run on two ranks. Without a GPU the
@@ -9,6 +9,7 @@ kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1), if Triton
 """
 
 import argparse
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,6 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import weince
-from weince.engines import choose as choosing
 
 LAYOUTS = ("views", "cross", "clip", "labels")
 FEATURES = ("plain", "ids", "ignore", "learned")
@@ -127,7 +127,8 @@ def on_two_ranks(folder: str) -> dict[tuple[str, ...], str]:
 def interpret_fused() -> None:
     """Without a GPU, let the dispatcher take the kernels for tensors on the CPU."""
     if not torch.cuda.is_available():
-        choosing.why_not_fused = lambda contest, need: None  # type: ignore[assignment]
+        module = importlib.import_module("weince.engines.choose")  # the function has the same name
+        module.why_not_fused = lambda contest, need: None  # type: ignore[attr-defined]
 
 
 def table(found: dict[tuple[str, ...], str]) -> list[str]:
@@ -177,7 +178,7 @@ def main() -> None:
         head = [
             "# What is supported",
             "",
-            "Written by `python benchmarks/support.py --write docs/support.md`.",
+            "Written by `python benchmarks/support.py --write FILE`.",
             "",
         ]
         options.write.write_text("\n".join([*head, *lines, ""]))

@@ -56,8 +56,8 @@ def write_settings(folder):
     files = {
         "cut.yaml": "a: [1,", "list.yaml": "- 1", "many.yaml": "epochs: many", "nothing.yaml": "",
         "twice.yaml": "epochs: 1\nepochs: 2", "null.yaml": "epochs:", "group.yaml": "loss: paper",
-        "task.yaml": "task: audio", "number.yaml": "loss: {tail: {1: 2}}", "date.yaml": "epochs: 2020-01-01",
-        "deep.yaml": "[" * 5000, "maybe.yaml": "graph: 3",
+        "task.yaml": "task: audio", "number.yaml": "loss: {preset: paper, tail: {1: 2}}",
+        "date.yaml": "epochs: 2020-01-01", "deep.yaml": "[" * 5000, "maybe.yaml": "graph: 3",
     }  # fmt: skip
     for name, content in files.items():
         (folder / name).write_text(content)
@@ -162,11 +162,14 @@ TRAIN = [
     (["--projection", "9" * 20], f"projection must be below 2**31; got {'9' * 20}"),
     (["--seed", "9" * 20], f"seed must be below 2**63; got {'9' * 20}"),
     (["--augment.size", "1000000"], "not enough memory for 4.79 PiB: ask for less at once"),
-    (["--loss.preset", "nosuch"], "\"loss.preset\": expected one of ['infonce', "),
+    (["--loss.preset", "nosuch"], "unknown preset 'nosuch'; known: infonce, "),
     (["--loss", "nosuch"], '"loss": expected keys and values, such as those of --help. Got nosuch'),
     (["--loss.engine", "nosuch"], "\"loss.engine\": expected one of ['auto', "),
     (["--loss.engine", "fused"], "the loss cannot run here: "),
-    (["--loss.tail.k", "abc"], "tail: k must be an int or a share in (0, 1]; got 'abc'"),
+    (
+        ["--loss.preset", "paper", "--loss.tail.k", "abc"],
+        "tail: k must be an int or a share in (0, 1]; got 'abc'",
+    ),
     (["--data", "nowhere"], "no data 'nowhere': give one of digits, "),
     (["--data", "notes.txt"], "notes.txt is neither an .npz, nor a folder, nor an official archive"),
     (["--data", "text.npz"], "text.npz cannot be used: it holds pickled objects, or is not an .npz"),
@@ -256,7 +259,7 @@ OTHERS = [
     (["reproduce", "t_name.yaml"], "t_name.yaml: set of A must map names of settings to values"),
     (["reproduce", "t_seeds.yaml"], "t_seeds.yaml: seeds must be integers, got [1]"),
     (["reproduce", "t_loss.yaml"], "t_loss.yaml: wanted keys and values for a loss, got 3"),
-    (["reproduce", "t_preset.yaml"], "digits_tiny, A: \"loss.preset\": expected one of ['infonce', "),
+    (["reproduce", "t_preset.yaml"], "digits_tiny, A: unknown preset 'nosuch'; known: infonce, "),
     (["reproduce", "digits", "--jobs", "0"], "jobs must be at least 1, got 0"),
     (["reproduce", "digits", "--epochs", "0"], "digits_tiny, InfoNCE: epochs must be at least 1; got 0"),
     (["reproduce", "digits", "--data", "nowhere"], "--data nowhere: no such path, nor a data set (digits, "),

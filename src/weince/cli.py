@@ -61,7 +61,7 @@ examples:
   weince train --data photos/ --epochs 50 --out runs/b  a folder of images; no labels are needed
   weince train --config my.yaml --devices 4             a setting here wins over the file's
   weince train --config simcse_paper --text wiki.txt --sts sts.tsv    (needs weince[text])
-The same command again goes on from the last checkpoint.
+The same command again resumes from the last checkpoint.
 """
 EVALUATE_EXAMPLES = """\
 examples:
@@ -77,7 +77,7 @@ examples:
   weince reproduce digits                                        on a laptop, in minutes
   weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2
   weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
-The same command again goes on with what is missing.
+The same command again runs what is missing.
 """
 
 _EXTRAS = {

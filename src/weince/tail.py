@@ -37,7 +37,7 @@ class TailConfig:
         eps: Smallest shortfall.
         beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead; or ``"slope"``:
             ``rho / temperature``, which makes the shortfall logit as steep as the softmax's at the hardest negative.
-            A learned temperature gets no gradient by way of this ``beta``.
+            A learned temperature gets no gradient through this ``beta``.
         gate: Which gates make ``lam``.
         drop: Share of the ``k`` smallest shortfalls that the fit leaves out (at least one if positive).
         soft_cap: Add ``eps`` inside the logarithm of the logit, as Algorithm 1 does.
@@ -126,8 +126,9 @@ class TailStats(NamedTuple):
     """What an anchor's hardest negatives say, one value per anchor, without gradient.
 
     ``rho``: smallest shortfall (``inf`` without negatives). ``beta``: slope of the Weibull fit. ``daic``: AIC
-    of the Gumbel proxy less that of the Weibull fit, positive where Weibull fits better. ``lam``: weight of the
-    shortfall logit. Where no fit can be made, ``beta``, ``daic`` and ``lam`` are 0.
+    of the Gumbel proxy less that of the Weibull fit, as Algorithm 1 has it; the two lines have different responses,
+    so its sign does not say which law fits better. ``lam``: weight of the shortfall logit. Where no fit can be made,
+    ``beta``, ``daic`` and ``lam`` are 0.
     """
 
     rho: Tensor

@@ -550,8 +550,9 @@ def test_tiles_fit_the_shared_memory_of_the_device(limit, use):
             shape = launch.operand_shape(d, parts)
             room = shape["DB"] * shape["PARTS"]
             tuned = launch._tile(rows, shape, use)
-            tile = tuned.within(room, limit)
-            assert tile.takes(room) <= limit
+            in_pieces = shape["DP"] > shape["DB"]
+            tile = tuned.within(room, limit, in_pieces)
+            assert tile.takes(room, in_pieces) <= limit
             assert tile.rows >= 16
             assert tile.columns in (32, 64)
             if limit == LIMITS[-1]:

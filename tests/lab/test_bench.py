@@ -87,7 +87,7 @@ def test_the_command(capsys, monkeypatch):
     assert main(["bench", "loss", *options]) == 0
     said = capsys.readouterr()
     assert YARDSTICK in said.out
-    assert "4 pairs: 1 of 24, torch InfoNCE" in said.err  # stdout is for the table
+    assert "4 pairs: 1 of 28, torch InfoNCE" in said.err  # stdout is for the table
     assert "4 pairs" not in said.out
     assert main(["bench", "loss", "--pairs", "1"]) == 2
     assert "weince: wanted pairs of at least 2" in capsys.readouterr().err

@@ -95,10 +95,10 @@ def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
     """After a loss of power a name must not stand for an empty file."""
     order = []
     monkeypatch.setattr(
-        checkpoint.os, "fsync", lambda handle, real=os.fsync: (order.append("fsync"), real(handle))
+        files.os, "fsync", lambda handle, real=os.fsync: (order.append("fsync"), real(handle))
     )
     monkeypatch.setattr(
-        checkpoint.os, "replace", lambda a, b, real=os.replace: (order.append("replace"), real(a, b))
+        files.os, "replace", lambda a, b, real=os.replace: (order.append("replace"), real(a, b))
     )
     files.write_aside(tmp_path / "x", lambda part: part.write_text("whole"))
     assert order == ["fsync", "replace"]

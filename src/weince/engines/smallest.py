@@ -7,12 +7,14 @@ that is kept has at most k - 1 smaller ones.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SAMPLE = 1 << 15
 
@@ -62,7 +64,7 @@ def _least_on_cpu(values: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.sort(kept))
 
 
-def _thinned(array: NDArray[Any], count: int) -> NDArray[Any]:
+def _thinned(array: "NDArray[Any]", count: int) -> "NDArray[Any]":
     """Without most of what is too large to be among the ``count`` smallest, by a bound that a sample gives."""
     sample = array[:: max(1, len(array) // SAMPLE)]
     rank = math.ceil(count / len(array) * len(sample) * 1.1) + 50  # far above the rank that is expected

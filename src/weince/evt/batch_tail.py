@@ -16,6 +16,7 @@ from weince.evt.gpd import (
     Interval,
     as_scores,
     check_fraction,
+    check_least,
     excesses_over,
     fit_gpd,
     fit_with_drop,
@@ -80,8 +81,7 @@ def xi_over_batches(
     n_batches = int(labels.max()) + 1
     if n_batches < 2:
         raise ValueError("resampling batches needs at least 2 of them, got 1")
-    if bootstraps < 2:
-        raise ValueError(f"bootstraps must be at least 2, got {bootstraps}")
+    check_least(bootstraps=(bootstraps, 2))
     threshold = float(np.quantile(x, check_fraction(quantile, "quantile")))
     fit = fit_gpd(x, threshold, level=level)
     over = x > threshold

@@ -79,6 +79,13 @@ def as_scores(x: ArrayLike, name: str = "x") -> Floats:
     return scores
 
 
+def check_least(**least: tuple[int, int]) -> None:
+    """Refuse a number that is smaller than it may be, given by name as ``bootstraps=(value, least)``."""
+    for name, (value, smallest) in least.items():
+        if value < smallest:
+            raise ValueError(f"{name} must be at least {smallest}, got {value}")
+
+
 def check_fraction(value: float, name: str) -> float:
     """Return `value` if it lies strictly between 0 and 1."""
     if not 0.0 < value < 1.0:

@@ -27,7 +27,7 @@ from scipy import stats
 from weince.evt import choice
 from weince.evt.ablations import Gain, held_out_gain
 from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction
+from weince.evt.gpd import Floats, Interval, check_fraction, check_least
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import split_batches
 from weince.evt.link_varying import (
@@ -156,9 +156,7 @@ def link_rivals(
         'softmax'
     """
     check_fraction(level, "level")
-    for name, count in (("bootstraps", bootstraps), ("nodes", nodes)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+    check_least(bootstraps=(bootstraps, 1), nodes=(nodes, 1))
     generator = np.random.default_rng(rng)
     choices = choice.read_choices(scores, positives, batches, eps=eps)
     inside, outside = split_batches(len(choices.labels), held_in, generator)

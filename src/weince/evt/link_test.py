@@ -15,7 +15,7 @@ from scipy import stats
 
 from weince.evt import choice
 from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction
+from weince.evt.gpd import Floats, Interval, check_fraction, check_least
 from weince.evt.link_fit import Pair, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
 
@@ -276,13 +276,7 @@ def link_test(
         True
     """
     check_fraction(level, "level")
-    for name, value, least in (
-        ("bootstraps", bootstraps, 1),
-        ("null_draws", null_draws, 1),
-        ("folds", folds, 2),
-    ):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+    check_least(bootstraps=(bootstraps, 1), null_draws=(null_draws, 1), folds=(folds, 2))
     generator = np.random.default_rng(rng)
     choices = choice.read_choices(scores, positives, batches, eps=eps)
     inside, outside = split_batches(len(choices.labels), held_in, generator)

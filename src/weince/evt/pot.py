@@ -17,6 +17,7 @@ from weince.evt.gpd import (
     Interval,
     as_scores,
     check_fraction,
+    check_least,
     crossing,
     excesses_over,
     fit_capped,
@@ -210,8 +211,7 @@ def goodness_of_fit(
         bootstraps: simulated samples.
         seed: seed of the simulation.
     """
-    if bootstraps < 1:
-        raise ValueError(f"bootstraps must be at least 1, got {bootstraps}")
+    check_least(bootstraps=(bootstraps, 1))
     y = excesses_over(x, threshold)
     rng = np.random.default_rng(seed)
     xi, sigma, _, _ = maximise_rows(y[None])

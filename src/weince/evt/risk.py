@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from weince.evt.choice import IntArray, negatives_of, read_scores
-from weince.evt.gpd import Floats
+from weince.evt.gpd import Floats, check_least
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +136,7 @@ def risk_gradient(
 def _edges(bins: int | Sequence[float], negatives: Floats) -> Floats:
     low, high = float(np.nanmin(negatives)), float(np.nanmax(negatives))
     if isinstance(bins, int):
-        if bins < 1:
-            raise ValueError(f"bins must be at least 1, got {bins}")
+        check_least(bins=(bins, 1))
         return np.histogram_bin_edges([], bins, (low, high))
     edges = np.asarray(bins, dtype=np.float64)
     if edges.ndim != 1 or len(edges) < 2 or not np.all(np.diff(edges) > 0.0):

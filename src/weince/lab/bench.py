@@ -140,6 +140,7 @@ def _entries(device: torch.device, compiled: bool) -> Iterator[Entry]:
     yield Entry("weince InfoNCELoss", _scalar(InfoNCELoss()))
     yield Entry("weince DCLLoss", _scalar(DCLLoss()))
     yield Entry("weince WeinceLoss (released)", _scalar(WeinceLoss()))
+    yield Entry("weince WeinceLoss.paper", _scalar(WeinceLoss.paper()))
     yield Entry("weince WeinceLoss.paper, chunked", _scalar(WeinceLoss.paper(engine="chunked")))
     if device.type == "cuda":
         yield Entry("weince WeinceLoss.paper, dense", _scalar(WeinceLoss.paper(engine="dense")))

@@ -107,7 +107,7 @@ def unknown(what: str, got: str, known: Iterable[str]) -> str:
     last = [name for name in names if name.endswith(f".{got}")]  # lr for optimizer.lr
     near = last or get_close_matches(got, names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    listed = "" if near and len(names) > 20 else f"; known: {', '.join(names)}"
+    listed = "" if near and len(names) > 15 else f"; known: {', '.join(names)}"
     return f"unknown {what} {got!r}{hint}{listed}"
 
 

@@ -61,6 +61,16 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     return kind(**{item.name: built[item.name] for item in fields(kind)})
 
 
+def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) -> None:
+    """Refuse settings that are smaller than ``least``, or not ``below`` a power of two, by their names."""
+    for name, smallest in least.items():
+        if getattr(run, name) < smallest:
+            raise ValueError(f"{name} must be at least {smallest}; got {getattr(run, name)}")
+    for name, power in below.items():
+        if getattr(run, name) >= 2**power:
+            raise ValueError(f"{name} must be below 2**{power}; got {getattr(run, name)}")
+
+
 def _as_fields(arguments: Sequence[str]) -> list[str]:
     """Arguments with options named as fields are: ``--snapshot-every`` is ``snapshot_every``."""
     parts = [

@@ -269,7 +269,7 @@ def test_a_killed_process_goes_on(run, tmp_path):
     config.write_text(settings.dump(killed))
     code = (
         "import torch; torch.set_num_threads(1)\n"
-        "from weince import settings; from weince.lab.text.train import TextRun, train\n"
+        "from weince.lab import settings; from weince.lab.text.train import TextRun, train\n"
         f"train(settings.read(TextRun, ['--config', {str(config)!r}], command='', examples=''), bar=False)"
     )
     process = Program("-c", code)

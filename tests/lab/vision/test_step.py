@@ -28,7 +28,7 @@ def small_model(encoder="tiny"):
 def make_step(model, images, *, part=slice(None), compiled=False, precision="fp32"):
     return Step(
         TwoViews(model, precision),
-        build_loss(LossConfig()),
+        build_loss(LossConfig("released")),
         build_optimizer(model.parameters(), OptimizerConfig(lr=1e-2)),
         Pixels(images, torch.device("cpu")),
         Augment(SIZE),

@@ -9,8 +9,8 @@ from weince.lab.reproduce.aggregate import Line, Summary, reported
 ROW, PAIRS, WIDTH, REPEATS = "batch_256", 256, 64, 50
 LOSSES = {
     "InfoNCE": ("weince InfoNCELoss", "InfoNCE"),
-    "WEINCE paper": ("weince WeinceLoss", "WEINCE"),
-    "WEINCE released": ("weince WeinceLoss.released", "WEINCE"),
+    "WEINCE paper": ("weince WeinceLoss.paper", "WEINCE"),
+    "WEINCE released": ("weince WeinceLoss (released)", "WEINCE"),
     "InfoNCE, plain torch": ("torch InfoNCE", "InfoNCE"),
 }
 

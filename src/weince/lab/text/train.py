@@ -89,15 +89,11 @@ class TextRun:
     def __post_init__(self) -> None:
         least = {"batch": 2, "epochs": 1, "max_length": 3, "eval_every": 1, "log_every": 1}
         least |= {"seed": 0, "checkpoint_every": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} must be at least {value}; got {getattr(self, name)}")
+        settings.check_range(self, least, below={"seed": 63})
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision must be fp32, tf32 or bf16; got {self.precision!r}")
         if self.sentences is not None and self.sentences < 2:
             raise ValueError(f"sentences must be at least 2; got {self.sentences}")
-        if self.seed >= 2**63:
-            raise ValueError(f"seed must be below 2**63; got {self.seed}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")

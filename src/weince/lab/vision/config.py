@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from weince.lab.configure import LossConfig
+from weince.lab.settings import check_range
 from weince.lab.vision.augment import Augment
 from weince.lab.vision.encoders import ProjectorConfig
 from weince.lab.vision.optim import OptimizerConfig
@@ -79,17 +80,12 @@ class VisionRun:
     def __post_init__(self) -> None:
         if self.width != 64 and not self.encoder.startswith("resnet"):
             raise ValueError(f"width is of a ResNet; got width {self.width} for {self.encoder}")
-        for name in ("width", "projection", "epochs", "devices", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("width", "projection", "batch"):
-            if getattr(self, name) >= 2**31:
-                raise ValueError(f"{name} must be below 2**31; got {getattr(self, name)}")
-        for name in ("seed", "snapshot_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
-        if self.seed >= 2**63:
-            raise ValueError(f"seed must be below 2**63; got {self.seed}")
+        counted = dict.fromkeys(("width", "projection", "epochs", "devices", "checkpoint_every"), 1)
+        check_range(
+            self,
+            least={**counted, "seed": 0, "snapshot_every": 0},
+            below={"width": 31, "projection": 31, "batch": 31, "seed": 63},
+        )
         if self.batch < 2:
             raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
         if self.device not in DEVICES:
