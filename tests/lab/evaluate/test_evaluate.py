@@ -115,6 +115,7 @@ def test_the_record_of_an_evaluation():
             values = record[f"{name}_{kind}"]
             assert len(values) == 5
             assert record[f"{name}_{kind}_mean"] == pytest.approx(np.mean(values))
+    assert 0 < record["map_r_test_mean"] <= 100.0
     assert record["r1_test_mean"] == 100.0  # the classes are far apart
     assert record["r1_validation_mean"] == 100.0
 

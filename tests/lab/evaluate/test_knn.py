@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
 from weince.lab.evaluate.features import LabelledFeatures
-from weince.lab.evaluate.knn import knn, nearest
+from weince.lab.evaluate.knn import knn, mean_average_precision, nearest
 from weince.lab.evaluate.protocol import split
 
 module = importlib.import_module("weince.lab.evaluate.knn")  # the package has a function of that name
@@ -44,6 +44,45 @@ def test_figures_are_scikit_learns(chunk, k):
             same = y[bank][near.kneighbors(queries, return_distance=False)] == truth[:, None]
             for r in (1, 2, 5, 10, 20, 50):
                 assert figures.recall[r][place] == pytest.approx(100 * same[:, :r].any(1).mean())
+
+
+def map_at_r(bank, queries):
+    """The definition in loops: R of the query's class, precision at each hit among the R nearest, over R."""
+    found = []
+    for row, truth in zip(queries.features.double(), queries.labels.tolist(), strict=True):
+        r = int((bank.labels == truth).sum())
+        order = np.argsort(-(bank.features.double() @ row).numpy(), kind="stable")[:r]
+        hits, total = 0, 0.0
+        for i, column in enumerate(order, 1):
+            if bank.labels[column] == truth:
+                hits += 1
+                total += hits / i
+        found.append(total / r if r else 0.0)
+    return 100.0 * float(np.mean(found))
+
+
+@pytest.mark.parametrize("chunk", [7, 2048])
+def test_map_at_r_is_its_definition(chunk):
+    train, test = clouds(400, 6, 8, 0), clouds(150, 7, 8, 1)  # one class that the bank lacks
+    bank, queries = (
+        LabelledFeatures(torch.nn.functional.normalize(part.features, dim=1), part.labels)
+        for part in (train, test)
+    )
+    assert mean_average_precision(bank, queries, chunk) == pytest.approx(map_at_r(bank, queries))
+    rows, _ = split(train.labels.numpy(), seed=1)
+    first = LabelledFeatures(bank.features[rows], bank.labels[rows])
+    assert knn(train, test, seeds=(1, 2), progress=False).test.map_r == pytest.approx(
+        map_at_r(first, queries)
+    )
+
+
+def test_map_at_r_of_an_order_by_hand():
+    angles = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    bank = LabelledFeatures(torch.stack([angles.cos(), angles.sin()], 1), torch.tensor([0, 1, 0, 1]))
+    query = LabelledFeatures(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    assert mean_average_precision(bank, query) == pytest.approx(50.0)  # R = 2, one hit, at place 1
+    other = LabelledFeatures(query.features, torch.tensor([1]))
+    assert mean_average_precision(bank, other) == pytest.approx(25.0)  # one hit, at place 2
 
 
 def test_a_large_bank_is_asked_in_smaller_chunks(monkeypatch):

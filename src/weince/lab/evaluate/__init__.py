@@ -69,6 +69,7 @@ class Evaluation(NamedTuple):
             neighbours: Neighbours = getattr(self.knn, kind)
             values = {"linear": getattr(self.linear, kind), "knn": neighbours.vote}
             values |= {f"r{k}": recall for k, recall in neighbours.recall.items()}
+            values["map_r"] = (neighbours.map_r,)
             for name, by_seed in values.items():
                 found[f"{name}_{kind}_mean"] = statistics.fmean(by_seed)
                 found[f"{name}_{kind}"] = list(by_seed)
@@ -167,6 +168,7 @@ def table(evaluation: Evaluation) -> "Table":
     drawn.add_column("test", justify="right")
     names = {"linear": "linear probe", "knn": "vote of the 50 nearest"}
     names |= {f"r{k}": f"recall at {k}" for k in evaluation.knn.test.recall}
+    names["map_r"] = "MAP@R"
     for key, name in names.items():
         drawn.add_row(name, *(f"{record[f'{key}_{kind}_mean']:.2f}" for kind in ("validation", "test")))
     return drawn

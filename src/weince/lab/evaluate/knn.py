@@ -1,4 +1,4 @@
-"""Nearest neighbours by cosine on frozen features: recall at k, and a weighted vote."""
+"""Nearest neighbours by cosine on frozen features: recall at k, a weighted vote, and MAP@R."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,10 +22,13 @@ class Neighbours(NamedTuple):
     Attributes:
         vote: Accuracy of the weighted vote.
         recall: For each k, how many queries have one of their own class among the k nearest.
+        map_r: Mean average precision at R, where R is how many of the bank are of the query's class (Musgrave et al.
+            2020); of the first split alone, since it orders R neighbours of every query.
     """
 
     vote: tuple[float, ...]
     recall: dict[int, tuple[float, ...]]
+    map_r: float
 
 
 class Knn(NamedTuple):
@@ -77,6 +80,7 @@ def knn(
     features, queries = (unit_rows(part.features.to(place).float()) for part in (train, test))
     labels, answers = train.labels.to(place), test.labels.to(place)
     found: list[tuple[Tensor, Tensor]] = []
+    precisions: list[float] = []
     with bars(shown=progress) as bar:
         task = bar.add_task(f"neighbours, {len(seeds)} splits", total=len(seeds))
         for seed in seeds:
@@ -87,14 +91,18 @@ def knn(
             options = (recalls, k, temperature, chunk)
             asked = LabelledFeatures(features[held_out], labels[held_out]), LabelledFeatures(queries, answers)
             found.append((_score(bank, asked[0], *options), _score(bank, asked[1], *options)))
+            precisions = precisions or [mean_average_precision(bank, part, chunk) for part in asked]
             bar.advance(task)
-    validation, judged = (_neighbours(list(parts), recalls) for parts in zip(*found, strict=True))
+    validation, judged = (
+        _neighbours(list(parts), recalls, precision)
+        for parts, precision in zip(zip(*found, strict=True), precisions, strict=True)
+    )
     return Knn(tuple(seeds), validation, judged)
 
 
-def _neighbours(scores: list[Tensor], recalls: Sequence[int]) -> Neighbours:
+def _neighbours(scores: list[Tensor], recalls: Sequence[int], map_r: float) -> Neighbours:
     vote, *recall = zip(*(score.tolist() for score in scores), strict=True)
-    return Neighbours(vote, dict(zip(recalls, recall, strict=True)))
+    return Neighbours(vote, dict(zip(recalls, recall, strict=True)), map_r)
 
 
 def _score(
@@ -123,6 +131,32 @@ def _score(
         counts = [votes.argmax(1) == truth, *(hits[:, :r].any(1) for r in recalls)]
         right += torch.stack(counts).sum(1)
     return 100.0 * right.cpu().double() / len(queries.labels)
+
+
+def mean_average_precision(bank: LabelledFeatures, queries: LabelledFeatures, chunk: int = 2048) -> float:
+    """MAP@R in percent: the precision among the nearest i, averaged over the hits i of the R nearest, divided by R.
+
+    A query whose class the bank lacks counts 0.
+
+    Args:
+        bank: Unit rows to look up in.
+        queries: Unit rows to look up.
+        chunk: The most queries at a time.
+    """
+    known = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1
+    of_class = torch.bincount(bank.labels, minlength=known)
+    most = int(of_class.max())
+    place = torch.arange(1, most + 1, device=bank.labels.device)
+    found = []
+    chunk = max(1, min(chunk, MOST_SCORES // len(bank.labels)))
+    for start in range(0, len(queries.labels), chunk):
+        rows, truth = (part[start : start + chunk] for part in queries)
+        near, _ = nearest(product(rows, bank.features.mT), most)
+        wanted = of_class[truth].unsqueeze(1)
+        hits = (bank.labels[near] == truth.unsqueeze(1)) & (place <= wanted)
+        precision = hits.cumsum(1).double() / place
+        found.append((precision * hits).sum(1) / wanted.squeeze(1).clamp_min(1))
+    return 100.0 * float(torch.cat(found).mean())
 
 
 def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

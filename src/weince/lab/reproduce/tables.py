@@ -35,7 +35,7 @@ class Measure:
 MEASURES = {
     "evaluation": Measure(
         "evaluation.json",
-        ("linear", "knn", *(f"r{k}" for k in RECALLS)),
+        ("linear", "knn", *(f"r{k}" for k in RECALLS), "map_r"),
         "{}_test_mean",
         "{}_validation_mean",
     ),
