@@ -34,7 +34,7 @@ from weince.diagnose.settings import Settings
 from weince.diagnose.verdict import THRESHOLDS, decide
 from weince.evt import LinkRivals
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "research" / "results"
 PAIRS, DIM = 8192, 16
 SIZES = (32, 64, 128, 256, 300, 400, 512, 625, 1024, 2048)
 Views = tuple[np.ndarray, np.ndarray]
@@ -195,31 +195,67 @@ def gains_of(rivals: LinkRivals) -> list[float]:
     return [rivals.blend.gain, *(link.gain.gain for link in links)]
 
 
+COLUMNS = (
+    "truth", "verdict", "headline", "right", "quantity", "true_value", "estimate", "low", "high", "gain_blend",
+    "gain_anchors", "gain_pairs", "gain_both",
+)  # fmt: skip
+
+
+def verdict_on(case: Case) -> dict[str, str]:
+    """A row of the table."""
+    settings = replace(Settings(), temperature=case.temperature)
+    found = measure(make_pairs(case.truth, *case.views()), settings, worth=THRESHOLDS.worth)
+    verdict = decide(found, settings)
+    value, (low, high) = (np.nan, (np.nan, np.nan)) if case.estimate is None else case.estimate(found)
+    gains = [np.nan] * 4 if found.rivals is None else gains_of(found.rivals)
+    right = "yes" if verdict.kind in case.right else "NO"
+    row = (
+        case.truth,
+        verdict.kind,
+        verdict.headline,
+        right,
+        case.quantity,
+        case.value,
+        value,
+        low,
+        high,
+        *gains,
+    )
+    return {
+        name: cell if isinstance(cell, str) else f"{cell:.5f}"
+        for name, cell in zip(COLUMNS, row, strict=True)
+    }
+
+
+def shown(row: dict[str, str]) -> str:
+    estimate, interval = "", ""
+    if row["quantity"]:
+        value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
+        estimate, interval = f"{row['quantity']} = {value:.3f}", f"{low:.3f} to {high:.3f}"
+    cells = row["truth"], row["verdict"], row["headline"], estimate, interval, row["right"]
+    return f"| {' | '.join(cells)} |"
+
+
 def verdicts(options: argparse.Namespace) -> None:
-    lines = ["| truth | verdict | headline | estimate | 95 % | right |", "|---|---|---|---|---|---|"]
-    rows, wrong = [], 0
+    """A case takes a minute: those that the CSV holds are not measured again."""
+    path = RESULTS / "known_answers.csv"
+    known: dict[str, dict[str, str]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            file.readline()  # who made it
+            known = {row["truth"]: row for row in csv.DictReader(file)}
     for case in track(CASES, "cases"):
-        settings = replace(Settings(), temperature=case.temperature)
-        found = measure(make_pairs(case.truth, *case.views()), settings, worth=THRESHOLDS.worth)
-        verdict = decide(found, settings)
-        right = verdict.kind in case.right
-        wrong += not right
-        value, (low, high) = (np.nan, (np.nan, np.nan)) if case.estimate is None else case.estimate(found)
-        shown = f"{case.quantity} = {value:.3f}" if case.quantity else "", f"{low:.3f} to {high:.3f}"
-        gains = [] if found.rivals is None else gains_of(found.rivals)
-        lines.append(
-            f"| {case.truth} | {verdict.kind} | {verdict.headline} | {shown[0]} | "
-            f"{shown[1] if case.quantity else ''} "
-            f"| {'yes' if right else 'NO'} |"
-        )
-        print(lines[-1], gains, found.batch_size, flush=True)
-        rows.append([case.truth, verdict.kind, right, case.quantity, case.value, value, low, high, *gains])
-    with (RESULTS / "known_answers.csv").open("w", newline="") as file:
-        file.write(f"# {made_by(options)}\n")
-        writer = csv.writer(file)
-        head = ["truth", "verdict", "right", "quantity", "true_value", "estimate", "low", "high"]
-        writer.writerow([*head, "gain_blend", "gain_anchors", "gain_pairs", "gain_both"])
-        writer.writerows(rows)
+        if case.truth not in known:
+            known[case.truth] = verdict_on(case)
+            print(shown(known[case.truth]), flush=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            file.write(f"# {made_by(options)}\n")
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(known[case.truth] for case in CASES if case.truth in known)
+    lines = ["| truth | verdict | headline | estimate | 95 % | right |", "|---|---|---|---|---|---|"]
+    lines += [shown(known[case.truth]) for case in CASES]
+    wrong = sum(known[case.truth]["right"] == "NO" for case in CASES)
     about = (
         f"{PAIRS:,} pairs each, in {DIM} dimensions where nothing else is said; the settings of `weince diagnose` as "
         f"they are. Wrong verdicts: {wrong}."

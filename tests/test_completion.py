@@ -40,7 +40,7 @@ def offered(tmp_path_factory):
 
 
 def test_commands_tables_and_devices(offered):
-    assert offered("") == ["train", "evaluate", "reproduce", "diagnose", "bench", "completion"]
+    assert offered("") == ["train", "evaluate", "reproduce", "diagnose", "predict", "bench", "completion"]
     assert offered("reproduce", "") == sorted([*named_tables(), "overhead"])
     assert offered("evaluate", "--device", "") == ["auto", "cpu", "cuda", "mps"]
     assert offered("bench", "loss", "--no") == ["--no-compile"]

@@ -42,7 +42,8 @@ def effective_rank(rows: Tensor) -> Tensor:
     """Exponential of the entropy of the singular values of ``(rows, d)``."""
     values = torch.linalg.svdvals(rows)
     share = values / values.sum()
-    return (-torch.special.xlogy(share, share).sum()).exp()
+    entropy: Tensor = -torch.special.xlogy(share, share).sum()
+    return entropy.exp()
 
 
 def crowded(rows: Tensor) -> Tensor:
