@@ -165,9 +165,7 @@ def demo(out: Path, seeds: Sequence[int], epochs: int) -> None:
     )
     pairs = run_pairs([plans[name][0].out for name in DIAGNOSED], names=DIAGNOSED)
     command = f"python examples/demo.py --seeds {' '.join(map(str, seeds))} --epochs {epochs} --out {out}"
-    page = write_diagnosis(
-        pairs, out, replace(QUICK, temperature=0.5), quick=True, opening=opening, command=command
-    )
+    page = write_diagnosis(pairs, out, replace(QUICK, temperature=0.5), opening=opening, command=command)
     console.print(f"Table, training curves, and which link two of these encoders ask for: {page}")
 
 

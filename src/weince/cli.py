@@ -163,7 +163,6 @@ def _run_diagnose(options: argparse.Namespace) -> None:
         pairs,
         options.out,
         replace(settings, temperature=temperature),
-        quick=options.quick,
         trend=options.trend,
         average=options.average,
         command=options.command_line,
