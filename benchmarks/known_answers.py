@@ -16,7 +16,6 @@ import argparse
 import csv
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -263,44 +262,73 @@ def verdicts(options: argparse.Namespace) -> None:
     save("known_answers.md", options, f"# Known answers\n\n{about}\n\n" + "\n".join(lines) + "\n")
 
 
+def page_of(data: Path, size: int, *, quick: bool) -> list[str]:
+    """Seconds, peak memory and verdict of a page, made in a process of its own, as a user would make it."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page"
+        command = [
+            sys.executable,
+            "-m",
+            "weince",
+            "diagnose",
+            str(data),
+            "--batch-size",
+            str(size),
+            "--out",
+            str(page),
+        ]
+        start = time.perf_counter()
+        with subprocess.Popen(
+            [*command, *(["--quick"] if quick else [])],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            assert process.stderr is not None
+            words = process.stderr.read().strip().splitlines()
+            # Of this process alone, which getrusage cannot tell.
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - start
+        said = words[-1].partition(": ")[2] if words else ""
+        good = process.returncode == 0 and (page / "index.html").is_file()
+        return [
+            f"{seconds:.0f}",
+            f"{used.ru_utime:.0f}",
+            f"{used.ru_maxrss / 2**20:.1f}",
+            said if good else f"FAILED: {said}",
+        ]
+
+
 def batches(options: argparse.Namespace) -> None:
-    """Every page in a process of its own, as a user would make it."""
-    lines = [
-        "| pairs in a batch | full, s | GiB | verdict | quick, s | GiB | verdict |",
-        "|---|---|---|---|---|---|---|",
+    """A page takes a minute: those that the CSV holds are not made again."""
+    path = RESULTS / "diagnose_batches.csv"
+    known: dict[int, list[str]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            known = {int(size): cells for size, *cells in list(csv.reader(file))[2:]}
+    head = [
+        "pairs in a batch",
+        *(f"{kind}{name}" for kind in ("full, ", "quick, ") for name in ("s", "CPU s", "GiB", "verdict")),
     ]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "pairs.npz"
         z_i, z_j = softmax(0.1)
         np.savez(data, z_i=z_i.astype(np.float32), z_j=z_j.astype(np.float32))
         for size in track(SIZES, "batch sizes"):
-            cells = [f"{size:,}"]
-            for quick in ([], ["--quick"]):
-                command = [
-                    "-m",
-                    "weince",
-                    "diagnose",
-                    str(data),
-                    "--batch-size",
-                    str(size),
-                    "--out",
-                    f"{folder}/page",
-                ]
-                start = time.perf_counter()
-                done = subprocess.run(
-                    [sys.executable, *command, *quick], capture_output=True, text=True, check=False
-                )
-                seconds = time.perf_counter() - start
-                # The largest of all processes so far: sizes rise.
-                peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-                said = done.stderr.strip().splitlines()[-1].partition(": ")[2] if done.stderr else ""
-                good = done.returncode == 0 and (Path(folder) / "page" / "index.html").is_file()
-                cells += [f"{seconds:.0f}", f"{peak:.1f}", said if good else f"FAILED: {said}"]
-            lines.append(f"| {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
+            if size not in known:
+                known[size] = [cell for quick in (False, True) for cell in page_of(data, size, quick=quick)]
+                print(size, *known[size], flush=True)
+            with path.open("w", newline="", encoding="utf-8") as file:
+                file.write(f"# {made_by(options)}\n")
+                csv.writer(file).writerows([head, *([k, *known[k]] for k in SIZES if k in known)])
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {size:,} | {' | '.join(known[size])} |" for size in SIZES]
+    failed = sum("FAILED" in cell for cells in known.values() for cell in cells)
     about = (
-        f"One bank: {PAIRS:,} pairs of softmax at 0.1 in {DIM} dimensions. Memory is the peak so far, in order of "
-        "the rows."
+        f"One bank: {PAIRS:,} pairs of softmax at 0.1 in {DIM} dimensions. Memory is the peak of the process; "
+        f"seconds are those of a machine that did other work too, beside those of its CPU. Pages that "
+        f"failed: {failed}."
     )
     text = f"# Pages at every batch size\n\n{about}\n\n" + "\n".join(lines) + "\n"
     save("diagnose_batches.md", options, text)

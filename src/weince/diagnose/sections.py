@@ -225,8 +225,8 @@ class Writer:
         read = (
             "The link with the hardest negatives alone, and with as many from growing pools. Selecting negatives by "
             "score moves λ and the gain by itself: the dashed line has winners drawn from one blend that holds for "
-            "all candidates, the fitted one. Only where the bands of the two gains lie apart does the link change "
-            "towards the top; a band is a 95 % interval over batches."
+            "all candidates, the fitted one (“drawn” in the tables). Only where the bands of the two gains lie apart "
+            "does the link change towards the top; a band is a 95 % interval over batches."
         )
         title, drawn = "Hard negatives and their pool", self.groups(draw)
         return Section("ablations", title, read, drawn, tuple(tables), notes=self.without_fit())
@@ -349,7 +349,7 @@ def _ablation_table(
         )
         for i, p in enumerate(points)
     )
-    control = () if drawn is None else ("λ, winners drawn from one blend", "gain, drawn")
+    control = () if drawn is None else ("λ, drawn", "gain, drawn")
     return Table(slug, title, (over, "λ", "gain, nats", "95 %", "p", *control), rows)
 
 
