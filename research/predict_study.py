@@ -5,6 +5,7 @@ For each file of features, heads are trained with the losses for which the archi
 bootstrap intervals over losses, and the regret, in points of accuracy, of training with the loss whose heads are
 best, beside always InfoNCE at 0.1, always at 0.2, and a random pick. Also whether heads of losses that collapsed
 crowd.
+The heads of research/trap.py, on the embeddings of an InfoNCE encoder, are kept (records.jsonl) and come first.
 Writes NAME.md and NAME.csv. Heads are kept in NAME_heads/, and the same command trains those that are missing.
 """
 
@@ -29,14 +30,35 @@ example:
       --results research/results/evidence/predict
 """
 ARCHIVE = Path(__file__).parent / "results" / "evidence" / "runs.jsonl"
+RECORDS = ARCHIVE.parents[1] / "records.jsonl"
+FIRST = "positive first of a batch"
 METRICS: dict[str, Callable[[Outcome], float]] = {
-    "positive first of a batch": lambda o: o.first,
+    FIRST: lambda o: o.first,
     "positive first of all": lambda o: o.first_of_all,
     "R@1": lambda o: o.r1,
     "vote": lambda o: o.vote,
     "uniformity": lambda o: -o.uniformity,
     "effective rank": lambda o: o.effective_rank,
 }
+TRAP = {
+    "InfoNCE": "infonce 0.5",
+    "paper": "paper 0.5",
+    "paper, rho gate alone": "paper 0.5, gate rho",
+    "paper, AIC gate alone": "paper 0.5, gate aic",
+    "paper, gate at a shortfall of 0.02": "paper 0.5, rho0 0.02",
+    "paper, gate at a shortfall of 0.05": "paper 0.5, rho0 0.05",
+    "paper, gate at a shortfall of 0.1": "paper 0.5, rho0 0.1",
+    "paper, beta = 3 instead of fitted": "paper 0.5, beta 3.0",
+    "paper, endpoint 1.2": "paper 0.5, endpoint 1.2",
+    "paper, negatives only": "paper 0.5, positive softmax",
+    "released": "released 0.5",
+    "released without its terms": "blend 0.5",
+    "InfoNCE + both terms of released": "infonce 0.5, softmax_term 0.5, shortfall_term 0.5",
+    "InfoNCE, temperature 0.2": "infonce 0.2",
+    "paper, temperature 0.2": "paper 0.2",
+}
+"""What research/trap.py calls the losses that were trained in full too."""
+
 ALWAYS = ("infonce 0.1", "infonce 0.2")
 DRAWS = 2000
 
@@ -79,6 +101,22 @@ def outcomes(path: Path) -> tuple[dict[Group, dict[str, float]], dict[str, LossC
     return means, losses
 
 
+class Heads(NamedTuple):
+    """Heads by loss: what each metric says of them, and the share of them that is crowded.
+
+    Attributes:
+        source: What they were trained on, in words.
+        data: The images.
+        predicted: By metric and loss.
+        crowded: By loss.
+    """
+
+    source: str
+    data: str
+    predicted: dict[str, dict[str, float]]
+    crowded: dict[str, float]
+
+
 class Agreement(NamedTuple):
     """Spearman's and Kendall's coefficients, each with a 95 % interval over resampled losses."""
 
@@ -88,31 +126,68 @@ class Agreement(NamedTuple):
     kendall_interval: tuple[float, float]
 
 
-def agreement(predicted: Sequence[float], reached: Sequence[float], *, seed: int = 0) -> Agreement:
-    x, y = np.asarray(predicted), np.asarray(reached)
-    rng = np.random.default_rng(seed)
-    drawn = []
-    while len(drawn) < DRAWS:
-        rows = rng.integers(len(x), size=len(x))
-        if np.ptp(x[rows]) > 0 and np.ptp(y[rows]) > 0:  # else there is no rank to compare
-            drawn.append((_spearman(x[rows], y[rows]), stats.kendalltau(x[rows], y[rows]).statistic))
-    low, high = np.quantile(np.array(drawn), [0.025, 0.975], axis=0)
-    return Agreement(
-        _spearman(x, y),
-        (float(low[0]), float(high[0])),
-        float(stats.kendalltau(x, y).statistic),
-        (float(low[1]), float(high[1])),
+def agreement(predicted: Sequence[float], reached: Sequence[float]) -> Agreement:
+    """Of two orders of the same losses; resamplings in which all are equal have no order and are left out."""
+    values = np.array([predicted, reached])
+    rows = np.random.default_rng(0).integers(values.shape[1], size=(DRAWS, values.shape[1]))
+    drawn = values[:, rows]
+    x, y = drawn[:, (np.ptp(drawn, axis=2) > 0).all(axis=0)]
+    whole = values[:, None]
+    found = []
+    for coefficient in (spearman, kendall):
+        low, high = np.quantile(coefficient(x, y), [0.025, 0.975])
+        found += [float(coefficient(*whole)[0]), (float(low), float(high))]
+    return Agreement(*found)
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of each row of (draws, losses)."""
+    a, b = (
+        ranks - ranks.mean(axis=1, keepdims=True)
+        for ranks in (stats.rankdata(x, axis=1), stats.rankdata(y, axis=1))
     )
+    return (a * b).sum(axis=1) / np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
 
 
-def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
+def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Tau-b of each row of (draws, losses)."""
+    a, b = (np.sign(z[:, :, None] - z[:, None, :]) for z in (x, y))
+    return (a * b).sum(axis=(1, 2)) / np.sqrt((a**2).sum(axis=(1, 2)) * (b**2).sum(axis=(1, 2)))
+
+
+def trap_heads(records: Path) -> Heads:
+    """The heads that research/trap.py trained on the embeddings of an InfoNCE encoder, of losses trained in full."""
+    kept = {
+        line["file"]: line["content"] for line in map(json.loads, records.read_text("utf-8").splitlines())
+    }
+    header, *rows = kept["evidence/trap.csv"]
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in (dict(zip(header, row, strict=True)) for row in rows):
+        for key in ("first", "crowded"):
+            if row["loss"] in TRAP:
+                found[key][TRAP[row["loss"]]].append(float(row[key]))
+    first, crowded = (
+        {name: float(np.mean(values)) for name, values in found[key].items()} for key in ("first", "crowded")
+    )
+    return Heads("embeddings of InfoNCE at 0.5 (trap)", "cifar100", {FIRST: first}, crowded)
+
+
+def compared(heads: Heads, group: Group, reached: dict[str, float]) -> list[list[str]]:
+    """Rows of the table: how heads agree with the trainings of their losses, by each metric."""
+    rows = []
+    for metric, predicted in heads.predicted.items():
+        both = [name for name in reached if name in predicted]
+        found = agreement([predicted[name] for name in both], [reached[name] for name in both])
+        ranks = _with(found.spearman, found.spearman_interval), _with(found.kendall, found.kendall_interval)
+        lost = ("—" if np.isnan(x) else f"{x:.1f}" for x in regrets(predicted, reached).values())
+        rows.append([str(group), heads.source, metric, str(len(both)), *ranks, *lost])
+    return rows
 
 
 def regrets(predicted: dict[str, float], reached: dict[str, float]) -> dict[str, float]:
     """Points lost against the best loss of a group, by rule; NaN where the group lacks the loss."""
     best = max(reached.values())
-    chosen = max(reached, key=lambda name: predicted[name])
+    chosen = max((name for name in reached if name in predicted), key=lambda name: predicted[name])
     return {
         "heads": best - reached[chosen],
         **{name: best - reached.get(name, float("nan")) for name in ALWAYS},
@@ -120,92 +195,116 @@ def regrets(predicted: dict[str, float], reached: dict[str, float]) -> dict[str,
     }
 
 
-def markdown(rows: list[list[str]], crowds: list[list[str]], about: str) -> str:
-    def table(header: Sequence[str], lines: list[list[str]]) -> list[str]:
-        rule = f"|{'---|' * len(header)}"
-        return [f"| {' | '.join(header)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)]
+def _table(header: Sequence[str], lines: list[list[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(header)} |",
+        f"|{'---|' * len(header)}",
+        *(f"| {' | '.join(line)} |" for line in lines),
+    ]
 
-    header = ("trainings", "losses", "heads judged by", "Spearman (95 %)", "Kendall (95 %)", "regret of heads",
+
+def markdown(rows: list[list[str]], found: Sequence[Heads], about: str, figure: str) -> str:
+    header = ("trainings", "heads on", "judged by", "losses", "Spearman (95 %)", "Kendall (95 %)", "regret of heads",
               *(f"always {name}" for name in ALWAYS), "random")  # fmt: skip
-    return "\n".join(
-        [
-            "# Do heads on frozen features rank losses as full trainings did?",
-            "",
-            about,
-            "",
-            *table(header, rows),
-            "",
-            "Regret: points of linear accuracy lost against the best loss of the same trainings.",
-            "",
-            "## Crowds",
-            "",
-            *table(("features", "loss", "crowded heads, %", "effective rank"), crowds),
-            "",
-        ]
-    )
+    lines = [
+        "# Do heads on frozen features rank losses as full trainings did?",
+        "",
+        about,
+        "",
+        *_table(header, rows),
+        "",
+        "Regret: points of linear accuracy lost against the best loss of the same trainings. Intervals resample "
+        "losses.",
+        "",
+        f"![heads against trainings]({figure})",
+        "",
+    ]
+    for heads in found:
+        crowds = [[name, f"{100 * crowd:.1f}"] for name, crowd in heads.crowded.items()]
+        lines += [f"## Crowded heads on {heads.source}", "", *_table(("loss", "crowded, %"), crowds), ""]
+    return "\n".join(lines)
+
+
+def draw(found: Sequence[Heads], reached: dict[Group, dict[str, float]], path: Path) -> None:
+    """A panel for each kind of heads and trainings: positives first against linear accuracy."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    panels = [(heads, group) for heads in found for group in reached if group.data == heads.data]
+    with mpl.rc_context({"svg.hashsalt": "weince", "font.size": 8}):
+        figure = Figure(figsize=(7.5, 2.9 * -(-len(panels) // 2)), layout="constrained")
+        for place, (heads, group) in enumerate(panels, 1):
+            axes = figure.add_subplot(-(-len(panels) // 2), 2, place)
+            predicted = heads.predicted[FIRST]
+            for name in (name for name in reached[group] if name in predicted):
+                colour = "#d55e00" if name in ALWAYS else "#0072b2"
+                axes.plot(100 * predicted[name], reached[group][name], "o", color=colour, ms=4)
+            axes.set_title(f"{group}\n{heads.source}", fontsize=8)
+            axes.set(xlabel="positive first, % of held-out items", ylabel="linear accuracy, %")
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def train(data: str, file: Path, options: argparse.Namespace, losses: dict[str, LossConfig]) -> Heads:
+    """Heads with these losses on a file of features."""
+    folder = options.results.with_name(f"{options.results.name}_heads") / file.stem
+    predict(file, folder, losses=losses, seeds=options.seeds, steps=options.steps, jobs=options.jobs or cores(),
+            probe=Probe(rate=options.rate, noise=options.noise), command="research/predict_study.py")  # fmt: skip
+    heads = read_heads(folder, options.seeds)
+
+    def means(value: Callable[[Outcome], float]) -> dict[str, float]:
+        return {name: float(np.mean([value(o) for o in heads[name]])) for name in losses}
+
+    predicted = {metric: means(value) for metric, value in METRICS.items()}
+    finite = {metric: by for metric, by in predicted.items() if np.isfinite(list(by.values())).all()}
+    return Heads(file.stem, data, finite, means(lambda o: o.crowded))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("features", nargs="+", metavar="DATA=FILE", help="features, and of which images")
+    parser.add_argument("features", nargs="*", metavar="DATA=FILE", help="features, and of which images")
     parser.add_argument("--steps", type=int, default=300, help="of each head (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=1e-3, help="of each head (default: %(default)s)")
     parser.add_argument("--noise", type=float, default=0.3, help="on the features (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
     parser.add_argument("--archive", type=Path, default=ARCHIVE, help="trainings (default: the evidence's)")
-    parser.add_argument("--source", default="the features given", help="what the features are, in words")
     parser.add_argument("--results", type=Path, default=Path("predict"), help="name of what is written")
     options = parser.parse_args(arguments)
-    wrong = [item for item in options.features if "=" not in item]
-    if wrong:
-        parser.error(f"features are given as DATA=FILE; got {wrong[0]}")
     reached, losses = outcomes(options.archive)
-    probe = Probe(rate=options.rate, noise=options.noise)
-    rows, crowds, lines = [], [], []
+    found = [trap_heads(RECORDS)]
     for item in options.features:
-        data, _, file = item.partition("=")
-        groups = {group: by for group, by in reached.items() if group.data == data and len(by) > 2}
-        if not groups:
-            parser.error(
-                f"the archive has no trainings on {data}; it has {', '.join({g.data for g in reached})}"
-            )
-        wanted = {name: losses[name] for by in groups.values() for name in by}
-        folder = options.results.with_name(f"{options.results.name}_heads") / Path(file).stem
-        predict(file, folder, losses=wanted, seeds=options.seeds, steps=options.steps, probe=probe,
-                jobs=options.jobs or cores(), command="research/predict_study.py")  # fmt: skip
-        heads = read_heads(folder, options.seeds)
-        for group, by in groups.items():
-            for metric, value in METRICS.items():
-                predicted = {name: float(np.mean([value(o) for o in heads[name]])) for name in by}
-                if not np.isfinite(list(predicted.values())).all():
-                    continue
-                found = agreement([predicted[n] for n in by], list(by.values()))
-                lost = regrets(predicted, by)
-                rows.append([
-                    str(group), str(len(by)), metric, _with(found.spearman, found.spearman_interval),
-                    _with(found.kendall, found.kendall_interval), *(f"{x:.1f}" for x in lost.values()),
-                ])  # fmt: skip
-            for name in by:
-                figures = [float(np.mean([f(o) for o in heads[name]])) for f in METRICS.values()]
-                lines.append([Path(file).stem, str(group), name, by[name], *figures])
-        for name in wanted:
-            crowd, rank = (100 * np.mean([o.crowded for o in heads[name]]),
-                           np.mean([o.effective_rank for o in heads[name]]))  # fmt: skip
-            crowds.append([Path(file).stem, name, f"{crowd:.1f}", f"{rank:.1f}"])
+        data, equals, file = item.partition("=")
+        wanted = {name: losses[name] for group, by in reached.items() if group.data == data for name in by}
+        if not equals or not wanted:
+            known = ", ".join(sorted({group.data for group in reached}))
+            parser.error(f"want DATA=FILE, where DATA is of {known}; got {item}")
+        found.append(train(data, Path(file), options, wanted))
+    pairs = [
+        (heads, group, by) for heads in found for group, by in reached.items() if group.data == heads.data
+    ]
+    rows = [row for heads, group, by in pairs for row in compared(heads, group, by)]
     about = (
-        f"Heads of {options.steps} steps (Adam {options.rate:g}, noise {options.noise:g}, "
-        f"{len(options.seeds)} seeds) on {options.source}, against the linear accuracy of full trainings. Made by "
+        f"Heads of {options.steps} steps (Adam {options.rate:g}, noise {options.noise:g}, {len(options.seeds)} "
+        "seeds) and those of research/trap.py, against the linear accuracy of full trainings. Made by "
         "`python research/predict_study.py`."
     )
-    text = markdown(rows, crowds, about)
+    figure = options.results.with_suffix(".svg")
+    draw(found, reached, figure)
+    text = markdown(rows, found, about, figure.name)
     options.results.with_suffix(".md").write_text(text, encoding="utf-8")
     with options.results.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["features", "trainings", "loss", "linear", *METRICS])
-        writer.writerows(lines)
+        writer.writerow(["heads", "trainings", "loss", "linear", "metric", "predicted"])
+        writer.writerows(
+            [heads.source, group, name, by[name], metric, predicted[name]]
+            for heads, group, by in pairs
+            for metric, predicted in heads.predicted.items()
+            for name in by
+            if name in predicted
+        )
     print(text)
 
 

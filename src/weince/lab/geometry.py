@@ -59,7 +59,7 @@ def collapsed(crowd: float, rank: float) -> str | None:
     """In words, what of a share of crowded anchors and an effective rank is a collapse; None if nothing is."""
     found = []
     if crowd > MOST_CROWDED:
-        found.append(f"{crowd:.0%} of the anchors lie next to another image")
+        found.append(f"{crowd:.0%} of the anchors lie next to another item")
     if rank < LEAST_RANK:
         found.append(f"the effective rank is {rank:.1f}")
     return " and ".join(found) or None
