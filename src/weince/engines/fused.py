@@ -188,6 +188,9 @@ class Fused(Engine):
     def smallest(self, count: int) -> Tensor:
         return self._chunked().smallest(count)
 
+    def _for(self, contest: Contest) -> Engine:
+        return Chunked(contest)  # which needs no kernels for a part that is small
+
     def _positive_shortfall(self) -> Tensor:
         contest = self.contest
         assert contest.positive is not None
