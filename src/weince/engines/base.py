@@ -65,7 +65,7 @@ class Engine(ABC):
         """``(count,)`` smallest shortfalls of all pairs of an anchor and a negative, sorted upwards."""
 
     def sample(self, most: int) -> "Engine":
-        """An engine for evenly spaced anchors that have about ``most`` pairs with negatives; this one if that is all."""
+        """An engine for evenly spaced anchors with about ``most`` pairs with negatives; this one if that is all."""
         if self.most_pairs <= most:
             return self
         return self._for(self.contest.every(-(-self.most_pairs // most)))

@@ -15,7 +15,7 @@ from weince.tail import TailConfig, fit_tail
 HARDEST = 50
 
 MOST_PAIRS = 1 << 24
-"""Pairs that a slope is fitted to the smallest of: all of up to 2,048 pairs of views. Of larger batches, evenly spaced
+"""Pairs that a slope is fitted to the smallest of: all of up to 2,048 pairs of views. Of larger batches evenly spaced
 anchors are taken, or memory would grow with the square of the batch."""
 
 
