@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weince import scores
 from weince.candidates import Contest
 from weince.engines.base import Engine, Need
 from weince.engines.chunked import Chunked
@@ -41,6 +42,8 @@ try:
     if _missing is None:
         from weince.engines.kernels import launch as _launch
         from weince.engines.kernels import ops, sums
+
+        scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
 except ImportError:
     _missing = "the fused engine wants Triton, which is not installed: pip install 'weince[gpu]'"
 
