@@ -121,7 +121,12 @@ class Contest:
     def hide(self, matrix: Tensor, value: float) -> Tensor:
         """Overwrite what is not a negative in an ``(a, c)`` matrix: the anchor itself, ignored pairs, positives."""
         for column in (self.itself, self.positive):
-            if column is not None:
+            if column is None:
+                continue
+            if torch.compiler.is_compiling():  # which fuses a comparison with what comes next, but not a scatter
+                every = torch.arange(matrix.shape[1], device=matrix.device)
+                matrix.masked_fill_(column.unsqueeze(1) == every, value)
+            else:
                 matrix.scatter_(1, column.unsqueeze(1), value)
         if self.ids is not None:
             matrix.masked_fill_(self.ids[0].unsqueeze(1) == self.ids[1], value)

@@ -15,7 +15,7 @@ from torch import Tensor
 from weince import scores
 from weince.candidates import Contest
 from weince.engines.base import Engine, Need
-from weince.engines.chunked import Chunked
+from weince.engines.chunked import Chunked, Near
 from weince.engines.tile import Part
 from weince.links import AffineLink, AtanhLink, BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats, nearest_rank
@@ -214,7 +214,12 @@ class Fused(Engine):
             for place, value in zip(one.places, self._evaluate(one), strict=True):
                 values[place] = value
         if others:
-            found = self._chunked().evaluate([parts[place] for place in others])
+            own = [parts[place] for place in others]
+            self._prepare([part for part in own if (part.hardest or 0) < LARGEST_TAIL])
+            loop = self._chunked()
+            loop.thresholds |= self.thresholds
+            loop.near = Near(*self.near[:2]) if self.near else None
+            found = loop.evaluate(own)
             for place, value in zip(others, found, strict=True):
                 values[place] = value
         return [value for value in values if value is not None]
