@@ -123,7 +123,9 @@ class Contest:
         for column in (self.itself, self.positive):
             if column is None:
                 continue
-            if torch.compiler.is_compiling():  # which fuses a comparison with what comes next, but not a scatter
+            if (
+                torch.compiler.is_compiling()
+            ):  # which fuses a comparison with what comes next, but not a scatter
                 every = torch.arange(matrix.shape[1], device=matrix.device)
                 matrix.masked_fill_(column.unsqueeze(1) == every, value)
             else:

@@ -59,7 +59,13 @@ def recorded(authors: Any, z_i: torch.Tensor, z_j: torch.Tensor) -> dict[str, np
     rows = torch.cat([z_i, z_j])
     scores = torch.nn.functional.cosine_similarity(rows.unsqueeze(1), rows.unsqueeze(0), dim=2)
     _, _, beta, r2, daic, rho, rho0, used = loss._hard_select_decision(scores)
-    found |= {"beta": beta, "r2": r2, "daic": daic, "rho": rho, "rho0": torch.tensor(rho0, dtype=torch.float64)}
+    found |= {
+        "beta": beta,
+        "r2": r2,
+        "daic": daic,
+        "rho": rho,
+        "rho0": torch.tensor(rho0, dtype=torch.float64),
+    }
     found["lam"] = loss._soft_select_lambda(daic, rho, rho0, mode="both")
     found["n_eff"] = torch.tensor(used)
     return {name: value.numpy() for name, value in found.items()}

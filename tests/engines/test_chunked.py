@@ -381,7 +381,7 @@ def own_loss(engine, parameter):
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("backend", ["aot_eager", "fails"])
 def test_a_link_of_ones_own_compiled(monkeypatch, backend):
-    """On a GPU the sums of such a link are compiled; where that fails, they are computed as they are, with a warning."""
+    """On a GPU the sums of such a link are compiled; where that fails they run uncompiled, with a warning."""
     calls = []
 
     def failing(module, inputs):
@@ -417,5 +417,7 @@ def test_exact_shortfalls_that_another_engine_found():
     """-1 stands for none, also where column 0 has one."""
     matrix = torch.full((2, 3), 0.5)
     tile = module.Tile(None, matrix)
-    tile.put(torch.tensor([[2, 0, -1], [-1, -1, -1]], dtype=torch.int32), torch.tensor([[0.1, 0.2, torch.inf]] * 2))
+    tile.put(
+        torch.tensor([[2, 0, -1], [-1, -1, -1]], dtype=torch.int32), torch.tensor([[0.1, 0.2, torch.inf]] * 2)
+    )
     torch.testing.assert_close(matrix, torch.tensor([[0.2, 0.5, 0.1], [0.5, 0.5, 0.5]]))

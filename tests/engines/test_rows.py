@@ -1,4 +1,4 @@
-"""The kernels of unit rows against the definition in float64: in Triton's interpreter without a GPU, for real with one."""
+"""The kernels of unit rows against the definition in float64: interpreted without a GPU, for real with one."""
 
 import os
 
@@ -65,7 +65,9 @@ def test_unit_rows_and_their_gradient(dtype, n, d):
 @pytest.mark.usefixtures("_by_kernels")
 @settings(max_examples=40)
 @given(
-    exponents=st.lists(st.integers(-37, 37), min_size=1, max_size=6), seed=st.integers(0, 99), zero=st.booleans()
+    exponents=st.lists(st.integers(-37, 37), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+    zero=st.booleans(),
 )
 def test_rows_of_any_length(exponents, seed, zero):
     generator = torch.Generator().manual_seed(seed)

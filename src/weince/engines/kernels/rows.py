@@ -82,6 +82,10 @@ def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtyp
     largest = torch.finfo(dtype).max if dtype == torch.float16 else 0.0
     shape = {**_shape(d), "LARGEST": largest}
     launch(
-        unit_gradient_kernel, (-(-n // shape["BR"]),), (grad, unit, inverse, out), (n, d, grad.stride(0)), shape
+        unit_gradient_kernel,
+        (-(-n // shape["BR"]),),
+        (grad, unit, inverse, out),
+        (n, d, grad.stride(0)),
+        shape,
     )
     return out
