@@ -14,7 +14,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton", minversion="3.5")
 
 from weince import scores  # noqa: E402
-from weince.engines.kernels import ops, rows  # noqa: E402
+from weince.engines.kernels import launch, ops  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def _by_kernels(monkeypatch):
     """Unit rows by the kernels, also where they are interpreted."""
     kernels = scores.RowKernels(
-        lambda source: source.dtype != torch.float64, rows.unit_rows, rows.unit_gradient
+        lambda source: source.dtype != torch.float64, launch.unit_rows, launch.unit_gradient
     )
     monkeypatch.setattr(scores, "row_kernels", kernels)
 
@@ -106,4 +106,4 @@ def test_what_the_kernels_serve():
     there = torch.randn(2, 3, device=DEVICE)
     assert ops.rows_served(there) == (DEVICE == "cuda")
     assert not ops.rows_served(there.double())
-    assert not ops.rows_served(torch.empty(1, rows.WIDEST + 1, device=DEVICE))
+    assert not ops.rows_served(torch.empty(1, launch.WIDEST + 1, device=DEVICE))

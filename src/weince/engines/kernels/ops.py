@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.engines.kernels import launch, rows
+from weince.engines.kernels import launch
 from weince.engines.kernels.launch import Near, Pairs, Roles, Sums
 from weince.scores import first_order
 from weince.tail import TailConfig
@@ -394,18 +394,18 @@ def _register(name: str, schema: str, function: Callable[..., Any], fake: Callab
 
 
 def rows_served(source: Tensor) -> bool:
-    """Whether the kernels of :mod:`.rows` can take these rows."""
+    """Whether the kernels can scale these rows to length 1."""
     return (
         type(source) is Tensor
         and source.device.type == "cuda"
         and source.dtype != torch.float64
-        and source.shape[1] <= rows.WIDEST
+        and source.shape[1] <= launch.WIDEST
         and not in_transform()
     )
 
 
-unit_rows = _on_its_device(rows.unit_rows)
-unit_gradient = _on_its_device(rows.unit_gradient)
+unit_rows = _on_its_device(launch.unit_rows)
+unit_gradient = _on_its_device(launch.unit_gradient)
 
 _ROWS = "Tensor anchors, Tensor candidates"
 _LISTS = "Tensor[] operands, Tensor[] roles, int given"

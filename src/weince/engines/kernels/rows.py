@@ -1,15 +1,10 @@
+# mypy: ignore-errors
 """Rows scaled to length 1 in one launch, and their gradient in another: what :func:`weince.scores.unit_rows` computes
 by two dozen small operations, whose launches take longer than the work in small batches."""
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from weince.engines.kernels.relaunch import launch
-
-WIDEST = 4096
-"""Columns of a row that one program holds."""
 
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
@@ -54,38 +49,3 @@ def unit_gradient_kernel(
         peak = tl.maximum(tl.max(tl.abs(result), axis=1), 1.0)
         result = result * tl.minimum(LARGEST / peak, 1.0)[:, None]
     tl.store(out + place * d + column[None, :], result.to(out.dtype.element_ty), mask=mask)
-
-
-def _shape(d: int) -> dict[str, int]:
-    wide = max(16, 1 << (d - 1).bit_length())
-    return {"BR": max(1, min(16, 4096 // wide)), "WIDE": wide}
-
-
-def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``(n, d)`` to unit rows ``(n, d)`` and inverse lengths ``(n, 1)``, both in float32."""
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
-    n, d = rows.shape
-    unit = rows.new_empty((n, d), dtype=torch.float32)
-    inverse = rows.new_empty((n, 1), dtype=torch.float32)
-    shape = _shape(d)
-    launch(unit_kernel, (-(-n // shape["BR"]),), (rows, unit, inverse), (n, d, rows.stride(0)), shape)
-    return unit, inverse
-
-
-def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradient ``(n, d)`` of the rows, in their dtype."""
-    if grad.stride(1) != 1:
-        grad = grad.contiguous()
-    n, d = grad.shape
-    out = grad.new_empty((n, d), dtype=dtype)
-    largest = torch.finfo(dtype).max if dtype == torch.float16 else 0.0
-    shape = {**_shape(d), "LARGEST": largest}
-    launch(
-        unit_gradient_kernel,
-        (-(-n // shape["BR"]),),
-        (grad, unit, inverse, out),
-        (n, d, grad.stride(0)),
-        shape,
-    )
-    return out
