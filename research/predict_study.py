@@ -1,7 +1,7 @@
 """Do heads on frozen features rank losses as full trainings did?
 
 For each file of features, heads are trained with the losses for which the archive holds trainings on those images
-(research/results/evidence/runs.jsonl), and compared with the linear accuracy that these reached: rank agreement with
+(runs.jsonl below research/results), and compared with the linear accuracy that these reached: rank agreement with
 bootstrap intervals over losses, and the regret, in points of accuracy, of training with the loss whose heads are
 best, beside always InfoNCE at 0.1, always at 0.2, and a random pick. Also whether heads of losses that collapsed
 crowd.
@@ -29,8 +29,9 @@ example:
   python research/predict_study.py cifar100=infonce_0.5.npz cifar10=infonce_0.5_cifar10.npz \\
       --results research/results/evidence/predict
 """
-ARCHIVE = Path(__file__).parent / "results" / "evidence" / "runs.jsonl"
-RECORDS = ARCHIVE.parents[1] / "records.jsonl"
+RESULTS = Path(__file__).parent / "results"
+ARCHIVES = RESULTS / "evidence" / "runs.jsonl", RESULTS / "strong" / "runs.jsonl"
+RECORDS = RESULTS / "records.jsonl"
 FIRST = "positive first of a batch"
 METRICS: dict[str, Callable[[Outcome], float]] = {
     FIRST: lambda o: o.first,
@@ -61,43 +62,46 @@ TRAP = {
 
 ALWAYS = ("infonce 0.1", "infonce 0.2")
 DRAWS = 2000
+FEWEST = 4  # losses whose order says anything
 
 
 class Group(NamedTuple):
-    """Trainings that differ by their loss alone: images, encoder, its width and epochs."""
+    """Trainings that differ by their loss alone: images, encoder and recipe by the name of their row, epochs."""
 
     data: str
-    width: int
+    row: str
     epochs: int
 
     def __str__(self) -> str:
-        return f"{self.data}, {self.epochs} epochs" + ("" if self.width == 64 else f", width {self.width}")
+        return f"{self.row}, {self.epochs} epochs"
 
 
 def name_of(loss: LossConfig) -> str:
     """Short, and different for different losses."""
     parts = [f"{loss.preset} {loss.temperature:g}" if loss.temperature else loss.preset]
-    parts += [f"{key} {value}" for key, value in sorted(loss.tail.items())]
+    parts += [f"{key} {value}" for key, value in sorted((loss.tail | loss.options).items())]
     parts += [
         f"{key} {getattr(loss, key):g}" for key in ("softmax_term", "shortfall_term") if getattr(loss, key)
     ]
     return ", ".join(parts)
 
 
-def outcomes(path: Path) -> tuple[dict[Group, dict[str, float]], dict[str, LossConfig]]:
+def outcomes(paths: Sequence[Path]) -> tuple[dict[Group, dict[str, float]], dict[str, LossConfig]]:
     """Mean linear accuracy over seeds by loss, for each group; and the losses."""
     found: dict[Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     losses = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    for record in map(json.loads, lines):
         run = record["run.yaml"]
         given = {key: value for key, value in run["loss"].items() if key != "engine"}
         loss = LossConfig(**given)
         # Precision is no setting of a loss; where a loss was run in two, both count.
-        group = Group(run["data"].partition("_")[0], run.get("width") or 64, run["epochs"])
+        group = Group(run["data"].partition("_")[0], record["run"].partition("/")[0], run["epochs"])
         losses[name_of(loss)] = loss
         found[group][name_of(loss)].append(record["evaluation.json"]["linear_test_mean"])
-    means = {g: {name: float(np.mean(v)) for name, v in by.items()} for g, by in found.items()}
+    means = {
+        g: {name: float(np.mean(v)) for name, v in by.items()} for g, by in found.items() if len(by) >= FEWEST
+    }
     return means, losses
 
 
@@ -177,6 +181,8 @@ def compared(heads: Heads, group: Group, reached: dict[str, float]) -> list[list
     rows = []
     for metric, predicted in heads.predicted.items():
         both = [name for name in reached if name in predicted]
+        if len(both) < FEWEST:
+            continue
         found = agreement([predicted[name] for name in both], [reached[name] for name in both])
         ranks = _with(found.spearman, found.spearman_interval), _with(found.kendall, found.kendall_interval)
         lost = ("—" if np.isnan(x) else f"{x:.1f}" for x in regrets(predicted, reached).values())
@@ -230,7 +236,12 @@ def draw(found: Sequence[Heads], reached: dict[Group, dict[str, float]], path: P
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    panels = [(heads, group) for heads in found for group in reached if group.data == heads.data]
+    panels = [
+        (heads, group)
+        for heads in found
+        for group, by in reached.items()
+        if group.data == heads.data and len(by.keys() & heads.predicted[FIRST].keys()) >= FEWEST
+    ]
     with mpl.rc_context({"svg.hashsalt": "weince", "font.size": 8}):
         figure = Figure(figsize=(7.5, 2.9 * -(-len(panels) // 2)), layout="constrained")
         for place, (heads, group) in enumerate(panels, 1):
@@ -270,10 +281,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--noise", type=float, default=0.3, help="on the features (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
-    parser.add_argument("--archive", type=Path, default=ARCHIVE, help="trainings (default: the evidence's)")
+    parser.add_argument(
+        "--archives", type=Path, nargs="+", default=ARCHIVES, help="trainings (default: evidence and strong)"
+    )
     parser.add_argument("--results", type=Path, default=Path("predict"), help="name of what is written")
     options = parser.parse_args(arguments)
-    reached, losses = outcomes(options.archive)
+    reached, losses = outcomes(options.archives)
     found = [trap_heads(RECORDS)]
     for item in options.features:
         data, equals, file = item.partition("=")
