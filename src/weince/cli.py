@@ -56,7 +56,7 @@ examples:
 """
 PREDICT = """\
 Train small heads on frozen features, a grid of losses and temperatures with several seeds, and judge them on
-held-out items. It shows what a loss does to these features, and whether it collapses them; it is no advice on what to
+held-out items. It shows what a loss does to these features, and flags heads that collapse; it is no advice on what to
 train an encoder with.
 
 input: any file that `weince diagnose` reads, with the features of two views of the same items (z_i and z_j of shape

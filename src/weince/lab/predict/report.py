@@ -20,7 +20,8 @@ Table = Mapping[str, Sequence[Outcome]]
 SHARES = ("first", "first_of_all", "r1", "vote", "crowded")
 NOT_ADVICE = (
     "This is what each loss does to a head on these features. It is no advice on what to train with: an encoder that "
-    "is trained with a loss gives other features. What the heads do show is a loss that collapses."
+    "is trained with a loss gives other features, and the loss with the best heads was not the best to train with. "
+    "Heads that collapse are a warning; heads that do not are no proof."
 )
 
 
