@@ -13,7 +13,8 @@ tensor([[ 4., 20.]])
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
+from inspect import get_annotations
 from numbers import Real
 from typing import ClassVar, Self
 
@@ -43,11 +44,18 @@ class Link:
         gradient: Tensor = torch.func.grad(lambda d: self.logit(d).sum())(shortfall)
         return -gradient
 
+    names: ClassVar[tuple[str, ...]] = ()
+    """The fields, which torch 2.6 cannot ask a dataclass for in a compiled graph."""
+
+    def __init_subclass__(cls) -> None:
+        own = get_annotations(cls)
+        cls.names += tuple(
+            name for name, kind in own.items() if "ClassVar" not in str(kind) and name not in cls.names
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """The parameters that are tensors, by name."""
-        if not is_dataclass(self):
-            return {}
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: getattr(self, name) for name in self.names}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def learned(self) -> dict[str, Tensor]:
@@ -56,7 +64,9 @@ class Link:
 
     def replace(self, values: dict[str, Tensor]) -> Self:
         """The same link with other values of some parameters."""
-        return replace(self, **values) if values else self  # type: ignore[type-var]
+        if not values:
+            return self
+        return type(self)(**{name: values.get(name, getattr(self, name)) for name in self.names})
 
     def rows(self, start: int, stop: int) -> Self:
         """The link for some of the anchors."""
@@ -101,7 +111,10 @@ class FunctionLink(Link):
         return self.parameters
 
     def replace(self, values: dict[str, Tensor]) -> Self:
-        return type(self)(self.function, **(self.parameters | values))
+        if not values:
+            return self
+        # By its name: torch 2.6 does not compile type(self)(function).
+        return FunctionLink(self.function, **{**self.parameters, **values})  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"FunctionLink({getattr(self.function, '__name__', 'function')})"

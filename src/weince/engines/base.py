@@ -41,8 +41,9 @@ class Engine(ABC):
     stats: TailStats | None = None
     """Tail statistics of every anchor, where the loss asked for them."""
 
-    def __init__(self, contest: Contest, need: Need = NOTHING) -> None:
-        self.contest, self.need = contest, need
+    # None and not NOTHING: torch 2.6 cannot compile a default that is an object.
+    def __init__(self, contest: Contest, need: Need | None = None) -> None:
+        self.contest, self.need = contest, NOTHING if need is None else need
         self.counted: Tensor | None = None  # (anchors,) has a positive; None: all have
         self.alone: Tensor | None = None  # (anchors,) has no negative; None: all have one
         with torch.no_grad(), no_autocast(contest.anchors.device):

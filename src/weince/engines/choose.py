@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    contest: Contest, need: Need = NOTHING, *, engine: EngineName = "auto", ring: bool = False
+    contest: Contest, need: Need | None = None, *, engine: EngineName = "auto", ring: bool = False
 ) -> Choice:
     """The engine that serves a contest, and why.
 
@@ -62,7 +62,7 @@ def choose(
         return Choice("ring", "candidates come by from rank to rank")
     if engine in ("dense", "chunked"):
         return Choice(engine, "asked for")
-    hindrance = why_not_fused(contest, need)
+    hindrance = why_not_fused(contest, NOTHING if need is None else need)
     if engine == "fused" and hindrance is not None:
         raise RuntimeError(f'engine="fused" cannot serve: {hindrance}; engine="auto" takes another')
     if hindrance is None:
