@@ -24,9 +24,11 @@ class AlignUniformLoss(ContrastiveLoss):
         spread: ``u``: how fast the repulsion falls off with the squared distance.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> AlignUniformLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import AlignUniformLoss
+        >>> AlignUniformLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     per_anchor = needs_negatives = False

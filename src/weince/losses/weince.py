@@ -51,9 +51,11 @@ class WeinceLoss(TemperatureLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> WeinceLoss()(torch.randn(8, 16), torch.randn(8, 16)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import WeinceLoss
+        >>> WeinceLoss()(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
     """
 
     needs_negatives = False
