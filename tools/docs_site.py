@@ -147,13 +147,19 @@ class Docstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring.value = ROLE.sub(r"`\1`", obj.docstring.value)
+            obj.docstring.value = ROLE.sub(_reference, obj.docstring.value)
 
     def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
         """``dcl_loss = functional(DCLLoss, "dcl_loss")`` is a function: show it as one."""
         for name, made in list(mod.members.items()):
             if isinstance(made, griffe.Attribute) and str(made.value).startswith("functional("):
                 mod.set_member(name, _function(mod, name, str(made.value)))
+
+
+def _reference(found: re.Match[str]) -> str:
+    """A link, if the reference has the name; else the name."""
+    name = found.group(1)
+    return f'<autoref identifier="{name}" optional><code>{name}</code></autoref>'
 
 
 def _function(mod: griffe.Module, name: str, made: str) -> griffe.Function:

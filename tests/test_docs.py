@@ -1,0 +1,124 @@
+"""The documentation: its code runs as it stands, its links lead somewhere, and it has a page for every public name."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+from programs import run
+
+import weince
+import weince.engines
+import weince.evt
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "research/findings.md", *sorted(DOCS.rglob("*.md"))]
+NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
+BLOCK = re.compile(r"(<!-- not run: [^>]+ -->\n)?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
+REFERENCE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
+
+
+def text(path):
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(path):
+    return [code for left_out, code in BLOCK.findall(text(path)) if not left_out]
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_one_block_is_not_run():
+    assert sum(bool(left_out) for page in PAGES for left_out, _ in BLOCK.findall(text(page))) == 1
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=named)
+def test_every_block_runs_as_it_stands(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for code in blocks(page):
+        done = run("-c", code, cwd=tmp_path)
+        assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def notebooks():
+    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore")  # those of the trainer of sentence-transformers
+def test_notebooks_run(path, notebooks, tmp_path, monkeypatch):
+    """They run, and what is stored in them is of the cells that are there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    matplotlib.use("Agg")
+    stored = json.loads(text(path))
+    done = notebooks.run(stored)
+
+    def kinds(notebook):
+        return [[output["output_type"] for output in cell.get("outputs", ())] for cell in notebook["cells"]]
+
+    assert kinds(done) == kinds(stored)
+
+
+def test_there_are_five_notebooks():
+    assert len(NOTEBOOKS) == 5
+
+
+def texts_with_links():
+    for page in PAGES:
+        yield page, re.sub(r"^```.*?^```", "", text(page), flags=re.DOTALL | re.MULTILINE)
+    for path in NOTEBOOKS:
+        cells = json.loads(text(path))["cells"]
+        yield path, "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def test_links_lead_somewhere():
+    found = [(page, link) for page, body in texts_with_links() for link in LINK.findall(body)]
+    assert len(found) > 100
+    assert [(named(page), link) for page, link in found if not (page.parent / link).exists()] == []
+
+
+PUBLIC = [
+    *(f"weince.{name}" for name in weince.__all__),
+    *(f"weince.evt.{name}" for name in weince.evt.__all__),
+    *(f"weince.engines.{name}" for name in weince.engines.__all__ if name != "EngineName"),  # a list of words
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_entry(name):
+    assert re.search(rf"^::: {re.escape(name)}$", REFERENCE, re.MULTILINE), "no page of the reference has it"
+
+
+def example_of(name):
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last).__doc__ or ""
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.startswith("weince.evt.") or name.count(".") == 1])
+def test_every_public_name_has_an_example(name):
+    """What ``weince.evt`` returns is shown by the example of the function that returns it."""
+    is_result = name.startswith("weince.evt.") and name.rpartition(".")[2][0].isupper()
+    documented = example_of(name)
+    assert documented
+    assert is_result or ">>> " in documented
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = text(ROOT / "mkdocs.yml").partition("\nnav:\n")[2]
+    pages = [path.relative_to(DOCS).as_posix() for path in (*DOCS.rglob("*.md"), *NOTEBOOKS)]
+    assert [page for page in pages if f": {page}\n" not in navigation] == []
+
+
+def test_the_readme_is_short():
+    assert len(text(ROOT / "README.md").splitlines()) <= 120
