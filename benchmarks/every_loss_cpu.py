@@ -3,8 +3,8 @@
     python benchmarks/every_loss_cpu.py                 the dense and the chunked engine; a minute
     python benchmarks/every_loss_cpu.py --pairs 256 --repeats 5
 
-All losses take turns, so that a busy moment of the machine hits each alike; the median of the repeats counts. The pages
-of the losses quote this table.
+All losses take turns, so that a busy moment of the machine hits each alike; the median of the repeats counts. The
+pages of the losses quote this table.
 """
 
 import argparse
@@ -61,7 +61,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     found = measure(options.pairs, options.d, options.repeats)
     one = found["InfoNCELoss", "dense"]
-    print(f"{options.pairs} pairs, d = {options.d}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
+    print(
+        f"{options.pairs} pairs, d = {options.d}, {torch.get_num_threads()} threads, torch {torch.__version__}\n"
+    )
     print("| loss | dense, ms | times InfoNCE | chunked, ms | times InfoNCE |\n|---|---:|---:|---:|---:|")
     for name in EVERY:
         dense, chunked = found[name, "dense"], found[name, "chunked"]

@@ -1,4 +1,4 @@
-"""The documentation: its code runs as it stands, its links lead somewhere, and it has a page for every public name."""
+"""The documentation: its code runs as it stands, its links lead somewhere, and every public name has an entry."""
 
 import importlib.util
 import json
@@ -15,7 +15,12 @@ import weince.evt
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "research/findings.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "research/findings.md",
+    *sorted(DOCS.rglob("*.md")),
+]
 NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 BLOCK = re.compile(r"(<!-- not run: [^>]+ -->\n)?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
@@ -105,7 +110,9 @@ def example_of(name):
     return getattr(importlib.import_module(module), last).__doc__ or ""
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name.startswith("weince.evt.") or name.count(".") == 1])
+@pytest.mark.parametrize(
+    "name", [name for name in PUBLIC if name.startswith("weince.evt.") or name.count(".") == 1]
+)
 def test_every_public_name_has_an_example(name):
     """What ``weince.evt`` returns is shown by the example of the function that returns it."""
     is_result = name.startswith("weince.evt.") and name.rpartition(".")[2][0].isupper()

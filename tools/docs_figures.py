@@ -1,26 +1,66 @@
-"""Draw the figures of ``docs/theory.md``.
+"""Draw the figures of the README and of ``docs/theory.md`` into ``docs/assets``.
 
-    python tools/docs_figures.py            writes docs/assets/links.svg and docs/assets/noise-floor.svg; seconds
+python tools/docs_figures.py            seconds
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from weince import BlendLink, PowerLink, ShortfallLink, SoftmaxLink
 from weince.evt import noise_floor
 from weince.files import write_aside
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
-matplotlib.use("Agg")
-# The same figure is the same file.
-matplotlib.rcParams.update({"svg.hashsalt": "weince", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+RECORDS = Path(__file__).parents[1] / "research" / "results" / "evidence" / "runs.jsonl"
+PLAIN = {"tail": {}, "softmax_term": None, "shortfall_term": None}
+SHOWN = {
+    "WEINCE, Algorithm 1, 0.5": {"preset": "paper", "temperature": 0.5, **PLAIN},
+    "InfoNCE, 0.5": {"preset": "infonce", "temperature": 0.5, **PLAIN},
+    "WEINCE, the authors' code, 0.5": {"preset": "released", "temperature": 0.5, **PLAIN},
+    "InfoNCE + that code's two terms, 0.5": {
+        "preset": "infonce", "temperature": 0.5, "tail": {}, "softmax_term": 0.5, "shortfall_term": 0.5,
+    },
+    "InfoNCE, 0.1": {"preset": "infonce", "temperature": 0.1, **PLAIN},
+    "InfoNCE, 0.2": {"preset": "infonce", "temperature": 0.2, **PLAIN},
+}  # fmt: skip
+RUN = {"data": "cifar100", "encoder": "resnet18", "epochs": 100, "precision": "bf16"}
 
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+
+def comparison() -> Figure:
+    """Linear accuracy of every seed, from the records of the runs."""
+    found: dict[str, list[float]] = {name: [] for name in SHOWN}
+    for line in RECORDS.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        run = record["run.yaml"]
+        if any(run[key] != value for key, value in RUN.items()):
+            continue
+        for name, loss in SHOWN.items():
+            if all(run["loss"][key] == value for key, value in loss.items()):
+                found[name].append(record["evaluation.json"]["linear_test_mean"])
+    figure, axes = plt.subplots(figsize=(6.8, 2.6))
+    for place, (name, values) in enumerate(found.items()):
+        best = name == "InfoNCE, 0.2"
+        axes.plot(values, [place] * len(values), "o", color="#3f51b5" if best else "#607d8b", alpha=0.7)
+        axes.text(
+            max(values) + 0.4,
+            place,
+            f"{np.mean(values):.1f}",
+            va="center",
+            weight="bold" if best else "normal",
+        )
+    axes.set_yticks(range(len(found)), list(found))
+    axes.set_ylim(-0.6, len(found) - 0.4)
+    axes.set_xlim(39, 56)
+    axes.set_xlabel("linear accuracy on CIFAR-100, %; a dot for each seed")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
 
 
 def links() -> Figure:
@@ -62,7 +102,10 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.parse_args(arguments)
-    for name, draw in (("links", links), ("noise-floor", floor)):
+    matplotlib.use("Agg")
+    # With a fixed salt the same figure is the same file.
+    plt.rcParams.update({"svg.hashsalt": "weince", "axes.spines.top": False, "axes.spines.right": False})
+    for name, draw in (("comparison", comparison), ("links", links), ("noise-floor", floor)):
         figure = draw()
         figure.tight_layout()
         write_aside(

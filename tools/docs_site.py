@@ -1,8 +1,8 @@
 """What the documentation site needs beyond its plugins: hooks of mkdocs (``mkdocs.yml``), run by ``make docs``.
 
 - Pages that live elsewhere in the repository (``BROUGHT``) become pages of the site.
-- A link that leads out of ``docs/`` becomes a link to the repository, a picture is copied. One that leads nowhere stays,
-  so that mkdocs reports it.
+- A link that leads out of ``docs/`` becomes a link to the repository, a picture is copied. One that leads nowhere
+  stays, so that mkdocs reports it.
 - A notebook becomes a page: its text, its code and the outputs stored in it.
 - Formulas become MathML, which browsers draw themselves: the site loads no script for them.
 - Docstrings: Sphinx roles become links to the reference; a public name without a docstring is reported.
@@ -32,6 +32,11 @@ PICTURES = (".svg", ".png")
 FENCE = re.compile(r"(^```.*?^```\s*$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+UNDOCUMENTED = re.compile(
+    r'<h\d id="([\w.]+)" class="doc doc-heading">(?:(?!<h\d).)*?<div class="doc doc-contents[^"]*">\s*'
+    r'(?:</div>|<div class="doc doc-children">)',
+    re.DOTALL,
+)
 ROLE = re.compile(r":(?:class|func|mod|meth|attr):`~?([\w.]+)`")
 
 log = logging.getLogger("mkdocs.plugins.weince")
@@ -71,8 +76,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return "".join(part if part.startswith("```") else LINK.sub(linked, part) for part in parts)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Formulas as MathML."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Formulas as MathML; a warning, which fails a strict build, for a name that says nothing."""
+    for name in UNDOCUMENTED.findall(html):
+        log.warning(f"{page.file.src_uri}: {name} has no docstring")
     return FORMULA.sub(_mathml, html)
 
 

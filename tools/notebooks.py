@@ -3,8 +3,8 @@
     python tools/notebooks.py                               all of docs/tutorials
     python tools/notebooks.py docs/tutorials/simclr.ipynb   one of them
 
-The cells are plain Python and run in one process, in order, in an empty folder: no kernel is needed. The tests run them
-in the same way.
+The cells are plain Python and run in one process, in order, in an empty folder: no kernel is needed. The tests run
+them in the same way.
 """
 
 import argparse
@@ -33,7 +33,11 @@ def run(notebook: Notebook) -> Notebook:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             count += 1
-            cell = {**cell, "execution_count": count, "outputs": _outputs("".join(cell["source"]), names, count)}
+            cell = {
+                **cell,
+                "execution_count": count,
+                "outputs": _outputs("".join(cell["source"]), names, count),
+            }
         cells.append(cell)
     return {**notebook, "cells": cells}
 

@@ -43,4 +43,6 @@ class LinkLoss(ContrastiveLoss):
         return lse.cross_entropy()
 
 
-link_loss = functional(LinkLoss, "link_loss", "torch.randn(4, 8), torch.randn(4, 8), link=lambda s: 5 * s + s**3")
+link_loss = functional(
+    LinkLoss, "link_loss", "torch.randn(4, 8), torch.randn(4, 8), link=lambda s: 5 * s + s**3"
+)
