@@ -37,6 +37,7 @@ UNDOCUMENTED = re.compile(
     r'(?:</div>|<div class="doc doc-children">)',
     re.DOTALL,
 )
+THIN = '<mspace width="0.17em"/>'
 ROLE = re.compile(r":(?:class|func|mod|meth|attr):`~?([\w.]+)`")
 
 log = logging.getLogger("mkdocs.plugins.weince")
@@ -85,7 +86,8 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 def _mathml(found: re.Match[str]) -> str:
     kind, formula = found.groups()
-    return convert(unescape(formula).strip(), display="block" if kind == "div" else "inline")
+    made = convert(unescape(formula).strip(), display="block" if kind == "div" else "inline")
+    return made.replace("<mi>log</mi>", f"{THIN}<mi>log</mi>{THIN}")  # TeX sets a function's name apart
 
 
 def _home(uri: str) -> str:
