@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +13,10 @@ from programs import run
 import weince
 import weince.engines
 import weince.evt
+from weince.cli import build_parser
+from weince.lab import settings
+from weince.lab.text.train import TextRun
+from weince.lab.vision.config import VisionRun
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -49,6 +54,34 @@ def test_every_block_runs_as_it_stands(page, tmp_path, monkeypatch):
     for code in blocks(page):
         done = run("-c", code, cwd=tmp_path)
         assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+def commands():
+    """Every ``weince`` line of the blocks that are for a shell, as words."""
+    for page in PAGES:
+        for block in re.findall(r"^```bash\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("weince "):
+                    yield page, line.partition(" 2> ")[0].partition(" > ")[0]
+
+
+def test_the_commands_take_what_the_pages_give_them():
+    """Every option is known and has a value that can be read. Nothing is run."""
+    found = list(commands())
+    assert len(found) > 30
+    for page, line in found:
+        words = shlex.split(line, comments=True)[1:]
+        try:
+            if words[0] != "train":
+                build_parser().parse_args(words)
+                continue
+            chosen, _ = settings.take_config(words[1:])
+            task = settings.load(chosen).get("task", "vision") if chosen else "vision"
+            kind = TextRun if task == "text" else VisionRun
+            if "my_package" not in line:  # which is not there
+                settings.read(kind, words[1:], command="weince train", examples="")
+        except (SystemExit, ValueError) as error:
+            pytest.fail(f"{named(page)}: {line}: {error}")
 
 
 @pytest.fixture(scope="module")
