@@ -28,8 +28,10 @@ BROUGHT = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+REPOSITORY = "https://github.com/weince/weince"
 PICTURES = (".svg", ".png")
 FENCE = re.compile(r"(^```.*?^```\s*$)", re.DOTALL | re.MULTILINE)
+DIAGRAM = re.compile(r"^```mermaid.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 UNDOCUMENTED = re.compile(
@@ -73,7 +75,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         before, path, anchor, after = found.groups()
         return before + _target(where, path, page.file.src_uri) + (anchor or "") + after
 
-    parts = FENCE.split(markdown)
+    # Drawing it would load a script of megabytes; GitHub draws it.
+    drawn = f"[The picture, as GitHub draws it]({REPOSITORY}/blob/main/{where})."
+    parts = FENCE.split(DIAGRAM.sub(drawn, markdown))
     return "".join(part if part.startswith("```") else LINK.sub(linked, part) for part in parts)
 
 
@@ -109,7 +113,7 @@ def _target(where: str, path: str, uri: str) -> str:
     if not (ROOT / source).exists():
         return path
     kind = "tree" if (ROOT / source).is_dir() else "blob"
-    return f"https://github.com/weince/weince/{kind}/main/{source}"
+    return f"{REPOSITORY}/{kind}/main/{source}"
 
 
 def _pictures(files: Files) -> set[str]:
@@ -129,7 +133,7 @@ def _page(uri: str) -> str:
     notebook = json.loads((ROOT / "docs" / uri).read_text(encoding="utf-8"))
     parts = [_cell(cell) for cell in notebook["cells"]]
     name = posixpath.basename(uri)
-    at = f"https://github.com/weince/weince/blob/main/docs/{uri}"
+    at = f"{REPOSITORY}/blob/main/docs/{uri}"
     parts.insert(1, f"This page is a notebook: [{name}]({at}). The tests run it.")
     return "\n\n".join(parts) + "\n"
 

@@ -33,7 +33,7 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class LossOutput(NamedTuple):
-    """A loss with the tail statistics of its anchors.
+    """A loss with the tail statistics of its anchors: ``loss``, a tensor, and ``stats``, a :class:`weince.TailStats`.
 
     Examples:
         >>> import torch
