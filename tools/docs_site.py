@@ -9,7 +9,6 @@
 """
 
 import ast
-import base64
 import json
 import logging
 import posixpath
@@ -150,7 +149,7 @@ def _output(output: dict[str, Any]) -> str:
         return f"```text\n{''.join(output['text']).rstrip()}\n```"
     data = output["data"]
     if "image/png" in data:
-        picture = base64.b64encode(base64.b64decode("".join(data["image/png"]))).decode()
+        picture = "".join(data["image/png"]).replace("\n", "")
         return f'<img class="figure" alt="figure" src="data:image/png;base64,{picture}">'
     return f"```text\n{''.join(data['text/plain'])}\n```"
 
