@@ -89,7 +89,7 @@ class FunctionLink(Link):
 
     Args:
         function: Maps scores ``(anchors, candidates)``, and the parameters by name, to logits.
-        **parameters: Tensors of one value, or of one per anchor; they get a gradient if they want one.
+        **parameters: Tensors of one value, or of one per anchor; they get a gradient if they require one.
 
     Examples:
         >>> import torch
@@ -241,8 +241,8 @@ class BlendLink(Link):
     """``(1 - lam) * s / temperature - lam * beta * log(eps + max(1 - s, eps))``: the link of WEINCE.
 
     ``lam`` and ``beta`` are numbers or one value per anchor. With ``soft_cap=False`` the ``eps`` that
-    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code. An ``endpoint`` above 1 is
-    added there too, less 1.
+    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code. With an ``endpoint``
+    above 1, ``endpoint - 1`` is added there too.
 
     Examples:
         >>> import torch

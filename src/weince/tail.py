@@ -29,10 +29,10 @@ class TailConfig:
         k: Negatives in the tail: a share of the anchor's negatives in (0, 1], or a number of them.
         k_min: Least number when ``k`` is a share.
         k_max: Largest number; it keeps memory linear in the batch.
-        rho0: A fixed pivot of the cap gate, instead of a quantile over the batch.
+        rho0: A fixed pivot of the gate of ``rho``, instead of a quantile over the batch.
         rho0_quantile: Which quantile of ``rho`` over all anchors is the pivot (nearest rank).
         margin: ``m``: the difference in AIC at which the AIC gate is half open.
-        kappa_rho: Steepness of the cap gate.
+        kappa_rho: Steepness of the gate of ``rho``.
         kappa_aic: Steepness of the AIC gate.
         eps: Smallest shortfall.
         beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead; or ``"slope"``:

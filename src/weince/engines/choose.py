@@ -33,7 +33,7 @@ log = logging.getLogger("weince")
 
 
 class Choice(NamedTuple):
-    """An engine, and why it."""
+    """The engine that was chosen, and why."""
 
     name: Literal["dense", "chunked", "fused", "ring"]
     reason: str

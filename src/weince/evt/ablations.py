@@ -42,7 +42,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class FrechetAblation:
-    """Result of `frechet_ablation`. All is NaN when the winners are perfectly separated.
+    """Result of `frechet_ablation`. All is NaN when the positives are perfectly separated.
 
     Attributes:
         w_over_0: Gain of the shortfall blend over softmax.
@@ -225,7 +225,7 @@ def hard_negative_ablation(
 
     Args:
         scores: ``(anchors, candidates)`` cosines, as in `link_test`.
-        positives: ``(anchors,)`` column of each anchor's winner.
+        positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         kept: Numbers of hard negatives that compete with the positive.
         pool: Negatives to pick them from; all of them when an anchor has fewer.
@@ -258,7 +258,7 @@ def pool_ablation(
 
     Args:
         scores: ``(anchors, candidates)`` cosines, as in `link_test`.
-        positives: ``(anchors,)`` column of each anchor's winner.
+        positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         pools: Numbers of negatives to pick from; each pool contains the smaller ones.
         kept: Hard negatives that compete with the positive.

@@ -263,7 +263,7 @@ def fit_link(
 
     Args:
         scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
-        positives: ``(anchors,)`` column of each anchor's winner.
+        positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         level: Level of the intervals.
         eps: Floor of the shortfall ``1 - s``.

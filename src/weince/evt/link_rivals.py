@@ -141,7 +141,7 @@ def link_rivals(
 
     Args:
         scores: ``(anchors, candidates)`` cosines, as in `link_test`.
-        positives: ``(anchors,)`` column of each anchor's winner.
+        positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         held_in: Share of the batches to fit on; the gains are judged on the others.
         bootstraps: Resamplings of the held-out batches for the intervals of the gains.

@@ -21,7 +21,7 @@ from weince.evt.link_null import null_ratios
 
 
 class LinkBank(NamedTuple):
-    """What the link test reads: scores (anchors, candidates), winners' columns and batches (anchors,)."""
+    """What the link test reads: scores (anchors, candidates), columns of the positives and batches (anchors,)."""
 
     scores: Floats
     positives: IntArray
@@ -165,7 +165,7 @@ def simulate_winners(
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> IntArray:
-    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
+    """Draw a positive (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
 
     ``tau`` is one temperature, or one for each anchor.
 
@@ -273,7 +273,7 @@ def link_test(
 
     Args:
         scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
-        positives: ``(anchors,)`` column of each anchor's winner.
+        positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor; at least four batches.
         held_in: Share of the batches to fit on; the gain is judged on the others.
         bootstraps: Resamplings of the held-out batches for the interval of the gain.

@@ -108,7 +108,7 @@ class WeinceLoss(LossAdapter):
     """WEINCE over labels (SupCon, outside the logarithm).
 
     Args:
-        temperature: Of the softmax part; a number or an ``nn.Parameter``.
+        temperature: Temperature of the softmax part; a number or an ``nn.Parameter``.
         **options: As in :class:`weince.WeinceLoss`.
     """
 

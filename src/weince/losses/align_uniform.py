@@ -20,7 +20,7 @@ class AlignUniformLoss(ContrastiveLoss):
     """Alignment and uniformity: positives close together, all rows spread over the sphere.
 
     Args:
-        weight: Of uniformity.
+        weight: Weight of uniformity.
         spread: ``u``: how fast the repulsion falls off with the squared distance.
         **options: As in :class:`weince.ContrastiveLoss`.
 

@@ -70,7 +70,8 @@ class ContrastiveLoss(nn.Module):
         gather: In a process group of several ranks, contrast the local anchors with the candidates of all ranks; the
             average of the ranks' losses and gradients is that of one process (:mod:`weince.distributed`). ``"ring"``
             passes candidates round, so that no rank holds them all.
-        check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
+        check_finite: Raise on NaN or infinity in the embeddings. By default only on a CPU, where that costs no device
+            sync.
 
     Examples:
         >>> import torch

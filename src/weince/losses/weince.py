@@ -44,7 +44,7 @@ class WeinceLoss(TemperatureLoss):
     reaches 53.8.
 
     Args:
-        temperature: Of the softmax part; a number, or an ``nn.Parameter`` to learn it.
+        temperature: Temperature of the softmax part; a number, or an ``nn.Parameter`` to learn it.
         tail: How the tail is fitted and gated.
         softmax_term: Weight of the extra cross-entropy with softmax logits.
         shortfall_term: Weight of the extra one with a shortfall link whose slope follows the batch.
