@@ -136,6 +136,7 @@ PUBLIC = [
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_entry(name):
     assert re.search(rf"^::: {re.escape(name)}$", REFERENCE, re.MULTILINE), "no page of the reference has it"
+    assert f"#{name})" in text(DOCS / "reference" / "index.md"), "the list of all names does not have it"
 
 
 def example_of(name):
