@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 from programs import run
 
@@ -84,9 +85,8 @@ def test_the_commands_take_what_the_pages_give_them():
             pytest.fail(f"{named(page)}: {line}: {error}")
 
 
-@pytest.fixture(scope="module")
-def notebooks():
-    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -94,13 +94,13 @@ def notebooks():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")  # those of the trainer of sentence-transformers
-def test_notebooks_run(path, notebooks, tmp_path, monkeypatch):
+def test_notebooks_run(path, tmp_path, monkeypatch):
     """They run, and what is stored in them is of the cells that are there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     matplotlib.use("Agg")
     stored = json.loads(text(path))
-    done = notebooks.run(stored)
+    done = tool("notebooks").run(stored)
 
     def kinds(notebook):
         return [[output["output_type"] for output in cell.get("outputs", ())] for cell in notebook["cells"]]
@@ -159,6 +159,18 @@ def test_every_page_is_in_the_navigation():
     navigation = text(ROOT / "mkdocs.yml").partition("\nnav:\n")[2]
     pages = [path.relative_to(DOCS).as_posix() for path in (*DOCS.rglob("*.md"), *NOTEBOOKS)]
     assert [page for page in pages if f": {page}\n" not in navigation] == []
+
+
+def test_the_readme_says_what_the_records_say():
+    means = {name: f"{np.mean(values):.1f}" for name, values in tool("docs_figures").accuracies().items()}
+    rows = {
+        "InfoNCE, 0.5": "| InfoNCE | 0.5 | {} ±",
+        "InfoNCE, 0.2": "| InfoNCE | 0.2 | **{} ±",
+        "WEINCE, the authors' code, 0.5": "| WEINCE as its authors' code trains it | 0.5 | {} ±",
+        "WEINCE, Algorithm 1, 0.5": "| WEINCE, Algorithm 1 of the paper | 0.5 | {} ±",
+    }
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        assert [row for name, row in rows.items() if row.format(means[name]) not in text(page)] == []
 
 
 def test_the_readme_is_short():

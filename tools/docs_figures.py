@@ -33,7 +33,7 @@ SHOWN = {
 RUN = {"data": "cifar100", "encoder": "resnet18", "epochs": 100, "precision": "bf16"}
 
 
-def comparison() -> Figure:
+def accuracies() -> dict[str, list[float]]:
     """Linear accuracy of every seed, from the records of the runs."""
     found: dict[str, list[float]] = {name: [] for name in SHOWN}
     for line in RECORDS.read_text(encoding="utf-8").splitlines():
@@ -44,6 +44,12 @@ def comparison() -> Figure:
         for name, loss in SHOWN.items():
             if all(run["loss"][key] == value for key, value in loss.items()):
                 found[name].append(record["evaluation.json"]["linear_test_mean"])
+    return found
+
+
+def comparison() -> Figure:
+    """A dot for every seed."""
+    found = accuracies()
     figure, axes = plt.subplots(figsize=(6.8, 2.6))
     for place, (name, values) in enumerate(found.items()):
         best = name == "InfoNCE, 0.2"
