@@ -4,6 +4,7 @@ python tools/docs_figures.py            seconds
 """
 
 import argparse
+import io
 import json
 from pathlib import Path
 
@@ -114,10 +115,10 @@ def main(arguments: list[str] | None = None) -> None:
     for name, draw in (("comparison", comparison), ("links", links), ("noise-floor", floor)):
         figure = draw()
         figure.tight_layout()
-        write_aside(
-            ASSETS / f"{name}.svg",
-            lambda path, figure=figure: figure.savefig(path, format="svg", metadata={"Date": None}),
-        )
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+        text = "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
+        write_aside(ASSETS / f"{name}.svg", lambda path, text=text: path.write_text(text, encoding="utf-8"))
         print(f"docs/assets/{name}.svg")
 
 
