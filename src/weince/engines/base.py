@@ -20,7 +20,7 @@ from weince.tail import TailConfig, TailStats
 
 
 class Need(NamedTuple):
-    """What a loss asks of the survey: tail statistics, and thresholds of so many hardest negatives."""
+    """What a loss needs before its sums: tail statistics, and the scores of its hardest negatives."""
 
     tail: TailConfig | None = None
     hardest: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ NOTHING = Need()
 
 
 class Engine(ABC):
-    """One contest on its way to its sums. It is what ``ContrastiveLoss.sums`` gets to look at.
+    """The sums of one contest: anchors, their candidates and roles. ``ContrastiveLoss.sums`` gets it as ``batch``.
 
     Args:
         contest: Anchors, candidates and their roles.

@@ -33,7 +33,7 @@ log = logging.getLogger("weince")
 
 
 class Choice(NamedTuple):
-    """An engine, and why it."""
+    """The engine that was chosen, and why."""
 
     name: Literal["dense", "chunked", "fused", "ring"]
     reason: str
@@ -56,6 +56,14 @@ def choose(
 
     Raises:
         RuntimeError: The engine asked for cannot serve; the message says why.
+
+    Examples:
+        >>> import torch
+        >>> from weince.candidates import contests
+        >>> from weince.engines import choose
+        >>> (contest,) = contests("cross", torch.randn(8, 4), torch.randn(8, 4))
+        >>> choose(contest, engine="chunked")
+        Choice(name='chunked', reason='asked for')
     """
     check_choice("engine", engine, ENGINES)
     if ring:
