@@ -269,7 +269,7 @@ def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> N
         ]
         for line in lines
     ]  # fmt: skip
-    _save_rows(path, header, rows)
+    save_rows(path, header, rows)
 
 
 def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
@@ -282,14 +282,16 @@ def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> No
             {"row": run.row, "loss": run.loss, "trial": run.trial, "seed": run.seed, **numbers, **made}
         )
     header = list(dict.fromkeys(name for row in rows for name in row))
-    _save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
+    save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
 
 
-def _save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows as CSV, NaN as an empty cell."""
+
     def save(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(header)
-            writer.writerows([["" if v != v else v for v in row] for row in rows])  # NaN is an empty cell
+            writer.writerows([["" if v != v else v for v in row] for row in rows])
 
     write_aside(path, save, "table")

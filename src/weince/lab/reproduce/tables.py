@@ -129,6 +129,22 @@ class Table:
         return self.losses[loss].tries or self.tries
 
 
+def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Sequence[int]:
+    """The seeds that are asked for: the first so many of those that are known, or those that are named.
+
+    >>> take_seeds(2, SEEDS), take_seeds([5, 6], SEEDS)
+    ((7, 21), [5, 6])
+    """
+    if not isinstance(asked, int):
+        return asked or known
+    if not 1 <= asked <= len(known):
+        first = " ".join(map(str, known))
+        raise ValueError(
+            f"--seeds {asked}: a number says how many of {first}; for others name two or more, --seeds {first} 105"
+        )
+    return known[:asked]
+
+
 def _check_names(what: str, settings: Mapping[Any, Any]) -> None:
     """Raise if something is set that cannot be the name of a setting."""
     wrong = [name for name in settings if not isinstance(name, str) or not name]
