@@ -92,7 +92,7 @@ def test_a_loss_of_ones_own(own):
     for name, got in (("Wrong", "got 0.1"), ("Empty", "got nothing")):
         with pytest.raises(ValueError, match=f"search_space of mine_compared:{name} must list .*{got}"):
             tries_of(f"mine_compared:{name}", own)
-    with pytest.raises(ValueError, match="unknown loss 'infonec' .did you mean infonce"):
+    with pytest.raises(ValueError, match=r"unknown loss 'infonec' .did you mean infonce"):
         tries_of("infonec", own)
 
 
@@ -102,7 +102,7 @@ def test_recipes(tmp_path):
     with pytest.raises(ValueError, match="wants the configuration digits_tiny_strong, which is not there"):
         recipe_config("digits_tiny", "strong")
     path = config_in(tmp_path)
-    with pytest.raises(ValueError, match="small_strong.yaml, which is not there"):
+    with pytest.raises(ValueError, match=r"small_strong.yaml, which is not there"):
         recipe_config(path, "strong")
 
 
@@ -114,7 +114,9 @@ def test_a_comparison_is_read_as_it_was_written(tmp_path):
     assert plan(found.tries_table(), tmp_path) == plan(made.tries_table(), tmp_path)
     assert find_comparison(tmp_path, "cifar10_resnet18") is None
     write_comparison(comparison_of("digits_tiny", "infonce", "dcl"), tmp_path / "digits_tiny")
-    with pytest.raises(ValueError, match="several comparisons, say which by --config: cifar100_resnet18, digits"):
+    with pytest.raises(
+        ValueError, match="several comparisons, say which by --config: cifar100_resnet18, digits"
+    ):
         find_comparison(tmp_path, None)
     (tmp_path / "comparison.yaml").write_text("losses: {}\n")
     with pytest.raises(ValueError, match="is not a comparison"):
@@ -143,7 +145,10 @@ def test_losses_tries_and_seeds_are_added():
         ({"baseline": "hcl"}, "unknown baseline 'hcl'"),
         ({"level_within": 0.0}, "--level-within must be above 0 points; got 0.0"),
         ({"try_epochs": 0}, "--try-epochs must be at least 1; got 0"),
-        ({"set": {"loss.temperature": 0.3}}, "--set is for the recipe that all losses share; got loss.temperature"),
+        (
+            {"set": {"loss.temperature": 0.3}},
+            "--set is for the recipe that all losses share; got loss.temperature",
+        ),
     ],
 )
 def test_what_cannot_be_compared(changes, said):

@@ -17,7 +17,7 @@ from weince.lab import settings
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.configure import LossConfig
 from weince.lab.evaluate import fingerprint
-from weince.lab.reproduce.plan import Run, flat, plan, settings_of
+from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
 from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
 from weince.lab.vision.data import load
@@ -96,7 +96,7 @@ def add(
     evaluations = [(f"{path}, {name}", files["evaluation.json"]) for path, name, files in theirs]
     check_protocol([*(("this comparison", one) for one in ours[:1]), *evaluations])
     recipe = settings_of(plan(comparison.tries_table(), out)[0])
-    epochs = {settings_of(run).epochs for run in _every_run(comparison, out)}
+    epochs = {epochs_of(run) for run in _every_run(comparison, out)}
     for path, name, files in theirs:
         _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
         comparison = _with_loss(comparison, settings.recorded(files["run.yaml"], VisionRun))

@@ -32,6 +32,7 @@ class Sweep:
         self.tries = self._plan(comparison.tries_table())
         self.of_data: str | None = None  # fingerprint of the images here, where it is known
         self.failed: dict[str, str] = {}
+        self.clock: Clock | None = None
 
     def _plan(self, table: Table) -> list[Run]:
         return plan(table, self.out, data=self.data, device=self.device)
@@ -56,7 +57,6 @@ class Sweep:
 
     def fill(self, budget: float | None, options: Mapping[str, Any], *, check: bool) -> dict[str, str]:
         """Carry out what is missing, as far as time allows; returns why runs failed."""
-        clock = None
         for name in ("tries", "seeds"):
             runs = self.tries if name == "tries" else self.seeds(complete=True)
             if name == "seeds":  # the tries were taken over before
@@ -64,9 +64,9 @@ class Sweep:
             left = [run for run in runs if not execute.is_done(run)]
             if check:  # the nodes of a cluster may see other folders
                 check_data(left)
-            if left and budget is not None and clock is None:
-                clock = self._clock(budget)
-            self.failed |= carry_out(runs, self.out, clock=clock, name=name, **options)
+            if left and budget is not None and self.clock is None:
+                self.clock = self._clock(budget)
+            self.failed |= carry_out(runs, self.out, clock=self.clock, name=name, **options)
         return self.failed
 
     def take_over(self, *, look: bool) -> None:
@@ -77,8 +77,9 @@ class Sweep:
         """
         if look and self.archives:
             self.of_data = merge.data_here(self.tries[0])
-        self._reuse(self.tries)
-        self._reuse(self.seeds())
+        if self.archives:
+            self._reuse(self.tries)
+            self._reuse(self.seeds())
 
     def _reuse(self, runs: Sequence[Run]) -> None:
         wanted = [run for run in runs if not execute.is_done(run)]
@@ -99,10 +100,9 @@ class Sweep:
         print("timing a few steps of the configuration", file=sys.stderr)
         return measure_costs([run])[0]
 
-    def missing(self) -> list[str]:
+    def missing(self, seeds: Sequence[Run]) -> list[str]:
         """Runs that are not done, in words, a line for each loss and try."""
         found = _grouped(self.comparison, [run for run in self.tries if not execute.is_done(run)], "try ")
-        seeds = self.seeds()
         tried = {run.folder for run in self.tries}
         found += _grouped(
             self.comparison,
@@ -165,9 +165,9 @@ class Sweep:
             raise ValueError(f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}")
         merge.check_protocol([(name, record) for name, record in records.items()])
         done = [run for run in runs if run.name in records]
-        if measure:
+        if measure and (self.clock is None or self.clock.left() > 0):
             self._measure(seeds, records)
-        missing = self.missing()
+        missing = self.missing(seeds)
         for line in missing:
             print(f"missing: {line}", file=sys.stderr)
         keep_records(done, self.out)

@@ -161,7 +161,7 @@ def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
         return 1.0 if difference else 0.0
     threshold = stats.t.ppf(1 - (1 - LEVEL) / (2 * max(1, comparisons)), spread.degrees)
     shift = difference / (spread.deviation / math.sqrt(n))
-    # The noncentral t of scipy is NaN far out: average over the estimated deviation instead, at equal steps of chance.
+    # Scipy's noncentral t is NaN far out: average over the estimated deviation instead, at equal steps of chance.
     chance = (np.arange(POINTS) + 0.5) / POINTS
     estimated = np.sqrt(stats.chi2.ppf(chance, spread.degrees) / spread.degrees)
     beyond = stats.norm.cdf(shift - threshold * estimated) + stats.norm.cdf(-shift - threshold * estimated)

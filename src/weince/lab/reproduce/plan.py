@@ -243,7 +243,8 @@ def settings_of(run: Run) -> VisionRun:
 
 def epochs_of(run: Run) -> int:
     """How long a run trains."""
-    return settings_of(run).epochs
+    given = {**flat(settings.load(run.config)), **run.changes}
+    return int(given.get("epochs", VisionRun.epochs))
 
 
 def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
