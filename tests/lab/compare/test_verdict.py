@@ -13,6 +13,7 @@ from weince.lab.compare.verdict import (
     judge,
     paired_spread,
     power,
+    reach,
     seeds_to_show,
     smallest_difference,
 )
@@ -115,7 +116,7 @@ def test_with_one_seed_there_is_no_p():
     one = found.judged["linear"]["b"]
     assert math.isnan(one.p_value)
     assert math.isnan(one.holm)
-    assert (found.spreads, found.smallest, found.comparisons) == ({}, {}, 0)
+    assert (found.spreads, reach(found), found.comparisons) == ({}, {}, 0)
 
 
 def test_seeds_that_nobody_shares():

@@ -154,7 +154,7 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
     ]
     reach = [
         f"{NAMES[figure]} {smallest:.2f} (standard deviation of a difference {verdict.spreads[figure].deviation:.2f})"
-        for figure, smallest in verdict.smallest.items()
+        for figure, smallest in summary.smallest.items()
     ]
     if reach:
         notes.append(
@@ -180,7 +180,7 @@ def as_json(
             figure: {
                 "deviation": spread.deviation,
                 "degrees": spread.degrees,
-                "smallest_difference": verdict.smallest.get(figure),
+                "smallest_difference": summary.smallest.get(figure),
             }
             for figure, spread in verdict.spreads.items()
         },

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from weince.evt.intervals import Interval, t_interval
 from weince.lab.compare.cost import RECORD, Cost
 from weince.lab.compare.grid import CHOOSE_BY, FIGURES, Comparison, in_words
-from weince.lab.compare.verdict import Judged, Verdict, judge, seeds_to_show
+from weince.lab.compare.verdict import Judged, Verdict, judge, reach, seeds_to_show
 from weince.lab.evaluate.protocol import budget, select
 from weince.lab.reproduce.plan import Run, epochs_of
 from weince.lab.reproduce.records import read_record
@@ -87,6 +87,7 @@ class Summary(NamedTuple):
     Attributes:
         lines: Of the losses, the best by linear accuracy first; those without a run last.
         verdict: All comparisons.
+        smallest: Of each figure, the smallest difference that these seeds show with 80 % power.
         tries: Of all losses, in their order.
         tuned: For each loss, the test figure of the best of k tries by validation, for k from 1.
         done: All runs that are done.
@@ -97,6 +98,7 @@ class Summary(NamedTuple):
 
     lines: Sequence[Line]
     verdict: Verdict
+    smallest: Mapping[str, float]
     tries: Sequence[Try]
     tuned: Mapping[str, Sequence[float]]
     done: Sequence[Done]
@@ -180,14 +182,16 @@ def summarise(
         for loss in comparison.losses
         if (found := [one.done for one in listed if one.loss == loss and one.done])
     }
+    smallest = reach(verdict)
     return Summary(
         lines,
         verdict,
+        smallest,
         listed,
         tuned,
         list(done.values()),
         missing,
-        advise(comparison, lines, verdict, missing),
+        advise(comparison, lines, verdict, smallest, missing),
         budget({line.loss: line.tries for line in lines if line.tries}),
     )
 
@@ -257,7 +261,11 @@ def best_of(tries: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def advise(
-    comparison: Comparison, lines: Sequence[Line], verdict: Verdict, missing: Sequence[str]
+    comparison: Comparison,
+    lines: Sequence[Line],
+    verdict: Verdict,
+    smallest: Mapping[str, float],
+    missing: Sequence[str],
 ) -> tuple[str, str]:
     """What the reader should do, and how far the seeds carry."""
     unfinished = "Unfinished: runs are missing, and the same command goes on with them. " if missing else ""
@@ -274,7 +282,7 @@ def advise(
             "Run more seeds: with one seed no difference can be told from chance.",
             f"{unfinished}Tuned by validation, {base.loss} does best at {base.words}.",
         )
-    return _choice(base, others), unfinished + _reach(comparison, base, others, verdict, seeds)
+    return _choice(base, others), unfinished + _reach(comparison, others, verdict, smallest, seeds)
 
 
 def _choice(base: Line, others: Sequence[Line]) -> str:
@@ -300,7 +308,13 @@ def _others_said(others: Sequence[Line]) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
-def _reach(comparison: Comparison, base: Line, others: Sequence[Line], verdict: Verdict, seeds: int) -> str:
+def _reach(
+    comparison: Comparison,
+    others: Sequence[Line],
+    verdict: Verdict,
+    smallest: Mapping[str, float],
+    seeds: int,
+) -> str:
     said = []
     for figure, called in NAMES.items():
         better = [
@@ -310,16 +324,17 @@ def _reach(comparison: Comparison, base: Line, others: Sequence[Line], verdict: 
             best = max(better, key=lambda line: line.judged[figure].difference)
             said.append(f"{best.loss} is better in {called} by {best.judged[figure].difference:.2f}")
     also = f"{_capital('; '.join(said))}. " if said else ""
-    if MAIN not in verdict.smallest:
+    if MAIN not in smallest:
         return also.strip()
-    smallest = verdict.smallest[MAIN]
-    reach = f"{seeds} seeds show a difference of {smallest:.2f} points in {NAMES[MAIN]} in 8 of 10 cases"
+    said_of = (
+        f"{seeds} seeds show a difference of {smallest[MAIN]:.2f} points in {NAMES[MAIN]} in 8 of 10 cases"
+    )
     needed = seeds_to_show(
         comparison.level_within, verdict.spreads[MAIN], len(others) + 1, verdict.comparisons
     )
     if any(line.judged[MAIN].word == "cannot tell" for line in others) and needed and needed > seeds:
-        reach += f"; for one of {comparison.level_within:g} it takes about {needed}"
-    return f"{also}{reach}."
+        said_of += f"; for one of {comparison.level_within:g} it takes about {needed}"
+    return f"{also}{said_of}."
 
 
 _NONE = Judged("cannot tell", "", math.nan, math.nan, math.nan, math.nan, 0)

@@ -54,13 +54,11 @@ class Verdict(NamedTuple):
     Attributes:
         judged: By figure and loss.
         spreads: Of each figure, that of a paired difference; none with one seed.
-        smallest: Of each figure, the smallest difference that the table's seeds show with 80 % power.
         comparisons: How many were tested at once.
     """
 
     judged: Mapping[str, Mapping[str, Judged]]
     spreads: Mapping[str, Spread]
-    smallest: Mapping[str, float]
     comparisons: int
 
 
@@ -86,12 +84,16 @@ def judge(figures: Mapping[str, Values], *, baseline: str, level_within: float) 
         p = corrected.get((figure, loss), math.nan)
         word, why = _word(one._replace(holm=p), level_within)
         judged[figure][loss] = one._replace(holm=p, word=word, why=why)
-    smallest = {
-        figure: smallest_difference(spread, max(one.n for one in judged[figure].values()), len(corrected))
-        for figure, spread in spreads.items()
-        if any(one.n > 1 for one in judged[figure].values())
+    return Verdict(judged, spreads, len(corrected))
+
+
+def reach(verdict: Verdict) -> dict[str, float]:
+    """Of each figure, the smallest difference that the seeds of a table show with 80 % power."""
+    return {
+        figure: smallest_difference(spread, n, verdict.comparisons)
+        for figure, spread in verdict.spreads.items()
+        if (n := max((one.n for one in verdict.judged[figure].values()), default=0)) > 1
     }
-    return Verdict(judged, spreads, smallest, len(corrected))
 
 
 def paired_spread(values: Values) -> Spread | None:
