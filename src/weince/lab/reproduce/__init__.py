@@ -142,14 +142,17 @@ def _page(
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
     shown = [run for run in runs if _cell(run) in begun]
     summary = aggregate(table, shown, records)
+    warning = f"A trial of {epochs} epochs instead of the configured number: no figure to report."
     return Page(
         table.title,
+        table.opening,
         table.baseline,
         summary,
-        _facts(table, runs, shown, made, epochs, command),
+        _facts(table, runs, shown, made, command),
         failed=list(failed.values()),
         notes=reading_notes(summary, table.choose_by),
         pictures=pictures(table, made),
+        warning=warning if epochs is not None else "",
     )
 
 
@@ -158,7 +161,6 @@ def _facts(
     runs: Sequence[Run],
     shown: Sequence[Run],
     made: Sequence[tuple[Run, Mapping[str, Any]]],
-    epochs: int | None,
     command: str,
 ) -> dict[str, str]:
     """What a reader must know of a table: of its runs, of those in it, and of those that are done."""
@@ -186,8 +188,6 @@ def _facts(
         every = len({_cell(run) for run in runs})
         names = "; ".join(", ".join(_said(table, run)) for run in left_out.values())
         facts["left out"] = f"{len(left_out)} of {every} configurations, of which no run is done: {names}"
-    if epochs is not None:
-        facts = {"trial": f"{epochs} epochs instead of the configured number: no figure to report", **facts}
     return facts
 
 
@@ -242,4 +242,6 @@ def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Pat
     check_writable(out / "overhead")
     facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
     notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
-    return write_page(Page(OVERHEAD, "InfoNCE", overhead(device), facts, notes=notes), out / "overhead")
+    opening = "What the losses cost on this machine, beside what the paper reports."
+    page = Page(OVERHEAD, opening, "InfoNCE", overhead(device), facts, notes=notes)
+    return write_page(page, out / "overhead")

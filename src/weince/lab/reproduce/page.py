@@ -56,21 +56,25 @@ class Page:
 
     Attributes:
         title: Of the table.
+        opening: What it shows, in one sentence.
         baseline: The loss that the others are compared with.
         summary: The lines.
         facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
         failed: Why runs failed.
         notes: How to read the lines.
+        warning: What a reader must know before the first figure; empty if nothing.
         pictures: Figures, each of which is a file too.
     """
 
     title: str
+    opening: str
     baseline: str
     summary: Summary
     facts: Mapping[str, str]
     failed: Sequence[str] = ()
     notes: Sequence[str] = ()
     pictures: "Sequence[Picture]" = ()
+    warning: str = ""
 
 
 def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]] = ()) -> Path:
@@ -199,7 +203,9 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
 
 def markdown(page: Page) -> str:
     """The table in Markdown."""
-    parts = [f"# {_plain(page.title)}", ""]
+    parts = [f"# {_plain(page.title)}", "", _plain(page.opening), ""]
+    if page.warning:
+        parts += [f"**{_plain(page.warning)}**", ""]
     for table in by_figure(page.summary.chosen):
         parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
     parts += [*map(_plain, page.notes), ""]

@@ -69,6 +69,7 @@ class Table:
     Attributes:
         name: Of the file.
         title: Of the table.
+        shows: What it shows, in one sentence; made from the rest if not given.
         figures: What is shown of each run.
         rows: Configurations, by name or path.
         losses: The columns.
@@ -92,6 +93,7 @@ class Table:
     tries: Sequence[Mapping[str, Any]] = ({},)
     set: Mapping[str, Any] = field(default_factory=dict)
     seeds: Sequence[int] = SEEDS
+    shows: str = ""
 
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
@@ -123,6 +125,14 @@ class Table:
     def runs(self) -> int:
         """How many runs fill it: rows x losses x tries x seeds."""
         return len(self.rows) * len(self.seeds) * sum(len(self.tries_of(loss)) for loss in self.losses)
+
+    @property
+    def opening(self) -> str:
+        """One sentence that says what the table shows."""
+        rows = ", ".join(Path(row).stem for row in self.rows)
+        return (
+            self.shows or f"{len(self.losses)} losses on {rows}, compared with {self.baseline} seed by seed."
+        )
 
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
