@@ -115,6 +115,7 @@ def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> Table
     return Table(
         name=f"recipes_{epochs}",
         title=f"{search.title}: {epochs} epochs, one seed, %",
+        shows=f"How recipes of InfoNCE do after {epochs} epochs; the search chose among them by validation alone.",
         figures=["linear", "knn", "r1"],
         rows=[search.config],
         losses=losses,
@@ -128,6 +129,7 @@ def write_table(table: Table, out: Path) -> None:
     """Write a table as a file that `weince reproduce` reads."""
     content = {
         "title": table.title,
+        "shows": table.shows,
         "figures": table.figures,
         "rows": list(table.rows),
         "seeds": list(table.seeds),

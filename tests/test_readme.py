@@ -18,7 +18,7 @@ def test_the_example_runs_as_written():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("script", ["examples/demo.py", "benchmarks/loss_cpu.py"])
+@pytest.mark.parametrize("script", ["benchmarks/compare_size.py", "benchmarks/loss_cpu.py"])
 def test_help_shows_an_example(script):
     done = run(script, "--help", cwd=ROOT)
     assert done.returncode == 0
