@@ -43,7 +43,6 @@ class Section:
     tables: tuple[Table, ...]
     said: str = ""
     notes: tuple[str, ...] = ()
-    numbers_first: bool = False
 
     @property
     def single(self) -> bool:

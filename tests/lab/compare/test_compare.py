@@ -17,8 +17,6 @@ from weince.lab.compare import compare
 from weince.lab.compare.grid import write_comparison
 from weince.lab.reproduce import execute
 
-pytest_plugins = ["diagnose.conftest"]
-
 
 @pytest.fixture
 def config(tmp_path):
