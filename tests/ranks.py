@@ -25,6 +25,7 @@ from weince import (
     info_nce_loss,
 )
 from weince.cached import cached_step
+from weince.losses import terms
 from weince.losses.terms import RunningSlope
 from weince.scores import unit_rows
 
@@ -187,7 +188,23 @@ def slope(gather, rows):
     x_i, running = inputs["x_i"].requires_grad_(), RunningSlope(fewest=64)
     loss = Sloped(running, gather=gather)(x_i, inputs["x_j"], ids=ids)
     loss.backward()
-    return {"loss": loss.detach(), "gradient": x_i.grad, "slope": running.slope_now}
+    return {
+        "loss": loss.detach(),
+        "gradient": x_i.grad,
+        "slope": running.slope_now,
+        "sampled": sampled_slope(gather, inputs),
+    }
+
+
+def sampled_slope(gather, inputs):
+    """The same from some of the anchors of each rank: what is done with large batches."""
+    running, most = RunningSlope(fewest=64), terms.MOST_PAIRS
+    terms.MOST_PAIRS = 400
+    try:
+        Sloped(running, gather=gather)(inputs["x_i"], inputs["x_j"], ids=inputs["ids"])
+    finally:
+        terms.MOST_PAIRS = most
+    return running.slope_now
 
 
 class Largest(TorchDispatchMode):

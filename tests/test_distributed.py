@@ -91,6 +91,8 @@ def test_a_slope_of_the_batch_alone(found, gather):
     torch.testing.assert_close(gradient, wanted["gradient"], rtol=1e-11, atol=1e-12)
     for rank in each:
         torch.testing.assert_close(rank["slope"][gather]["slope"], wanted["slope"], rtol=1e-11, atol=1e-12)
+        assert rank["slope"][gather]["sampled"] == each[0]["slope"][gather]["sampled"]
+        assert rank["slope"][gather]["sampled"] not in (4, wanted["slope"])
     assert abs(float(wanted["slope"]) - 4) > 1e-3  # it moved
 
 

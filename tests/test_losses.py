@@ -5,6 +5,7 @@ import math
 import pickle
 
 import pytest
+import reference
 import torch
 import torch.nn.functional as F
 import typed
@@ -26,7 +27,7 @@ from weince import (
     WeibitLoss,
     WeinceLoss,
 )
-from weince.losses import kl_ball
+from weince.losses import kl_ball, terms
 from weince.losses.base import TemperatureLoss
 from weince.losses.terms import RunningSlope
 from weince.losses.weince import RELEASED_TAIL
@@ -766,6 +767,9 @@ class Given:
         self.shortfalls = shortfalls.sort().values
         self.most_pairs = most or len(shortfalls)
 
+    def sample(self, most):
+        return self
+
     def pairs(self):
         return torch.tensor(len(self.shortfalls))
 
@@ -839,6 +843,23 @@ def test_the_batch_slope_is_the_same_on_both_engines(engine, same):
     torch.testing.assert_close(got, Sloped(other)(z_i, z_j, ids=ids))
     torch.testing.assert_close(one.slope_now, other.slope_now)
     assert one.slope_now != 4
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+@pytest.mark.parametrize("same", [None, 4])
+def test_the_batch_slope_of_a_large_batch_is_that_of_evenly_spaced_anchors(engine, same, monkeypatch):
+    z_i, z_j = pairs(dtype=torch.float64)
+    every, n = 5, len(z_i)
+    ids = torch.arange(n) if same is None else torch.arange(n) // same
+    slope = RunningSlope(fewest=10)
+    monkeypatch.setattr(terms, "MOST_PAIRS", -(-2 * n * (2 * n - 2) // every))
+    Sloped(slope, engine=engine)(z_i, z_j, ids=None if same is None else ids)
+    rows = F.normalize(torch.cat([z_i, z_j]), dim=1)
+    negative = ids.repeat(2).unsqueeze(1) != ids.repeat(2)
+    scores = (rows @ rows.T)[::every][negative[::every]]
+    wanted = reference.moved_slope(4.0, scores.tolist(), fewest=10)
+    assert wanted != 4
+    assert float(slope.slope_now) == pytest.approx(wanted, rel=1e-6)  # it is kept in float32
 
 
 def test_short_float16_rows_keep_the_direction_of_their_gradient():

@@ -10,7 +10,7 @@ The other candidates are its negatives, except
 Ids and ``ignore`` take away negatives only: a positive stays a positive.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -71,23 +71,32 @@ class Contest:
 
     def rows(self, start: int, stop: int) -> "Contest":
         """The contest of some of the anchors, against all candidates."""
+        return self._of(slice(start, stop), self.ranks)
 
+    def every(self, step: int) -> "Contest":
+        """The contest of every ``step``-th anchor of each rank, against all candidates."""
+        ranks = self.ranks
+        if ranks is not None:
+            ranks = replace(ranks, anchors=tuple(-(-count // step) for count in ranks.anchors))
+        return self._of(slice(None, None, step), ranks)
+
+    def _of(self, kept: slice, ranks: "Ranks | None") -> "Contest":
         # In quotes, here and wherever a function is made in the graph: torch 2.6 cannot compile annotations.
         def cut(values: "Tensor | None") -> "Tensor | None":
-            return None if values is None else values[start:stop]
+            return None if values is None else values[kept]
 
         def cut_first(values: "tuple[Tensor, Tensor] | None") -> "tuple[Tensor, Tensor] | None":
-            return None if values is None else (values[0][start:stop], values[1])
+            return None if values is None else (values[0][kept], values[1])
 
         return Contest(
-            self.anchors[start:stop],
+            self.anchors[kept],
             self.candidates,
             cut(self.positive),
             cut(self.itself),
             cut_first(self.labels),
             cut_first(self.ids),
             cut(self.ignore),
-            self.ranks,
+            ranks,
             cut_first(self.raw),
             views=cut_first(self.views),
         )
@@ -112,7 +121,14 @@ class Contest:
     def hide(self, matrix: Tensor, value: float) -> Tensor:
         """Overwrite what is not a negative in an ``(a, c)`` matrix: the anchor itself, ignored pairs, positives."""
         for column in (self.itself, self.positive):
-            if column is not None:
+            if column is None:
+                continue
+            if (
+                torch.compiler.is_compiling()
+            ):  # which fuses a comparison with what comes next, but not a scatter
+                every = torch.arange(matrix.shape[1], device=matrix.device)
+                matrix.masked_fill_(column.unsqueeze(1) == every, value)
+            else:
                 matrix.scatter_(1, column.unsqueeze(1), value)
         if self.ids is not None:
             matrix.masked_fill_(self.ids[0].unsqueeze(1) == self.ids[1], value)

@@ -4,8 +4,9 @@ A score is the cosine of two rows, its shortfall is ``1 - score``. Everything he
 float64 for float64 input, whatever autocast says: in bfloat16 the number ``1 - 1e-6`` is 1.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,9 +126,23 @@ def _leading_bits(x: Tensor) -> Tensor:
     return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
+class RowKernels(NamedTuple):
+    """Kernels that do what :class:`_UnitRows` does: whether they serve some rows, the rows, their gradient."""
+
+    serve: Callable[[Tensor], bool]
+    forward: Callable[[Tensor], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor]
+
+
+row_kernels: RowKernels | None = None
+"""Set by the fused engine when it is first used; nothing here depends on it but the time that a small batch takes."""
+
+
 class _UnitRows(torch.autograd.Function):
     @staticmethod
     def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_compiling() and row_kernels is not None and row_kernels.serve(rows):
+            return row_kernels.forward(rows)
         dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
         tiny = torch.finfo(dtype).tiny
         rows = rows.to(dtype)
@@ -147,6 +162,8 @@ class _UnitRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
         unit, inverse = ctx.saved_tensors
+        if not torch.compiler.is_compiling() and row_kernels is not None and row_kernels.serve(grad):
+            return first_order(row_kernels.backward(grad, unit, inverse, ctx.dtype), grad)
         along = (unit * grad).sum(1, keepdim=True)
         result = (grad - unit * along) * inverse
         if ctx.dtype == torch.float16:

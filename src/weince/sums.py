@@ -84,5 +84,5 @@ class Summed(NamedTuple):
 
 
 def log1pexp(x: Tensor) -> Tensor:
-    """``log(1 + exp(x))``. (``softplus`` of torch rounds its derivative to 1 above 20, too coarse for float64.)"""
-    return torch.logaddexp(x, torch.zeros_like(x))
+    """``log(1 + exp(x))``. Above 40 it is ``x``, and its derivative 1, to the last digit of float64."""
+    return torch.nn.functional.softplus(x, threshold=40.0)

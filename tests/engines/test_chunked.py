@@ -1,5 +1,6 @@
 """The chunked engine against the dense one in float64, and that it never holds the matrix."""
 
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -15,6 +16,7 @@ from test_properties import batches, smooth_batches
 from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, SoftmaxLink, TailConfig, WeibitLoss, WeinceLoss
 from weince.engines import chunked as module
 from weince.engines import survey
+from weince.links import FunctionLink
 from weince.losses.terms import RunningSlope
 from weince.losses.weince import RELEASED_TAIL
 from weince.scores import unit_rows
@@ -361,3 +363,61 @@ def test_a_mask_made_in_inference_mode():
     )
     losses.sum().backward()
     assert z_i.grad.isfinite().all()
+
+
+def own_loss(engine, parameter):
+    """A link as a function of the score, with a parameter that is learned."""
+
+    class Own(ContrastiveLoss):
+        def sums(self, batch):
+            return LogSumExp(FunctionLink(lambda s, k: k * s + s**3, k=parameter))
+
+        def combine(self, lse):
+            return lse.cross_entropy()
+
+    return Own(engine=engine)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["aot_eager", "fails"])
+def test_a_link_of_ones_own_compiled(monkeypatch, backend):
+    """On a GPU the sums of such a link are compiled; where that fails they run uncompiled, with a warning."""
+    calls = []
+
+    def failing(module, inputs):
+        raise RuntimeError("no compiler")
+
+    compiled = torch.compile(module.Tile.sum, backend=failing if backend == "fails" else backend)
+    monkeypatch.setattr(module, "_uncompiled", [])
+    monkeypatch.setattr(module, "_compiled", lambda: calls.append(1) or compiled)
+    monkeypatch.setattr(module, "worth_compiling", lambda link, matrix: isinstance(link, FunctionLink))
+    found = {}
+    for engine in ("chunked", "dense"):
+        torch.manual_seed(0)
+        z_i, z_j = (torch.randn(9, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        k = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            loss = own_loss(engine, k)(z_i, z_j, ids=torch.arange(9) // 2)
+            loss.backward()
+        found[engine] = [loss.detach(), z_i.grad, z_j.grad, k.grad]
+        slower = [one for one in said if "runs uncompiled, and slower" in str(one.message)]
+        assert len(slower) == (engine == "chunked" and backend == "fails")
+    assert calls
+    torch.testing.assert_close(found["chunked"], found["dense"], rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_worth_compiling():
+    own, there = FunctionLink(lambda s: s), torch.empty(1, 1, device="meta")
+    assert not module.worth_compiling(own, torch.empty(1, 1))
+    assert not module.worth_compiling(own, there)
+
+
+def test_exact_shortfalls_that_another_engine_found():
+    """-1 stands for none, also where column 0 has one."""
+    matrix = torch.full((2, 3), 0.5)
+    tile = module.Tile(None, matrix)
+    tile.put(
+        torch.tensor([[2, 0, -1], [-1, -1, -1]], dtype=torch.int32), torch.tensor([[0.1, 0.2, torch.inf]] * 2)
+    )
+    torch.testing.assert_close(matrix, torch.tensor([[0.2, 0.5, 0.1], [0.5, 0.5, 0.5]]))

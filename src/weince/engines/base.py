@@ -64,6 +64,16 @@ class Engine(ABC):
     def smallest(self, count: int) -> Tensor:
         """``(count,)`` smallest shortfalls of all pairs of an anchor and a negative, sorted upwards."""
 
+    def sample(self, most: int) -> "Engine":
+        """An engine for evenly spaced anchors with about ``most`` pairs with negatives; this one if that is all."""
+        if self.most_pairs <= most:
+            return self
+        return self._for(self.contest.every(-(-self.most_pairs // most)))
+
+    def _for(self, contest: Contest) -> "Engine":
+        """An engine for a part of the contest."""
+        return type(self)(contest)
+
     @property
     def most_pairs(self) -> int:
         """How many pairs of an anchor and a negative there can be at the most."""

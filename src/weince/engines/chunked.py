@@ -4,8 +4,9 @@ The matrix of shortfalls is made a band of rows at a time and thrown away again:
 loss asks for that, once for the sums, and once more in the backward pass, where the sums' weights are known.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from weince.engines.dense import BLOCK
 from weince.engines.smallest import least
 from weince.engines.survey import Hardest
 from weince.engines.tile import Part, PartSum, Tile
+from weince.links import FunctionLink, Link
 from weince.scores import first_order, free_to_look, no_autocast, product, shortfalls
 from weince.tail import TailConfig
 
@@ -38,15 +40,17 @@ class Band(NamedTuple):
         """Its anchors. (Not a property: of a named tuple made in a graph torch 2.8 does not compile one.)"""
         return slice(self.start, self.start + len(self.matrix))
 
-    def tiles(self, *, sharp: bool) -> Iterator[tuple[slice, Tile]]:
-        """The tiles and their rows among all; ``sharp``: shortfalls exact near the cap."""
+    def tiles(self, *, sharp: bool, near: "Near | None" = None) -> Iterator[tuple[slice, Tile]]:
+        """The tiles and their rows among all; ``sharp``: shortfalls exact near the cap, which ``near`` may hold."""
         for start in range(0, len(self.matrix), self.step):
             part = self.matrix[start : start + self.step]
-            first = self.start + start
-            tile = Tile(self.contest.rows(first, first + len(part)), part)
-            if sharp:
+            rows = slice(self.start + start, self.start + start + len(part))
+            tile = Tile(self.contest.rows(rows.start, rows.stop), part)
+            if sharp and near is not None:
+                tile.put(near.columns[rows], near.shortfalls[rows])
+            elif sharp:
                 tile.sharpen()
-            yield slice(first, first + len(part)), tile
+            yield rows, tile
 
 
 def bands(contest: Contest) -> Iterator[Band]:
@@ -66,6 +70,13 @@ def bands(contest: Contest) -> Iterator[Band]:
         yield Band(contest, start, min(step, band), matrix)
 
 
+class Near(NamedTuple):
+    """Candidates of each anchor near the cap, ``(anchors, m)`` columns, and their exact shortfalls; -1: none."""
+
+    columns: Tensor
+    shortfalls: Tensor
+
+
 class Visit(NamedTuple):
     """The anchors against some of the candidates, and whose they are."""
 
@@ -80,6 +91,7 @@ class Chunked(Engine):
         self.sharp = self.need.tail is not None
         self.thresholds: dict[int, Tensor] = {}
         self.found: Hardest | None = None
+        self.near: Near | None = None  # where another engine found them
         if self.need.tail is not None:
             self.stats = self.find(self.need.tail, self.need.hardest).stats()
 
@@ -138,7 +150,7 @@ class Chunked(Engine):
         ]
         for visit in self.visits():
             for band in bands(visit.contest):
-                for rows, tile in band.tiles(sharp=self.sharp):
+                for rows, tile in band.tiles(sharp=self.sharp, near=self.near):
                     for total, part in zip(totals, parts, strict=True):
                         value = self._sum(part, rows, tile, slopes=False).value
                         both = torch.logaddexp if part.kind == "lse" else torch.add
@@ -156,7 +168,7 @@ class Chunked(Engine):
         for visit in self.visits():
             candidates = visit.contest.candidates.detach()
             for band in bands(visit.contest):
-                for rows, tile in band.tiles(sharp=self.sharp):
+                for rows, tile in band.tiles(sharp=self.sharp, near=self.near):
                     found = [self._sum(part, rows, tile, slopes=True) for part in parts]
                     shares = [
                         weight[rows] * _share(part, one.value, total[rows])
@@ -174,7 +186,10 @@ class Chunked(Engine):
 
     def _sum(self, part: Part, rows: slice, tile: Tile, *, slopes: bool) -> PartSum:
         threshold = None if part.hardest is None else self.thresholds[part.hardest][rows]
-        return tile.sum(part.rows(rows.start, rows.stop), threshold, slopes=slopes)
+        own = part.rows(rows.start, rows.stop)
+        if worth_compiling(part.link, tile.shortfall):
+            return compiled_sum(tile, own, threshold, slopes=slopes)
+        return tile.sum(own, threshold, slopes=slopes)
 
     def _given(self, parts: Sequence[Part]) -> list[Tensor]:
         """Tensors of the caller that the sweep in the backward pass reads again."""
@@ -185,6 +200,37 @@ class Chunked(Engine):
         own += [value for part in parts for value in part.link.tensors().values()]
         # Torch counts no changes of tensors made in inference mode, and refuses to save them.
         return [value.detach() for value in own if value is not None and not value.is_inference()]
+
+
+def worth_compiling(link: Link, matrix: Tensor) -> bool:
+    """Whether a sum is compiled: that of a user's own link on a GPU, where every small operation in it would read and
+    write the whole matrix."""
+    return (
+        isinstance(link, FunctionLink) and matrix.device.type == "cuda" and not torch.compiler.is_compiling()
+    )
+
+
+def compiled_sum(tile: Tile, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
+    """``tile.sum``, compiled; as it is where torch cannot compile it."""
+    if not _uncompiled:
+        from torch._dynamo.exc import TorchDynamoException  # here, since it imports the compiler
+
+        try:
+            found: PartSum = _compiled()(tile, part, threshold, slopes=slopes)
+            return found
+        except TorchDynamoException as error:
+            _uncompiled.append(str(error))
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"weince: a link of one's own runs uncompiled, and slower: {reason}", stacklevel=2)
+    return tile.sum(part, threshold, slopes=slopes)
+
+
+_uncompiled: list[str] = []  # why not
+
+
+@cache
+def _compiled() -> Callable[..., PartSum]:
+    return torch.compile(Tile.sum)
 
 
 class Least:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weince import scores
 from weince.candidates import Contest
 from weince.engines.base import Engine, Need
-from weince.engines.chunked import Chunked
+from weince.engines.chunked import Chunked, Near
 from weince.engines.tile import Part
 from weince.links import AffineLink, AtanhLink, BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
 from weince.tail import TailConfig, TailStats, nearest_rank
@@ -41,6 +42,8 @@ try:
     if _missing is None:
         from weince.engines.kernels import launch as _launch
         from weince.engines.kernels import ops, sums
+
+        scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
 except ImportError:
     _missing = "the fused engine wants Triton, which is not installed: pip install 'weince[gpu]'"
 
@@ -188,6 +191,9 @@ class Fused(Engine):
     def smallest(self, count: int) -> Tensor:
         return self._chunked().smallest(count)
 
+    def _for(self, contest: Contest) -> Engine:
+        return Chunked(contest)  # which needs no kernels for a part that is small
+
     def _positive_shortfall(self) -> Tensor:
         contest = self.contest
         assert contest.positive is not None
@@ -208,7 +214,12 @@ class Fused(Engine):
             for place, value in zip(one.places, self._evaluate(one), strict=True):
                 values[place] = value
         if others:
-            found = self._chunked().evaluate([parts[place] for place in others])
+            own = [parts[place] for place in others]
+            self._prepare([part for part in own if (part.hardest or 0) < LARGEST_TAIL])
+            loop = self._chunked()
+            loop.thresholds |= self.thresholds
+            loop.near = Near(*self.near[:2]) if self.near else None
+            found = loop.evaluate(own)
             for place, value in zip(others, found, strict=True):
                 values[place] = value
         return [value for value in values if value is not None]

@@ -79,6 +79,13 @@ class Tile:
             hidden.scatter_(1, near.indices, exact.masked_fill_(near.values.isinf(), torch.inf))
         return hidden
 
+    def put(self, columns: Tensor, exact: Tensor) -> None:
+        """Overwrite shortfalls of some candidates of each anchor, ``(a, m)`` columns; -1 stands for none."""
+        for column, value in zip(columns.long().unbind(1), exact.unbind(1), strict=True):
+            at = column.clamp_min(0).unsqueeze(1)
+            now = self.shortfall.gather(1, at)
+            self.shortfall.scatter_(1, at, torch.where(column.unsqueeze(1) < 0, now, value.unsqueeze(1)))
+
     def _exact_at(self, columns: Tensor) -> Tensor:
         """Exact shortfalls of some candidates of each anchor, ``(a, m)``, put into the matrix and returned."""
         exact = pair_shortfall(self.contest.anchors.unsqueeze(1), self.contest.candidates[columns])

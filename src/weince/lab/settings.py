@@ -8,6 +8,7 @@ import argparse
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -26,8 +27,6 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     Raises:
         ValueError: An unknown key (with the nearest known one) or a value of the wrong type.
     """
-    from jsonargparse import ArgumentParser
-
     chosen, rest = take_config(arguments)
     given = {} if chosen is None else load(chosen)
     kinds = dict(_kinds(kind))
@@ -35,6 +34,25 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         _check(given, kinds)
     except ValueError as error:
         raise ValueError(f"{chosen}: {error}") from None
+    helps = not {"-h", "--help"}.isdisjoint(rest)
+    parser = _parser(kind, command, examples) if helps else _kept_parser(kind, command, examples)
+    try:
+        asked = parser.parse_object(given)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
+    if helps:
+        parser.set_defaults(given)  # what the run would take
+    try:
+        built = parser.instantiate(parser.parse_args(_as_fields(rest), namespace=asked))
+    except argparse.ArgumentError as error:
+        raise ValueError(_explained(str(error), kinds)) from None
+    return kind(**{item.name: built[item.name] for item in fields(kind)})
+
+
+def _parser(kind: type[Any], command: str, examples: str) -> Any:
+    """The options of a settings class."""
+    from jsonargparse import ArgumentParser
+
     parser = ArgumentParser(
         prog=command,
         exit_on_error=False,
@@ -49,16 +67,11 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         help=f"YAML file, or the name of one that comes with weince; {LAPTOP} without this and without --data",
     )
     parser.add_class_arguments(kind, None, as_group=False)
-    try:
-        asked = parser.parse_object(given)
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
-    parser.set_defaults(given)  # for the help: what the run would take
-    try:
-        built = parser.instantiate(parser.parse_args(_as_fields(rest), namespace=asked))
-    except argparse.ArgumentError as error:
-        raise ValueError(_explained(str(error), kinds)) from None
-    return kind(**{item.name: built[item.name] for item in fields(kind)})
+    return parser
+
+
+_kept_parser = lru_cache(maxsize=8)(_parser)
+"""The same, once: a table reads the settings of hundreds of runs."""
 
 
 def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) -> None:

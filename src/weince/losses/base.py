@@ -228,17 +228,21 @@ class ContrastiveLoss(nn.Module):
 
     def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None) -> Tensor:
         """One number per anchor, or one for all. Over several ranks it is their average that means something."""
-        losses = torch.cat([result.losses for result in results])
+        # Small operations count: on a GPU each takes the host longer than a small batch takes the device.
+        losses = results[0].losses if len(results) == 1 else torch.cat([result.losses for result in results])
         if self.reduction == "none":
             return losses
+        counted = [result.counted for result in results if result.counted is not None]
+        if self.reduction == "mean" and ranks is None and not counted:
+            return losses.mean()
         total = losses.sum() if ranks is None else losses.sum() * ranks.count
         if self.reduction == "sum":
             return total
-        counted = [result.counted for result in results if result.counted is not None]
         if counted:
             number = torch.cat(counted).sum()
             return total / (number if ranks is None else ranks.sum(number)).clamp_min(1)
-        return losses.mean() if ranks is None else total / (sum(ranks.anchors) * len(results))
+        assert ranks is not None
+        return total / (sum(ranks.anchors) * len(results))
 
     def _look(self, loss: Tensor, **roles: Tensor | None) -> None:
         """Warn if the first batch has nothing to contrast: wrong labels are wrong from the start, and no later step

@@ -14,6 +14,10 @@ from weince.tail import TailConfig, fit_tail
 
 HARDEST = 50
 
+MOST_PAIRS = 1 << 24
+"""Pairs that a slope is fitted to the smallest of: all of up to 2,048 pairs of views. Of larger batches evenly spaced
+anchors are taken, or memory would grow with the square of the batch."""
+
 
 class HardestTerms(nn.Module):
     """Cross-entropies over the positive and the hardest negatives, added to a loss.
@@ -50,7 +54,8 @@ class RunningSlope(nn.Module):
     """The slope of a shortfall link that follows the tail of the whole batch, as in the authors' released code.
 
     In training, each call fits the slope to the smallest ``share`` of all the batch's negative shortfalls (at
-    least ``fewest`` points, the smallest 5 % of them dropped). A fit with a positive slope and R² of at least
+    least ``fewest`` points, the smallest 5 % of them dropped), or of those of evenly spaced anchors if a batch has
+    more than 2,048 pairs of views. A fit with a positive slope and R² of at least
     ``least_r2`` is clamped to ``[0.5, 16]`` and moves the running slope; any other leaves it as it stands. (With
     ``candidates="clip"`` each of the two directions is a call.)
     """
@@ -84,6 +89,7 @@ class RunningSlope(nn.Module):
 
     def _moved(self, batch: Engine) -> Tensor:
         """The running slope after this batch, without waiting for the device."""
+        batch = batch.sample(MOST_PAIRS)
         most, pairs = batch.most_pairs, batch.pairs()
         count = min(max(self.fewest, int(self.share * most)), most)
         size = (self.share * wide(pairs)).long().clamp_min(self.fewest).minimum(pairs)

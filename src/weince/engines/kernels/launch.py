@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weince.engines.kernels import fit, hardest, sums, tiles
+from weince.engines.kernels import fit, hardest, rows, sums, tiles
 from weince.engines.kernels.relaunch import launch
 from weince.engines.kernels.sort import LANES, network_of
 from weince.tail import TailConfig
@@ -145,6 +145,42 @@ def operand(source: Tensor) -> tuple[Tensor, Tensor]:
     grid = (_parts(len(out), block),)
     launch(tiles.operands_kernel, grid, (source, out, inverse), (rows, d, source.stride(0)), constants)
     return out, inverse
+
+
+WIDEST = 4096
+"""Columns of a row that one program scales to length 1."""
+
+
+def _rows_at_once(d: int) -> dict[str, int]:
+    wide = max(16, _power(d))
+    return {"BR": max(1, min(16, 4096 // wide)), "WIDE": wide}
+
+
+def unit_rows(source: Tensor) -> tuple[Tensor, Tensor]:
+    """``(n, d)`` to unit rows ``(n, d)`` and inverse lengths ``(n, 1)``, both in float32."""
+    if source.stride(1) != 1:
+        source = source.contiguous()
+    n, d = source.shape
+    unit = source.new_empty((n, d), dtype=torch.float32)
+    inverse = source.new_empty((n, 1), dtype=torch.float32)
+    shape = _rows_at_once(d)
+    launch(
+        rows.unit_kernel, (_parts(n, shape["BR"]),), (source, unit, inverse), (n, d, source.stride(0)), shape
+    )
+    return unit, inverse
+
+
+def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
+    """Gradient ``(n, d)`` of the rows, in their dtype."""
+    if grad.stride(1) != 1:
+        grad = grad.contiguous()
+    n, d = grad.shape
+    out = grad.new_empty((n, d), dtype=dtype)
+    shape = _rows_at_once(d)
+    largest = torch.finfo(dtype).max if dtype == torch.float16 else 0.0
+    tensors, constants = (grad, unit, inverse, out), {**shape, "LARGEST": largest}
+    launch(rows.unit_gradient_kernel, (_parts(n, shape["BR"]),), tensors, (n, d, grad.stride(0)), constants)
+    return out
 
 
 SHARED: int | None = None

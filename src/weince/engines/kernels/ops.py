@@ -393,6 +393,20 @@ def _register(name: str, schema: str, function: Callable[..., Any], fake: Callab
     torch.library.register_fake(name, fake)
 
 
+def rows_served(source: Tensor) -> bool:
+    """Whether the kernels can scale these rows to length 1."""
+    return (
+        type(source) is Tensor
+        and source.device.type == "cuda"
+        and source.dtype != torch.float64
+        and source.shape[1] <= launch.WIDEST
+        and not in_transform()
+    )
+
+
+unit_rows = _on_its_device(launch.unit_rows)
+unit_gradient = _on_its_device(launch.unit_gradient)
+
 _ROWS = "Tensor anchors, Tensor candidates"
 _LISTS = "Tensor[] operands, Tensor[] roles, int given"
 _SUMS = f"Tensor coefs, Tensor thresholds, {_LISTS}, Tensor[] near, int[] spec, float[] cap"
