@@ -84,6 +84,7 @@ WRITE = """
 import json, os, pathlib, sys, time
 folder, files = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 (folder / "begun").touch()
+(folder / "model.safetensors").touch()
 time.sleep(0.3)
 for name, content in files.items():
     part = folder / (name + ".part")

@@ -54,7 +54,7 @@ def test_a_better_loss_is_advised(tmp_path):
 def test_where_nothing_is_better_the_baseline_stays(tmp_path):
     _, found = made(tmp_path, "infonce", "dcl", "hcl", gains={"hcl": -3.0}, seeds=[7, 21, 63, 84])
     assert found["advice"][0].startswith(
-        "Stay with infonce (temperature 0.1): no loss here is better in linear"
+        "Stay with infonce (temperature 0.1): no loss here is shown to be better in linear"
     )
     assert "hcl is worse" in found["advice"][0]
     assert "4 seeds show a difference of" in found["advice"][1]

@@ -295,7 +295,7 @@ def _choice(base: Line, others: Sequence[Line]) -> str:
             f"Use {best.loss} ({best.words}): its {NAMES[MAIN]} is {one.difference:.2f} ± {one.half:.2f} points "
             f"better than that of {named}, both tuned."
         )
-    return f"Stay with {named}: no loss here is better in {NAMES[MAIN]}{_others_said(others)}."
+    return f"Stay with {named}: no loss here is shown to be better in {NAMES[MAIN]}{_others_said(others)}."
 
 
 def _others_said(others: Sequence[Line]) -> str:
