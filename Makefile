@@ -1,12 +1,13 @@
 # make demo   compare three losses on embedded digits, equally tuned, four seeds each, and write a page
 # make test   the whole test suite
 # make lint   style and types
+# make docs   the documentation site, strictly: build/site (make notebooks runs its notebooks again and stores what they print)
 # Each creates the environment in .venv first, if it is missing or pyproject.toml changed.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench docs notebooks clean
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -32,5 +33,18 @@ format: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python benchmarks/loss_cpu.py --profile
 
+# An environment of its own, which is small: building the site imports neither torch nor this package.
+.venv-docs/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --upgrade pip
+	.venv-docs/bin/python -m pip install --quiet --group docs
+	touch $@
+
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+notebooks: .venv/.ready
+	$(BIN)/python tools/notebooks.py
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-docs build dist

@@ -76,12 +76,6 @@ def fresh_compiler() -> None:
 
 
 @pytest.fixture
-def weince_compiles() -> None:
-    if torch.__version__ < (2, 7):
-        pytest.skip("torch.compile makes one graph of WEINCE from torch 2.7 on")
-
-
-@pytest.fixture
 def root_kept_out() -> Iterator[None]:
     """Permissions of folders hold for root too: it puts down, for a test, the capability that overrides them."""
     if sys.platform == "win32":

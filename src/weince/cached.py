@@ -51,6 +51,16 @@ def cached_step(
 
     Returns:
         The loss, detached and unscaled.
+
+    Examples:
+        >>> import torch
+        >>> from weince import InfoNCELoss, cached_step
+        >>> encoder = torch.nn.Linear(6, 4)
+        >>> views = torch.randn(32, 6), torch.randn(32, 6)
+        >>> cached_step(encoder, views, InfoNCELoss(0.1), micro_batch=8).shape
+        torch.Size([])
+        >>> encoder.weight.grad.shape
+        torch.Size([4, 6])
     """
     if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
         raise ValueError(f"micro_batch must be an int of at least 1; got {micro_batch!r}")

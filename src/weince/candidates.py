@@ -71,25 +71,26 @@ class Contest:
 
     def rows(self, start: int, stop: int) -> "Contest":
         """The contest of some of the anchors, against all candidates."""
-        return self._of(slice(start, stop), self.ranks)
+        return self._of(start, stop, 1, self.ranks)
 
     def every(self, step: int) -> "Contest":
         """The contest of every ``step``-th anchor of each rank, against all candidates."""
         ranks = self.ranks
         if ranks is not None:
             ranks = replace(ranks, anchors=tuple(-(-count // step) for count in ranks.anchors))
-        return self._of(slice(None, None, step), ranks)
+        return self._of(0, len(self.anchors), step, ranks)
 
-    def _of(self, kept: slice, ranks: "Ranks | None") -> "Contest":
+    def _of(self, start: int, stop: int, step: int, ranks: "Ranks | None") -> "Contest":
+        # Numbers and not a slice: a compiled graph would take that for a constant, and with it the size of the batch.
         # In quotes, here and wherever a function is made in the graph: torch 2.6 cannot compile annotations.
         def cut(values: "Tensor | None") -> "Tensor | None":
-            return None if values is None else values[kept]
+            return None if values is None else values[start:stop:step]
 
         def cut_first(values: "tuple[Tensor, Tensor] | None") -> "tuple[Tensor, Tensor] | None":
-            return None if values is None else (values[0][kept], values[1])
+            return None if values is None else (values[0][start:stop:step], values[1])
 
         return Contest(
-            self.anchors[kept],
+            self.anchors[start:stop:step],
             self.candidates,
             cut(self.positive),
             cut(self.itself),

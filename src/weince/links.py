@@ -13,7 +13,8 @@ tensor([[ 4., 20.]])
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
+from inspect import get_annotations
 from numbers import Real
 from typing import ClassVar, Self
 
@@ -29,6 +30,17 @@ Scalar = float | Tensor
 class Link:
     """A map from scores to logits. Subclass it as a frozen dataclass with a ``logit`` (and a ``slope``, if autograd's
     is too slow), or pass a plain function of the score: :class:`FunctionLink`.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from weince import Link, LinkLoss
+        >>> @dataclass(frozen=True)
+        ... class Square(Link):
+        ...     def logit(self, shortfall):
+        ...         return -5 * shortfall**2
+        >>> LinkLoss(Square())(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     near_cap: ClassVar[bool] = True
@@ -43,11 +55,18 @@ class Link:
         gradient: Tensor = torch.func.grad(lambda d: self.logit(d).sum())(shortfall)
         return -gradient
 
+    names: ClassVar[tuple[str, ...]] = ()
+    """The fields, which torch 2.6 cannot ask a dataclass for in a compiled graph."""
+
+    def __init_subclass__(cls) -> None:
+        own = get_annotations(cls)
+        cls.names += tuple(
+            name for name, kind in own.items() if "ClassVar" not in str(kind) and name not in cls.names
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """The parameters that are tensors, by name."""
-        if not is_dataclass(self):
-            return {}
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: getattr(self, name) for name in self.names}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def learned(self) -> dict[str, Tensor]:
@@ -56,7 +75,9 @@ class Link:
 
     def replace(self, values: dict[str, Tensor]) -> Self:
         """The same link with other values of some parameters."""
-        return replace(self, **values) if values else self  # type: ignore[type-var]
+        if not values:
+            return self
+        return type(self)(**{name: values.get(name, getattr(self, name)) for name in self.names})
 
     def rows(self, start: int, stop: int) -> Self:
         """The link for some of the anchors."""
@@ -78,10 +99,13 @@ class FunctionLink(Link):
 
     Args:
         function: Maps scores ``(anchors, candidates)``, and the parameters by name, to logits.
-        **parameters: Tensors of one value, or of one per anchor; they get a gradient if they want one.
+        **parameters: Tensors of one value, or of one per anchor; they get a gradient if they require one.
 
-    >>> FunctionLink(lambda s, k: k * s**3, k=torch.tensor(2.0)).logit(torch.tensor([[0.5]]))
-    tensor([[0.2500]])
+    Examples:
+        >>> import torch
+        >>> from weince import FunctionLink
+        >>> FunctionLink(lambda s, k: k * s**3, k=torch.tensor(2.0)).logit(torch.tensor([[0.5]]))
+        tensor([[0.2500]])
     """
 
     def __init__(self, function: Callable[..., Tensor], **parameters: Tensor) -> None:
@@ -101,7 +125,10 @@ class FunctionLink(Link):
         return self.parameters
 
     def replace(self, values: dict[str, Tensor]) -> Self:
-        return type(self)(self.function, **(self.parameters | values))
+        if not values:
+            return self
+        # By its name: torch 2.6 does not compile type(self)(function).
+        return FunctionLink(self.function, **{**self.parameters, **values})  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"FunctionLink({getattr(self.function, '__name__', 'function')})"
@@ -120,7 +147,14 @@ def as_link(link: Link | Callable[..., Tensor]) -> Link:
 
 @dataclass(frozen=True)
 class SoftmaxLink(Link):
-    """``s / temperature``: the softmax of InfoNCE (Gumbel noise)."""
+    """``s / temperature``: the softmax of InfoNCE (Gumbel noise).
+
+    Examples:
+        >>> import torch
+        >>> from weince import SoftmaxLink
+        >>> SoftmaxLink(temperature=0.5).logit(torch.tensor([0.5, 0.1]))  # of shortfalls, 1 - s
+        tensor([1.0000, 1.8000])
+    """
 
     temperature: Scalar = 0.5
     near_cap: ClassVar[bool] = False
@@ -137,7 +171,14 @@ class SoftmaxLink(Link):
 
 @dataclass(frozen=True)
 class AffineLink(Link):
-    """``scale * s + bias``: the link of SigLIP. ``scale`` may have any sign."""
+    """``scale * s + bias``: the link of SigLIP. ``scale`` may have any sign.
+
+    Examples:
+        >>> import torch
+        >>> from weince import AffineLink
+        >>> AffineLink(scale=10.0, bias=-10.0).logit(torch.tensor([0.5, 0.0]))  # of shortfalls, 1 - s
+        tensor([-5.,  0.])
+    """
 
     scale: Scalar
     bias: Scalar = 0.0
@@ -155,6 +196,12 @@ class ShortfallLink(Link):
     """``-beta * log(endpoint - s)``: the shortfall link, or Weibit (Weibull noise below an endpoint).
 
     ``endpoint - s`` is kept at ``eps`` or more; below that the slope is 0.
+
+    Examples:
+        >>> import torch
+        >>> from weince import ShortfallLink
+        >>> ShortfallLink(beta=2.0).slope(torch.tensor([0.5, 0.1]))  # steeper towards the cap
+        tensor([ 4., 20.])
     """
 
     beta: Scalar = 1.0
@@ -178,7 +225,14 @@ class ShortfallLink(Link):
 
 @dataclass(frozen=True)
 class PowerLink(Link):
-    """``alpha * log((1 + s) / 2)``: the power link (Frechet noise), floored at ``eps``."""
+    """``alpha * log((1 + s) / 2)``: the power link (Frechet noise), floored at ``eps``.
+
+    Examples:
+        >>> import torch
+        >>> from weince import PowerLink
+        >>> PowerLink(alpha=2.0).slope(torch.tensor([0.0, 1.0]))
+        tensor([1., 2.])
+    """
 
     alpha: Scalar = 1.0
     eps: float = 1e-6
@@ -200,8 +254,15 @@ class BlendLink(Link):
     """``(1 - lam) * s / temperature - lam * beta * log(eps + max(1 - s, eps))``: the link of WEINCE.
 
     ``lam`` and ``beta`` are numbers or one value per anchor. With ``soft_cap=False`` the ``eps`` that
-    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code. An ``endpoint`` above 1 is
-    added there too, less 1.
+    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code. With an ``endpoint``
+    above 1, ``endpoint - 1`` is added there too.
+
+    Examples:
+        >>> import torch
+        >>> from weince import BlendLink, LinkLoss
+        >>> link = BlendLink(lam=0.4, beta=2.0, temperature=0.1)
+        >>> LinkLoss(link)(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     lam: Scalar
@@ -246,7 +307,14 @@ class BlendLink(Link):
 
 @dataclass(frozen=True)
 class AtanhLink(Link):
-    """``log((1 + s) / (1 - s))``: the link without a temperature. Both parts are kept at ``eps`` or more."""
+    """``log((1 + s) / (1 - s))``: the link without a temperature. Both parts are kept at ``eps`` or more.
+
+    Examples:
+        >>> import torch
+        >>> from weince import AtanhLink
+        >>> AtanhLink().logit(torch.tensor([1.0]))  # a score of 0
+        tensor([0.])
+    """
 
     eps: float = 1e-6
 

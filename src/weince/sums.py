@@ -24,6 +24,17 @@ class LogSumExp:
             all take part.
         same_view: Sum over the negatives of the anchor's own view only (``candidates="views"``).
         positive: Link of the positive, if it is not the one of the negatives.
+
+    Examples:
+        >>> import torch
+        >>> from weince import ContrastiveLoss, LogSumExp, SoftmaxLink
+        >>> class Hardest(ContrastiveLoss):
+        ...     def sums(self, batch):
+        ...         return LogSumExp(SoftmaxLink(0.1), hardest=10)
+        ...     def combine(self, lse):
+        ...         return lse.value - lse.positive
+        >>> Hardest()(torch.randn(16, 8), torch.randn(16, 8)).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -44,14 +55,38 @@ class LogSumExp:
 
 
 class SoftplusSum:
-    """``sum log(1 + exp(logit))`` over an anchor's negatives, or over its positives."""
+    """``sum log(1 + exp(logit))`` over an anchor's negatives, or over its positives.
+
+    Examples:
+        >>> import torch
+        >>> from weince import AffineLink, ContrastiveLoss, SoftplusSum
+        >>> class Repel(ContrastiveLoss):
+        ...     def sums(self, batch):
+        ...         return SoftplusSum(AffineLink(10.0, -10.0))
+        ...     def combine(self, total):
+        ...         return total
+        >>> bool(Repel()(torch.randn(16, 8), torch.randn(16, 8)) > 0)
+        True
+    """
 
     def __init__(self, link: AnyLink, *, among: Literal["negatives", "positives"] = "negatives") -> None:
         self.link, self.among = as_link(link), among
 
 
 class Count:
-    """How many negatives an anchor has."""
+    """How many negatives an anchor has.
+
+    Examples:
+        >>> import torch
+        >>> from weince import ContrastiveLoss, Count
+        >>> class Negatives(ContrastiveLoss):
+        ...     def sums(self, batch):
+        ...         return Count()
+        ...     def combine(self, count):
+        ...         return count
+        >>> Negatives()(torch.randn(16, 8), torch.randn(16, 8))  # 2 * 16 - 2
+        tensor(30.)
+    """
 
 
 Sum = LogSumExp | SoftplusSum | Count
@@ -63,6 +98,17 @@ class Summed(NamedTuple):
     ``value``: the sum; 0 without negatives. ``positive``: the positive's logit; the mean over several positives.
     ``spread``: log-sum-exp of the positives' logits less their mean; None with one positive. ``link``: the link of
     the negatives. ``alone``: which anchors have no negatives; None if all have some.
+
+    Examples:
+        >>> import torch
+        >>> from weince import ContrastiveLoss, LogSumExp, SoftmaxLink
+        >>> class Mine(ContrastiveLoss):
+        ...     def sums(self, batch):
+        ...         return LogSumExp(SoftmaxLink(0.1))
+        ...     def combine(self, lse):  # a Summed
+        ...         return lse.cross_entropy()
+        >>> Mine()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     value: Tensor

@@ -29,10 +29,10 @@ class TailConfig:
         k: Negatives in the tail: a share of the anchor's negatives in (0, 1], or a number of them.
         k_min: Least number when ``k`` is a share.
         k_max: Largest number; it keeps memory linear in the batch.
-        rho0: A fixed pivot of the cap gate, instead of a quantile over the batch.
+        rho0: A fixed pivot of the gate of ``rho``, instead of a quantile over the batch.
         rho0_quantile: Which quantile of ``rho`` over all anchors is the pivot (nearest rank).
         margin: ``m``: the difference in AIC at which the AIC gate is half open.
-        kappa_rho: Steepness of the cap gate.
+        kappa_rho: Steepness of the gate of ``rho``.
         kappa_aic: Steepness of the AIC gate.
         eps: Smallest shortfall.
         beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead; or ``"slope"``:
@@ -44,6 +44,12 @@ class TailConfig:
         endpoint: The logit's logarithm is of ``endpoint - s``; the fit and the gates are of ``1 - s`` all the same.
         positive: ``"blend"``, or ``"softmax"``: the positive's logit is ``s / temperature``, only those of the
             negatives are blended.
+
+    Examples:
+        >>> from weince import TailConfig, WeinceLoss
+        >>> TailConfig().tail_size(510)
+        51
+        >>> loss = WeinceLoss(tail=TailConfig(gate="rho", beta=3.0))
     """
 
     k: int | float = 0.1
@@ -129,6 +135,13 @@ class TailStats(NamedTuple):
     of the Gumbel proxy less that of the Weibull fit, as Algorithm 1 has it; the two lines have different responses,
     so its sign does not say which law fits better. ``lam``: weight of the shortfall logit. Where no fit can be made,
     ``beta``, ``daic`` and ``lam`` are 0.
+
+    Examples:
+        >>> import torch
+        >>> from weince import InfoNCELoss
+        >>> loss, stats = InfoNCELoss()(torch.randn(32, 8), torch.randn(32, 8), return_stats=True)
+        >>> stats.rho.shape
+        torch.Size([64])
     """
 
     rho: Tensor
@@ -256,6 +269,13 @@ def tail_stats(similarities: Tensor, positives: Tensor, *, tail: TailConfig = Ta
         positives: ``(anchors,)`` column of each anchor's positive, or an ``(anchors, candidates)`` mask of all
             pairs that are not negatives: positives, the anchor itself, ignored pairs.
         tail: How to fit and gate.
+
+    Examples:
+        >>> import torch
+        >>> from weince import tail_stats
+        >>> cosines = torch.rand(16, 100)
+        >>> tail_stats(cosines, torch.zeros(16, dtype=torch.long)).lam.shape
+        torch.Size([16])
     """
     shape = tuple(similarities.shape)
     if similarities.ndim != 2 or not similarities.is_floating_point() or shape[1] < 2:

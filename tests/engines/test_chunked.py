@@ -297,6 +297,7 @@ def test_works_in_torch_func_grad(name, reduction):
     torch.testing.assert_close(by("chunked"), by("dense"), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.skipif(module.MISCOMPILED, reason="torch compiles it rightly from 2.7 on")
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("name", "reduction"),
@@ -314,6 +315,20 @@ def test_compiled_without_a_graph_break(monkeypatch, name, reduction):
         weight = 1 if reduction == "mean" else uneven(40).float()
         results.append((value.detach(), *torch.autograd.grad((value * weight).sum(), leaf)))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_where_torch_would_compile_it_wrongly_it_runs_uncompiled(monkeypatch):
+    monkeypatch.setattr(module, "MISCOMPILED", True)
+    z_i, z_j = torch.randn(2, 20, 8).unbind()
+    z_i.requires_grad_()
+    plain, compiled = (LOSSES["HCL"](engine="chunked") for _ in range(2))
+    wanted = torch.autograd.grad(plain(z_i, z_j), z_i)
+    found = torch.autograd.grad(torch.compile(compiled, backend="aot_eager")(z_i, z_j), z_i)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    torch.compiler.reset()
+    with pytest.raises((torch._dynamo.exc.Unsupported, RuntimeError)):
+        torch.compile(compiled, backend="aot_eager", fullgraph=True)(z_i, z_j)
 
 
 def test_without_gradient():

@@ -20,7 +20,7 @@ from weince.tail import TailConfig, TailStats
 
 
 class Need(NamedTuple):
-    """What a loss asks of the survey: tail statistics, and thresholds of so many hardest negatives."""
+    """What a loss needs before its sums: tail statistics, and the scores of its hardest negatives."""
 
     tail: TailConfig | None = None
     hardest: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ NOTHING = Need()
 
 
 class Engine(ABC):
-    """One contest on its way to its sums. It is what ``ContrastiveLoss.sums`` gets to look at.
+    """The sums of one contest: anchors, their candidates and roles. ``ContrastiveLoss.sums`` gets it as ``batch``.
 
     Args:
         contest: Anchors, candidates and their roles.
@@ -41,8 +41,9 @@ class Engine(ABC):
     stats: TailStats | None = None
     """Tail statistics of every anchor, where the loss asked for them."""
 
-    def __init__(self, contest: Contest, need: Need = NOTHING) -> None:
-        self.contest, self.need = contest, need
+    # None and not NOTHING: torch 2.6 cannot compile a default that is an object.
+    def __init__(self, contest: Contest, need: Need | None = None) -> None:
+        self.contest, self.need = contest, NOTHING if need is None else need
         self.counted: Tensor | None = None  # (anchors,) has a positive; None: all have
         self.alone: Tensor | None = None  # (anchors,) has no negative; None: all have one
         with torch.no_grad(), no_autocast(contest.anchors.device):

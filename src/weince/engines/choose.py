@@ -33,14 +33,14 @@ log = logging.getLogger("weince")
 
 
 class Choice(NamedTuple):
-    """An engine, and why it."""
+    """The engine that was chosen, and why."""
 
     name: Literal["dense", "chunked", "fused", "ring"]
     reason: str
 
 
 def choose(
-    contest: Contest, need: Need = NOTHING, *, engine: EngineName = "auto", ring: bool = False
+    contest: Contest, need: Need | None = None, *, engine: EngineName = "auto", ring: bool = False
 ) -> Choice:
     """The engine that serves a contest, and why.
 
@@ -56,13 +56,21 @@ def choose(
 
     Raises:
         RuntimeError: The engine asked for cannot serve; the message says why.
+
+    Examples:
+        >>> import torch
+        >>> from weince.candidates import contests
+        >>> from weince.engines import choose
+        >>> (contest,) = contests("cross", torch.randn(8, 4), torch.randn(8, 4))
+        >>> choose(contest, engine="chunked")
+        Choice(name='chunked', reason='asked for')
     """
     check_choice("engine", engine, ENGINES)
     if ring:
         return Choice("ring", "candidates come by from rank to rank")
     if engine in ("dense", "chunked"):
         return Choice(engine, "asked for")
-    hindrance = why_not_fused(contest, need)
+    hindrance = why_not_fused(contest, NOTHING if need is None else need)
     if engine == "fused" and hindrance is not None:
         raise RuntimeError(f'engine="fused" cannot serve: {hindrance}; engine="auto" takes another')
     if hindrance is None:

@@ -28,6 +28,18 @@ CPU_BAND = 1 << 22
 GPU_BAND = 1 << 25
 
 
+MISCOMPILED = torch.__version__ < (2, 7)  # type: ignore[operator]  # a version compares with numbers
+"""Whether torch compiles the gradient of several sums wrongly, without a word."""
+
+
+def check_compiled() -> None:
+    """Raise in a graph that would be wrong: torch then runs the loss uncompiled, or fails with ``fullgraph=True``."""
+    if MISCOMPILED and torch.compiler.is_compiling():
+        raise RuntimeError(
+            "the chunked engine in a compiled graph wants torch 2.7 or newer; here compile the encoder alone"
+        )
+
+
 class Band(NamedTuple):
     """Some rows of the matrix; worked on in tiles that stay in the cache."""
 
@@ -109,7 +121,7 @@ class Chunked(Engine):
         for band in bands(self.contest):
             for _, tile in band.tiles(sharp=False):
                 self.found.add(tile.contest, tile.sharpen() if self.sharp else tile.hidden())
-        self.thresholds |= self.found.thresholds()
+        self.thresholds.update(self.found.thresholds())
         return self.found
 
     def negatives(self) -> Tensor:
@@ -128,6 +140,7 @@ class Chunked(Engine):
         return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+        check_compiled()
         anchors, candidates = self.contest.anchors, self.contest.candidates
         with torch.no_grad(), no_autocast(anchors.device):
             self.sharp = self.sharp or any(part.link.near_cap for part in parts)

@@ -48,7 +48,7 @@ class Dense(Engine):
         found = Hardest(self.contest, tail, numbers)
         for *_, tile in self.tiles:
             found.add(tile.contest, hidden(tile))
-        self.thresholds |= found.thresholds()
+        self.thresholds.update(found.thresholds())
         return found
 
     def negatives(self) -> Tensor:

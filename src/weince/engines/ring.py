@@ -58,7 +58,7 @@ class Ring(Chunked):
                     negatives[rows] += hidden.isfinite().sum(1)
         has_positive = None if contest.labels is None else contest.count_positives() > 0
         self.found.add_sorted(hardest, negatives, has_positive)
-        self.thresholds |= self.found.thresholds()
+        self.thresholds.update(self.found.thresholds())
         return self.found
 
 

@@ -149,7 +149,7 @@ def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]
         return {}
     spread = {name: value.detach().expand(len(shortfall)) for name, value in learned.items()}
 
-    def weighted(parameters: dict[str, Tensor]) -> Tensor:
+    def weighted(parameters: "dict[str, Tensor]") -> "Tensor":  # in quotes for torch 2.6
         return (weight * link.replace(parameters).logit(shortfall)).sum()
 
     effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)

@@ -42,7 +42,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class FrechetAblation:
-    """Result of `frechet_ablation`. All is NaN when the winners are perfectly separated.
+    """Result of `frechet_ablation`. All is NaN when the positives are perfectly separated.
 
     Attributes:
         w_over_0: Gain of the shortfall blend over softmax.
@@ -124,7 +124,16 @@ def frechet_ablation(
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> FrechetAblation:
-    """Does a heavy-tail coordinate help, alone or on top of the shortfall? Arguments as in `link_test`."""
+    """Does a heavy-tail coordinate help, alone or on top of the shortfall? Arguments as in `link_test`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, frechet_ablation
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> round(frechet_ablation(*bank, bootstraps=20).f_over_0.gain, 2)
+        0.0
+    """
     check_fraction(level, "level")
     generator = np.random.default_rng(rng)
     coordinates = (choice.translation, choice.shortfall, choice.power)
@@ -215,11 +224,21 @@ def hard_negative_ablation(
     """Keep more and more of a fixed pool, hardest first: how much of the link comes from the top?
 
     Args:
-        scores, positives, batches: A bank, as in `link_test`.
+        scores: ``(anchors, candidates)`` cosines, as in `link_test`.
+        positives: ``(anchors,)`` column of each anchor's positive.
+        batches: ``(anchors,)`` integer batch of each anchor.
         kept: Numbers of hard negatives that compete with the positive.
         pool: Negatives to pick them from; all of them when an anchor has fewer.
         bootstraps: Resamplings of the held-out batches.
         rng: Seed or generator.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, hard_negative_ablation
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> [point.kept for point in hard_negative_ablation(*bank, kept=(8, 32), bootstraps=20)]
+        [8, 32]
     """
     sizes = [(k, pool) for k in kept]
     return _hard_sets(scores, positives, batches, sizes, bootstraps, rng)
@@ -238,11 +257,21 @@ def pool_ablation(
     """Keep a fixed number of hard negatives from larger and larger random pools.
 
     Args:
-        scores, positives, batches: A bank, as in `link_test`.
+        scores: ``(anchors, candidates)`` cosines, as in `link_test`.
+        positives: ``(anchors,)`` column of each anchor's positive.
+        batches: ``(anchors,)`` integer batch of each anchor.
         pools: Numbers of negatives to pick from; each pool contains the smaller ones.
         kept: Hard negatives that compete with the positive.
         bootstraps: Resamplings of the held-out batches.
         rng: Seed or generator.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, pool_ablation
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> [point.pool for point in pool_ablation(*bank, pools=(16, 32), kept=8, bootstraps=20)]
+        [16, 32]
     """
     sizes = [(kept, p) for p in pools]
     return _hard_sets(scores, positives, batches, sizes, bootstraps, rng)

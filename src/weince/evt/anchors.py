@@ -158,6 +158,13 @@ def anchor_tails(
         kappa_aic: steepness of the gate on dAIC.
         eps: smallest shortfall.
         positions: "tail" for F = k / (K + 1) as in the loss, "sample" for F = k / (N + 1) with N negatives.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import anchor_tails
+        >>> shortfalls = np.random.default_rng(0).uniform(0.1, 1, size=(16, 200))
+        >>> anchor_tails(shortfalls).rho.shape
+        (16,)
     """
     if positions not in ("tail", "sample"):
         raise ValueError(f'positions must be "tail" or "sample", got {positions!r}')
@@ -244,6 +251,14 @@ def compare_anchor_tails(
         alpha: level of the tests.
         n_null: simulated exponential tails for each K.
         seed: seed of the simulation.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import compare_anchor_tails
+        >>> shortfalls = np.random.default_rng(0).uniform(0.1, 1, size=(16, 200))
+        >>> found = compare_anchor_tails(shortfalls, n_null=50)
+        >>> bool(0 <= found.share_bounded <= 1)
+        True
     """
     if not 0.0 < alpha < 1.0 or n_null < 1:
         raise ValueError(f"alpha must lie in (0, 1) and n_null be positive, got {alpha} and {n_null}")
@@ -303,6 +318,12 @@ def daic_artefact(
         negatives: scores of each anchor.
         beta: the bounded tail has P(1 - s < d) proportional to d^beta near the cap: xi = -1 / beta.
         seed: seed of the simulation.
+
+    Examples:
+        >>> from weince.evt import daic_artefact
+        >>> found = daic_artefact(anchors=16, negatives=200)
+        >>> found.tails[0], bool(found.share_tail[0] > 0.5)  # "Weibull", although this tail has no bound
+        ('exponential', True)
     """
     rng = np.random.default_rng(seed)
     size = (anchors, negatives)

@@ -75,6 +75,14 @@ def xi_over_batches(
         bootstraps: number of resamples.
         level: coverage of the intervals.
         seed: seed of the resampling.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import xi_over_batches
+        >>> scores = 1 - np.random.default_rng(0).random(4000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> found = xi_over_batches(scores, np.arange(4000) % 8, quantile=0.9, bootstraps=20)
+        >>> bool(found.xi_interval[0] < -0.4 < found.xi_interval[1])
+        True
     """
     x = as_scores(scores, "scores")
     labels = np.unique(_as_labels(batches, x.size), return_inverse=True)[1]

@@ -121,7 +121,7 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArr
 
 
 def negatives_of(scores: Floats, winners: IntArray) -> Floats:
-    """Scores (anchors, candidates - 1) of all candidates but each anchor's winner, in their order."""
+    """Scores (anchors, candidates - 1) of all candidates but each anchor's positive, in their order."""
     keep = np.ones(scores.shape, dtype=bool)
     keep[np.arange(len(scores)), winners] = False
     return scores[keep].reshape(len(scores), -1)

@@ -254,7 +254,9 @@ def fit_gpd(x: ArrayLike, threshold: float = 0.0, *, level: float = 0.95) -> GPD
         threshold: the level the scores must exceed.
         level: coverage of the profile-likelihood intervals.
 
-    Example:
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import fit_gpd
         >>> rng = np.random.default_rng(0)
         >>> fit = fit_gpd(1.0 - rng.random(5000) ** 0.4)  # P(1 - x < d) = d^2.5: xi = -0.4, endpoint 1
         >>> bool(fit.xi_interval[0] < -0.4 < fit.xi_interval[1])
@@ -288,6 +290,13 @@ def fit_exponential(x: ArrayLike, threshold: float = 0.0, *, level: float = 0.95
         x: scores, shape (n,).
         threshold: the level the scores must exceed.
         level: coverage of the (exact) interval of sigma.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import fit_exponential
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> bool(fit_exponential(scores, 0.5).p_value < 0.05)  # the tail is not exponential
+        True
     """
     y = excesses_over(x, threshold)
     tail = (1.0 - check_fraction(level, "level")) / 2.0
@@ -305,6 +314,14 @@ def fit_capped(x: ArrayLike, threshold: float = 0.0, *, cap: float = 1.0, level:
         threshold: the level the scores must exceed.
         cap: the known endpoint; 1 for cosines.
         level: coverage of the (exact) interval of xi.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import fit_capped
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> found = fit_capped(scores, 0.5)
+        >>> bool(found.xi_interval[0] < -0.4 < found.xi_interval[1])
+        True
     """
     y = excesses_over(x, threshold)
     room = float(cap) - float(threshold)

@@ -263,10 +263,18 @@ def fit_link(
 
     Args:
         scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
-        positives: ``(anchors,)`` column of each anchor's winner.
+        positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         level: Level of the intervals.
         eps: Floor of the shortfall ``1 - s``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, fit_link
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> bool(0 <= fit_link(*bank).lam <= 1)
+        True
     """
     check_fraction(level, "level")
     choices = choice.read_choices(scores, positives, batches, eps=eps)
@@ -293,7 +301,16 @@ def fit_grid(
     tau_range: Interval = (0.01, 2.0),
     eps: float = 1e-6,
 ) -> GridFit:
-    """The same fit by exhaustive search, as a cross-check: even steps of lam by logarithmic steps of tau."""
+    """The same fit by exhaustive search, as a cross-check: even steps of lam by logarithmic steps of tau.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, fit_grid
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> bool(0 <= fit_grid(*bank).lam <= 1)
+        True
+    """
     if lams < 2 or taus < 2 or not 0.0 < tau_range[0] < tau_range[1]:
         raise ValueError(f"need 2 lams, 2 taus and 0 < low < high, got {lams}, {taus} and {tau_range}")
     choices = choice.read_choices(scores, positives, batches, eps=eps)

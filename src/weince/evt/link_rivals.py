@@ -140,7 +140,9 @@ def link_rivals(
     """Compare the blend with softmax whose temperature varies.
 
     Args:
-        scores, positives, batches: A bank, as in `link_test`.
+        scores: ``(anchors, candidates)`` cosines, as in `link_test`.
+        positives: ``(anchors,)`` column of each anchor's positive.
+        batches: ``(anchors,)`` integer batch of each anchor.
         held_in: Share of the batches to fit on; the gains are judged on the others.
         bootstraps: Resamplings of the held-out batches for the intervals of the gains.
         level: Level of all intervals.
@@ -148,8 +150,9 @@ def link_rivals(
         nodes: Gauss-Hermite nodes of the mean over temperatures.
         rng: Seed or generator; with the seed of a `link_test`, the split is the same.
 
-    Example:
-        >>> from weince.evt import link_bank
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, link_rivals
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
         >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
         >>> link_rivals(*bank, bootstraps=50).explanation(worth=0.02)

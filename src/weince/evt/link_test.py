@@ -21,7 +21,7 @@ from weince.evt.link_null import null_ratios
 
 
 class LinkBank(NamedTuple):
-    """What the link test reads: scores (anchors, candidates), winners' columns and batches (anchors,)."""
+    """What the link test reads: scores (anchors, candidates), columns of the positives and batches (anchors,)."""
 
     scores: Floats
     positives: IntArray
@@ -90,10 +90,18 @@ def link_bank(
     pairs for ``batches`` full batches, there are fewer batches.
 
     Args:
-        z_i, z_j: ``(pairs, dim)`` embeddings of the two views; they need not be normalised.
+        z_i: ``(pairs, dim)`` embeddings of one view; they need not be normalised.
+        z_j: ``(pairs, dim)`` embeddings of the other view, row by row.
         batch_size: Pairs in a batch: ``2 * batch_size`` anchors with ``2 * batch_size - 1`` candidates each.
         batches: The most batches to draw.
         rng: Seed or generator of the shuffle.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> link_bank(z_i, z_i + noise, batch_size=32, batches=8).scores.shape
+        (512, 63)
     """
     first, second = (np.asarray(z, dtype=np.float64) for z in (z_i, z_j))
     if first.ndim != 2 or first.shape != second.shape:
@@ -157,9 +165,16 @@ def simulate_winners(
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> IntArray:
-    """Draw a winner (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
+    """Draw a positive (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
 
     ``tau`` is one temperature, or one for each anchor.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import simulate_winners
+        >>> scores = np.random.default_rng(0).uniform(-1, 0.9, size=(100, 8))
+        >>> simulate_winners(scores, 0.4, 0.2).shape
+        (100,)
     """
     s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
     if not 0.0 <= lam <= 1.0 or not np.all(taus > 0.0):
@@ -258,7 +273,7 @@ def link_test(
 
     Args:
         scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
-        positives: ``(anchors,)`` column of each anchor's winner.
+        positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor; at least four batches.
         held_in: Share of the batches to fit on; the gain is judged on the others.
         bootstraps: Resamplings of the held-out batches for the interval of the gain.
@@ -268,7 +283,9 @@ def link_test(
         eps: Floor of the shortfall ``1 - s``.
         rng: Seed or generator of the split, the resampling and the simulations.
 
-    Example:
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, link_test
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
         >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
         >>> found = link_test(*bank, bootstraps=50, null_draws=20)

@@ -133,6 +133,14 @@ def threshold_stability(
         x: scores, shape (n,).
         thresholds: levels to try; the quantiles 0.90 to 0.995 when not given.
         level: coverage of the profile-likelihood intervals.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import threshold_stability
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> found = threshold_stability(scores, [0.4, 0.5])
+        >>> bool((found.xi < 0).all())
+        True
     """
     scores = as_scores(x)
     levels = _pick_thresholds(scores, thresholds)
@@ -159,6 +167,14 @@ def mean_residual_life(
         x: scores, shape (n,).
         thresholds: levels to try; the quantiles 0.90 to 0.995 when not given.
         level: coverage of the intervals.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import mean_residual_life
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> found = mean_residual_life(scores)
+        >>> bool(found.mean_excess[0] > found.mean_excess[-1])  # it falls where the tail is bounded
+        True
     """
     scores = as_scores(x)
     levels = _pick_thresholds(scores, thresholds)
@@ -210,6 +226,14 @@ def goodness_of_fit(
         threshold: the level the scores must exceed.
         bootstraps: simulated samples.
         seed: seed of the simulation.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import goodness_of_fit
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> found = goodness_of_fit(scores, 0.5, bootstraps=20)
+        >>> bool(0 < found.ks_p_value <= 1)
+        True
     """
     check_least(bootstraps=(bootstraps, 1))
     y = excesses_over(x, threshold)
@@ -248,6 +272,13 @@ def tail_curves(
         cap: known endpoint, 1 for cosines.
         points: number of quantiles and of density points.
         bins: number of histogram bins.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import tail_curves
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> tail_curves(scores, 0.5, cap=1.0).gpd_density.shape
+        (200,)
     """
     y = excesses_over(x, threshold)
     count = min(points, y.size)

@@ -101,6 +101,14 @@ def risk_gradient(
         draws: Random orders of every anchor's negatives; each is cut into all disjoint subsets of size K.
         eps: Floor of ``1 - s``.
         rng: Seed or generator.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.evt import link_bank, risk_gradient
+        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
+        >>> [found.k for found in risk_gradient(bank.scores, bank.positives, ks=(16, 32))]
+        [16, 32]
     """
     s, winners = read_scores(scores, positives)
     won, negatives = _split_negatives(s, winners)

@@ -190,6 +190,11 @@ def top1_asymptotics(
         shape: second parameter of the Beta noise; with 1 its tail is a pure power.
         replicates: simulated contests for each n.
         seed: seed of the simulation.
+
+    Examples:
+        >>> from weince.evt import top1_asymptotics
+        >>> top1_asymptotics("gumbel", sizes=(4, 40), replicates=100).simulated.shape
+        (2, 4)
     """
     if noise not in get_args(Noise):
         raise ValueError(f"noise must be one of {', '.join(get_args(Noise))}; got {noise!r}")

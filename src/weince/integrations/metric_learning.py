@@ -41,6 +41,14 @@ class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
     Args:
         loss: With ``candidates="labels"``. Gathering over devices is the work of ``DistributedLossWrapper``, so the
             loss gets ``gather = False``.
+
+    Examples:
+        >>> import torch
+        >>> from weince import DCLLoss
+        >>> from weince.integrations.metric_learning import LossAdapter
+        >>> loss = LossAdapter(DCLLoss(0.1, candidates="labels"))
+        >>> loss(torch.randn(16, 8), torch.randint(4, (16,))).shape
+        torch.Size([])
     """
 
     def __init__(self, loss: weince.ContrastiveLoss) -> None:
@@ -108,8 +116,14 @@ class WeinceLoss(LossAdapter):
     """WEINCE over labels (SupCon, outside the logarithm).
 
     Args:
-        temperature: Of the softmax part; a number or an ``nn.Parameter``.
+        temperature: Temperature of the softmax part; a number or an ``nn.Parameter``.
         **options: As in :class:`weince.WeinceLoss`.
+
+    Examples:
+        >>> import torch
+        >>> from weince.integrations.metric_learning import WeinceLoss
+        >>> WeinceLoss(0.1)(torch.randn(16, 8), torch.randint(4, (16,))).shape
+        torch.Size([])
     """
 
     def __init__(self, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> None:

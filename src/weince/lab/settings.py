@@ -35,7 +35,7 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     except ValueError as error:
         raise ValueError(f"{chosen}: {error}") from None
     helps = not {"-h", "--help"}.isdisjoint(rest)
-    parser = _parser(kind, command, examples) if helps else _kept_parser(kind, command, examples)
+    parser = _parser(kind, command, examples) if helps else _kept_parser(kind, command, examples)  # type: ignore[arg-type]
     try:
         asked = parser.parse_object(given)
     except argparse.ArgumentError as error:
@@ -70,8 +70,10 @@ def _parser(kind: type[Any], command: str, examples: str) -> Any:
     return parser
 
 
-_kept_parser = lru_cache(maxsize=8)(_parser)
-"""The same, once: a table reads the settings of hundreds of runs."""
+@lru_cache(maxsize=8)
+def _kept_parser(kind: type[Any], command: str, examples: str) -> Any:
+    """The same, once: a table reads the settings of hundreds of runs."""
+    return _parser(kind, command, examples)
 
 
 def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) -> None:

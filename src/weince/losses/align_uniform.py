@@ -20,13 +20,15 @@ class AlignUniformLoss(ContrastiveLoss):
     """Alignment and uniformity: positives close together, all rows spread over the sphere.
 
     Args:
-        weight: Of uniformity.
+        weight: Weight of uniformity.
         spread: ``u``: how fast the repulsion falls off with the squared distance.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> AlignUniformLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import AlignUniformLoss
+        >>> AlignUniformLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     per_anchor = needs_negatives = False

@@ -33,7 +33,15 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class LossOutput(NamedTuple):
-    """A loss with the tail statistics of its anchors."""
+    """A loss with the tail statistics of its anchors: ``loss``, a tensor, and ``stats``, a :class:`weince.TailStats`.
+
+    Examples:
+        >>> import torch
+        >>> from weince import WeinceLoss
+        >>> out = WeinceLoss()(torch.randn(8, 16), torch.randn(8, 16), return_stats=True)
+        >>> out.loss.shape, out.stats.lam.shape
+        (torch.Size([]), torch.Size([16]))
+    """
 
     loss: Tensor
     stats: TailStats
@@ -62,7 +70,19 @@ class ContrastiveLoss(nn.Module):
         gather: In a process group of several ranks, contrast the local anchors with the candidates of all ranks; the
             average of the ranks' losses and gradients is that of one process (:mod:`weince.distributed`). ``"ring"``
             passes candidates round, so that no rank holds them all.
-        check_finite: Raise on NaN or inf in the embeddings; by default only where that costs no wait (CPU).
+        check_finite: Raise on NaN or infinity in the embeddings. By default only on a CPU, where that costs no device
+            sync.
+
+    Examples:
+        >>> import torch
+        >>> from weince import ContrastiveLoss, LogSumExp
+        >>> class Mine(ContrastiveLoss):
+        ...     def sums(self, batch):
+        ...         return LogSumExp(lambda s: 10 * s - s**2)
+        ...     def combine(self, lse):
+        ...         return lse.value - lse.positive
+        >>> Mine(candidates="cross")(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
     """
 
     several_positives: ClassVar[bool] = True
@@ -347,8 +367,16 @@ class TemperatureLoss(ContrastiveLoss):
         return temperature.clamp_min(1 / self.max_scale)
 
 
-def functional(loss: type[ContrastiveLoss], name: str) -> Callable[..., Any]:
-    """The loss as a function, called ``name``: options of the class and of its call in one."""
+def functional(
+    loss: type[ContrastiveLoss], name: str, example: str = "torch.randn(4, 8), torch.randn(4, 8)"
+) -> Callable[..., Any]:
+    """The loss as a function, called ``name``: options of the class and of its call in one.
+
+    Args:
+        loss: The class.
+        name: Name of the function.
+        example: What its docstring calls it with.
+    """
     of_call = ("labels", "negatives", "ids", "ignore", "return_stats")
 
     def function(z_i: Tensor, z_j: Tensor | None = None, **options: Any) -> Any:
@@ -358,7 +386,14 @@ def functional(loss: type[ContrastiveLoss], name: str) -> Callable[..., Any]:
         return made(z_i, z_j, **roles)
 
     about = (loss.__doc__ or "").splitlines()[0]
-    function.__doc__ = f"{about} A function with the options of :class:`{loss.__name__}` and of its call."
+    function.__doc__ = f"""{about} A function with the options of :class:`{loss.__name__}` and of its call.
+
+    Examples:
+        >>> import torch
+        >>> from weince import {name}
+        >>> {name}({example}).shape
+        torch.Size([])
+    """
     function.__name__ = function.__qualname__ = name
     function.__module__ = loss.__module__  # where the name stands, so that it can be pickled
     return function

@@ -22,9 +22,11 @@ class DCLLoss(TemperatureLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> DCLLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import DCLLoss
+        >>> DCLLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     def sums(self, batch: Engine) -> LogSumExp:
@@ -43,9 +45,11 @@ class DCLWLoss(DCLLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> DCLWLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import DCLWLoss
+        >>> DCLWLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     several_positives = False

@@ -20,9 +20,11 @@ class DHELLoss(TemperatureLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`; ``candidates`` must be ``"views"``.
 
-    >>> import torch
-    >>> DHELLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import DHELLoss
+        >>> DHELLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     same_view = True

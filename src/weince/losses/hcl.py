@@ -26,9 +26,11 @@ class HCLLoss(TemperatureLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> HCLLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import HCLLoss
+        >>> HCLLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     several_positives = False
@@ -87,9 +89,11 @@ class DebiasedLoss(HCLLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> DebiasedLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import DebiasedLoss
+        >>> DebiasedLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     search_space = temperatures(0.5, 0.2, 0.1)

@@ -26,9 +26,11 @@ class InfoNCELoss(TemperatureLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> InfoNCELoss(0.2)(torch.eye(4), torch.eye(4)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import InfoNCELoss
+        >>> InfoNCELoss(0.2)(torch.eye(4), torch.eye(4)).shape
+        torch.Size([])
     """
 
     needs_negatives = False

@@ -30,9 +30,11 @@ class KLBallLoss(ContrastiveLoss):
         radius: ``r`` in nats: 0 weighs all negatives equally, ``log N`` the hardest of ``N`` alone.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> KLBallLoss(radius=0.4)(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import KLBallLoss
+        >>> KLBallLoss(radius=0.4)(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     search_space = ({"radius": 0.8}, {"radius": 1.2}, {"radius": 0.4}, {"radius": 1.8})

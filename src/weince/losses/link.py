@@ -18,9 +18,11 @@ class LinkLoss(ContrastiveLoss):
             (``nn.Parameter``) becomes part of this module.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> LinkLoss(lambda s: 5 * s + s**3)(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import LinkLoss
+        >>> LinkLoss(lambda s: 5 * s + s**3)(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     needs_negatives = False
@@ -41,4 +43,6 @@ class LinkLoss(ContrastiveLoss):
         return lse.cross_entropy()
 
 
-link_loss = functional(LinkLoss, "link_loss")
+link_loss = functional(
+    LinkLoss, "link_loss", "torch.randn(4, 8), torch.randn(4, 8), link=lambda s: 5 * s + s**3"
+)

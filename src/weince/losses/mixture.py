@@ -26,9 +26,11 @@ class TemperatureMixtureLoss(TemperatureLoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> TemperatureMixtureLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import TemperatureMixtureLoss
+        >>> TemperatureMixtureLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     several_positives = False

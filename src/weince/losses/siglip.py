@@ -28,9 +28,11 @@ class SigLIPLoss(ContrastiveLoss):
         max_scale: Largest scale.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> SigLIPLoss(candidates="clip")(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import SigLIPLoss
+        >>> SigLIPLoss(candidates="clip")(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     search_space = (

@@ -18,9 +18,11 @@ class SupConLoss(InfoNCELoss):
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> SupConLoss()(torch.randn(6, 4), labels=torch.tensor([0, 0, 1, 1, 2, 2])).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import SupConLoss
+        >>> SupConLoss()(torch.randn(6, 4), labels=torch.tensor([0, 0, 1, 1, 2, 2])).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -30,4 +32,6 @@ class SupConLoss(InfoNCELoss):
         super().__init__(temperature, max_scale=max_scale, **options)
 
 
-supcon_loss = functional(SupConLoss, "supcon_loss")
+supcon_loss = functional(
+    SupConLoss, "supcon_loss", "torch.randn(6, 4), labels=torch.tensor([0, 0, 1, 1, 2, 2])"
+)

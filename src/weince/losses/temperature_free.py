@@ -17,9 +17,11 @@ class TemperatureFreeLoss(ContrastiveLoss):
     Args:
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> TemperatureFreeLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import TemperatureFreeLoss
+        >>> TemperatureFreeLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     needs_negatives = False

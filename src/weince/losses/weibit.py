@@ -18,9 +18,11 @@ class WeibitLoss(ContrastiveLoss):
         endpoint: At least 1, the largest cosine.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> WeibitLoss(beta=3.0)(torch.randn(4, 8), torch.randn(4, 8)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import WeibitLoss
+        >>> WeibitLoss(beta=3.0)(torch.randn(4, 8), torch.randn(4, 8)).shape
+        torch.Size([])
     """
 
     needs_negatives = False

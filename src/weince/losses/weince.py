@@ -44,16 +44,18 @@ class WeinceLoss(TemperatureLoss):
     reaches 53.8.
 
     Args:
-        temperature: Of the softmax part; a number, or an ``nn.Parameter`` to learn it.
+        temperature: Temperature of the softmax part; a number, or an ``nn.Parameter`` to learn it.
         tail: How the tail is fitted and gated.
         softmax_term: Weight of the extra cross-entropy with softmax logits.
         shortfall_term: Weight of the extra one with a shortfall link whose slope follows the batch.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
-    >>> import torch
-    >>> WeinceLoss()(torch.randn(8, 16), torch.randn(8, 16)).shape
-    torch.Size([])
+    Examples:
+        >>> import torch
+        >>> from weince import WeinceLoss
+        >>> WeinceLoss()(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
     """
 
     needs_negatives = False

@@ -1,0 +1,181 @@
+"""The documentation: its code runs as it stands, its links lead somewhere, and every public name has an entry."""
+
+import importlib.util
+import inspect
+import json
+import re
+import shlex
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from programs import run
+
+import weince
+import weince.engines
+import weince.evt
+from weince.cli import build_parser
+from weince.lab import settings
+from weince.lab.text.train import TextRun
+from weince.lab.vision.config import VisionRun
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "research/findings.md",
+    *sorted(DOCS.rglob("*.md")),
+]
+NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
+BLOCK = re.compile(r"(<!-- not run: [^>]+ -->\n)?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
+REFERENCE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
+
+
+def text(path):
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(path):
+    return [code for left_out, code in BLOCK.findall(text(path)) if not left_out]
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_one_block_is_not_run():
+    assert sum(bool(left_out) for page in PAGES for left_out, _ in BLOCK.findall(text(page))) == 1
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=named)
+def test_every_block_runs_as_it_stands(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for code in blocks(page):
+        done = run("-c", code, cwd=tmp_path)
+        assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+def commands():
+    """Every ``weince`` line of the blocks that are for a shell, as words."""
+    for page in PAGES:
+        for block in re.findall(r"^```bash\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("weince "):
+                    yield page, line.partition(" 2> ")[0].partition(" > ")[0]
+
+
+def test_the_commands_take_what_the_pages_give_them():
+    """Every option is known and has a value that can be read. Nothing is run."""
+    found = list(commands())
+    assert len(found) > 30
+    for page, line in found:
+        words = shlex.split(line, comments=True)[1:]
+        try:
+            if words[0] != "train":
+                build_parser().parse_args(words)
+                continue
+            chosen, _ = settings.take_config(words[1:])
+            task = settings.load(chosen).get("task", "vision") if chosen else "vision"
+            kind = TextRun if task == "text" else VisionRun
+            if "my_package" not in line:  # which is not there
+                settings.read(kind, words[1:], command="weince train", examples="")
+        except (SystemExit, ValueError) as error:
+            pytest.fail(f"{named(page)}: {line}: {error}")
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore")  # those of the trainer of sentence-transformers
+def test_notebooks_run(path, tmp_path, monkeypatch):
+    """They run, and what is stored in them is of the cells that are there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    matplotlib.use("Agg")
+    stored = json.loads(text(path))
+    done = tool("notebooks").run(stored)
+
+    def kinds(notebook):
+        return [[output["output_type"] for output in cell.get("outputs", ())] for cell in notebook["cells"]]
+
+    assert kinds(done) == kinds(stored)
+
+
+def test_there_are_five_notebooks():
+    assert len(NOTEBOOKS) == 5
+
+
+def texts_with_links():
+    for page in PAGES:
+        yield page, re.sub(r"^```.*?^```", "", text(page), flags=re.DOTALL | re.MULTILINE)
+    for path in NOTEBOOKS:
+        cells = json.loads(text(path))["cells"]
+        yield path, "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def test_links_lead_somewhere():
+    found = [(page, link) for page, body in texts_with_links() for link in LINK.findall(body)]
+    assert len(found) > 100
+    assert [(named(page), link) for page, link in found if not (page.parent / link).exists()] == []
+
+
+PUBLIC = [
+    *(f"weince.{name}" for name in weince.__all__),
+    *(f"weince.evt.{name}" for name in weince.evt.__all__),
+    *(f"weince.engines.{name}" for name in weince.engines.__all__ if name != "EngineName"),  # a list of words
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_entry(name):
+    found = inspect.getmodule(resolved(name)).__name__
+    if found == name:  # a function in a module of its name, which would be shown instead
+        name = f"{name}.{name.rpartition('.')[2]}"
+    assert re.search(rf"^::: {re.escape(name)}$", REFERENCE, re.MULTILINE), "no page of the reference has it"
+    assert f"#{name})" in text(DOCS / "reference" / "index.md"), "the list of all names does not have it"
+
+
+def resolved(name):
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PUBLIC if name.startswith("weince.evt.") or name.count(".") == 1]
+)
+def test_every_public_name_has_an_example(name):
+    """What ``weince.evt`` returns is shown by the example of the function that returns it."""
+    is_result = name.startswith("weince.evt.") and name.rpartition(".")[2][0].isupper()
+    documented = resolved(name).__doc__ or ""
+    assert documented
+    assert is_result or ">>> " in documented
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = text(ROOT / "mkdocs.yml").partition("\nnav:\n")[2]
+    pages = [path.relative_to(DOCS).as_posix() for path in (*DOCS.rglob("*.md"), *NOTEBOOKS)]
+    assert [page for page in pages if f": {page}\n" not in navigation] == []
+
+
+def test_the_readme_says_what_the_records_say():
+    means = {name: f"{np.mean(values):.1f}" for name, values in tool("docs_figures").accuracies().items()}
+    rows = {
+        "InfoNCE, 0.5": "| InfoNCE | 0.5 | {} ±",
+        "InfoNCE, 0.2": "| InfoNCE | 0.2 | **{} ±",
+        "WEINCE, the authors' code, 0.5": "| WEINCE as its authors' code trains it | 0.5 | {} ±",
+        "WEINCE, Algorithm 1, 0.5": "| WEINCE, Algorithm 1 of the paper | 0.5 | {} ±",
+    }
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        assert [row for name, row in rows.items() if row.format(means[name]) not in text(page)] == []
+
+
+def test_the_readme_is_short():
+    assert len(text(ROOT / "README.md").splitlines()) <= 120
