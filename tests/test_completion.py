@@ -40,11 +40,13 @@ def offered(tmp_path_factory):
 
 
 def test_commands_tables_and_devices(offered):
-    assert offered("") == ["train", "evaluate", "reproduce", "diagnose", "bench", "completion"]
+    assert offered("") == ["train", "evaluate", "compare", "reproduce", "diagnose", "bench", "completion"]
     assert offered("reproduce", "") == sorted([*named_tables(), "overhead"])
     assert offered("evaluate", "--device", "") == ["auto", "cpu", "cuda", "mps"]
     assert offered("bench", "loss", "--no") == ["--no-compile"]
     assert offered("completion", "z") == ["zsh"]
+    assert offered("compare", "dcl", "") == list(PRESETS)
+    assert offered("compare", "--config", "dig") == ["digits_tiny"]
 
 
 def test_every_setting_of_a_run_is_offered(offered):

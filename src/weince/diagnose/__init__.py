@@ -32,7 +32,6 @@ from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose.sections import Group, write_sections
 from weince.diagnose.settings import Settings, settings_for
 from weince.diagnose.style import Gallery
-from weince.diagnose.training import Opening
 from weince.diagnose.verdict import THRESHOLDS, Verdict, decide, tail_kind
 from weince.files import check_folder
 from weince.machine import version
@@ -97,7 +96,6 @@ def write_diagnosis(
     quick: bool = False,
     trend: bool = False,
     average: bool = False,
-    opening: Opening | None = None,
     command: str = "weince.diagnose.diagnose(...)",
     progress: bool = True,
 ) -> Path:
@@ -110,7 +108,6 @@ def write_diagnosis(
         quick: Whether the simulations that do not depend on the data are short.
         trend: Show quantities over the checkpoints, and figures of the last one only.
         average: The models are one recipe with several seeds: show their mean, with a t-interval over them.
-        opening: What stands on the page before the diagnosis: where the models come from, for example.
         command: What the page says it was made with.
         progress: Show progress bars and the verdicts on stderr.
     """
@@ -123,11 +120,10 @@ def write_diagnosis(
         judged = [(m, decide(m, settings)) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
-        opened = opening.sections(gallery) if opening else ()
         compared = _compare(gallery, models, trend, average)
         shown = models[-1:] if trend else models
         sections = write_sections(gallery, models, theory, settings, shown=shown)
-        for section in (*opened, *sections):
+        for section in sections:
             for table in section.tables:
                 table.write_csv(folder / "tables")
         summary = summarise(judged, settings, command)
@@ -138,9 +134,7 @@ def write_diagnosis(
         )
         # The page comes last: without it a folder does not look finished.
         page = Page(
-            title=opening.title if opening else _title(models, trend),
-            opening=opening,
-            opened=opened,
+            title=_title(models, trend),
             command=command,
             models=judged,
             compared=compared,

@@ -31,7 +31,8 @@ class PairedTest(NamedTuple):
     Attributes:
         difference: Mean of ``a - b``.
         half: Half width of its t-interval; NaN for one pair.
-        p_value: Two-sided; 1 when all differences are 0, NaN when there is nothing to judge them by.
+        p_value: Two-sided; 1 when all differences of two pairs or more are 0, NaN when there is nothing to judge
+            them by.
         n: Pairs.
     """
 
@@ -110,7 +111,7 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> 
     mean, half, n = t_interval(differences, level)
     # 0.3 - 0.1 and 0.6 - 0.4 differ in their last digit: a spread of rounding is none, or p would be next to 0.
     rounding = 1e-12 * max(np.abs(a).max(), np.abs(b).max())
-    if np.abs(differences).max() <= rounding:
+    if n > 1 and np.abs(differences).max() <= rounding:
         p = 1.0
     else:
         spread = float(differences.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
