@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from weince.evt.intervals import t_interval
+from weince.intervals import t_interval
 from weince.lab.evaluate.protocol import budget, paired_test, pooled_spread, select, split
 
 

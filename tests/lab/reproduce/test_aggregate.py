@@ -9,7 +9,7 @@ import yaml
 from lab.reproduce.tables import small_table
 from scipy import stats
 
-from weince.evt.intervals import t_interval
+from weince.intervals import t_interval
 from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.reproduce import page as pages
 from weince.lab.reproduce.aggregate import aggregate

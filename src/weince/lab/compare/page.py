@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from weince.diagnose.html import style_sheet, templates
-from weince.evt.intervals import Interval
 from weince.files import write_text_aside
+from weince.intervals import Interval
 from weince.lab.compare.figures import draw
 from weince.lab.compare.grid import CHOOSE_BY, FIGURES, Comparison, in_words
 from weince.lab.compare.summary import MAIN, NAMES, Done, Line, Summary

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weince.evt.intervals import Interval, t_interval
+from weince.intervals import Interval, t_interval
 from weince.lab.compare.cost import RECORD, Cost
 from weince.lab.compare.grid import CHOOSE_BY, FIGURES, Comparison, in_words
 from weince.lab.compare.verdict import Judged, Verdict, judge, reach, seeds_to_show

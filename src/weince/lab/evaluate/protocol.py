@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy.special import stdtr, stdtrit  # and not scipy.stats, whose import takes a second
 
-from weince.evt.intervals import Interval, half_text, t_interval
+from weince.intervals import Interval, half_text, t_interval
 
 Indices = NDArray[np.int64]
 
@@ -89,7 +89,7 @@ class Spread(NamedTuple):
 
     def half(self, n: int, level: float = 0.95) -> float:
         """Half width of the t-interval of a mean over ``n`` values; times sqrt(2), that of a difference of two."""
-        return float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.deviation / math.sqrt(n)
+        return float(stdtrit(self.degrees, 0.5 + level / 2.0)) * self.deviation / math.sqrt(n)
 
 
 def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread | None:
@@ -97,7 +97,7 @@ def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread 
     squares, degrees = 0.0, 0
     for _, half, n in intervals:
         if n > 1:
-            deviation = half * math.sqrt(n) / float(stats.t.ppf(0.5 + level / 2.0, n - 1))
+            deviation = half * math.sqrt(n) / float(stdtrit(n - 1, 0.5 + level / 2.0))
             squares += (n - 1) * deviation**2
             degrees += n - 1
     return Spread(math.sqrt(squares / degrees), degrees) if degrees else None
@@ -115,7 +115,7 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> 
         p = 1.0
     else:
         spread = float(differences.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
-        p = float(2.0 * stats.t.sf(abs(mean) / spread, n - 1)) if spread > rounding else math.nan
+        p = float(2.0 * stdtr(n - 1, -abs(mean) / spread)) if spread > rounding else math.nan
     return PairedTest(mean, half, p, n)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from markupsafe import Markup
 
 from weince.diagnose.html import style_sheet, templates
-from weince.evt.intervals import Interval
 from weince.files import write_aside, write_text_aside
+from weince.intervals import Interval
 from weince.lab.evaluate.knn import RECALLS
 from weince.lab.evaluate.protocol import PairedTest, pooled_spread
 from weince.lab.reproduce.aggregate import Line, Summary
