@@ -14,12 +14,9 @@ not end before the deadline. Under OUT: ``results.jsonl`` (a line for each finis
 import argparse
 import itertools
 import json
-import os
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +25,10 @@ import yaml
 
 from weince.files import write_text_aside
 from weince.lab.reproduce import execute
+from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, plan
 from weince.lab.reproduce.tables import Loss, Table
 from weince.lab.settings import read_yaml
-from weince.lab.vision.log import read_log
 
 EXAMPLE = """\
 example:
@@ -41,9 +38,6 @@ example:
 """
 FIGURE = "linear_validation_mean"
 SHOWN = (FIGURE, "knn_validation_mean", "r1_validation_mean")
-
-MARGIN = 1.1
-"""Of estimated epochs, since a device does less for few runs at once than for many."""
 
 Recipe = tuple[str, ...]
 """A level of each factor, in the order of the factors."""
@@ -111,34 +105,6 @@ class Search:
         return sorted(gain, key=lambda recipe: -gain[recipe])[:keep]
 
 
-class Clock:
-    """How long a run will take, from those that have ended, and whether that is before the deadline.
-
-    Args:
-        seconds: Until the deadline.
-        overhead: Of a run besides its epochs: start, compilation, evaluation.
-        epoch: Seconds of the device for an epoch; runs at once share the device.
-    """
-
-    def __init__(self, seconds: float, overhead: float, epoch: float) -> None:
-        self.began = time.monotonic()
-        self.seconds, self.overhead, self.epoch = seconds, overhead, epoch
-
-    def left(self) -> float:
-        return self.began + self.seconds - time.monotonic()
-
-    def fits(self, epochs: int, at_once: int) -> bool:
-        """Whether so many runs of so many epochs, started now and at once, would end in time."""
-        return self.overhead + MARGIN * epochs * self.epoch * at_once <= self.left()
-
-    def learn(self, took: float, epochs: Sequence[float], at_once: int) -> None:
-        """Take in a run: seconds of all of it and of each epoch, and the most runs at once, itself counted."""
-        if len(epochs) > 1:
-            usual = sorted(epochs)[len(epochs) // 2]  # the first one compiles
-            self.epoch = usual / at_once
-            self.overhead = max(took - usual * len(epochs), 0.0)
-
-
 def read_search(path: Path) -> Search:
     return Search(**read_yaml(path, str(path)))
 
@@ -149,6 +115,7 @@ def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> Table
     return Table(
         name=f"recipes_{epochs}",
         title=f"{search.title}: {epochs} epochs, one seed, %",
+        shows=f"How recipes of InfoNCE do after {epochs} epochs; the search chose among them by validation alone.",
         figures=["linear", "knn", "r1"],
         rows=[search.config],
         losses=losses,
@@ -162,6 +129,7 @@ def write_table(table: Table, out: Path) -> None:
     """Write a table as a file that `weince reproduce` reads."""
     content = {
         "title": table.title,
+        "shows": table.shows,
         "figures": table.figures,
         "rows": list(table.rows),
         "seeds": list(table.seeds),
@@ -180,7 +148,6 @@ def search_recipes(
     clock: Clock,
     data: str | None = None,
     device: str | None = None,
-    environment: Mapping[str, str] | None = None,
 ) -> dict[int, dict[Recipe, float]]:
     """Carry the stages out, as far as time allows; returns the figures of each stage by its epochs."""
     out.mkdir(parents=True, exist_ok=True)
@@ -201,7 +168,7 @@ def search_recipes(
         runs = [replace(run, extra={**run.extra, "checkpoint_every": 25}) for run in runs]
         by_name = {search.name(recipe): recipe for recipe in recipes}
         _say(f"stage of {epochs} epochs: {len(runs)} runs, {clock.left():.0f} s left")
-        found = carry_out_stage(runs, epochs, out, jobs=jobs, clock=clock, environment=environment or {})
+        found = carry_out_stage(runs, epochs, out, jobs=jobs, clock=clock)
         figures = {by_name[name]: figure for name, figure in found.items()}
         every[epochs] = figures
         if len(found) < len(runs):
@@ -212,45 +179,26 @@ def search_recipes(
 
 
 def carry_out_stage(
-    runs: Sequence[Run], epochs: int, out: Path, *, jobs: int, clock: Clock, environment: Mapping[str, str]
+    runs: Sequence[Run], epochs: int, out: Path, *, jobs: int, clock: Clock
 ) -> dict[str, float]:
     """Train and evaluate runs; returns the figure of each that is done, by the name of its recipe."""
-    found, stop = {}, threading.Event()
     waiting = [run for run in runs if not execute.is_done(run)]
-    for run in runs:
-        if run not in waiting:
-            found[run.loss] = _record(run, epochs, out, 0.0)
-    with ThreadPoolExecutor(jobs) as pool:
-        active: dict[Future[None], tuple[Run, float]] = {}
-        most: dict[str, int] = {}  # runs at once while a run was under way
-        try:
-            while waiting or active:
-                while waiting and len(active) < jobs:
-                    if not clock.fits(epochs, min(jobs, len(active) + len(waiting))):
-                        if active or not clock.fits(epochs, 1):
-                            for run in waiting:
-                                _say(f"not started, it would not end in time: {run.loss}")
-                            waiting = []
-                            break
-                        waiting.pop()  # fewer at once are quicker; the last promises least
-                        continue
-                    run = waiting.pop(0)
-                    active[pool.submit(execute.carry_out, run, stop, environment)] = run, time.monotonic()
-                for run, _ in active.values():
-                    most[run.loss] = max(most.get(run.loss, 0), len(active))
-                for future in wait(active, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                    run, began = active.pop(future)
-                    error = future.exception()
-                    if error is not None:
-                        _say(f"failed: {run.loss}: {error}")
-                        continue
-                    took = time.monotonic() - began
-                    seconds = [row["seconds"] for row in read_log(run.folder / "log.csv")]
-                    clock.learn(took, seconds, most[run.loss])
-                    found[run.loss] = _record(run, epochs, out, took)
-                    _say(f"{found[run.loss]:.2f} in {took:.0f} s, {clock.left():.0f} s left: {run.loss}")
-        finally:
-            stop.set()
+    found = {run.loss: _record(run, epochs, out, 0.0) for run in runs if run not in waiting}
+    began: dict[str, float] = {}
+
+    def tell(run: Run, what: str) -> None:
+        if what == "started":
+            began[run.loss] = time.monotonic()
+        elif what == "done":
+            took = time.monotonic() - began[run.loss]
+            found[run.loss] = _record(run, epochs, out, took)
+            _say(f"{found[run.loss]:.2f} in {took:.0f} s, {clock.left():.0f} s left: {run.loss}")
+        else:
+            _say(f"{what}: {run.loss}")
+
+    if waiting:
+        for why in execute.run_here(waiting, jobs=jobs, tell=tell, clock=clock).values():
+            _say(why)
     return found
 
 
@@ -326,8 +274,6 @@ def main(arguments: Sequence[str]) -> None:
     if given.show is None:
         if given.search is None:
             parser.error("a search's YAML file is wanted, or --show OUT")
-        threads = max(1, (os.cpu_count() or 1) // given.jobs)
-        usual = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
         search_recipes(
             read_search(given.search),
             given.out,
@@ -335,7 +281,6 @@ def main(arguments: Sequence[str]) -> None:
             clock=Clock(given.seconds, given.overhead, given.epoch),
             data=given.data,
             device=given.device,
-            environment={name: value for name, value in usual.items() if name not in os.environ},
         )
     print(show(read_results((given.show or given.out) / "results.jsonl")))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from weince import evt
 from weince.evt import AblationPoint, LinkBank
-from weince.evt.intervals import t_interval
+from weince.intervals import t_interval
 from weince.progress import bars
 
 EXAMPLE = """\

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weince.evt.intervals import t_interval
+from weince.intervals import t_interval
 from weince.lab.configure import LossConfig
 from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.text.sts import TASKS, evaluate_sts

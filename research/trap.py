@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, TailConfig, WeinceLoss
-from weince.evt.intervals import t_interval
+from weince.intervals import t_interval
 from weince.lab.configure import LossConfig, build_loss
 from weince.progress import bars
 from weince.scores import CROWD, shortfalls, unit_rows

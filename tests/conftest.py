@@ -3,10 +3,12 @@
 import ctypes
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +46,27 @@ def pytest_report_header() -> str | None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
+                 if (path := shutil.which(name))), None)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for the tests of pages."""
+    if CHROMIUM is None:
+        pytest.skip(
+            "pages are judged as a browser shows them: install Chromium or Chrome, neither is on PATH"
+        )
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"]
+        )
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture

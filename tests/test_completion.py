@@ -40,11 +40,14 @@ def offered(tmp_path_factory):
 
 
 def test_commands_tables_and_devices(offered):
-    assert offered("") == ["train", "evaluate", "reproduce", "diagnose", "predict", "bench", "completion"]
+    commands = ["train", "evaluate", "compare", "reproduce", "diagnose", "predict", "bench", "completion"]
+    assert offered("") == commands
     assert offered("reproduce", "") == sorted([*named_tables(), "overhead"])
     assert offered("evaluate", "--device", "") == ["auto", "cpu", "cuda", "mps"]
     assert offered("bench", "loss", "--no") == ["--no-compile"]
     assert offered("completion", "z") == ["zsh"]
+    assert offered("compare", "dcl", "") == list(PRESETS)
+    assert offered("compare", "--config", "dig") == ["digits_tiny"]
 
 
 def test_every_setting_of_a_run_is_offered(offered):

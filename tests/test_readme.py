@@ -12,7 +12,12 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize(
     "script",
-    ["examples/demo.py", "benchmarks/loss_cpu.py", "benchmarks/every_loss_cpu.py", "tools/notebooks.py"],
+    [
+        "benchmarks/compare_size.py",
+        "benchmarks/loss_cpu.py",
+        "benchmarks/every_loss_cpu.py",
+        "tools/notebooks.py",
+    ],
 )
 def test_help_shows_an_example(script):
     done = run(script, "--help", cwd=ROOT)

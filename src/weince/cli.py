@@ -27,6 +27,7 @@ EXAMPLES = """\
 examples:
   weince train --help
   weince diagnose pairs.npz --out report
+  weince compare infonce dcl
   weince reproduce --list
   weince completion bash > ~/.local/share/bash-completion/completions/weince    (tab completion)
 """
@@ -87,6 +88,17 @@ examples:
   weince evaluate runs/a --quick
   weince evaluate runs/simcse_paper/best --sts sts.tsv
 """
+COMPARE_EXAMPLES = """\
+examples:
+  weince compare infonce dcl released                             digits with a tiny encoder, on a laptop
+  weince compare infonce dcl hcl my_package:MyLoss --config cifar100_resnet18 --dry-run
+  weince compare dcl hcl mixture --config cifar100_resnet18 --recipe strong --try-epochs 25 --budget 2h
+  weince compare siglip --config cifar100_resnet18                one loss more; the others are kept
+  weince compare --out compared --add theirs/runs.jsonl           what others ran, if it compares
+  weince compare --out compared --table-only                      the page again, from the records
+The same command again runs what is missing.
+"""
+SEEDS_HELP = "one number: how many of 7, 21, 63, 84; several: which"
 REPRODUCE_EXAMPLES = """\
 examples:
   weince reproduce --list
@@ -295,7 +307,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the table's")
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: the table's)")
     parser.add_argument(
         "--only",
         nargs="+",
@@ -333,19 +345,14 @@ def _run_reproduce(options: argparse.Namespace) -> None:
         raise ValueError(
             "reproduce wants a TABLE: the name of one of weince reproduce --list, or a YAML file"
         )
-    if options.slurm_options and not options.slurm:
-        raise ValueError("--slurm-options are for --slurm, which is missing")
-    wrong = [option for option in options.slurm_options if "=" not in option]
-    if wrong:
-        raise ValueError(f"--slurm-options are NAME=VALUE, got {wrong[0]}")
     path = reproduce(
         options.table,
         out=options.out,
         jobs=options.jobs,
         slurm=options.slurm,
-        slurm_options=dict(option.split("=", 1) for option in options.slurm_options),
+        slurm_options=_slurm_options(options),
         data=options.data,
-        seeds=options.seeds,
+        seeds=_seeds(options.seeds),
         only=options.only,
         epochs=options.epochs,
         device=options.device,
@@ -356,6 +363,133 @@ def _run_reproduce(options: argparse.Namespace) -> None:
     )
     if not options.dry_run:
         print(path)
+
+
+def _add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="tell which loss to use: equal tuning, paired seeds, corrected tests, cost",
+        description="Give every loss the same number of tries, choose by validation alone, train the choice with all "
+        "seeds, compare with the baseline seed by seed, and write a page, CSV and JSON.",
+        epilog=COMPARE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "losses", nargs="*", metavar="LOSS", help="presets of weince train, or your own, my_package:MyLoss; none: "
+        "those of the comparison in --out",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", help="what all runs share: a name or a YAML file (default: digits_tiny, for a laptop)"
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=("paper", "strong"),
+        default="paper",
+        help="strong: the configuration CONFIG_strong (default: %(default)s)",
+    )
+    parser.add_argument("--tries", type=int, default=3, help="settings of each loss (default: %(default)s)")
+    parser.add_argument("--try-epochs", type=int, metavar="N", help="epochs of a try (default: as a run)")
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: 4)")
+    parser.add_argument("--baseline", metavar="LOSS", help="(default: infonce; it is added if not named)")
+    parser.add_argument(
+        "--level-within",
+        type=float,
+        default=0.5,
+        metavar="POINTS",
+        help="the largest difference that does not matter (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of all runs, as of weince train"
+    )
+    parser.add_argument("--out", type=Path, default=Path("compared"), help="folder (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, help="runs at once (default: one a GPU, or a core, at most 4)")
+    parser.add_argument("--data", help="where the images are")
+    parser.add_argument("--device", choices=DEVICES[1:], help="instead of what is there")
+    parser.add_argument("--budget", metavar="TIME", help="start no run that would end later: 90s, 30m, 2h")
+    parser.add_argument(
+        "--reuse",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="ARCHIVE",
+        help="take matching runs from runs.jsonl",
+    )
+    parser.add_argument(
+        "--add",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="ARCHIVE",
+        help="add what others ran (their runs.jsonl), if data, recipe and protocol are the same; start nothing",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the runs and the minutes, start nothing"
+    )
+    parser.add_argument(
+        "--table-only", action="store_true", help="start nothing, write the page from the runs that are there"
+    )
+    parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
+    parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
+    parser.set_defaults(run=_run_compare, interrupted="the same command goes on with what is missing")
+
+
+def _run_compare(options: argparse.Namespace) -> None:
+    import yaml
+
+    from weince.lab.compare import compare
+
+    given = {name: yaml.safe_load(value) for name, value in _pairs("--set", options.set).items()}
+    path = compare(
+        options.losses,
+        config=options.config,
+        recipe=options.recipe,
+        tries=options.tries,
+        seeds=_seeds(options.seeds),
+        baseline=options.baseline,
+        level_within=options.level_within,
+        try_epochs=options.try_epochs,
+        set=given,
+        out=options.out,
+        jobs=options.jobs,
+        slurm=options.slurm,
+        slurm_options=_slurm_options(options),
+        data=options.data,
+        device=options.device,
+        budget=None if options.budget is None else _duration(options.budget),
+        reuse=options.reuse,
+        add=options.add,
+        dry_run=options.dry_run,
+        table_only=options.table_only,
+        command=options.command_line,
+    )
+    if not options.dry_run:
+        print(path)
+
+
+def _seeds(given: list[int] | None) -> int | list[int] | None:
+    """One number says how many, several say which."""
+    return given[0] if given is not None and len(given) == 1 else given
+
+
+def _duration(text: str) -> float:
+    """Seconds of 90s, 30m or 2h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None:
+        raise ValueError(f"--budget must be a number with s, m or h, such as 2h; got {text}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    wrong = [one for one in given if "=" not in one]
+    if wrong:
+        raise ValueError(f"{option} are NAME=VALUE, got {wrong[0]}")
+    return dict(one.split("=", 1) for one in given)
+
+
+def _slurm_options(options: argparse.Namespace) -> dict[str, str]:
+    if options.slurm_options and not options.slurm:
+        raise ValueError("--slurm-options are for --slurm, which is missing")
+    return _pairs("--slurm-options", options.slurm_options)
 
 
 def _add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -484,6 +618,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add in (
         _add_train,
         _add_evaluate,
+        _add_compare,
         _add_reproduce,
         _add_diagnose,
         _add_predict,

@@ -8,7 +8,7 @@ from weince.lab import settings
 from weince.lab.configure import PRESETS
 from weince.tail import TailConfig
 
-_FILES = {"inputs", "sentences", "sts", "data", "text"}
+_FILES = {"inputs", "sentences", "sts", "data", "text", "reuse", "add"}
 _FOLDERS = {"runs", "out", "keep"}
 
 
@@ -30,6 +30,10 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
         for action in command._actions:
             if action.dest == "table":
                 action.choices = sorted([*named_tables(), "overhead"])
+            elif action.dest in ("losses", "baseline"):
+                action.choices = list(PRESETS)
+            elif action.dest == "config":
+                action.choices = list(settings.named_configs())
             elif action.dest in _FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
             elif action.dest in _FOLDERS:

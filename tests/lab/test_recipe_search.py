@@ -62,33 +62,6 @@ def test_combinations_are_ranked_by_the_sum_of_gains():
     assert len(search.promising(figures, 100)) == 2 * 2 * 2
 
 
-def test_no_run_is_started_that_would_not_end():
-    clock = script.Clock(seconds=100.0, overhead=20.0, epoch=1.0)
-    assert clock.fits(10, 6)
-    assert not clock.fits(10, 8)
-    clock.learn(took=50.0, epochs=[30.0, 2.0, 2.0, 2.0], at_once=4)  # the first epoch compiles
-    assert clock.epoch == 0.5
-    assert clock.overhead == 42.0
-    assert clock.fits(100, 1)
-    assert not clock.fits(100, 2)
-
-
-def test_a_search_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, capsys, monkeypatch):
-    search = make()
-    runs = plan(script.stage_table(search, search.single_changes()[:3], 10), tmp_path)
-    started = []
-    monkeypatch.setattr(script.execute, "carry_out", lambda run, *_: started.append(run.loss))
-    monkeypatch.setattr(script, "read_log", lambda _: [])
-    monkeypatch.setattr(script, "_record", lambda *_: 1.0)
-    for seconds, wanted in ((45.0, ["base", "rate high"]), (25.0, [])):
-        started.clear()
-        clock = script.Clock(seconds, overhead=20.0, epoch=1.0)
-        found = script.carry_out_stage(runs, 10, tmp_path, jobs=4, clock=clock, environment={})
-        assert started == wanted
-        assert list(found) == wanted
-    assert "not started, it would not end in time: rate wild" in capsys.readouterr().out
-
-
 def test_a_small_search(tmp_path, capsys):
     (tmp_path / "digits_small.yaml").write_text(CONFIG.format(epochs=1))
     content = {

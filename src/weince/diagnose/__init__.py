@@ -33,7 +33,6 @@ from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose.sections import Group, write_sections
 from weince.diagnose.settings import Settings, settings_for
 from weince.diagnose.style import Gallery
-from weince.diagnose.training import Opening
 from weince.diagnose.verdict import THRESHOLDS, Verdict, decide, tail_kind
 from weince.files import check_folder
 from weince.machine import version
@@ -96,7 +95,6 @@ def write_diagnosis(
     *,
     trend: bool = False,
     average: bool = False,
-    opening: Opening | None = None,
     command: str = "weince.diagnose.diagnose(...)",
     progress: bool = True,
 ) -> Path:
@@ -108,7 +106,6 @@ def write_diagnosis(
         settings: How much to compute.
         trend: Show quantities over the checkpoints, and figures of the last one only.
         average: The models are one recipe with several seeds: show their mean, with a t-interval over them.
-        opening: What stands on the page before the diagnosis: where the models come from, for example.
         command: What the page says it was made with.
         progress: Show progress bars and the verdicts on stderr.
     """
@@ -121,11 +118,10 @@ def write_diagnosis(
         judged = [(m, decide(m, settings)) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
-        opened = opening.sections(gallery) if opening else ()
         compared = _compare(gallery, models, trend, average)
         shown = models[-1:] if trend else models
         sections = write_sections(gallery, models, simulated, settings, shown=shown)
-        for section in (*opened, *sections):
+        for section in sections:
             for table in section.tables:
                 table.write_csv(folder / "tables")
         summary = summarise(judged, settings, command)
@@ -136,9 +132,7 @@ def write_diagnosis(
         )
         # The page comes last: without it a folder does not look finished.
         page = Page(
-            title=opening.title if opening else _title(models, trend),
-            opening=opening,
-            opened=opened,
+            title=_title(models, trend),
             command=command,
             models=judged,
             compared=compared,

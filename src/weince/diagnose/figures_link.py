@@ -25,7 +25,7 @@ from weince.diagnose.style import (
 )
 from weince.evt import AblationPoint
 from weince.evt.gpd import Floats
-from weince.evt.intervals import t_interval
+from weince.intervals import t_interval
 
 GAIN = "gain (nats per anchor)"
 

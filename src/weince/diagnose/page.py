@@ -12,7 +12,6 @@ from weince.diagnose.measure import Measured
 from weince.diagnose.sections import Group, Section
 from weince.diagnose.settings import Settings
 from weince.diagnose.style import Figure
-from weince.diagnose.training import Opening
 from weince.diagnose.verdict import Thresholds, Verdict
 
 
@@ -22,8 +21,6 @@ class Page:
 
     Attributes:
         title: Of the page.
-        opening: What the page says before the diagnosis, if anything.
-        opened: The sections of the opening.
         command: How to make it again, in one line.
         models: What was measured, with a verdict for each.
         compared: Figures of the models side by side, or of the run over time; may be empty.
@@ -36,8 +33,6 @@ class Page:
     """
 
     title: str
-    opening: Opening | None
-    opened: Sequence[Section]
     command: str
     models: Sequence[tuple[Measured, Verdict]]
     compared: Group | None

@@ -31,19 +31,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """A diagnostic: title, how to read it, figures by model, tables.
-
-    A section may say in a sentence what came out, note how, and show its tables before its figures.
-    """
+    """A diagnostic: title, how to read it, figures by model, tables, and notes on how it came out."""
 
     slug: str
     title: str
     read: str
     groups: tuple[Group, ...]
     tables: tuple[Table, ...]
-    said: str = ""
     notes: tuple[str, ...] = ()
-    numbers_first: bool = False
 
     @property
     def single(self) -> bool:

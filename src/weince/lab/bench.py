@@ -195,7 +195,7 @@ def _one_size(
             if entry.name in notes or (spent[entry.name] > ENOUGH_SECONDS and seconds[entry.name]):
                 continue
             try:
-                taken, peak = _step(entry.loss, z_i, z_j)
+                taken, peak = passed(entry.loss, z_i, z_j)
             except torch.OutOfMemoryError:
                 notes[entry.name] = "out of memory"
                 continue
@@ -228,7 +228,7 @@ def _rows(
         yield Timing(pairs, entry.name, ms, ratio, mib)
 
 
-def _step(loss: Loss, z_i: Tensor, z_j: Tensor) -> tuple[float, float]:
+def passed(loss: Loss, z_i: Tensor, z_j: Tensor) -> tuple[float, float]:
     """Seconds of a forward and a backward pass, and on a GPU the bytes they took at their peak."""
     z_i.grad = z_j.grad = None
     on_gpu = z_i.is_cuda

@@ -32,6 +32,7 @@ class AlignUniformLoss(ContrastiveLoss):
     """
 
     per_anchor = needs_negatives = False
+    search_space = ({"weight": 1.0}, {"weight": 2.0}, {"weight": 0.5})
 
     def __init__(self, *, weight: float = 1.0, spread: float = 2.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -12,7 +12,7 @@ A loss of your own is two methods: the sums it wants of an anchor's candidates, 
 torch.Size([])
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
@@ -103,6 +103,9 @@ class ContrastiveLoss(nn.Module):
 
     hardest: tuple[int, ...] = ()
     """Numbers of hardest negatives that the sums ask for, so that one survey finds them with the tail."""
+
+    search_space: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    """What ``weince compare`` tries: arguments of the loss by name, the most promising first."""
 
     _looked = False  # whether the loss of a first batch with labels, ids or ignore was read
 
@@ -324,6 +327,11 @@ def _shown(value: Any) -> str:
     return repr(value)
 
 
+def temperatures(*values: float) -> tuple[Mapping[str, Any], ...]:
+    """A search space of temperatures alone."""
+    return tuple({"temperature": value} for value in values)
+
+
 class TemperatureLoss(ContrastiveLoss):
     """A loss with a temperature.
 
@@ -333,6 +341,8 @@ class TemperatureLoss(ContrastiveLoss):
             parameter back to where its inverse is that, so that it does not wander off.
         **options: As in :class:`ContrastiveLoss`.
     """
+
+    search_space = temperatures(0.1, 0.2, 0.07, 0.5, 0.15, 0.3, 0.05)
 
     def __init__(
         self, temperature: Scalar = 0.1, *, max_scale: float | None = None, **options: Unpack[Options]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import SoftmaxLink
-from weince.losses.base import TemperatureLoss, functional
+from weince.losses.base import TemperatureLoss, functional, temperatures
 from weince.sums import LogSumExp, Summed
 
 
@@ -28,6 +28,7 @@ class DHELLoss(TemperatureLoss):
     """
 
     same_view = True
+    search_space = temperatures(0.1, 0.2, 0.3, 0.07, 0.5)
 
     def sums(self, batch: Engine) -> LogSumExp:
         return LogSumExp(SoftmaxLink(self.bounded_temperature()), same_view=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import AffineLink, Scalar, SoftmaxLink
-from weince.losses.base import Options, TemperatureLoss, functional
+from weince.losses.base import Options, TemperatureLoss, functional, temperatures
 from weince.sums import Count, LogSumExp, Sum, Summed, log1pexp
 
 
@@ -34,6 +34,11 @@ class HCLLoss(TemperatureLoss):
     """
 
     several_positives = False
+    search_space = (
+        *temperatures(0.5, 0.2, 0.1),
+        {"temperature": 0.5, "hardness": 0.5},
+        {"temperature": 0.5, "hardness": 2.0},
+    )
 
     def __init__(
         self,
@@ -90,6 +95,8 @@ class DebiasedLoss(HCLLoss):
         >>> DebiasedLoss()(torch.randn(4, 8), torch.randn(4, 8)).shape
         torch.Size([])
     """
+
+    search_space = temperatures(0.5, 0.2, 0.1)
 
     def __init__(
         self,

@@ -34,6 +34,13 @@ class TemperatureMixtureLoss(TemperatureLoss):
     """
 
     several_positives = False
+    search_space = (
+        {"temperature": 0.1},
+        {"temperature": 0.2},
+        {"temperature": 0.1, "spread": 1.0},
+        {"temperature": 0.2, "spread": 1.0},
+        {"temperature": 0.07},
+    )
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import Scalar, SoftmaxLink, check_positive
-from weince.losses.base import Options, TemperatureLoss, functional
+from weince.losses.base import Options, TemperatureLoss, functional, temperatures
 from weince.sums import LogSumExp, Summed
 
 
@@ -33,6 +33,7 @@ class RINCELoss(TemperatureLoss):
     """
 
     several_positives = False
+    search_space = (*temperatures(0.5, 0.2, 0.1), {"temperature": 0.5, "q": 0.5})
 
     def __init__(
         self,

@@ -35,6 +35,12 @@ class SigLIPLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    search_space = (
+        {"scale": 10.0, "bias": -10.0},
+        {"scale": 5.0, "bias": -5.0},
+        {"scale": 20.0, "bias": -10.0},
+    )
+
     def __init__(
         self,
         *,

@@ -26,6 +26,7 @@ class WeibitLoss(ContrastiveLoss):
     """
 
     needs_negatives = False
+    search_space = ({"beta": 2.0}, {"beta": 4.0}, {"beta": 1.0}, {"beta": 8.0})
 
     def __init__(self, beta: Scalar = 1.0, endpoint: float = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -13,7 +13,7 @@ from weince.distributed import Gather
 from weince.engines.base import Engine
 from weince.engines.choose import EngineName
 from weince.links import BlendLink, Scalar, SoftmaxLink
-from weince.losses.base import Options, Reduction, TemperatureLoss, functional
+from weince.losses.base import Options, Reduction, TemperatureLoss, functional, temperatures
 from weince.losses.terms import HardestTerms
 from weince.sums import LogSumExp, Sum, Summed
 from weince.tail import TailConfig
@@ -59,6 +59,7 @@ class WeinceLoss(TemperatureLoss):
     """
 
     needs_negatives = False
+    search_space = temperatures(0.5, 0.2, 0.1, 0.07)
     tail: TailConfig
 
     def __init__(

@@ -9,7 +9,7 @@ import yaml
 from lab.reproduce.tables import small_table
 from scipy import stats
 
-from weince.evt.intervals import t_interval
+from weince.intervals import t_interval
 from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.reproduce import page as pages
 from weince.lab.reproduce.aggregate import aggregate
@@ -221,7 +221,7 @@ def page_of(tmp_path, **changes):
         "command": "w | x",
     }
     summary = aggregate(table, runs, records)
-    page = pages.Page(table.title, table.baseline, summary, facts, ["a <b>run</b> failed"])
+    page = pages.Page(table.title, table.opening, table.baseline, summary, facts, ["a <b>run</b> failed"])
     return page, [(run, records[run.folder]) for run in runs]
 
 
@@ -253,7 +253,7 @@ def test_the_papers_figures_in_the_files(tmp_path):
     table = read_table("linear")
     runs = plan(table, tmp_path, only=["cifar100_resnet18"])
     summary = aggregate(table, runs, {run.folder: record(50, 51) for run in runs})
-    pages.write_page(pages.Page(table.title, table.baseline, summary, {}), tmp_path / "out")
+    pages.write_page(pages.Page(table.title, table.opening, table.baseline, summary, {}), tmp_path / "out")
     rows = csv.DictReader((tmp_path / "out" / "table.csv").open(newline=""))
     assert {row["loss"]: (row["reported"], row["reported_half"]) for row in rows} == {
         "InfoNCE": ("50.01", "0.19"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from weince.lab.vision import augment as module
 from weince.lab.vision.augment import UNIFORMS, Augment, Draws, apply, blur_radius
 
 # --- the definitions -------------------------------------------------------------------------------------------
@@ -174,6 +175,17 @@ def test_each_image_has_its_own_order():
     assert n == 24
     assert len(torch.unique(views.flatten(1), dim=0)) == 24
     torch.testing.assert_close(views, naive_apply(images, draws, 6), atol=2e-5, rtol=0)
+
+
+def test_without_a_look_at_the_values_the_views_are_the_same(monkeypatch):
+    """As on a GPU and in compiled code, where the hue of all images is turned and most of it thrown away."""
+    images = torch.rand(20, 3, 9, 7)
+    generator = torch.Generator().manual_seed(0)
+    augment = Augment(size=8)
+    numbers = augment.uniforms(20, generator)
+    seen = augment.view(images, numbers)
+    monkeypatch.setattr(module, "free_to_look", lambda values: False)
+    assert torch.equal(augment.view(images, numbers), seen)
 
 
 def test_nothing_switched_on_leaves_the_image():

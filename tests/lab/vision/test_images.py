@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab.vision.official import assert_equal, assert_well_formed, noise, one_line, save_picture
 from PIL import Image
 
-from weince.lab.vision import archives
+from weince.lab.vision import archives, data
 from weince.lab.vision.data import ImageData, load, stratified_split
 
 # --- digits -----------------------------------------------------------------------------------------------------
@@ -321,3 +321,16 @@ def test_unknown_names(tmp_path):
         ValueError, match=r"data.txt is neither an .npz, nor a folder, nor an official archive"
     ):
         load(str(tmp_path / "data.txt"))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_digits_are_scikit_learns(there, monkeypatch):
+    """Read from its file, and by its function where that file is no longer."""
+    from sklearn import datasets
+
+    if not there:
+        monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
+    wanted = datasets.load_digits()
+    pixels, labels = data.read_digits()
+    np.testing.assert_array_equal(pixels, wanted.data)
+    np.testing.assert_array_equal(labels, wanted.target)

@@ -16,7 +16,7 @@ from training import run, weights, write_data
 from weince.lab.vision.log import read_log
 
 EPOCHS = 6
-LONG = 60  # so that the run is not over before it is killed
+LONG = 30  # so that the run is not over before it is killed
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_killed_rank_is_restarted_from_the_checkpoint(alone, tmp_path):
     os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    found = re.search(r"going on after epoch (\d+) of 60", errors)
+    found = re.search(r"going on after epoch (\d+) of 30", errors)
     assert found, errors
     assert int(found.group(1)) >= 2
     rows = read_log(tmp_path / "two" / "log.csv")

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy.special import stdtr, stdtrit  # and not scipy.stats, whose import takes a second
 
-from weince.evt.intervals import Interval, half_text, t_interval
+from weince.intervals import Interval, half_text, t_interval
 
 Indices = NDArray[np.int64]
 
@@ -31,7 +31,8 @@ class PairedTest(NamedTuple):
     Attributes:
         difference: Mean of ``a - b``.
         half: Half width of its t-interval; NaN for one pair.
-        p_value: Two-sided; 1 when all differences are 0, NaN when there is nothing to judge them by.
+        p_value: Two-sided; 1 when all differences of two pairs or more are 0, NaN when there is nothing to judge
+            them by.
         n: Pairs.
     """
 
@@ -88,7 +89,7 @@ class Spread(NamedTuple):
 
     def half(self, n: int, level: float = 0.95) -> float:
         """Half width of the t-interval of a mean over ``n`` values; times sqrt(2), that of a difference of two."""
-        return float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.deviation / math.sqrt(n)
+        return float(stdtrit(self.degrees, 0.5 + level / 2.0)) * self.deviation / math.sqrt(n)
 
 
 def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread | None:
@@ -96,7 +97,7 @@ def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread 
     squares, degrees = 0.0, 0
     for _, half, n in intervals:
         if n > 1:
-            deviation = half * math.sqrt(n) / float(stats.t.ppf(0.5 + level / 2.0, n - 1))
+            deviation = half * math.sqrt(n) / float(stdtrit(n - 1, 0.5 + level / 2.0))
             squares += (n - 1) * deviation**2
             degrees += n - 1
     return Spread(math.sqrt(squares / degrees), degrees) if degrees else None
@@ -110,11 +111,11 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> 
     mean, half, n = t_interval(differences, level)
     # 0.3 - 0.1 and 0.6 - 0.4 differ in their last digit: a spread of rounding is none, or p would be next to 0.
     rounding = 1e-12 * max(np.abs(a).max(), np.abs(b).max())
-    if np.abs(differences).max() <= rounding:
+    if n > 1 and np.abs(differences).max() <= rounding:
         p = 1.0
     else:
         spread = float(differences.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
-        p = float(2.0 * stats.t.sf(abs(mean) / spread, n - 1)) if spread > rounding else math.nan
+        p = float(2.0 * stdtr(n - 1, -abs(mean) / spread)) if spread > rounding else math.nan
     return PairedTest(mean, half, p, n)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weince.evt.intervals import t_interval
 from weince.files import write_aside, write_text_aside
+from weince.intervals import t_interval
 from weince.lab.geometry import collapsed
 from weince.lab.predict.features import Prepared
 from weince.lab.predict.heads import Outcome, Probe

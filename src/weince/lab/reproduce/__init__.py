@@ -21,15 +21,12 @@ from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.page import Page, reading_notes, write_page
 from weince.lab.reproduce.plan import Run, check_data, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
-from weince.lab.reproduce.slurm import run_on_slurm
-from weince.lab.reproduce.tables import Table, named_tables, read_table
+from weince.lab.reproduce.sweep import carry_out
+from weince.lab.reproduce.tables import Table, named_tables, read_table, take_seeds
 
 __all__ = ["named_tables", "print_tables", "reproduce"]
 
 OVERHEAD = "Cost of the loss stage (reported on an NVIDIA L40S)"
-
-LINE_EVERY = 60.0
-"""Seconds between two lines about a sweep where there is no terminal."""
 
 
 def reproduce(
@@ -40,7 +37,7 @@ def reproduce(
     slurm: bool = False,
     slurm_options: Mapping[str, Any] | None = None,
     data: str | None = None,
-    seeds: Sequence[int] | None = None,
+    seeds: int | Sequence[int] | None = None,
     only: Sequence[str] | None = None,
     epochs: int | None = None,
     device: str | None = None,
@@ -58,7 +55,7 @@ def reproduce(
         slurm: Submit the runs to Slurm and wait for them.
         slurm_options: Of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
         data: Where the images are: a path, or ``NAME=PATH,NAME=PATH``.
-        seeds: Instead of the table's 7, 21, 63, 84.
+        seeds: How many of the table's, or which; all of them if not given.
         only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` stands for anything.
         epochs: Instead of the configurations'. The runs are kept apart from full ones, and the table says so.
         device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
@@ -87,13 +84,15 @@ def reproduce(
     if table == "overhead":
         return _overhead(out, device, command, dry_run)
     asked = read_table(table)
-    runs = plan(asked, out, seeds=seeds, only=only, epochs=epochs, data=data, device=device)
+    runs = plan(
+        asked, out, seeds=take_seeds(seeds, asked.seeds), only=only, epochs=epochs, data=data, device=device
+    )
     if not (slurm or table_only):  # the nodes of a cluster may see other folders; records need no images
         check_data([run for run in runs if not execute.is_done(run)])
     if dry_run:
         _print_plan(asked, runs)
         return out / asked.name
-    failed = {} if table_only else _carry_out(runs, out, jobs, slurm, slurm_options)
+    failed = {} if table_only else carry_out(runs, out, jobs=jobs, slurm=slurm, slurm_options=slurm_options)
     records = {run.folder: execute.record(run) for run in runs if execute.is_done(run)}
     if table_only:
         _print_missing(asked, [run for run in runs if run.folder not in records])
@@ -123,39 +122,6 @@ def print_tables() -> None:
         print(f"{name:{width}}  {runs:>{count}}  {title}")
 
 
-def _carry_out(
-    runs: Sequence[Run], out: Path, jobs: int, slurm: bool, options: Mapping[str, Any] | None
-) -> dict[str, str]:
-    # Two columns of a table may ask for the same run.
-    left = list({run.folder: run for run in runs if not execute.is_done(run)}.values())
-    if not left:
-        return {}
-    (out / "runs").mkdir(parents=True, exist_ok=True)  # if that cannot be done, say so once
-    from rich.progress import MofNCompleteColumn
-
-    from weince.progress import telling_bars
-
-    with telling_bars(MofNCompleteColumn(), every=LINE_EVERY) as bar:
-        task = bar.add_task("runs", total=len(runs), completed=len(runs) - len(left), said="")
-
-        def tell(run: Run, what: str) -> None:
-            bar.update(task, advance=what in ("done", "failed"), said=f"{what} {run.name}")
-            if bar.in_lines:
-                bar.say(f"{what} {run.name}")
-
-        def idle() -> None:
-            bar.update(task)  # without a terminal, a line when it is time for one
-
-        try:
-            if slurm:
-                return run_on_slurm(left, out=out, jobs=jobs, options=options, tell=tell, idle=idle)
-            return execute.run_here(left, jobs=jobs, tell=tell, idle=idle)
-        except KeyboardInterrupt:
-            rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
-            bar.say(f"interrupted: {rest}; the same command goes on from here")
-            raise
-
-
 def _cell(run: Run) -> tuple[str, str, int]:
     """The configuration that a run is a seed of."""
     return run.row, run.loss, run.trial
@@ -176,14 +142,17 @@ def _page(
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
     shown = [run for run in runs if _cell(run) in begun]
     summary = aggregate(table, shown, records)
+    warning = f"A trial of {epochs} epochs instead of the configured number: no figure to report."
     return Page(
         table.title,
+        table.opening,
         table.baseline,
         summary,
-        _facts(table, runs, shown, made, epochs, command),
+        _facts(table, runs, shown, made, command),
         failed=list(failed.values()),
         notes=reading_notes(summary, table.choose_by),
         pictures=pictures(table, made),
+        warning=warning if epochs is not None else "",
     )
 
 
@@ -192,7 +161,6 @@ def _facts(
     runs: Sequence[Run],
     shown: Sequence[Run],
     made: Sequence[tuple[Run, Mapping[str, Any]]],
-    epochs: int | None,
     command: str,
 ) -> dict[str, str]:
     """What a reader must know of a table: of its runs, of those in it, and of those that are done."""
@@ -220,8 +188,6 @@ def _facts(
         every = len({_cell(run) for run in runs})
         names = "; ".join(", ".join(_said(table, run)) for run in left_out.values())
         facts["left out"] = f"{len(left_out)} of {every} configurations, of which no run is done: {names}"
-    if epochs is not None:
-        facts = {"trial": f"{epochs} epochs instead of the configured number: no figure to report", **facts}
     return facts
 
 
@@ -276,4 +242,6 @@ def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Pat
     check_writable(out / "overhead")
     facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
     notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
-    return write_page(Page(OVERHEAD, "InfoNCE", overhead(device), facts, notes=notes), out / "overhead")
+    opening = "What the losses cost on this machine, beside what the paper reports."
+    page = Page(OVERHEAD, opening, "InfoNCE", overhead(device), facts, notes=notes)
+    return write_page(page, out / "overhead")

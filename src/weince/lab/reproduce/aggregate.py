@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from weince.evt.intervals import Interval, t_interval
+from weince.intervals import Interval, t_interval
 from weince.lab.evaluate.protocol import PairedTest, paired_test, select
 from weince.lab.reproduce.plan import Run, words
 from weince.lab.reproduce.tables import MEASURES, Table

@@ -20,11 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weince.files import write_text_aside
-from weince.lab.reproduce.plan import Run, has_settings
+from weince.lab.reproduce.clock import Clock
+from weince.lab.reproduce.plan import Run, epochs_of, has_settings
 from weince.lab.reproduce.processes import end_group, own_group, try_lock
 from weince.lab.reproduce.records import read_record
 from weince.lab.vision.log import read_log
@@ -34,6 +36,8 @@ ATTEMPTS = 3
 """How often a run is started that somebody kills."""
 
 NOT_RECORDED = {"hardware": "not recorded", "commit": "not recorded"}
+
+LATE = "not started, it would not end in time"
 
 Tell = Callable[[Run, str], None]
 
@@ -229,37 +233,37 @@ def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dic
         visible: What ``CUDA_VISIBLE_DEVICES`` says of them, if anything.
     """
     names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(gpus)]
-    threads = {"OMP_NUM_THREADS": str(max(1, cpus // jobs))}
+    share = str(max(1, cpus // jobs))
+    threads = {"OMP_NUM_THREADS": share, "TORCHINDUCTOR_COMPILE_THREADS": share}
     return [threads | ({"CUDA_VISIBLE_DEVICES": names[i % gpus]} if gpus > 1 else {}) for i in range(jobs)]
 
 
 def run_here(
-    runs: Sequence[Run], *, jobs: int, tell: Tell, idle: Callable[[], None] = lambda: None
+    runs: Sequence[Run],
+    *,
+    jobs: int,
+    tell: Tell,
+    idle: Callable[[], None] = lambda: None,
+    clock: Clock | None = None,
 ) -> dict[str, str]:
     """Carry runs out on this machine, `jobs` at once, shared out among its GPUs.
 
     Args:
-        runs: What to do.
+        runs: What to do, the most important first.
         jobs: How many at once.
         tell: Told what happens to a run.
         idle: Called again and again while runs are under way.
+        clock: A deadline: runs that would not end before it are not started, which `tell` is told as `LATE`.
 
     Returns:
-        Why runs failed, by their names; the others are done.
+        Why runs failed, by their names; the others are done, or late.
     """
-    import torch
-
     jobs = min(jobs, len(runs))  # more would share out the CPUs among nobody
-    stop, places = threading.Event(), queue.SimpleQueue[dict[str, str]]()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible):
-        if "OMP_NUM_THREADS" in os.environ:
-            del place["OMP_NUM_THREADS"]  # the user's word
-        places.put(place)
-    failed: dict[str, str] = {}
+    stop, places = threading.Event(), _places(jobs)
+    waiting, failed = list(runs), dict[str, str]()
+    active: dict[Future[None], _Started] = {}
 
     def work(run: Run) -> None:
-        tell(run, "started")
         place = places.get()
         try:
             carry_out(run, stop, place)
@@ -267,23 +271,69 @@ def run_here(
             places.put(place)
 
     with ThreadPoolExecutor(jobs) as pool:
-        waiting: dict[Future[None], Run] = {pool.submit(work, run): run for run in runs}
         try:
-            while waiting:
+            while waiting or active:
+                if clock is not None and len(active) < jobs:
+                    for run in _late(waiting, len(active), jobs, clock):
+                        tell(run, LATE)
+                while waiting and len(active) < jobs:
+                    run = waiting.pop(0)
+                    tell(run, "started")
+                    active[pool.submit(work, run)] = _Started(run, time.monotonic())
+                for started in active.values():
+                    started.at_once = max(started.at_once, len(active))
                 # A wait without an end would not let Ctrl-C through.
-                for future in wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).done:
-                    run = waiting.pop(future)
+                for future in wait(active, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                    started = active.pop(future)
                     error = future.exception()
                     if error is not None and not isinstance(error, Failed | OSError):
                         raise error
                     if error is not None:
-                        failed[run.name] = str(error)
-                    tell(run, "done" if error is None else "failed")
+                        failed[started.run.name] = str(error)
+                    elif clock is not None:
+                        seconds = [row["seconds"] for row in read_log(started.run.folder / "log.csv")]
+                        clock.learn(time.monotonic() - started.at, seconds, started.at_once)
+                    tell(started.run, "done" if error is None else "failed")
                 idle()
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
     return failed
+
+
+@dataclass
+class _Started:
+    """A run under way: since when, and the most runs at once so far, itself counted."""
+
+    run: Run
+    at: float
+    at_once: int = 1
+
+
+def _places(jobs: int) -> queue.SimpleQueue[dict[str, str]]:
+    """What each of several runs at once is given of this machine; what the user's environment says stays."""
+    import torch
+
+    places = queue.SimpleQueue[dict[str, str]]()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible):
+        kept = {k: v for k, v in place.items() if k == "CUDA_VISIBLE_DEVICES" or k not in os.environ}
+        places.put(kept)
+    return places
+
+
+def _late(waiting: list[Run], active: int, jobs: int, clock: Clock) -> list[Run]:
+    """Take those out of the runs that wait which would not end in time.
+
+    Runs take longer the more of them share the device. So if nothing is under way, the last are given up for the
+    first; if something is, what is left takes as long as that does.
+    """
+    late: list[Run] = []
+    while waiting and not clock.fits(epochs_of(waiting[0]), min(jobs, active + len(waiting))):
+        give_up = len(waiting) if active or not clock.fits(epochs_of(waiting[0]), 1) else 1
+        late = waiting[-give_up:] + late
+        del waiting[-give_up:]
+    return late
 
 
 def record(run: Run) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 
-from weince.evt.intervals import Interval
+from weince.intervals import Interval
 from weince.lab.bench import bench_loss
 from weince.lab.reproduce.aggregate import Line, Summary, reported
 

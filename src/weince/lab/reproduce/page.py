@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from markupsafe import Markup
 
 from weince.diagnose.html import style_sheet, templates
-from weince.evt.intervals import Interval
 from weince.files import write_aside, write_text_aside
+from weince.intervals import Interval
 from weince.lab.evaluate.knn import RECALLS
 from weince.lab.evaluate.protocol import PairedTest, pooled_spread
 from weince.lab.reproduce.aggregate import Line, Summary
@@ -56,21 +56,25 @@ class Page:
 
     Attributes:
         title: Of the table.
+        opening: What it shows, in one sentence.
         baseline: The loss that the others are compared with.
         summary: The lines.
         facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
         failed: Why runs failed.
         notes: How to read the lines.
+        warning: What a reader must know before the first figure; empty if nothing.
         pictures: Figures, each of which is a file too.
     """
 
     title: str
+    opening: str
     baseline: str
     summary: Summary
     facts: Mapping[str, str]
     failed: Sequence[str] = ()
     notes: Sequence[str] = ()
     pictures: "Sequence[Picture]" = ()
+    warning: str = ""
 
 
 def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]] = ()) -> Path:
@@ -199,7 +203,9 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
 
 def markdown(page: Page) -> str:
     """The table in Markdown."""
-    parts = [f"# {_plain(page.title)}", ""]
+    parts = [f"# {_plain(page.title)}", "", _plain(page.opening), ""]
+    if page.warning:
+        parts += [f"**{_plain(page.warning)}**", ""]
     for table in by_figure(page.summary.chosen):
         parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
     parts += [*map(_plain, page.notes), ""]
@@ -269,7 +275,7 @@ def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> N
         ]
         for line in lines
     ]  # fmt: skip
-    _save_rows(path, header, rows)
+    save_rows(path, header, rows)
 
 
 def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
@@ -282,14 +288,16 @@ def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> No
             {"row": run.row, "loss": run.loss, "trial": run.trial, "seed": run.seed, **numbers, **made}
         )
     header = list(dict.fromkeys(name for row in rows for name in row))
-    _save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
+    save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
 
 
-def _save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows as CSV, NaN as an empty cell."""
+
     def save(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(header)
-            writer.writerows([["" if v != v else v for v in row] for row in rows])  # NaN is an empty cell
+            writer.writerows([["" if v != v else v for v in row] for row in rows])
 
     write_aside(path, save, "table")

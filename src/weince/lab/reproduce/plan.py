@@ -230,18 +230,25 @@ def _check(run: Run) -> None:
             f"{run.row}, {run.loss}: {name} is not for a table to set: it has seeds, and runs have a place"
         )
     try:
-        _read(run)
+        settings_of(run)
     except ValueError as error:
         raise ValueError(f"{run.row}, {run.loss}: {error}") from None
 
 
-def _read(run: Run) -> VisionRun:
+def settings_of(run: Run) -> VisionRun:
+    """All settings of a run, the configuration's and its own."""
     wanted: VisionRun = settings.read(VisionRun, run.arguments(), command="weince train", examples="")
     return wanted
 
 
+def epochs_of(run: Run) -> int:
+    """How long a run trains."""
+    given = {**flat(settings.load(run.config)), **run.changes}
+    return int(given.get("epochs", VisionRun.epochs))
+
+
 def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
     """Whether the content of a ``run.yaml`` is of this run, wherever its images were."""
-    run_wanted = _read(run)
+    run_wanted = settings_of(run)
     found, wanted = settings.recorded(content, type(run_wanted)), yaml.safe_load(settings.dump(run_wanted))
     return all(found[name] == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})

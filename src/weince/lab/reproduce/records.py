@@ -55,12 +55,24 @@ def keep_records(runs: Sequence[Run], folder: Path) -> None:
 
     ``run.yaml`` loses the paths of this machine: images are named, and ``out`` is the run's place among the others.
     """
+    add_records(folder, {run.name: _gathered(run) if has_folder(run) else _archived(run) for run in runs})
+
+
+def add_records(folder: Path, new: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write records, the files of each run by the run's name, into the archive of a folder."""
     path = folder / ARCHIVE
-    kept = _read_archive(path) if path.is_file() else {}
-    new = {run.name: _gathered(run) if has_folder(run) else _archived(run) for run in runs}
+    kept = read_archive(path) if path.is_file() else {}
     lines = [_line(name, files) for name, files in sorted({**kept, **new}.items())]
     folder.mkdir(parents=True, exist_ok=True)
     write_text_aside(path, "".join(lines), "archive")
+
+
+def add_file(run: Run, name: str, content: Any) -> None:
+    """Add a JSON file to the record of a run, in its folder or else in the archive."""
+    if has_folder(run):
+        write_text_aside(run.folder / name, json.dumps(content, indent=1) + "\n", "record")
+    else:
+        add_records(archive_of(run).parent, {run.name: {**_archived(run), name: content}})
 
 
 def _archived(run: Run) -> Mapping[str, Any]:
@@ -74,10 +86,10 @@ def _archived(run: Run) -> Mapping[str, Any]:
 @lru_cache(maxsize=4)
 def _read_once(path: Path, changed: int) -> dict[str, dict[str, Any]]:
     """The archive as it was when it was last ``changed``: a table asks for hundreds of its lines."""
-    return _read_archive(path)
+    return read_archive(path)
 
 
-def _read_archive(path: Path) -> dict[str, dict[str, Any]]:
+def read_archive(path: Path) -> dict[str, dict[str, Any]]:
     """The files of each run, by the run's name.
 
     Raises:

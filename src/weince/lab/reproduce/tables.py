@@ -69,6 +69,7 @@ class Table:
     Attributes:
         name: Of the file.
         title: Of the table.
+        shows: What it shows, in one sentence; made from the rest if not given.
         figures: What is shown of each run.
         rows: Configurations, by name or path.
         losses: The columns.
@@ -92,6 +93,7 @@ class Table:
     tries: Sequence[Mapping[str, Any]] = ({},)
     set: Mapping[str, Any] = field(default_factory=dict)
     seeds: Sequence[int] = SEEDS
+    shows: str = ""
 
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
@@ -124,9 +126,33 @@ class Table:
         """How many runs fill it: rows x losses x tries x seeds."""
         return len(self.rows) * len(self.seeds) * sum(len(self.tries_of(loss)) for loss in self.losses)
 
+    @property
+    def opening(self) -> str:
+        """One sentence that says what the table shows."""
+        rows = ", ".join(Path(row).stem for row in self.rows)
+        return (
+            self.shows or f"{len(self.losses)} losses on {rows}, compared with {self.baseline} seed by seed."
+        )
+
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
         return self.losses[loss].tries or self.tries
+
+
+def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Sequence[int]:
+    """The seeds that are asked for: the first so many of those that are known, or those that are named.
+
+    >>> take_seeds(2, SEEDS), take_seeds([5, 6], SEEDS)
+    ((7, 21), [5, 6])
+    """
+    if not isinstance(asked, int):
+        return asked or known
+    if not 1 <= asked <= len(known):
+        first = " ".join(map(str, known))
+        raise ValueError(
+            f"--seeds {asked}: a number says how many of {first}; for others name two or more, --seeds {first} 105"
+        )
+    return known[:asked]
 
 
 def _check_names(what: str, settings: Mapping[Any, Any]) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 import numpy as np
 import torch
 
-from weince.diagnose.reading import Pairs, make_pairs, rename
 from weince.files import check_writable, write_aside, write_text_aside
 from weince.lab import settings
 from weince.lab.configure import build_loss
@@ -28,6 +27,7 @@ from weince.lab.vision.step import allow_tf32
 from weince.machine import find_device
 
 if TYPE_CHECKING:
+    from weince.diagnose.reading import Pairs
     from weince.lab.evaluate import Evaluation
 
 
@@ -220,12 +220,17 @@ def two_views(
 
 def run_pairs(
     folders: Sequence[Path], *, names: Sequence[str] | None = None, trend: bool = False, seed: int = 0
-) -> list[Pairs]:
+) -> "list[Pairs]":
     """What ``weince diagnose`` reads of runs: the embeddings of each, or of each snapshot of them.
 
     Raises:
         ValueError: A run has no snapshots to make a trend of.
     """
+    from weince.diagnose.reading import (
+        make_pairs,
+        rename,
+    )  # here, since training need not wait for its figures
+
     found = []
     for folder in folders:
         paths = snapshots(folder) if trend else [folder / "model.safetensors"]

@@ -26,7 +26,7 @@ from weince.lab import checkpoint
 from weince.lab.capture import restore, set_rate
 from weince.lab.configure import build_loss, check_loss
 from weince.lab.vision.config import VisionRun
-from weince.lab.vision.data import load
+from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.encoders import SimCLR
 from weince.lab.vision.log import Log, check_finite, collapse, measure, progress_bar
 from weince.lab.vision.optim import build_optimizer, rate
@@ -46,7 +46,7 @@ GLANCE = 50
 
 def train(run: VisionRun, *, bar: bool = True) -> Path:
     """Train, or go on training; returns the run's folder."""
-    fabric = _launch(run)
+    fabric = launch(run)
     first = fabric.global_rank == 0
     read = partial(load, run.data, size=run.augment.size)
     data = _first(fabric, read) or read()  # what is downloaded or converted is there for the others
@@ -55,22 +55,8 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
             f"{data.name} has {len(data.pretrain_images)} images, fewer than a batch of {run.batch}"
         )
 
-    torch.manual_seed(run.seed)
-    model = build_model(run)
-    loss = build_loss(run.loss).to(fabric.device)
-    part = _part(run.batch, fabric.global_rank, fabric.world_size)
-    check_loss(loss, pairs=part.stop - part.start, width=run.projection, device=fabric.device)
-    views, optimizer = _set_up(fabric, run, model)
-    on_gpu = fabric.device.type == "cuda"
-    pixels = Pixels(data.pretrain_images, fabric.device)
-    generator = torch.Generator(fabric.device)
-    step = Step(
-        views, loss, optimizer, pixels, run.augment, generator,
-        batch=run.batch,
-        part=part,
-        compiled=_asked(run.compile, on_gpu),
-        graph=_graph(run, on_gpu and fabric.world_size == 1 and pixels.resident),
-    )  # fmt: skip
+    model, loss, optimizer, step = assemble(fabric, run, data)
+    generator = step.generator
 
     # Only now: a run that cannot start leaves no folder.
     _first(fabric, partial(claim, run))
@@ -99,7 +85,27 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     return run.out
 
 
-def _launch(run: VisionRun) -> "Fabric":
+def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR, nn.Module, Any, Step]:
+    """The model, loss, optimizer and step of a run at its start, on the device of this process."""
+    torch.manual_seed(run.seed)
+    model = build_model(run)
+    loss = build_loss(run.loss).to(fabric.device)
+    part = _part(run.batch, fabric.global_rank, fabric.world_size)
+    check_loss(loss, pairs=part.stop - part.start, width=run.projection, device=fabric.device)
+    views, optimizer = _set_up(fabric, run, model)
+    on_gpu = fabric.device.type == "cuda"
+    pixels = Pixels(data.pretrain_images, fabric.device)
+    step = Step(
+        views, loss, optimizer, pixels, run.augment, torch.Generator(fabric.device),
+        batch=run.batch,
+        part=part,
+        compiled=_asked(run.compile, on_gpu),
+        graph=_graph(run, on_gpu and fabric.world_size == 1 and pixels.resident),
+    )  # fmt: skip
+    return model, loss, optimizer, step
+
+
+def launch(run: VisionRun) -> "Fabric":
     """Start the processes of a run, or find the place of this one among those that torchrun started."""
     from lightning_fabric import Fabric
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit  # and not scipy.stats, whose import takes a second
 
 
 class Interval(NamedTuple):
@@ -29,7 +29,7 @@ def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
     half = math.nan
     if len(x) > 1:
-        half = float(stats.t.ppf(0.5 + level / 2.0, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+        half = float(stdtrit(len(x) - 1, 0.5 + level / 2.0) * x.std(ddof=1) / math.sqrt(len(x)))
     return Interval(float(x.mean()), half, len(x))
 
 

@@ -1,0 +1,175 @@
+"""Which loss should I use? Equal tuning, paired seeds, corrected tests, and the cost beside it.
+
+    from weince.lab.compare import compare
+
+    compare(["infonce", "dcl", "hcl"], config="cifar100_resnet18", out=Path("compared"))
+
+Every loss gets the same number of tries from its search space; the try with the best validation figure is trained
+with all seeds, and these are compared with the baseline's seed by seed. A second call goes on where the first was
+interrupted; one with further losses adds them.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weince.files import check_folder
+from weince.lab.compare import merge
+from weince.lab.compare.grid import (
+    Comparison,
+    find_comparison,
+    joined,
+    recipe_config,
+    tries_of,
+    write_comparison,
+)
+from weince.lab.compare.sweep import Sweep
+from weince.lab.reproduce.tables import SEEDS, take_seeds
+from weince.lab.settings import LAPTOP
+
+__all__ = ["compare"]
+
+BASELINE = "infonce"
+TRIES = 3
+
+MOST_JOBS = 4
+"""Runs at once on a machine without a GPU, unless another number is asked for."""
+
+
+def compare(
+    losses: Sequence[str] = (),
+    *,
+    config: str | None = None,
+    recipe: str = "paper",
+    tries: int = TRIES,
+    seeds: int | Sequence[int] | None = None,
+    baseline: str | None = None,
+    level_within: float = 0.5,
+    try_epochs: int | None = None,
+    set: Mapping[str, Any] | None = None,
+    out: Path = Path("compared"),
+    jobs: int | None = None,
+    slurm: bool = False,
+    slurm_options: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    device: str | None = None,
+    budget: float | None = None,
+    reuse: Sequence[Path] = (),
+    add: Sequence[Path] = (),
+    dry_run: bool = False,
+    table_only: bool = False,
+    command: str = "",
+) -> Path:
+    """Compare losses.
+
+    Args:
+        losses: Presets or losses of one's own; none for those of the comparison that is in ``out`` already.
+        config: The configuration that all share: a name or a file; digits for a laptop if not given.
+        recipe: ``paper`` for that configuration, ``strong`` for ``CONFIG_strong``.
+        tries: How many settings of its search space each loss gets; one with fewer gets all it has.
+        seeds: How many of 7, 21, 63, 84, or which; all four if not given.
+        baseline: What the others are compared with; ``infonce`` if not given. It is added if it is not among them.
+        level_within: The largest difference in points that does not matter.
+        try_epochs: Epochs of a try; if not given, those of the configuration.
+        set: Settings of all runs that differ from the configuration's, by dotted name.
+        out: Folder of everything: runs under ``out/runs``, their records in ``out/runs.jsonl``, the page under
+            ``out/CONFIG``.
+        jobs: Runs at once; by default one for each GPU, or for each core up to four.
+        slurm: Submit the runs to Slurm and wait for them.
+        slurm_options: Of sbatch as submitit names them.
+        data: Where the images are, if not where their name says.
+        device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
+        budget: Seconds; runs that would not end within them are not started.
+        reuse: Archives of runs, of which those that match are taken over.
+        add: Archives of others, to be added whole; then nothing is started.
+        dry_run: Print the runs, which of them are done, and the minutes that the rest takes here.
+        table_only: Start nothing, write the page from the runs that are there.
+        command: What the page says it was made with.
+
+    Returns:
+        Path of the page; after a dry run, of the folder it would be in.
+
+    Raises:
+        ValueError: Something asked for is unknown, runs do not compare, or runs failed. The page is written with
+            those that did not fail.
+    """
+    if budget is not None and (slurm or budget <= 0):
+        raise ValueError(
+            "--budget is for runs on this machine: on Slurm give --slurm-options time=MINUTES"
+            if slurm
+            else f"--budget must be above 0 seconds; got {budget:g}"
+        )
+    check_folder(out)
+    start_nothing = table_only or bool(add) or dry_run
+    comparison = _asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set, out)
+    sweep = Sweep(comparison, out, data, device, reuse)
+    if add:
+        comparison = merge.add(comparison, add, out, sweep.evaluations())
+        sweep = Sweep(comparison, out, data, device, reuse)
+    sweep.take_over(look=not (start_nothing or slurm))
+    jobs = _jobs(jobs)
+    if dry_run:
+        sweep.show(jobs)
+        return out / comparison.name
+    write_comparison(comparison, out / comparison.name)
+    failed: dict[str, str] = {}
+    if not start_nothing:
+        options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
+        failed = sweep.fill(budget, options, check=not slurm)
+    measure = not (start_nothing or slurm)
+    return sweep.write(command or "weince compare", failed, measure=measure)
+
+
+def _asked(
+    losses: Sequence[str],
+    config: str | None,
+    recipe: str,
+    tries: int,
+    seeds: int | Sequence[int] | None,
+    baseline: str | None,
+    level_within: float,
+    try_epochs: int | None,
+    set: Mapping[str, Any] | None,
+    out: Path,
+) -> Comparison:
+    """The comparison that a command asks for, with what the one in the folder has."""
+    if tries < 1:
+        raise ValueError(f"--tries must be at least 1; got {tries}")
+    twice = [loss for number, loss in enumerate(losses) if loss in losses[:number]]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice")
+    chosen = None if config is None else recipe_config(config, recipe)
+    before = find_comparison(out, chosen)
+    if not losses:
+        if before is None:
+            raise ValueError(f"weince compare wants losses, such as infonce dcl: {out} has no comparison yet")
+        return before
+    chosen = chosen or (before.config if before else recipe_config(LAPTOP, recipe))
+    first = baseline or (before.baseline if before else BASELINE)
+    names = list(losses) if first in losses or (before and first in before.losses) else [first, *losses]
+    now = Comparison(
+        config=chosen,
+        losses={name: tries_of(name, chosen)[:tries] for name in names} | _known(before, first, names),
+        baseline=first,
+        seeds=take_seeds(seeds, SEEDS),
+        try_epochs=try_epochs,
+        set=set or {},
+        level_within=level_within,
+    )
+    return now if before is None else joined(before, now)
+
+
+def _known(before: Comparison | None, baseline: str, names: Sequence[str]) -> dict[str, Any]:
+    """The baseline's tries, if it is not named but known."""
+    return {} if before is None or baseline in names else {baseline: before.losses[baseline]}
+
+
+def _jobs(asked: int | None) -> int:
+    if asked is not None:
+        if asked < 1:
+            raise ValueError(f"jobs must be at least 1, got {asked}")
+        return asked
+    import torch
+
+    return torch.cuda.device_count() or min(MOST_JOBS, os.cpu_count() or 1)

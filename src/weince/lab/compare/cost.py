@@ -1,0 +1,142 @@
+"""What a loss costs on the machine at hand: time and memory of the loss alone and of a whole training step.
+
+Measured in a process of its own, so that a sweep holds no memory of the GPU. ``python -m weince.lab.compare.cost``
+reads runs from standard input, a JSON list of the options of ``weince train`` for each, and prints a JSON list.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from weince.lab import settings
+from weince.lab.bench import passed
+from weince.lab.capture import EAGER_STEPS
+from weince.lab.configure import build_loss
+from weince.lab.reproduce.execute import hardware
+from weince.lab.reproduce.plan import Run
+from weince.lab.vision.config import VisionRun
+from weince.lab.vision.data import load
+from weince.lab.vision.train import assemble, launch
+
+RECORD = "cost.json"
+REPEATS, ENOUGH_SECONDS = 20, 3.0
+"""Steps or passes to time; fewer once they have taken so many seconds."""
+
+Cost = dict[str, Any]
+"""``loss_ms``, ``loss_mib``, ``step_ms``, ``step_mib``, ``epoch_seconds``, ``start_seconds``, ``batch``, ``width``,
+``hardware``."""
+
+
+def measure_costs(runs: Sequence[Run]) -> list[Cost]:
+    """The costs of runs on this machine, from one process that ends with the measurement.
+
+    Raises:
+        ValueError: It failed; the message is its last line.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "weince.lab.compare.cost"],
+        input=json.dumps([run.arguments() for run in runs]),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ValueError(f"the cost of a step could not be measured: {last}")
+    found: list[Cost] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cost_of(run: VisionRun) -> Cost:
+    """Measure one run: its loss on random embeddings of its size, and its whole step on its images."""
+    began = time.perf_counter()
+    fabric = launch(run)
+    data = load(run.data, size=run.augment.size)
+    *_, step = assemble(fabric, run, data)
+    generator = torch.Generator().manual_seed(0)
+
+    def train() -> None:
+        step(torch.randint(len(data.pretrain_images), (run.batch,), generator=generator).to(fabric.device))
+
+    on_gpu = fabric.device.type == "cuda"
+    train()
+    start = time.perf_counter() - began
+    step_mib = _peak_mib(train, on_gpu)
+    for _ in range(EAGER_STEPS if on_gpu else 1):  # until the step is captured
+        train()
+    seconds = _seconds(train, on_gpu)
+
+    loss = build_loss(run.loss).to(fabric.device)
+    z_i, z_j = (
+        torch.randn(run.batch, run.projection, generator=generator).to(fabric.device).requires_grad_()
+        for _ in range(2)
+    )
+
+    def contrast() -> None:
+        passed(loss, z_i, z_j)
+
+    contrast()
+    loss_mib = _peak_mib(contrast, on_gpu)
+    return {
+        "loss_ms": 1e3 * _seconds(contrast, on_gpu),
+        "loss_mib": loss_mib,
+        "step_ms": 1e3 * seconds,
+        "step_mib": step_mib,
+        "epoch_seconds": seconds * (len(data.pretrain_images) // run.batch),
+        "start_seconds": start,
+        "batch": run.batch,
+        "width": run.projection,
+        "hardware": hardware(run.device),
+    }
+
+
+def _seconds(work: Callable[[], None], on_gpu: bool) -> float:
+    """Median seconds of some work that is warm."""
+    taken: list[float] = []
+    while len(taken) < REPEATS and sum(taken) < ENOUGH_SECONDS:
+        began = time.perf_counter()
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return median(taken)
+
+
+def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
+    """Most memory that some work takes beyond what was there before it, in MiB."""
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return float((torch.cuda.max_memory_allocated() - before) / 2**20)
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        work()
+    assert watched.profiler is not None
+    assert watched.profiler.kineto_results is not None
+    events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(events, key=lambda one: one.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest / 2**20
+
+
+def main() -> None:
+    runs = [
+        settings.read(VisionRun, arguments, command="weince train", examples="")
+        for arguments in json.load(sys.stdin)
+    ]
+    print(json.dumps([cost_of(run) for run in runs]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Figures of a comparison: a dot for each seed, accuracy against epochs and time, what tuning gave."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from weince.diagnose.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend, shorten
+from weince.lab.compare.grid import Comparison
+from weince.lab.compare.summary import MAIN, NAMES, Done, Summary
+
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+MARKERS = "osD^vP*X<>pd"
+
+
+def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]:
+    """Draw what there is to draw, each figure a file under ``folder``."""
+    gallery = Gallery(folder)
+    counted = [one for one in summary.done if one.chosen]
+    found = [
+        _dots(gallery, comparison, summary, counted, figure)
+        for figure in NAMES
+        if any(math.isfinite(one.figure(figure)) for one in counted)
+    ]
+    shown = {line.loss for line in summary.lines if line.measured}
+    of_choice = [
+        one for one in summary.done if _is_choice(comparison, summary, one) and one.run.loss in shown
+    ]
+    if len({one.epochs for one in of_choice}) > 1:
+        found.append(_course(gallery, comparison, of_choice, "epochs", "epochs", lambda one: one.epochs))
+    if any(math.isfinite(one.seconds) for one in of_choice):
+        found.append(
+            _course(
+                gallery, comparison, of_choice, "time", "minutes of training", lambda one: one.seconds / 60
+            )
+        )
+    if any(len(values) > 1 for values in summary.tuned.values()):
+        found.append(_tuned(gallery, comparison, summary.tuned))
+    return found
+
+
+def told(one: Done, words: str) -> str:
+    """A run in a line: what a dot says when it is pointed at."""
+    figures = ", ".join(
+        f"{figure} {value:.2f}" for figure in NAMES if math.isfinite(value := one.figure(figure))
+    )
+    return f"{one.run.loss}, {words}, seed {one.run.seed}, {one.epochs} epochs: {figures}. {one.run.name}"
+
+
+def _is_choice(comparison: Comparison, summary: Summary, one: Done) -> bool:
+    """Whether a run is of a loss's chosen try, at whatever length."""
+    chosen = {other.run.loss: other.run.trial for other in summary.done if other.chosen}
+    return chosen.get(one.run.loss) == one.run.trial
+
+
+def _dots(
+    gallery: Gallery, comparison: Comparison, summary: Summary, counted: Sequence[Done], figure: str
+) -> Figure:
+    lines = [line for line in summary.lines if figure in line.measured]
+    names = [line.loss for line in lines]
+    words = {line.loss: line.words for line in lines}
+    titles: dict[str, str] = {}
+    caption = f"{NAMES[figure].capitalize().replace('Map@r', 'MAP@R')}, %: a dot is a seed, a bar the mean"
+    with gallery.panel(f"seeds-{figure}", caption, height=0.9 + 0.27 * len(lines)) as panel:
+        ax = panel.ax
+        for place, line in enumerate(lines):
+            colour = INK if line.loss == comparison.baseline else BLUE
+            ax.plot(
+                [line.measured[figure].mean] * 2, [place - 0.32, place + 0.32], color=colour, linewidth=2.2
+            )
+            of_loss = [
+                one for one in counted if one.run.loss == line.loss and math.isfinite(one.figure(figure))
+            ]
+            for number, one in enumerate(of_loss):
+                shift = 0.12 * (number - (len(of_loss) - 1) / 2)
+                (dot,) = ax.plot(
+                    one.figure(figure), place + shift, "o", color=colour, markersize=4.5, alpha=0.75
+                )
+                dot.set_gid(f"dot{len(titles)}")
+                titles[f"dot{len(titles)}"] = told(one, words[line.loss])
+        ax.set_yticks(range(len(lines)), [shorten(name, 20, among=names) for name in names])
+        ax.set_ylim(len(lines) - 0.5, -0.5)
+        ax.grid(axis="y", visible=False)
+        ax.locator_params(axis="x", nbins=6)
+        ax.margins(x=0.08)
+        ax.set_xlabel(f"{NAMES[figure]}, %")
+    return _titled(panel.done, titles)
+
+
+def _titled(figure: Figure, titles: Mapping[str, str]) -> Figure:
+    """A figure whose marks say what they are when they are pointed at."""
+    svg = figure.svg
+    for gid, text in titles.items():
+        opening = f'<g id="{figure.slug}-{gid}">'
+        svg = svg.replace(opening, f"{opening}<title>{escape(text)}</title>")
+    return replace(figure, svg=svg)
+
+
+def _look(comparison: Comparison, loss: str) -> tuple[str, str]:
+    """Colour and marker of a loss, the same in all figures."""
+    place = list(comparison.losses).index(loss)
+    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+
+
+def _course(
+    gallery: Gallery,
+    comparison: Comparison,
+    runs: Sequence[Done],
+    slug: str,
+    label: str,
+    x: Callable[[Done], float],
+) -> Figure:
+    caption = f"{NAMES[MAIN].capitalize()} against {label}: the chosen settings, a mark for each run"
+    titles: dict[str, str] = {}
+    with gallery.panel(slug, caption, height=3.3) as panel:
+        for loss in comparison.losses:
+            of_loss = sorted((one for one in runs if one.run.loss == loss), key=x)
+            colour, marker = _look(comparison, loss)
+            for number, one in enumerate(of_loss):
+                (dot,) = panel.ax.plot(
+                    x(one), one.figure(MAIN), marker, color=colour, markersize=4.5, alpha=0.8,
+                    label=shorten(loss, 16, among=comparison.losses) if number == 0 else None,
+                )  # fmt: skip
+                dot.set_gid(f"dot{len(titles)}")
+                titles[f"dot{len(titles)}"] = told(one, "")
+            _through_means(panel.ax, of_loss, x, colour)
+        panel.ax.set(xlabel=label, ylabel=f"{NAMES[MAIN]}, %")
+        panel.ax.margins(0.08)
+        legend(panel.ax, 3)
+    return _titled(panel.done, titles)
+
+
+def _through_means(ax: Axes, runs: Sequence[Done], x: Callable[[Done], float], colour: str) -> None:
+    """A line through the means of each length of training, where there are several."""
+    lengths: dict[int, list[Done]] = {}
+    for one in runs:
+        lengths.setdefault(one.epochs, []).append(one)
+    if len(lengths) > 1:
+        points = [
+            (sum(map(x, group)) / len(group), sum(one.figure(MAIN) for one in group) / len(group))
+            for group in lengths.values()
+        ]
+        ax.plot(*zip(*sorted(points), strict=True), color=colour, linewidth=1.0)
+
+
+def _tuned(gallery: Gallery, comparison: Comparison, tuned: Mapping[str, Sequence[float]]) -> Figure:
+    caption = "What tuning gave: test figure of the best of k tries by validation, first seed"
+    with gallery.panel("tuning", caption, height=3.3) as panel:
+        for loss, values in tuned.items():
+            colour, marker = _look(comparison, loss)
+            panel.ax.plot(
+                range(1, len(values) + 1), values, marker + "-", color=colour, markersize=4.5, linewidth=1.2,
+                label=shorten(loss, 16, among=tuned),
+            )  # fmt: skip
+        panel.ax.set(xlabel="tries", ylabel=f"{NAMES[MAIN]}, %")
+        panel.ax.set_xticks(range(1, max(map(len, tuned.values())) + 1))
+        panel.ax.margins(0.08)
+        legend(panel.ax, 3)
+    return panel.done

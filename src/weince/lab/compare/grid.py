@@ -1,0 +1,215 @@
+"""What a comparison asks for: losses with their tries, one recipe, seeds. Kept as ``comparison.yaml``.
+
+Every loss names its search space beside its class, an ordered grid; a comparison takes the same number from each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weince.files import write_text_aside
+from weince.lab import settings
+from weince.lab.configure import PRESETS, find, unknown
+from weince.lab.reproduce.plan import flat
+from weince.lab.reproduce.tables import SEEDS, Loss, Table
+
+KEPT = "comparison.yaml"
+CHOOSE_BY = "linear"
+FIGURES = ("linear", "r1", "knn", "map_r")
+RECIPES = ("paper", "strong")
+
+Tries = Sequence[Mapping[str, Any]]
+"""Settings of a loss to choose among, by dotted name, the most promising first."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and how.
+
+    Attributes:
+        config: The configuration that all runs share but for their loss: a name or a file.
+        losses: The tries of each loss.
+        baseline: The loss that the others are compared with, seed by seed.
+        seeds: Of the runs that count; the first is also that of the tries.
+        try_epochs: Epochs of a try; None for those of the runs that count.
+        set: Settings of all runs that differ from the configuration's.
+        level_within: The largest difference, in points, that does not matter.
+    """
+
+    config: str
+    losses: Mapping[str, Tries]
+    baseline: str
+    seeds: Sequence[int] = SEEDS
+    try_epochs: int | None = None
+    set: Mapping[str, Any] = field(default_factory=dict)
+    level_within: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.baseline not in self.losses:
+            raise ValueError(unknown("baseline", self.baseline, self.losses))
+        if not self.level_within > 0:
+            raise ValueError(f"--level-within must be above 0 points; got {self.level_within}")
+        if self.try_epochs is not None and self.try_epochs < 1:
+            raise ValueError(f"--try-epochs must be at least 1; got {self.try_epochs}")
+        owned = [name for name in self.set if name.partition(".")[0] in ("loss", "seed", "out")]
+        if owned:
+            raise ValueError(f"--set is for the recipe that all losses share; got {owned[0]}")
+
+    @property
+    def name(self) -> str:
+        """Of the configuration, and of the folder of the page."""
+        return Path(self.config).stem
+
+    def tries_table(self) -> Table:
+        """The tries of all losses, with the first seed."""
+        epochs = {} if self.try_epochs is None else {"epochs": self.try_epochs}
+        losses = {name: Loss(set={}, tries=tries) for name, tries in self.losses.items()}
+        return self._table(losses, self.seeds[:1], {**self.set, **epochs})
+
+    def seeds_table(self, chosen: Mapping[str, int]) -> Table:
+        """The chosen try of each loss that has one, with all seeds.
+
+        A try keeps its number, so that what is drawn and listed of it is the same in both tables.
+        """
+        losses = {name: Loss(set=self.losses[name][number]) for name, number in chosen.items()}
+        return self._table(losses, self.seeds, self.set)
+
+    def _table(self, losses: Mapping[str, Loss], seeds: Sequence[int], common: Mapping[str, Any]) -> Table:
+        baseline = self.baseline if self.baseline in losses else next(iter(losses))
+        return Table(
+            name=self.name,
+            title=f"Losses on {self.name}",
+            figures=FIGURES,
+            rows=[self.config],
+            losses=losses,
+            baseline=baseline,
+            choose_by=CHOOSE_BY,
+            set=common,
+            seeds=seeds,
+        )
+
+
+def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
+    """The whole search space of a loss as settings of runs, in its order.
+
+    Args:
+        loss: A preset, or a loss of one's own, ``my_package:MyLoss``, whose class may have a ``search_space`` too;
+            without one it is tried with its defaults.
+        config: The configuration, whose temperature is not for a loss that has none.
+    """
+    if loss not in PRESETS and ":" not in loss:
+        raise ValueError(unknown("loss", loss, PRESETS) + ", or your own, my_package:MyLoss")
+    maker = PRESETS[loss] if loss in PRESETS else find(loss, "loss")
+    space: Sequence[Any] = getattr(maker, "search_space", ({},))
+    wrong = [tried for tried in space if not isinstance(tried, Mapping)]
+    if wrong or not len(space):
+        got = repr(wrong[0]) if wrong else "nothing"
+        raise ValueError(
+            f"search_space of {loss} must list arguments by name, ({{'temperature': 0.1}},); got {got}"
+        )
+    has_temperature = flat(settings.load(config)).get("loss.temperature") is not None
+    return [_as_settings(loss, tried, has_temperature) for tried in space]
+
+
+def _as_settings(loss: str, tried: Mapping[str, Any], has_temperature: bool) -> dict[str, Any]:
+    """A try spelled as a table's file would: runs are known by that spelling."""
+    found: dict[str, Any] = {"loss.preset": loss}
+    if "temperature" in tried or has_temperature:
+        found["loss.temperature"] = tried.get("temperature")
+    options = {name: value for name, value in tried.items() if name != "temperature"}
+    return found | ({"loss.options": options} if options else {})
+
+
+def in_words(tried: Mapping[str, Any]) -> str:
+    """A try in words, without the name of its loss.
+
+    >>> in_words({"loss.preset": "mixture", "loss.temperature": 0.1, "loss.options": {"spread": 1.0}})
+    'temperature 0.1, spread 1'
+    """
+    named = {
+        name: value for name, value in flat(tried).items() if name != "loss.preset" and value is not None
+    }
+    said = [f"{name.rpartition('.')[2]} {_number(value)}" for name, value in named.items()]
+    return ", ".join(said) or "its defaults"
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def recipe_config(config: str, recipe: str) -> str:
+    """The configuration of a recipe: ``NAME`` itself for ``paper``, ``NAME_strong`` for ``strong``.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if recipe == "paper":
+        return config
+    path = Path(config)
+    chosen = str(path.with_stem(f"{path.stem}_{recipe}")) if path.is_file() else f"{config}_{recipe}"
+    try:
+        settings.load(chosen)
+    except ValueError:
+        raise ValueError(f"--recipe {recipe} wants the configuration {chosen}, which is not there") from None
+    return chosen
+
+
+def joined(before: Comparison, now: Comparison) -> Comparison:
+    """A comparison with the losses, tries and seeds of another one of the same recipe.
+
+    Raises:
+        ValueError: Their recipes differ.
+    """
+    for what in ("config", "set", "try_epochs"):
+        had, wants = getattr(before, what), getattr(now, what)
+        if had != wants:
+            raise ValueError(
+                f"the comparison that is there has {what} {_said(had)}, this one {_said(wants)}: choose another --out"
+            )
+    losses = {**before.losses, **now.losses}
+    for name in before.losses.keys() & now.losses.keys():
+        first, second = sorted((before.losses[name], now.losses[name]), key=len, reverse=True)
+        losses[name] = [*first, *(tried for tried in second if tried not in first)]
+    return replace(now, losses=losses, seeds=list(dict.fromkeys([*before.seeds, *now.seeds])))
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None or value == {} else str(value)
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Keep what is asked for in the folder of the page."""
+    content = asdict(comparison)
+    content["losses"] = {name: [dict(tried) for tried in tries] for name, tries in comparison.losses.items()}
+    content |= {"seeds": list(comparison.seeds), "set": dict(comparison.set)}
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=110)
+    write_text_aside(folder / KEPT, text, "comparison")
+
+
+def read_comparison(path: Path) -> Comparison:
+    """A ``comparison.yaml``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    content = settings.read_yaml(path, str(path))
+    names = {item.name for item in fields(Comparison)}
+    if not isinstance(content, dict) or content.keys() != names:
+        raise ValueError(f"{path} is not a comparison: it must have {', '.join(sorted(names))}")
+    return Comparison(**content)
+
+
+def find_comparison(out: Path, config: str | None) -> Comparison | None:
+    """The comparison in a folder: that of a configuration, or the only one; None if there is none."""
+    if config is not None:
+        path = out / Path(config).stem / KEPT
+        return read_comparison(path) if path.is_file() else None
+    found = sorted(out.glob(f"*/{KEPT}"))
+    if len(found) > 1:
+        names = ", ".join(path.parent.name for path in found)
+        raise ValueError(f"{out} has several comparisons, say which by --config: {names}")
+    return read_comparison(found[0]) if found else None

@@ -1,0 +1,235 @@
+"""Runs that were made elsewhere: recognised by their settings, checked, and brought into the archive.
+
+A run is another's if all settings that shape its weights are equal, whatever its folder is called and wherever its
+images lie. Figures of two runs compare if their data and their evaluation are the same as well.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weince.lab import settings
+from weince.lab.compare.grid import Comparison, in_words
+from weince.lab.configure import LossConfig
+from weince.lab.evaluate import fingerprint
+from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of
+from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
+from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
+from weince.lab.vision.data import load
+
+NEEDED = "run.yaml", "evaluation.json"
+PROTOCOL = {
+    "fingerprint": "data fingerprint",
+    "quick": "quick evaluation",
+    "probe_seeds": "seeds of the probe",
+    "split_seeds": "seeds of the splits",
+}
+"""What must be the same of two evaluations, and how it is called."""
+
+Files = dict[str, Any]
+"""The small files of a run, by name."""
+
+
+def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: str | None) -> list[Run]:
+    """Take the records of those runs that an archive has into ``out/runs.jsonl``.
+
+    Args:
+        runs: Those that are wanted.
+        archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
+        out: Folder of the comparison.
+        of_data: Fingerprint of the images here; records of other images are left where they are, and counted on
+            standard error. None if it is not known.
+
+    Returns:
+        The runs that were found.
+    """
+    wanted = _identities(runs)
+    found: dict[str, Files] = {}
+    taken = []
+    for archive in archives:
+        other = 0
+        for files in _read(archive).values():
+            run = wanted.get(_recorded_identity(files["run.yaml"]))
+            if run is None or run.name in found:
+                continue
+            if of_data is not None and files["evaluation.json"].get("fingerprint") != of_data:
+                other += 1
+                continue
+            found[run.name] = _as_ours(files, run)
+            taken.append(run)
+        if other:
+            print(f"{archive}: {other} runs not reused, their data are not {of_data}", file=sys.stderr)
+    if found:
+        add_records(out, found)
+    return taken
+
+
+def data_here(run: Run) -> str | None:
+    """Fingerprint of a run's images on this machine; None if they are not here."""
+    wanted = settings_of(run)
+    try:
+        return fingerprint(load(wanted.data, size=wanted.augment.size))
+    except (OSError, ValueError):
+        return None
+
+
+def add(
+    comparison: Comparison, archives: Iterable[Path], out: Path, ours: Sequence[Mapping[str, Any]]
+) -> Comparison:
+    """Bring all records of others into the archive; the comparison with their losses, tries and seeds.
+
+    Args:
+        comparison: What is compared so far.
+        archives: Of others.
+        out: Folder of the comparison.
+        ours: Evaluations that are there already.
+
+    Raises:
+        ValueError: A record has other data, another recipe or another protocol. Nothing is changed then.
+    """
+    theirs = [(path, name, files) for path in archives for name, files in _read(path).items()]
+    evaluations = [(f"{path}, {name}", files["evaluation.json"]) for path, name, files in theirs]
+    check_protocol([*(("this comparison", one) for one in ours[:1]), *evaluations])
+    recipe = settings_of(plan(comparison.tries_table(), out)[0])
+    epochs = {epochs_of(run) for run in _every_run(comparison, out)}
+    for path, name, files in theirs:
+        _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
+        comparison = _with_loss(comparison, settings.recorded(files["run.yaml"], VisionRun))
+    runs = _identities(_every_run(comparison, out))
+    found = {}
+    for _, _, files in theirs:
+        run = runs[_recorded_identity(files["run.yaml"])]
+        found[run.name] = _as_ours(files, run)
+    add_records(out, found)
+    return comparison
+
+
+def check_protocol(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """See that figures compare: that all are of the same data by the same protocol.
+
+    Raises:
+        ValueError: Two differ; the message names both and what differs.
+    """
+    for name, found in evaluations[1:]:
+        first, wanted = evaluations[0]
+        for key, called in PROTOCOL.items():
+            if found.get(key) != wanted.get(key):
+                raise ValueError(
+                    f"{name}: its {called} is {found.get(key)}, that of {first} is {wanted.get(key)}: "
+                    "their figures do not compare"
+                )
+
+
+def _check_recipe(name: str, content: Mapping[str, Any], recipe: VisionRun, epochs: set[int]) -> None:
+    found, wanted = settings.recorded(content, VisionRun), _plain(recipe)
+    free = {*FREE_TO_CHANGE, "data", "seed", "loss", "epochs"}
+    differs = [
+        f"{key} {_of(found, key)!r}, not {value!r}"
+        for key, value in flat({k: v for k, v in wanted.items() if k not in free}).items()
+        if _of(found, key) != value
+    ]
+    if found["epochs"] not in epochs:
+        differs.append(f"epochs {found['epochs']}, not {' or '.join(map(str, sorted(epochs)))}")
+    if differs:
+        raise ValueError(f"{name}: another recipe: it has {'; '.join(differs)}")
+
+
+def _of(content: Mapping[str, Any], key: str) -> Any:
+    found: Any = content
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
+    """A comparison with the loss, the try and the seed of one more run."""
+    usual = LossConfig()
+    given = {
+        f"loss.{item.name}": found["loss"][item.name]
+        for item in fields(LossConfig)
+        if item.name in ("preset", "temperature") or found["loss"][item.name] != getattr(usual, item.name)
+    }
+    given.pop("loss.engine", None)
+    searched = {"loss.preset", "loss.temperature", "loss.options"}
+    variant = {key: value for key, value in given.items() if key not in searched}
+    name = given["loss.preset"] + (f", {in_words(variant)}" if variant else "")
+    tries = list(comparison.losses.get(name, ()))
+    if not any(_same(tried, given) for tried in tries):
+        tries.append(given)
+    seeds = list(dict.fromkeys([*comparison.seeds, found["seed"]]))
+    return replace(comparison, losses={**comparison.losses, name: tries}, seeds=seeds)
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two tries are the same: a setting that is not named is as one that is none."""
+
+    def named(tried: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in flat(tried).items() if value is not None}
+
+    return named(one) == named(other)
+
+
+def _every_run(comparison: Comparison, out: Path) -> list[Run]:
+    """All tries of all losses, at the length of a try with the first seed, and at full length with all seeds."""
+    tries = comparison.tries_table()
+    return [*plan(tries, out), *plan(replace(tries, set=comparison.set, seeds=comparison.seeds), out)]
+
+
+def _read(path: Path) -> dict[str, Files]:
+    """The runs of an archive that an evaluation is of."""
+    path = path / ARCHIVE if path.is_dir() else path
+    if not path.is_file():
+        raise ValueError(f"{path}: no such archive of runs")
+    found = read_archive(path)
+    for name, files in found.items():
+        missing = [needed for needed in NEEDED if needed not in files]
+        if missing:
+            raise ValueError(f"{path}: the run {name} has no {missing[0]}")
+    return found
+
+
+def _as_ours(files: Files, run: Run) -> Files:
+    """A record under the name and the key that the same run has here."""
+    content = {**files["run.yaml"], "out": f"runs/{run.name}"}
+    signed = {"made.json": {**files["made.json"], "key": run.key}} if "made.json" in files else {}
+    return {**files, "run.yaml": content, **signed}
+
+
+def _plain(run: VisionRun) -> dict[str, Any]:
+    """Settings as a ``run.yaml`` has them."""
+    content: dict[str, Any] = yaml.safe_load(settings.dump(run))
+    return content
+
+
+def _identities(runs: Sequence[Run]) -> dict[tuple[str, int], Run]:
+    """Runs by what they are: all but the seed follows from the key."""
+    texts: dict[str, str] = {}
+    for run in runs:
+        if run.key not in texts:
+            texts[run.key] = _text(_plain(settings_of(run)))
+    return {(texts[run.key], run.seed): run for run in runs}
+
+
+def _recorded_identity(content: Mapping[str, Any]) -> tuple[str, int]:
+    found = settings.recorded(content, VisionRun)
+    return _text(found), found["seed"]
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    kept = {k: v for k, v in content.items() if k not in {*FREE_TO_CHANGE, "data", "seed"}}
+    loss = {k: v for k, v in kept["loss"].items() if k != "engine"}
+    return json.dumps(_numbers({**kept, "loss": loss}), sort_keys=True)
+
+
+def _numbers(value: Any) -> Any:
+    """Numbers as JSON has them, whether a file wrote 1 or 1.0."""
+    if isinstance(value, Mapping):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

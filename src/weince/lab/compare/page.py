@@ -1,0 +1,279 @@
+"""A comparison as files: a page to look at, ``compare.csv`` for tables, ``compare.json`` for programs."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from weince.diagnose.html import style_sheet, templates
+from weince.files import write_text_aside
+from weince.intervals import Interval
+from weince.lab.compare.figures import draw
+from weince.lab.compare.grid import CHOOSE_BY, FIGURES, Comparison, in_words
+from weince.lab.compare.summary import MAIN, NAMES, Done, Line, Summary
+from weince.lab.compare.verdict import Judged
+from weince.lab.reproduce.page import save_rows
+
+SCHEMA = 1
+"""Of ``compare.json``; raised when a field changes its meaning or goes."""
+
+SHORT = {"linear": "linear", "r1": "R@1", "knn": "vote", "map_r": "MAP@R"}
+
+
+class Heat(NamedTuple):
+    """Validation figures of tries by temperature: a row for each loss that has one.
+
+    Attributes:
+        temperatures: The columns.
+        rows: A loss, and for each temperature the best figure with how dark it is drawn, from 0 to 1, and whether it
+            was chosen; None where nothing is done.
+    """
+
+    temperatures: Sequence[float]
+    rows: Sequence[tuple[str, Sequence[tuple[float, float, bool] | None]]]
+
+
+def write_page(
+    comparison: Comparison, summary: Summary, folder: Path, failed: Mapping[str, str], command: str
+) -> Path:
+    """Write ``compare.csv``, ``compare.json``, figures and ``index.html``; returns the last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = _facts(comparison, summary, command)
+    for old in (folder / "figures").glob("*.*g"):  # a figure that is no longer drawn
+        old.unlink()
+    figures = draw(comparison, summary, folder / "figures")
+    _write_csv(folder / "compare.csv", comparison, summary)
+    content = as_json(comparison, summary, facts, failed)
+    write_text_aside(folder / "compare.json", json.dumps(content, indent=1) + "\n", "comparison")
+    page = (
+        templates("weince.lab.compare")
+        .get_template("compare.html")
+        .render(
+            comparison=comparison,
+            summary=summary,
+            facts=facts,
+            failed=list(failed.values()),
+            notes=_notes(comparison, summary),
+            heat=heat(summary),
+            figures=[(Markup(figure.svg), figure.caption) for figure in figures],
+            shown=[figure for figure in FIGURES if any(figure in line.measured for line in summary.lines)],
+            names=NAMES,
+            short=SHORT,
+            main=MAIN,
+            value=_value,
+            against=_against,
+            p=_p,
+            number=_number,
+            words=lambda one: in_words(comparison.losses[one.run.loss][one.run.trial]),
+            style=style_sheet(),
+        )
+    )
+    write_text_aside(folder / "index.html", page, "page")
+    return folder / "index.html"
+
+
+def _value(found: Interval | None) -> str:
+    return "—" if found is None else found.text(2)
+
+
+def _against(found: Judged | None) -> str:
+    if found is None or math.isnan(found.difference):
+        return "—"
+    return f"{found.difference:+.2f}" + ("" if math.isnan(found.half) else f" ± {found.half:.2f}")
+
+
+def _p(value: float) -> str:
+    return "—" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _number(value: float | None, digits: int = 2, scale: float = 1.0) -> str:
+    return "—" if value is None or math.isnan(value) else f"{scale * value:,.{digits}f}"
+
+
+def heat(summary: Summary) -> Heat | None:
+    """The heat map; None if no try has a temperature."""
+    cells: dict[str, dict[float, tuple[float, bool]]] = {}
+    for one in summary.tries:
+        if one.temperature is None or one.done is None:
+            continue
+        value, row = one.done.figure(CHOOSE_BY, "validation"), cells.setdefault(one.loss, {})
+        if one.temperature not in row or value > row[one.temperature][0]:
+            row[one.temperature] = value, one.chosen
+    values = [value for row in cells.values() for value, _ in row.values()]
+    if not values:
+        return None
+    low, range_ = min(values), (max(values) - min(values)) or 1.0
+    columns = sorted({temperature for row in cells.values() for temperature in row})
+    rows = [
+        (
+            loss,
+            [(row[t][0], (row[t][0] - low) / range_, row[t][1]) if t in row else None for t in columns],
+        )
+        for loss, row in cells.items()
+    ]
+    return Heat(columns, rows)
+
+
+def _facts(comparison: Comparison, summary: Summary, command: str) -> dict[str, str]:
+    records = [one.record for one in summary.done]
+
+    def of(key: str) -> str:
+        return "; ".join(sorted({str(record["made"][key]) for record in records}))
+
+    length = sorted({one.epochs for one in summary.done if one.chosen})
+    short = "" if comparison.try_epochs is None else f", each of {comparison.try_epochs} epochs"
+    facts = {
+        "configuration": comparison.name,
+        "epochs": ", ".join(map(str, length)) or "nothing yet",
+        "seeds": ", ".join(map(str, comparison.seeds)),
+        "tuning budget": f"{summary.budget}{short}; seed {comparison.seeds[0]}",
+        "chosen by": f"validation figure of {NAMES[CHOOSE_BY]}, never by a test figure",
+        "data": "; ".join(sorted({f"{record['data']} {record['fingerprint']}" for record in records})),
+        "hardware": of("hardware"),
+        "commit": of("commit"),
+        "command": command,
+    }
+    if comparison.set:
+        facts["settings of all runs"] = ", ".join(f"{name} {value}" for name, value in comparison.set.items())
+    return facts
+
+
+def _notes(comparison: Comparison, summary: Summary) -> list[str]:
+    verdict, d = summary.verdict, comparison.level_within
+    notes = [
+        "Figures are means over encoders, one per seed, ± half the width of a 95 % t-interval.",
+        f"Differences are paired by seed with {comparison.baseline}. Their intervals and p-values use one standard "
+        "deviation for all losses, that of the residuals of loss + seed, as if it were the same for all.",
+        f"better, worse: p is below 0.05 after Holm's correction for all {verdict.comparisons} comparisons here "
+        "(losses x figures), so that the chance of any such word without a true difference is at most 5 %. "
+        f"level: the 95 % interval lies within ± {d:g} points, a difference that does not matter. "
+        "cannot tell: neither.",
+    ]
+    reach = [
+        f"{NAMES[figure]} {smallest:.2f} (standard deviation of a difference {verdict.spreads[figure].deviation:.2f})"
+        for figure, smallest in summary.smallest.items()
+    ]
+    if reach:
+        notes.append(
+            "Smallest difference that these seeds show with 80 % power at Holm's first step, the hardest: "
+            f"{'; '.join(reach)}."
+        )
+    return notes
+
+
+def as_json(
+    comparison: Comparison, summary: Summary, facts: Mapping[str, str], failed: Mapping[str, str]
+) -> dict[str, Any]:
+    """All of it for programs; see docs/compare.md for the fields."""
+    verdict = summary.verdict
+    return {
+        "schema": SCHEMA,
+        "advice": list(summary.advice),
+        "baseline": comparison.baseline,
+        "level_within": comparison.level_within,
+        "facts": dict(facts),
+        "comparisons": verdict.comparisons,
+        "figures": {
+            figure: {
+                "deviation": spread.deviation,
+                "degrees": spread.degrees,
+                "smallest_difference": summary.smallest.get(figure),
+            }
+            for figure, spread in verdict.spreads.items()
+        },
+        "losses": [_line_as_json(comparison, line) for line in summary.lines],
+        "tries": [
+            {
+                "loss": one.loss,
+                "settings": one.words,
+                "chosen": one.chosen,
+                "run": one.done.run.name if one.done else None,
+                "validation": _or_none(one.done.figure(CHOOSE_BY, "validation")) if one.done else None,
+                "test": _or_none(one.done.figure(MAIN)) if one.done else None,
+            }
+            for one in summary.tries
+        ],
+        "best_of": {loss: list(values) for loss, values in summary.tuned.items()},
+        "runs": [_run_as_json(comparison, one) for one in summary.done],
+        "missing": list(summary.missing),
+        "failed": dict(failed),
+    }
+
+
+def _line_as_json(comparison: Comparison, line: Line) -> dict[str, Any]:
+    return {
+        "loss": line.loss,
+        "settings": line.words,
+        "tries": line.tries,
+        "crowded": _or_none(line.crowded),
+        "train_seconds": _or_none(line.seconds),
+        "cost": line.cost,
+        "figures": {
+            figure: {
+                "mean": measured.mean,
+                "half": _or_none(measured.half),
+                "seeds": measured.n,
+                **(_judged_as_json(line.judged[figure]) if figure in line.judged else {"word": "baseline"}),
+            }
+            for figure, measured in line.measured.items()
+        },
+    }
+
+
+def _judged_as_json(one: Judged) -> dict[str, Any]:
+    return {
+        "word": one.word,
+        "why": one.why,
+        "difference": _or_none(one.difference),
+        "difference_half": _or_none(one.half),
+        "p": _or_none(one.p_value),
+        "p_holm": _or_none(one.holm),
+        "pairs": one.n,
+    }
+
+
+def _run_as_json(comparison: Comparison, one: Done) -> dict[str, Any]:
+    return {
+        "run": one.run.name,
+        "loss": one.run.loss,
+        "settings": in_words(comparison.losses[one.run.loss][one.run.trial]),
+        "seed": one.run.seed,
+        "epochs": one.epochs,
+        "counts": one.chosen,
+        **{f"{figure}_test": _or_none(one.figure(figure)) for figure in FIGURES},
+        f"{CHOOSE_BY}_validation": _or_none(one.figure(CHOOSE_BY, "validation")),
+        "crowded": _or_none(one.crowded),
+        "train_seconds": _or_none(one.seconds),
+        "hardware": one.record["made"]["hardware"],
+        "commit": one.record["made"]["commit"],
+    }
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _write_csv(path: Path, comparison: Comparison, summary: Summary) -> None:
+    """A line for each loss and figure."""
+    header = [
+        "loss", "settings", "tries", "figure", "mean", "half", "seeds", "word", "difference", "difference_half",
+        "p", "p_holm", "pairs", "crowded", "loss_ms", "loss_mib", "step_ms", "step_mib", "cost_hardware",
+    ]  # fmt: skip
+    save_rows(path, header, _rows(summary.lines))
+
+
+def _rows(lines: Iterable[Line]) -> list[list[Any]]:
+    rows = []
+    for line in lines:
+        cost = line.cost or {}
+        for figure, measured in line.measured.items():
+            one = line.judged.get(figure)
+            against = ["baseline", "", "", "", "", ""] if one is None else [one.word, *one[2:6], one.n]
+            rows.append(
+                [line.loss, line.words, line.tries, figure, *measured, *against, line.crowded]
+                + [cost.get(key, "") for key in ("loss_ms", "loss_mib", "step_ms", "step_mib", "hardware")]
+            )
+    return rows

@@ -1,0 +1,348 @@
+"""From the records of runs to what a page says: figures of each loss, words, what tuning gave, what it costs."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weince.intervals import Interval, t_interval
+from weince.lab.compare.cost import RECORD, Cost
+from weince.lab.compare.grid import CHOOSE_BY, FIGURES, Comparison, in_words
+from weince.lab.compare.verdict import Judged, Verdict, judge, reach, seeds_to_show
+from weince.lab.evaluate.protocol import budget, select
+from weince.lab.reproduce.plan import Run, epochs_of
+from weince.lab.reproduce.records import read_record
+
+NAMES = {
+    "linear": "linear accuracy",
+    "r1": "recall at 1",
+    "knn": "vote of the 50 nearest neighbours",
+    "map_r": "MAP@R",
+}
+MAIN = "linear"
+"""The figure that the advice goes by."""
+
+
+class Done(NamedTuple):
+    """A run that is done.
+
+    Attributes:
+        run: What it was; ``trial`` is the number of its try.
+        record: What it measured.
+        epochs: How long it trained.
+        seconds: Of its training; NaN if it has no log.
+        crowded: Share of crowded anchors in its last epoch; NaN if its log does not say.
+        chosen: Whether it is of the try that counts, at full length.
+    """
+
+    run: Run
+    record: Mapping[str, Any]
+    epochs: int
+    seconds: float
+    crowded: float
+    chosen: bool
+
+    def figure(self, name: str, kind: str = "test") -> float:
+        """In percent; NaN if its evaluation is older than the figure."""
+        return float(self.record.get(f"{name}_{kind}_mean", math.nan))
+
+
+class Try(NamedTuple):
+    """A try of a loss: its settings in words, its run if that is done, and whether it was chosen."""
+
+    loss: str
+    words: str
+    temperature: float | None
+    done: Done | None
+    chosen: bool
+
+
+class Line(NamedTuple):
+    """A loss.
+
+    Attributes:
+        loss: Its name.
+        words: The chosen try; empty if none is chosen yet.
+        tries: How many tries are done.
+        measured: Each figure over the seeds; figures that no run has are left out.
+        judged: Each figure against the baseline; nothing for the baseline itself.
+        crowded: Mean share of crowded anchors in the last epoch.
+        seconds: Mean seconds of training.
+        cost: Of the loss and of a step, where it was measured.
+    """
+
+    loss: str
+    words: str
+    tries: int
+    measured: Mapping[str, Interval]
+    judged: Mapping[str, Judged]
+    crowded: float
+    seconds: float
+    cost: Cost | None
+
+
+class Summary(NamedTuple):
+    """All that the page, the CSV and the JSON file say of the runs.
+
+    Attributes:
+        lines: Of the losses, the best by linear accuracy first; those without a run last.
+        verdict: All comparisons.
+        smallest: Of each figure, the smallest difference that these seeds show with 80 % power.
+        tries: Of all losses, in their order.
+        tuned: For each loss, the test figure of the best of k tries by validation, for k from 1.
+        done: All runs that are done.
+        missing: Names of runs that are not.
+        advice: What the reader should do, in two lines.
+        budget: How many tries each loss had, in words.
+    """
+
+    lines: Sequence[Line]
+    verdict: Verdict
+    smallest: Mapping[str, float]
+    tries: Sequence[Try]
+    tuned: Mapping[str, Sequence[float]]
+    done: Sequence[Done]
+    missing: Sequence[str]
+    advice: tuple[str, str]
+    budget: str
+
+
+def choose(
+    comparison: Comparison, tries: Sequence[Run], records: Mapping[str, Mapping[str, Any]]
+) -> dict[str, int]:
+    """The try of each loss with the best validation figure among those that are done; none for a loss without one.
+
+    Args:
+        comparison: What is compared.
+        tries: Its tries.
+        records: Of the runs that are done, by name.
+    """
+    found = {}
+    for loss in comparison.losses:
+        done = [
+            {"trial": run.trial, "validation": records[run.name][f"{CHOOSE_BY}_validation_mean"]}
+            for run in tries
+            if run.loss == loss and run.name in records
+        ]
+        if done:
+            found[loss] = int(select(done, "validation")["trial"])
+    return found
+
+
+def summarise(
+    comparison: Comparison,
+    tries: Sequence[Run],
+    seeds: Sequence[Run],
+    records: Mapping[str, Mapping[str, Any]],
+    missing: Sequence[str],
+) -> Summary:
+    """Summarise what is done.
+
+    Args:
+        comparison: What is compared.
+        tries: Its tries.
+        seeds: The chosen tries with all seeds; ``trial`` is the number of the try.
+        records: Of the runs that are done, by name.
+        missing: Runs that are wanted and not done, in words.
+    """
+    counted = {run.name for run in seeds}
+    every = {run.name: run for run in (*tries, *seeds)}
+    done = {
+        name: _done(run, records[name], name in counted) for name, run in every.items() if name in records
+    }
+    chosen = {run.loss: run.trial for run in seeds}
+    by_loss = {
+        loss: [done[run.name] for run in seeds if run.loss == loss and run.name in done]
+        for loss in comparison.losses
+    }
+    figures = {
+        figure: values
+        for figure in FIGURES
+        if len(values := {loss: of for loss, runs in by_loss.items() if (of := _by_seed(runs, figure))}) > 0
+    }
+    verdict = judge(figures, baseline=comparison.baseline, level_within=comparison.level_within)
+    listed = [
+        Try(
+            run.loss,
+            in_words(comparison.losses[run.loss][run.trial]),
+            comparison.losses[run.loss][run.trial].get("loss.temperature"),
+            done.get(run.name),
+            chosen.get(run.loss) == run.trial,
+        )
+        for loss in comparison.losses
+        for run in tries
+        if run.loss == loss
+    ]
+    lines = [
+        _line(comparison, loss, chosen.get(loss), runs, verdict, listed) for loss, runs in by_loss.items()
+    ]
+    lines.sort(key=lambda line: -line.measured[MAIN].mean if MAIN in line.measured else math.inf)
+    tuned = {
+        loss: best_of([(one.figure(CHOOSE_BY, "validation"), one.figure(MAIN)) for one in found])
+        for loss in comparison.losses
+        if (found := [one.done for one in listed if one.loss == loss and one.done])
+    }
+    smallest = reach(verdict)
+    return Summary(
+        lines,
+        verdict,
+        smallest,
+        listed,
+        tuned,
+        list(done.values()),
+        missing,
+        advise(comparison, lines, verdict, smallest, missing),
+        budget({line.loss: line.tries for line in lines if line.tries}),
+    )
+
+
+def _done(run: Run, record: Mapping[str, Any], chosen: bool) -> Done:
+    log = read_record(run, "log.csv")
+    seconds = sum(row.get("seconds", math.nan) for row in log) if log else math.nan
+    crowded = log[-1].get("crowded", math.nan) if log else math.nan
+    return Done(run, record, epochs_of(run), seconds, crowded, chosen)
+
+
+def _by_seed(runs: Sequence[Done], figure: str) -> dict[int, float]:
+    return {one.run.seed: value for one in runs if math.isfinite(value := one.figure(figure))}
+
+
+def _line(
+    comparison: Comparison,
+    loss: str,
+    chosen: int | None,
+    runs: Sequence[Done],
+    verdict: Verdict,
+    tries: Sequence[Try],
+) -> Line:
+    measured = {f: t_interval(values.values()) for f in FIGURES if (values := _by_seed(runs, f))}
+    return Line(
+        loss,
+        "" if chosen is None else in_words(comparison.losses[loss][chosen]),
+        sum(one.done is not None for one in tries if one.loss == loss),
+        measured,
+        {figure: of[loss] for figure, of in verdict.judged.items() if loss in of},
+        _mean([one.crowded for one in runs]),
+        _mean([one.seconds for one in runs]),
+        next((cost for one in runs if (cost := cost_of_run(one.run))), None),
+    )
+
+
+def cost_of_run(run: Run) -> Cost | None:
+    """What the record of a run says of its cost."""
+    try:
+        found: Cost = read_record(run, RECORD)
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan
+
+
+def best_of(tries: Sequence[tuple[float, float]]) -> list[float]:
+    """Expected test figure of the best of k random tries by validation, for k from 1 to all of them.
+
+    Args:
+        tries: Validation and test figure of each.
+
+    >>> best_of([(1.0, 10.0), (2.0, 30.0)])
+    [20.0, 30.0]
+    """
+    ranked = [test for _, test in sorted(tries, key=lambda one: -one[0])]
+    n = len(ranked)
+    # The one of rank r is the best of k if the other k - 1 are among the n - 1 - r behind it.
+    return [
+        sum(test * math.comb(n - 1 - rank, k - 1) for rank, test in enumerate(ranked)) / math.comb(n, k)
+        for k in range(1, n + 1)
+    ]
+
+
+def advise(
+    comparison: Comparison,
+    lines: Sequence[Line],
+    verdict: Verdict,
+    smallest: Mapping[str, float],
+    missing: Sequence[str],
+) -> tuple[str, str]:
+    """What the reader should do, and how far the seeds carry."""
+    unfinished = "Unfinished: runs are missing, and the same command goes on with them. " if missing else ""
+    base = next(line for line in lines if line.loss == comparison.baseline)
+    others = [line for line in lines if MAIN in line.judged]
+    if MAIN not in base.measured or not others:
+        return (
+            f"Nothing can be told yet: {_and([base.loss])} and another loss need finished runs.",
+            unfinished.strip() or "Run the same command again.",
+        )
+    seeds = max(line.judged[MAIN].n for line in others)
+    if seeds < 2:
+        return (
+            "Run more seeds: with one seed no difference can be told from chance.",
+            f"{unfinished}Tuned by validation, {base.loss} does best at {base.words}.",
+        )
+    return _choice(base, others), unfinished + _reach(comparison, others, verdict, smallest, seeds)
+
+
+def _choice(base: Line, others: Sequence[Line]) -> str:
+    named = f"{base.loss} ({base.words})"
+    better = [line for line in others if line.judged[MAIN].word == "better"]
+    if better:
+        best = max(better, key=lambda line: line.judged[MAIN].difference)
+        one = best.judged[MAIN]
+        return (
+            f"Use {best.loss} ({best.words}): its {NAMES[MAIN]} is {one.difference:.2f} ± {one.half:.2f} points "
+            f"better than that of {named}, both tuned."
+        )
+    return f"Stay with {named}: no loss here is shown to be better in {NAMES[MAIN]}{_others_said(others)}."
+
+
+def _others_said(others: Sequence[Line]) -> str:
+    words = {"level": "level", "worse": "worse", "cannot tell": "not told apart"}
+    said = [
+        f"{_and(names)} {'is' if len(names) == 1 else 'are'} {called}"
+        for word, called in words.items()
+        if (names := [line.loss for line in others if line.judged[MAIN].word == word])
+    ]
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def _reach(
+    comparison: Comparison,
+    others: Sequence[Line],
+    verdict: Verdict,
+    smallest: Mapping[str, float],
+    seeds: int,
+) -> str:
+    said = []
+    for figure, called in NAMES.items():
+        better = [
+            line for line in others if figure != MAIN and line.judged.get(figure, _NONE).word == "better"
+        ]
+        if better:
+            best = max(better, key=lambda line: line.judged[figure].difference)
+            said.append(f"{best.loss} is better in {called} by {best.judged[figure].difference:.2f}")
+    also = f"{_capital('; '.join(said))}. " if said else ""
+    if MAIN not in smallest:
+        return also.strip()
+    said_of = (
+        f"{seeds} seeds show a difference of {smallest[MAIN]:.2f} points in {NAMES[MAIN]} in 8 of 10 cases"
+    )
+    needed = seeds_to_show(
+        comparison.level_within, verdict.spreads[MAIN], len(others) + 1, verdict.comparisons
+    )
+    if any(line.judged[MAIN].word == "cannot tell" for line in others) and needed and needed > seeds:
+        said_of += f"; for one of {comparison.level_within:g} it takes about {needed}"
+    return f"{also}{said_of}."
+
+
+_NONE = Judged("cannot tell", "", math.nan, math.nan, math.nan, math.nan, 0)
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,200 @@
+"""The runs of a comparison: planned, taken over, carried out, written."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weince.lab.compare import merge
+from weince.lab.compare.cost import RECORD, Cost, measure_costs
+from weince.lab.compare.grid import Comparison, in_words
+from weince.lab.compare.summary import choose, cost_of_run, summarise
+from weince.lab.reproduce import execute
+from weince.lab.reproduce.clock import Clock
+from weince.lab.reproduce.plan import Run, check_data, epochs_of, plan
+from weince.lab.reproduce.records import add_file, keep_records
+from weince.lab.reproduce.sweep import carry_out
+from weince.lab.reproduce.tables import Table
+
+EVALUATION = 20.0
+"""First guess of the seconds that starting and judging a run takes, beside its epochs."""
+
+
+class Sweep:
+    """The runs of a comparison: first the tries, then the seeds of those that were chosen."""
+
+    def __init__(
+        self, comparison: Comparison, out: Path, data: str | None, device: str | None, reuse: Sequence[Path]
+    ) -> None:
+        self.comparison, self.out, self.archives = comparison, out, reuse
+        self.data, self.device = data, device
+        self.tries = self._plan(comparison.tries_table())
+        self.of_data: str | None = None  # fingerprint of the images here, where it is known
+        self.failed: dict[str, str] = {}
+        self.clock: Clock | None = None
+
+    def _plan(self, table: Table) -> list[Run]:
+        return plan(table, self.out, data=self.data, device=self.device)
+
+    def records(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+        """What those runs measured that are done, by name."""
+        return {run.name: execute.record(run) for run in runs if execute.is_done(run)}
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return list(self.records([*self.tries, *self.seeds()]).values())
+
+    def seeds(self, *, complete: bool = False) -> list[Run]:
+        """The chosen tries with all seeds; only of losses whose tries are all done or failed, if asked for."""
+        records = self.records(self.tries)
+        chosen = choose(self.comparison, self.tries, records)
+        open_ = {run.loss for run in self.tries if run.name not in records and run.name not in self.failed}
+        chosen = {loss: trial for loss, trial in chosen.items() if not (complete and loss in open_)}
+        if not chosen:
+            return []
+        runs = self._plan(self.comparison.seeds_table(chosen))
+        return [replace(run, trial=chosen[run.loss]) for run in runs]
+
+    def fill(self, budget: float | None, options: Mapping[str, Any], *, check: bool) -> dict[str, str]:
+        """Carry out what is missing, as far as time allows; returns why runs failed."""
+        for name in ("tries", "seeds"):
+            runs = self.tries if name == "tries" else self.seeds(complete=True)
+            if name == "seeds":  # the tries were taken over before
+                self._reuse(runs)
+            left = [run for run in runs if not execute.is_done(run)]
+            if check:  # the nodes of a cluster may see other folders
+                check_data(left)
+            if left and budget is not None and self.clock is None:
+                self.clock = self._clock(budget)
+            self.failed |= carry_out(runs, self.out, clock=self.clock, name=name, **options)
+        return self.failed
+
+    def take_over(self, *, look: bool) -> None:
+        """Bring runs in that the archives have: tries, and then the seeds of what these choose.
+
+        Args:
+            look: Take only runs on the images that are here, as those will be that are trained.
+        """
+        if look and self.archives:
+            self.of_data = merge.data_here(self.tries[0])
+        if self.archives:
+            self._reuse(self.tries)
+            self._reuse(self.seeds())
+
+    def _reuse(self, runs: Sequence[Run]) -> None:
+        wanted = [run for run in runs if not execute.is_done(run)]
+        if self.archives and wanted:
+            taken = merge.reuse(wanted, self.archives, self.out, of_data=self.of_data)
+            print(f"{len(taken)} of {len(wanted)} missing runs are in the archives", file=sys.stderr)
+
+    def _clock(self, budget: float) -> Clock:
+        """A deadline from now on; the probe that it is guessed by counts."""
+        clock = Clock(budget, 0.0, 0.0)
+        cost = self._probe()
+        clock.overhead, clock.epoch = cost["start_seconds"] + EVALUATION, cost["epoch_seconds"]
+        return clock
+
+    def _probe(self) -> Cost:
+        """The cost of the baseline's first try on this machine."""
+        run = next(run for run in self.tries if run.loss == self.comparison.baseline)
+        print("timing a few steps of the configuration", file=sys.stderr)
+        return measure_costs([run])[0]
+
+    def missing(self, seeds: Sequence[Run]) -> list[str]:
+        """Runs that are not done, in words, a line for each loss and try."""
+        found = _grouped(self.comparison, [run for run in self.tries if not execute.is_done(run)], "try ")
+        tried = {run.folder for run in self.tries}
+        found += _grouped(
+            self.comparison,
+            [run for run in seeds if not execute.is_done(run) and run.folder not in tried],
+            "",
+        )
+        chosen = {run.loss for run in seeds}
+        for loss in self.comparison.losses:
+            if loss not in chosen:
+                found.append(f"{loss}: {len(self.comparison.seeds)} seeds at the try to be chosen")
+        return found
+
+    def show(self, jobs: int) -> None:
+        """Print the runs, their state, and how long the rest takes here."""
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        drawn = Table("loss", "settings", "seed", "epochs", "for", "state", title=self.comparison.name)
+        seeds, epochs = self.seeds(), []
+        listed = {run.folder: ("choice", run) for run in self.tries}
+        listed |= {
+            run.folder: ("choice, figures" if run.folder in listed else "figures", run) for run in seeds
+        }
+        for purpose, run in listed.values():
+            done, length = execute.is_done(run), epochs_of(run)
+            if not done:
+                epochs.append(length)
+            words = in_words(self.comparison.losses[run.loss][run.trial])
+            state = "done" if done else "begun" if (run.folder / "log.csv").exists() else "to do"
+            drawn.add_row(*(escape(str(c)) for c in (run.loss, words, run.seed, length, purpose, state)))
+        open_ = [loss for loss in self.comparison.losses if loss not in {run.loss for run in seeds}]
+        further = len(self.comparison.seeds) - (self.comparison.try_epochs is None)
+        full = epochs_of(plan(replace(self.comparison, try_epochs=None).tries_table(), self.out)[0])
+        epochs += [full] * (further * len(open_))
+        console = Console()
+        console.print(drawn)
+        later = f", and {further} seeds at the choice of {', '.join(open_)}" if open_ else ""
+        console.print(f"{len(listed)} runs{later}; {len(epochs)} to do.", highlight=False, markup=False)
+        if epochs:
+            cost = self._probe()
+            clock = Clock(0.0, cost["start_seconds"] + EVALUATION, cost["epoch_seconds"])
+            # Runs at once share the device, so that their epochs take as long as one after the other.
+            minutes = (clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)) / 60
+            console.print(
+                f"About {max(1, round(minutes)):,} minutes here, {jobs} at once: an epoch takes "
+                f"{cost['epoch_seconds']:.1f} s on {cost['hardware']}, by a few steps.",
+                highlight=False,
+                markup=False,
+            )
+
+    def write(self, command: str, failed: Mapping[str, str], *, measure: bool) -> Path:
+        """Write the archive, the tables and the page from what is done."""
+        from weince.lab.compare.page import write_page  # here, since matplotlib takes a while
+
+        seeds = self.seeds()
+        runs = list({run.folder: run for run in (*self.tries, *seeds)}.values())
+        records = self.records(runs)
+        if not records:
+            raise ValueError(f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}")
+        merge.check_protocol([(name, record) for name, record in records.items()])
+        done = [run for run in runs if run.name in records]
+        if measure and (self.clock is None or self.clock.left() > 0):
+            self._measure(seeds, records)
+        missing = self.missing(seeds)
+        for line in missing:
+            print(f"missing: {line}", file=sys.stderr)
+        keep_records(done, self.out)
+        summary = summarise(self.comparison, self.tries, seeds, records, missing)
+        path = write_page(self.comparison, summary, self.out / self.comparison.name, failed, command)
+        if failed:
+            first = next(iter(failed.values()))
+            raise ValueError(f"{len(failed)} runs failed, the page without them is {path}; {first}")
+        return path
+
+    def _measure(self, seeds: Sequence[Run], records: Mapping[str, Any]) -> None:
+        """Time the chosen try of each loss on this machine, where its record does not say."""
+        firsts = {run.loss: run for run in reversed(seeds) if run.name in records}
+        known = {run.loss for run in seeds if run.name in records and cost_of_run(run)}
+        wanted = [run for loss, run in firsts.items() if loss not in known]
+        if not wanted:
+            return
+        print(f"timing the losses: {', '.join(run.loss for run in wanted)}", file=sys.stderr)
+        for run, cost in zip(wanted, measure_costs(wanted), strict=True):
+            add_file(run, RECORD, cost)
+
+
+def _grouped(comparison: Comparison, runs: Sequence[Run], what: str) -> list[str]:
+    groups: dict[tuple[str, int], list[int]] = {}
+    for run in runs:
+        groups.setdefault((run.loss, run.trial), []).append(run.seed)
+    return [
+        f"{what}{loss}, {in_words(comparison.losses[loss][trial])}: seed {', '.join(map(str, seeds))}"
+        for (loss, trial), seeds in groups.items()
+    ]

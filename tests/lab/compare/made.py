@@ -1,0 +1,78 @@
+"""Comparisons whose runs were never trained: records with figures that follow from loss, try and seed."""
+
+import random
+
+import yaml
+
+from weince.lab import settings
+from weince.lab.compare.grid import Comparison, tries_of
+from weince.lab.compare.summary import choose
+from weince.lab.reproduce.plan import plan, settings_of
+from weince.lab.reproduce.records import add_records
+
+CONFIG = """\
+task: vision
+data: digits
+encoder: tiny
+augment: {size: 8}
+loss: {preset: infonce, temperature: 0.5}
+optimizer: {lr: 0.002}
+epochs: 4
+batch: 256
+"""
+NAMES = "linear", "knn", "r1", "map_r"
+
+
+def config_in(folder):
+    path = folder / "small.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def comparison_of(config, *losses, tries=2, **changes):
+    spaces = {loss: tries_of(loss, config)[:tries] for loss in losses}
+    return Comparison(config=config, losses=spaces, **({"baseline": losses[0]} | changes))
+
+
+def files_of(run, value, *, without=(), **evaluation):
+    """The record of a run that reached a figure."""
+    content = yaml.safe_load(settings.dump(settings_of(run)))
+    figures = {
+        f"{name}_{kind}_mean": value + shift
+        for name in NAMES
+        if name not in without
+        for kind, shift in (("validation", 1.0), ("test", 0.0))
+    }
+    told = {"data": "digits", "fingerprint": "01", "quick": False, "probe_seeds": [1], "split_seeds": [1]}
+    epochs = content["epochs"]
+    where = {"hardware": "a CPU", "commit": "0.1.0", "seconds": 9.0}
+    return {
+        "run.yaml": content | {"out": f"runs/{run.name}"},
+        "evaluation.json": {**told, **figures, **evaluation},
+        "made.json": {"key": run.key, "command": "weince train", "measures": {"evaluation": where}},
+        "log.csv": {
+            "epoch": list(range(1, epochs + 1)),
+            "crowded": [0.01] * epochs,
+            "seconds": [2.0 + run.trial / 10] * epochs,
+        },
+    }
+
+
+def value_of(run, gains):
+    """50, what the loss gains, less by each try after the first, and noise that two seeds of a loss do not share."""
+    noise = random.Random(f"{run.loss} {run.seed}").gauss(0.0, 0.3)
+    return 50.0 + gains.get(run.loss, 0.0) - run.trial + noise + run.seed / 100
+
+
+def fill(comparison, out, *, gains=None, seeds=True, **options):
+    """Write records of all tries, and of all seeds of those that are chosen; returns the runs."""
+    runs = plan(comparison.tries_table(), out)
+    gains = gains or {}
+    records = {run.name: files_of(run, value_of(run, gains), **options) for run in runs}
+    if seeds:
+        chosen = choose(comparison, runs, {name: files["evaluation.json"] for name, files in records.items()})
+        more = plan(comparison.seeds_table(chosen), out)
+        records |= {run.name: files_of(run, value_of(run, gains), **options) for run in more}
+        runs = list({run.folder: run for run in (*runs, *more)}.values())
+    add_records(out, records)
+    return runs

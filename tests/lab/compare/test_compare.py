@@ -1,0 +1,230 @@
+"""Whole comparisons: trained, killed at three points, resumed, cut by a budget; and the page in a browser."""
+
+import csv
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from diagnose.browser import sound_page
+from lab.compare.made import CONFIG, comparison_of, config_in, fill
+from programs import Program
+
+from weince.cli import main
+from weince.lab.compare import compare
+from weince.lab.compare.grid import write_comparison
+from weince.lab.reproduce import execute
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Two short epochs for each run."""
+    path = tmp_path / "small.yaml"
+    path.write_text(CONFIG.replace("epochs: 4", "epochs: 2"))
+    return str(path)
+
+
+def command(config, out):
+    return ["compare", "infonce", "dcl", "--config", config, "--tries", "2", "--seeds", "2", "--jobs", "2",
+            "--device", "cpu", "--out", str(out)]  # fmt: skip
+
+
+def told(folder):
+    """What a comparison says, without what depends on the clock and the machine's load."""
+    found = json.loads((folder / "compare.json").read_text())
+    for line in found["losses"]:
+        del line["cost"], line["train_seconds"]
+    for run in found["runs"]:
+        del run["train_seconds"]
+    del found["facts"]["command"]
+    return found
+
+
+def test_a_comparison_from_end_to_end(tmp_path, config):
+    """Four runs on digits; then their records alone make the same page elsewhere."""
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    once = ["--tries", "1", "--set", "epochs=1"]
+    assert main([*command(config, out), *once]) == 0
+    found = json.loads((out / "small" / "compare.json").read_text())
+    assert [run["counts"] for run in found["runs"]] == [True] * 4
+    assert found["missing"] == []
+    for line in found["losses"]:
+        assert line["cost"]["loss_ms"] > 0
+        assert line["cost"]["step_mib"] > line["cost"]["loss_mib"] > 0
+        assert "CPU, torch" in line["cost"]["hardware"]
+        assert line["figures"].keys() == {"linear", "r1", "knn", "map_r"}
+    (copy / "small").mkdir(parents=True)
+    shutil.copy(out / "runs.jsonl", copy)
+    shutil.copy(out / "small" / "comparison.yaml", copy / "small")
+    compare(out=copy, table_only=True)
+    assert told(copy / "small") == told(out / "small")
+    assert (copy / "small" / "compare.csv").read_text() == (out / "small" / "compare.csv").read_text()
+
+
+# A process that takes a while stands for training and measuring; its record's figures follow from the run.
+QUICK = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from lab.compare.made import files_of, value_of
+from weince.lab.compare import sweep
+from weince.lab.reproduce import execute
+def commands(run):
+    files = files_of(run, value_of(run, {{}}))
+    texts = {{name: json.dumps(files[name]) for name in ("run.yaml", "evaluation.json")}}
+    return [[sys.executable, "-S", "-c", {write!r}, str(run.folder), json.dumps(texts)]]
+execute.commands = commands
+cost = dict(loss_ms=1.0, loss_mib=1.0, step_ms=2.0, step_mib=2.0, batch=9, width=9, hardware="a CPU")
+sweep.measure_costs = lambda runs: [cost for _ in runs]
+from weince.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+WRITE = """
+import json, os, pathlib, sys, time
+folder, files = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+(folder / "begun").touch()
+(folder / "model.safetensors").touch()
+time.sleep(0.3)
+for name, content in files.items():
+    part = folder / (name + ".part")
+    part.write_text(content)
+    os.replace(part, folder / name)
+"""
+
+
+def started(config, out):
+    tests = str(Path(__file__).parents[2])
+    return Program("-c", QUICK.format(tests=tests, write=WRITE), *command(config, out))
+
+
+def wait_until(happened, program, seconds=120.0):
+    until = time.monotonic() + seconds
+    while not happened():
+        assert program.poll() is None, program.wait()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.posix
+def test_killed_at_three_points_it_ends_with_the_same_page(tmp_path, config):
+    """While the first tries run, after a try is done, and while a second seed runs."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = started(config, whole).wait()
+    assert done.returncode == 0, done.stderr
+    points = (
+        lambda: any(cut.glob("runs/*/*/seed_7/begun")),
+        lambda: any(cut.glob("runs/*/*/seed_7/made.json")),
+        lambda: any(cut.glob("runs/*/*/seed_21/begun")),
+    )
+    for point, number in zip(points, (signal.SIGKILL, signal.SIGTERM, signal.SIGINT), strict=True):
+        program = started(config, cut)
+        wait_until(point, program)
+        program.send_signal(number)
+        assert program.wait().returncode != 0
+        assert not (cut / "small" / "index.html").exists()
+    done = started(config, cut).wait()
+    assert done.returncode == 0, done.stderr
+    pages = [(folder / "small" / "index.html").read_text() for folder in (whole, cut)]
+    assert pages[0].replace("--out whole", "--out cut") == pages[1]
+    assert len(told(cut / "small")["runs"]) == 2 * 2 + 2  # the chosen try's run is the first seed
+
+
+def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_path, config, capsys):
+    comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(comparison, tmp_path, seeds=False)
+    assert main(["compare", "infonce", "dcl", "--config", config, "--tries", "2", "--seeds", "2", "--device", "cpu",
+                 "--budget", "1s", "--out", str(tmp_path)]) == 0  # fmt: skip
+    said = capsys.readouterr().err
+    assert said.count(execute.LATE) == 2
+    assert "missing: dcl, temperature 0.1: seed 21" in said
+    assert not list(tmp_path.glob("runs/*/*/*/log.csv"))
+    rows = list(csv.DictReader((tmp_path / "small" / "compare.csv").open(newline="")))
+    assert {row["seeds"] for row in rows} == {"1"}
+
+
+def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
+    fill(comparison_of(config, "infonce", seeds=[7, 21]), tmp_path)
+    assert main([*command(config, tmp_path), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(" done ") == len(comparison.losses["infonce"]) + 1
+    assert said.count(" to do ") == 2
+    assert "5 runs, and 1 seeds at the choice of dcl; 3 to do." in said
+    assert "minutes here, 2 at once: an epoch takes" in said
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--budget", "2 hours"], "--budget must be a number with s, m or h, such as 2h; got 2 hours"),
+        (["--set", "precision"], "--set are NAME=VALUE, got precision"),
+        (["--slurm-options", "time=9"], "--slurm-options are for --slurm, which is missing"),
+        (["--set", "presision=bf16", "--dry-run"], "unrecognized arguments|presision"),
+        (["--recipe", "strong"], "--recipe strong wants the configuration"),
+    ],
+)
+def test_bad_options_are_refused_in_a_line(tmp_path, config, options, said, capsys):
+    assert main([*command(config, tmp_path / "out"), *options]) == 2
+    error = capsys.readouterr().err
+    assert any(part in error for part in said.split("|"))
+    assert error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A page with everything on it: many losses, long names, short tries, something missing, costs."""
+    out = tmp_path_factory.mktemp("page")
+    losses = "infonce", "dcl", "hcl", "released", "mixture", "kl_ball", "temperature_free"
+    comparison = comparison_of(config_in(out), *losses, tries=3, try_epochs=2)
+    write_comparison(comparison, out / comparison.name)
+    fill(comparison, out, gains={"dcl": 1.5, "released": -4.0})
+    lines = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["cost.json"] = {"loss_ms": 1.25, "loss_mib": 3.5, "step_ms": 40.0, "step_mib": 120.0, "batch": 256,
+                             "width": 64, "hardware": "a CPU, torch 2"}  # fmt: skip
+    kept = [line for line in lines if not ("kl_ball" in line["run"] and "seed_84" in line["run"])]
+    (out / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    return compare(out=out, table_only=True).parent
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_in_a_browser(shown, browser, width, scheme):
+    with sound_page(browser, shown, width, scheme) as page:
+        first = page.locator("#advice p")
+        assert first.nth(0).inner_text().startswith("Use dcl (temperature 0.1): its linear accuracy is")
+        assert "Unfinished" in first.nth(1).inner_text()
+        assert first.nth(0).bounding_box()["y"] < 300  # what to do stands at the top
+        board = page.locator("#leaderboard tbody tr")
+        assert board.count() == 7
+        assert board.first.locator("th").inner_text() == "dcl"
+        assert board.first.locator("td").nth(2).inner_text() == "better"
+        assert "kl_ball, radius 0.8: seed 84" in page.locator("#missing").inner_text()
+        captions = " ".join(page.locator("figcaption").all_inner_texts())
+        for part in ("a dot is a seed", "against epochs", "against minutes", "best of k tries"):
+            assert part in captions
+        titles = page.locator("figure svg title").all_text_contents()
+        assert any(t.startswith("dcl, temperature 0.1, seed 21, 4 epochs: linear 5") for t in titles)
+        assert page.locator("#temperatures td.chosen").count() >= 4
+        assert page.locator("#cost tbody td").first.inner_text() == "1.25"
+        page.locator("#runs summary").click()
+        assert page.locator("#runs tbody tr").count() == 19 + 7 * 4 - 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        wide = page.locator(".numbers").evaluate_all(
+            "all => all.filter(t => t.scrollWidth > t.clientWidth).length"
+        )
+        assert wide > 0 if width == 390 else True
+
+
+def test_the_process_that_measures_costs_says_why_it_cannot(tmp_path, config):
+    from weince.lab.compare.cost import measure_costs
+    from weince.lab.reproduce.plan import plan
+
+    run = plan(
+        comparison_of(config, "infonce", "dcl").tries_table(), tmp_path, data=str(tmp_path / "none.npz")
+    )[0]
+    with pytest.raises(ValueError, match=r"the cost of a step could not be measured: .*none.npz"):
+        measure_costs([run])

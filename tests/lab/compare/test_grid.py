@@ -1,0 +1,165 @@
+"""What a comparison asks for: search spaces as settings, recipes, further losses, the file that keeps it."""
+
+import sys
+
+import pytest
+from lab.compare.made import comparison_of, config_in
+
+from weince.lab.compare.grid import (
+    find_comparison,
+    in_words,
+    joined,
+    read_comparison,
+    recipe_config,
+    tries_of,
+    write_comparison,
+)
+from weince.lab.configure import PRESETS
+from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.tables import take_seeds
+
+COMPARED = [preset for preset in PRESETS if preset != "link"]  # which has no defaults
+
+
+@pytest.mark.parametrize("loss", COMPARED)
+def test_every_search_space_makes_runs(loss, tmp_path):
+    """Each try is read and checked as a run, and no two are the same."""
+    config = "cifar100_resnet18"
+    tries = tries_of(loss, config)
+    runs = plan(comparison_of(config, loss, tries=99).tries_table(), tmp_path)
+    assert len({run.key for run in runs}) == len(tries) >= 1
+    assert all(tried["loss.preset"] == loss for tried in tries)
+
+
+def test_the_order_of_preference():
+    config = "cifar100_resnet18"
+    first = {loss: in_words(tries_of(loss, config)[0]) for loss in ("infonce", "hcl", "kl_ball", "released")}
+    assert first == {
+        "infonce": "temperature 0.1",
+        "hcl": "temperature 0.5",
+        "kl_ball": "radius 0.8",
+        "released": "temperature 0.5",
+    }
+
+
+def test_a_run_is_spelled_as_a_table_spells_it(tmp_path):
+    """So that runs of `weince reproduce` are found."""
+    assert tries_of("mixture", "cifar100_resnet18")[2] == {
+        "loss.preset": "mixture",
+        "loss.temperature": 0.1,
+        "loss.options": {"spread": 1.0},
+    }
+    (run, *_) = plan(comparison_of("cifar100_resnet18", "dcl", "infonce").tries_table(), tmp_path)
+    assert run.changes == {"loss.preset": "dcl", "loss.temperature": 0.1}
+
+
+def test_a_loss_without_a_temperature_drops_that_of_the_configuration(tmp_path):
+    assert tries_of("temperature_free", config_in(tmp_path)) == [
+        {"loss.preset": "temperature_free", "loss.temperature": None}
+    ]
+
+
+OWN = """
+from torch import nn
+class Plain(nn.Module):
+    def forward(self, z_i, z_j): return (z_i * z_j).sum()
+class Searched(Plain):
+    search_space = ({"margin": 0.5}, {"margin": 1.0, "temperature": 0.2})
+class Wrong(Plain):
+    search_space = (0.1, 0.2)
+class Empty(Plain):
+    search_space = ()
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "mine_compared.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield config_in(tmp_path)
+    sys.modules.pop("mine_compared", None)
+
+
+def test_a_loss_of_ones_own(own):
+    assert tries_of("mine_compared:Plain", own) == [
+        {"loss.preset": "mine_compared:Plain", "loss.temperature": None}
+    ]
+    assert [in_words(tried) for tried in tries_of("mine_compared:Searched", own)] == [
+        "margin 0.5",
+        "temperature 0.2, margin 1",
+    ]
+    for name, got in (("Wrong", "got 0.1"), ("Empty", "got nothing")):
+        with pytest.raises(ValueError, match=f"search_space of mine_compared:{name} must list .*{got}"):
+            tries_of(f"mine_compared:{name}", own)
+    with pytest.raises(ValueError, match=r"unknown loss 'infonec' .did you mean infonce"):
+        tries_of("infonec", own)
+
+
+def test_recipes(tmp_path):
+    assert recipe_config("cifar100_resnet18", "paper") == "cifar100_resnet18"
+    assert recipe_config("cifar100_resnet18", "strong") == "cifar100_resnet18_strong"
+    with pytest.raises(ValueError, match="wants the configuration digits_tiny_strong, which is not there"):
+        recipe_config("digits_tiny", "strong")
+    path = config_in(tmp_path)
+    with pytest.raises(ValueError, match=r"small_strong.yaml, which is not there"):
+        recipe_config(path, "strong")
+
+
+def test_a_comparison_is_read_as_it_was_written(tmp_path):
+    made = comparison_of("cifar100_resnet18", "infonce", "mixture", "kl_ball", tries=3, try_epochs=25)
+    write_comparison(made, tmp_path / made.name)
+    found = find_comparison(tmp_path, None)
+    assert found.losses == made.losses
+    assert plan(found.tries_table(), tmp_path) == plan(made.tries_table(), tmp_path)
+    assert find_comparison(tmp_path, "cifar10_resnet18") is None
+    write_comparison(comparison_of("digits_tiny", "infonce", "dcl"), tmp_path / "digits_tiny")
+    with pytest.raises(
+        ValueError, match="several comparisons, say which by --config: cifar100_resnet18, digits"
+    ):
+        find_comparison(tmp_path, None)
+    (tmp_path / "comparison.yaml").write_text("losses: {}\n")
+    with pytest.raises(ValueError, match="is not a comparison"):
+        read_comparison(tmp_path / "comparison.yaml")
+
+
+def test_losses_tries_and_seeds_are_added():
+    config = "cifar100_resnet18"
+    before = comparison_of(config, "infonce", "dcl", tries=3, seeds=[7, 21])
+    now = comparison_of(config, "infonce", "hcl", tries=2, seeds=[7, 63])
+    both = joined(before, now)
+    assert list(both.losses) == ["infonce", "dcl", "hcl"]
+    assert [len(tries) for tries in both.losses.values()] == [3, 3, 2]
+    assert both.seeds == [7, 21, 63]
+    for changes, said in (
+        ({"set": {"precision": "bf16"}}, "has set none, this one {'precision': 'bf16'}"),
+        ({"try_epochs": 5}, "has try_epochs none, this one 5"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            joined(before, comparison_of(config, "infonce", "hcl", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"baseline": "hcl"}, "unknown baseline 'hcl'"),
+        ({"level_within": 0.0}, "--level-within must be above 0 points; got 0.0"),
+        ({"try_epochs": 0}, "--try-epochs must be at least 1; got 0"),
+        (
+            {"set": {"loss.temperature": 0.3}},
+            "--set is for the recipe that all losses share; got loss.temperature",
+        ),
+    ],
+)
+def test_what_cannot_be_compared(changes, said):
+    with pytest.raises(ValueError, match=said):
+        comparison_of("digits_tiny", "infonce", "dcl", **changes)
+
+
+def test_seeds_are_counted_or_named():
+    assert take_seeds(None, (7, 21, 63)) == (7, 21, 63)
+    assert take_seeds(2, (7, 21, 63)) == (7, 21)
+    assert take_seeds([1, 2], (7, 21, 63)) == [1, 2]
+    for asked in (0, 4):
+        with pytest.raises(ValueError, match=f"--seeds {asked}: a number says how many of 7 21 63"):
+            take_seeds(asked, (7, 21, 63))

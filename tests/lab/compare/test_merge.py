@@ -1,0 +1,138 @@
+"""Runs of others: taken over if they match, merged if they compare, refused with the difference if not."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lab.compare.made import comparison_of, config_in, fill
+
+from weince.lab.compare import compare
+from weince.lab.compare.grid import read_comparison, write_comparison
+from weince.lab.compare.merge import reuse
+from weince.lab.reproduce import execute
+from weince.lab.reproduce.plan import plan
+
+EVIDENCE = Path(__file__).parents[3] / "research" / "results" / "evidence" / "runs.jsonl"
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two users' folders with the same recipe: one ran dcl, the other hcl and another seed of infonce."""
+    config = config_in(tmp_path)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, loss, seeds in ((ours, "dcl", [7, 21]), (theirs, "hcl", [7, 21, 63])):
+        comparison = comparison_of(config, "infonce", loss, seeds=seeds)
+        write_comparison(comparison, folder / comparison.name)
+        fill(comparison, folder)
+    return ours, theirs
+
+
+def edit(folder, change):
+    """Change the records of an archive."""
+    path = folder / "runs.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_two_users_records_are_merged(two):
+    ours, theirs = two
+    page = compare(out=ours, add=[theirs / "runs.jsonl"])
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert {line["loss"] for line in found["losses"]} == {"infonce", "dcl", "hcl"}
+    assert read_comparison(page.parent / "comparison.yaml").seeds == [7, 21, 63]
+    seeds = {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]}
+    assert seeds == {"infonce": 3, "dcl": 2, "hcl": 3}
+    assert found["missing"] == ["dcl, temperature 0.1: seed 63"]
+    again = compare(out=ours, add=[theirs])  # a folder stands for its archive, and nothing counts twice
+    assert json.loads((again.parent / "compare.json").read_text())["losses"] == found["losses"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda line: line["evaluation.json"].update(fingerprint="02"),
+            "data fingerprint is 02, that of this .* 01",
+        ),
+        (lambda line: line["evaluation.json"].update(quick=True), "quick evaluation is True, .* is False"),
+        (lambda line: line["evaluation.json"].update(probe_seeds=[1, 2]), r"seeds of the probe is \[1, 2\]"),
+        (lambda line: line["run.yaml"].update(batch=128), "another recipe: it has batch 128, not 256"),
+        (lambda line: line["run.yaml"]["optimizer"].update(lr=0.1), "it has optimizer.lr 0.1, not 0.002"),
+        (lambda line: line["run.yaml"].update(epochs=9), "it has epochs 9, not 4"),
+        (lambda line: line.pop("evaluation.json"), "has no evaluation.json"),
+    ],
+)
+def test_what_does_not_compare_is_refused_and_changes_nothing(two, change, said):
+    ours, theirs = two
+    edit(theirs, change)
+    before = {path: path.read_bytes() for path in ours.rglob("*.*") if path.is_file()}
+    with pytest.raises(ValueError, match=said):
+        compare(out=ours, add=[theirs / "runs.jsonl"])
+    assert {path: path.read_bytes() for path in ours.rglob("*.*") if path.is_file()} == before
+
+
+def test_another_spelling_of_the_same_recipe_is_the_same(two, tmp_path):
+    """Keys hash what a configuration says; runs are the same if their settings are."""
+    ours, theirs = two
+    other = tmp_path / "other.yaml"
+    other.write_text((tmp_path / "small.yaml").read_text() + "projection: 64\nseed: 7\n")
+    shutil.rmtree(theirs)
+    comparison = comparison_of(str(other), "infonce", "hcl", seeds=[7, 21])
+    fill(comparison, theirs)
+    page = compare(out=ours, add=[theirs / "runs.jsonl"])
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert [line["loss"] for line in found["losses"] if line["figures"]["linear"]["seeds"] == 2]
+    assert found["missing"] == []
+
+
+def test_a_variant_of_a_loss_is_a_loss_of_its_own(two):
+    ours, theirs = two
+    edit(theirs, lambda line: line["run.yaml"]["loss"].update(softmax_term=0.5)
+         if line["run.yaml"]["loss"]["preset"] == "infonce" else None)  # fmt: skip
+    page = compare(out=ours, add=[theirs / "runs.jsonl"])
+    names = {line["loss"] for line in json.loads((page.parent / "compare.json").read_text())["losses"]}
+    assert names == {"infonce", "dcl", "hcl", "infonce, softmax_term 0.5"}
+
+
+def test_runs_of_reproduce_are_taken_over(tmp_path):
+    """Our own records: CIFAR-100 in bf16, some of what a comparison of these losses asks for."""
+    comparison = comparison_of("cifar100_resnet18", "infonce", "released", "dcl", set={"precision": "bf16"})
+    runs = plan(comparison.tries_table(), tmp_path)
+    taken = reuse(runs, [EVIDENCE], tmp_path, of_data=None)
+    assert [(run.loss, run.trial) for run in taken] == [("infonce", 0), ("infonce", 1), ("released", 0)]
+    assert [run for run in runs if execute.is_done(run)] == [run for run in runs if run in taken]
+
+
+def test_runs_on_other_data_are_not_taken_over(tmp_path, capsys):
+    comparison = comparison_of("cifar100_resnet18", "infonce", "dcl", set={"precision": "bf16"})
+    runs = plan(comparison.tries_table(), tmp_path)
+    assert reuse(runs, [EVIDENCE], tmp_path, of_data="0123") == []
+    assert "runs not reused, their data are not 0123" in capsys.readouterr().err
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_figures_of_two_data_sets_are_not_compared(two):
+    ours, _ = two
+    edit(
+        ours, lambda line: line["evaluation.json"].update(fingerprint="02") if "dcl" in line["run"] else None
+    )
+    with pytest.raises(ValueError, match=r"data fingerprint is 0.*their figures do not compare"):
+        compare(out=ours, table_only=True)
+
+
+def test_an_archive_that_is_not_there(two):
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such archive of runs"):
+        compare(out=two[0], add=[Path("nowhere.jsonl")])
+
+
+def test_records_are_added_to_what_is_named(two):
+    """A comparison may begin with the records of others."""
+    ours, theirs = two
+    shutil.rmtree(ours)
+    config = str(theirs.parent / "small.yaml")
+    page = compare(["hcl"], config=config, tries=2, seeds=2, out=ours, add=[theirs / "runs.jsonl"])
+    assert replace(read_comparison(page.parent / "comparison.yaml"), config="").baseline == "infonce"

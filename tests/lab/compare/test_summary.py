@@ -1,0 +1,190 @@
+"""From records to a page: the choice, what tuning gave, what the reader is told, the files."""
+
+import csv
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lab.compare.made import comparison_of, config_in, fill
+
+from weince.lab.compare import compare
+from weince.lab.compare.grid import write_comparison
+from weince.lab.compare.summary import best_of
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 99), st.floats(0, 99)), min_size=1, max_size=6, unique_by=lambda t: t[0])
+)
+def test_the_best_of_k_tries_is_the_mean_over_all_choices_of_k(tries):
+    for k, found in enumerate(best_of(tries), 1):
+        picked = [max(some)[1] for some in itertools.combinations(tries, k)]
+        assert found == pytest.approx(sum(picked) / len(picked), abs=1e-9)
+
+
+def made(tmp_path, *losses, gains=None, **options):
+    """The page of a comparison of records alone, and its JSON file."""
+    changes = {key: options.pop(key) for key in ("seeds", "try_epochs", "tries") if key in options}
+    comparison = comparison_of(config_in(tmp_path), *losses, **changes)
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(comparison, tmp_path, gains=gains, **options)
+    page = compare(out=tmp_path, table_only=True)
+    return page, json.loads((page.parent / "compare.json").read_text())
+
+
+def test_a_better_loss_is_advised(tmp_path):
+    page, found = made(
+        tmp_path, "infonce", "dcl", "hcl", gains={"dcl": 3.0, "hcl": -3.0}, seeds=[7, 21, 63, 84]
+    )
+    assert found["advice"][0].startswith("Use dcl (temperature 0.1): its linear accuracy is 3.")
+    assert [line["loss"] for line in found["losses"]] == ["dcl", "infonce", "hcl"]
+    words = {line["loss"]: line["figures"]["linear"]["word"] for line in found["losses"]}
+    assert words == {"dcl": "better", "infonce": "baseline", "hcl": "worse"}
+    assert found["comparisons"] == 2 * 4
+    assert found["missing"] == []
+    rows = list(csv.DictReader((page.parent / "compare.csv").open(newline="")))
+    assert len(rows) == 3 * 4
+    assert [row["word"] for row in rows if row["figure"] == "map_r"] == ["better", "baseline", "worse"]
+    assert float(rows[0]["mean"]) == found["losses"][0]["figures"]["linear"]["mean"]
+
+
+def test_where_nothing_is_better_the_baseline_stays(tmp_path):
+    _, found = made(tmp_path, "infonce", "dcl", "hcl", gains={"hcl": -3.0}, seeds=[7, 21, 63, 84])
+    assert found["advice"][0].startswith(
+        "Stay with infonce (temperature 0.1): no loss here is shown to be better in linear"
+    )
+    assert "hcl is worse" in found["advice"][0]
+    assert "4 seeds show a difference of" in found["advice"][1]
+
+
+def test_one_seed_tells_nothing(tmp_path):
+    page, found = made(tmp_path, "infonce", "dcl", gains={"dcl": 9.0}, seeds=[7])
+    assert found["advice"][0] == "Run more seeds: with one seed no difference can be told from chance."
+    (dcl,) = [line for line in found["losses"] if line["loss"] == "dcl"]
+    linear = dcl["figures"]["linear"]
+    assert (linear["word"], linear["why"], linear["p"], linear["half"]) == (
+        "cannot tell",
+        "one seed",
+        None,
+        None,
+    )
+    assert "cannot tell</span>: one seed" in page.read_text()
+
+
+def test_the_choice_is_by_validation_and_by_tries_alone(tmp_path):
+    """The second try has the better test figure, the first the better validation figure."""
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    write_comparison(comparison, tmp_path / comparison.name)
+    runs = fill(comparison, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    second = {run.name for run in runs if run.trial == 1}
+    for line in lines:
+        if line["run"] in second:
+            line["evaluation.json"]["linear_test_mean"] = 99.0
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = compare(out=tmp_path, table_only=True)
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert {line["settings"] for line in found["losses"]} == {"temperature 0.1"}
+    assert [one["chosen"] for one in found["tries"]] == [True, False] * 2
+    assert found["best_of"]["dcl"][1] < found["best_of"]["dcl"][0] < 99.0
+
+
+def test_short_tries_choose_and_do_not_count(tmp_path):
+    page, found = made(tmp_path, "infonce", "dcl", try_epochs=1, seeds=[7, 21])
+    counted = [run for run in found["runs"] if run["counts"]]
+    assert {run["epochs"] for run in counted} == {4}
+    assert {run["epochs"] for run in found["runs"] if not run["counts"]} == {1}
+    assert (len(counted), len(found["runs"])) == (2 * 2, 2 * 2 + 2 * 2)
+    assert "each of 1 epochs" in found["facts"]["tuning budget"]
+    assert "against epochs" in page.read_text()
+
+
+def test_records_older_than_a_figure_have_a_dash(tmp_path):
+    page, found = made(tmp_path, "infonce", "dcl", without=("map_r",), seeds=[7, 21])
+    assert all("map_r" not in line["figures"] for line in found["losses"])
+    assert all(run["map_r_test"] is None for run in found["runs"])
+    assert "MAP@R" not in page.read_text()
+
+
+def test_fewer_tries_than_asked_for_are_said(tmp_path):
+    _, found = made(tmp_path, "infonce", "temperature_free", tries=3, seeds=[7, 21])
+    budget = found["facts"]["tuning budget"]
+    assert budget.startswith("unequal numbers of configurations tried: temperature_free 1, infonce 3")
+
+
+def test_what_is_missing_is_named(tmp_path, capsys):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
+    fill(
+        replace(comparison, losses=comparison.losses | {"dcl": comparison.losses["dcl"][:1]}),
+        tmp_path,
+        seeds=False,
+    )
+    page = compare(out=tmp_path, table_only=True)
+    said = capsys.readouterr().err
+    assert "missing: try dcl, temperature 0.2: seed 7\n" in said
+    assert "missing: dcl, temperature 0.1: seed 21\n" in said
+    text = page.read_text()
+    assert "Unfinished: runs are missing" in text
+    assert "try dcl, temperature 0.2: seed 7" in text
+
+
+def test_the_same_records_make_the_same_files(tmp_path):
+    page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    before = {path.name: path.read_bytes() for path in page.parent.rglob("*.*") if path.suffix != ".png"}
+    compare(out=tmp_path, table_only=True)
+    assert {
+        path.name: path.read_bytes() for path in page.parent.rglob("*.*") if path.suffix != ".png"
+    } == before
+
+
+def test_no_number_of_the_json_file_is_none_of_json(tmp_path):
+    page, _ = made(tmp_path, "infonce", "dcl", seeds=[7])
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    json.loads((page.parent / "compare.json").read_text(), parse_constant=refuse)
+
+
+def test_names_are_escaped(tmp_path):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    evil = {"a:<script>alert(1)</script>": [{"loss.preset": "infonce", "loss.temperature": 0.33}]}
+    comparison = replace(comparison, losses={**comparison.losses, **evil})
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(comparison, tmp_path)
+    text = compare(out=tmp_path, table_only=True).read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"losses": []}, "weince compare wants losses, such as infonce dcl: .* has no comparison yet"),
+        ({"losses": ["dcl", "dcl"]}, "dcl is named twice"),
+        ({"tries": 0}, "--tries must be at least 1; got 0"),
+        ({"budget": 10.0, "slurm": True}, "--budget is for runs on this machine"),
+        ({"budget": 0.0}, "--budget must be above 0 seconds"),
+        ({"jobs": 0}, "jobs must be at least 1, got 0"),
+        ({"losses": ["link"]}, "preset 'link' wants lam and beta"),
+        ({"table_only": True}, "none of the 6 runs of digits_tiny is in"),
+        ({"seeds": 9}, "--seeds 9: a number says how many"),
+    ],
+)
+def test_what_is_refused(tmp_path, options, said):
+    with pytest.raises(ValueError, match=said):
+        compare(**({"losses": ["dcl"], "out": tmp_path} | options))
+
+
+def test_half_a_width_is_that_of_the_t_interval(tmp_path):
+    _, found = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    runs = [r["linear_test"] for r in found["runs"] if r["loss"] == "dcl" and r["counts"]]
+    line = next(line for line in found["losses"] if line["loss"] == "dcl")["figures"]["linear"]
+    assert line["mean"] == pytest.approx(sum(runs) / 2)
+    assert line["half"] == pytest.approx(12.7062047 * abs(runs[0] - runs[1]) / 2, rel=1e-6)
+    assert math.isfinite(line["difference_half"])

@@ -1,0 +1,46 @@
+"""A deadline: how long runs will take, and which are not started."""
+
+import pytest
+from lab.reproduce.tables import small_table
+
+from weince.lab.reproduce import execute
+from weince.lab.reproduce.clock import MARGIN, Clock
+from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.tables import read_table
+
+
+def test_no_run_is_started_that_would_not_end():
+    clock = Clock(seconds=100.0, overhead=20.0, epoch=1.0)
+    assert clock.fits(10, 6)
+    assert not clock.fits(10, 8)
+    clock.learn(took=50.0, epochs=[30.0, 2.0, 2.0, 2.0], at_once=4)  # the first epoch compiles
+    assert clock.epoch == 0.5
+    assert clock.overhead == 42.0
+    assert clock.estimate(100, 1) == 42.0 + MARGIN * 100 * 0.5
+    assert clock.fits(100, 1)
+    assert not clock.fits(100, 2)
+
+
+# Runs of 10 epochs: alone 31 s, two at once 42 s, three 53 s.
+@pytest.mark.parametrize(("seconds", "started"), [(1000.0, 4), (58.0, 3), (45.0, 2), (35.0, 1), (25.0, 0)])
+def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monkeypatch, seconds, started):
+    runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    done, told = [], []
+    monkeypatch.setattr(execute, "carry_out", lambda run, *_: done.append(run))
+    monkeypatch.setattr(execute, "read_log", lambda _: [])
+    clock = Clock(seconds, overhead=20.0, epoch=1.0)
+    failed = execute.run_here(runs, jobs=4, tell=lambda run, what: told.append((run, what)), clock=clock)
+    assert failed == {}
+    assert sorted(runs.index(run) for run in done) == list(range(started))
+    assert {run.name for run, what in told if what == execute.LATE} == {run.name for run in runs[started:]}
+
+
+def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
+    """The first run takes far longer than was guessed, so that no other is started."""
+    runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    done = []
+    monkeypatch.setattr(execute, "carry_out", lambda run, *_: done.append(run))
+    monkeypatch.setattr(execute, "read_log", lambda _: [{"seconds": 50.0}] * 10)
+    clock = Clock(100.0, overhead=1.0, epoch=0.1)
+    execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
+    assert done == runs[:1]

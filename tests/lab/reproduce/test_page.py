@@ -1,0 +1,55 @@
+"""The page of a table in a browser: what it says first, and tables wider than the window."""
+
+import pytest
+from lab.reproduce.test_curves import filled
+
+from weince.lab.reproduce import reproduce
+
+
+@pytest.fixture(scope="module")
+def page_of_trial(tmp_path_factory):
+    """A trial of two losses with long names."""
+    folder = tmp_path_factory.mktemp("page")
+    long = "a loss whose name, with all that was changed in it, is as long as the names of our own tables are"
+    losses = {"InfoNCE": {"set": {"loss.preset": "infonce"}}, long: {"set": {"loss.preset": "paper"}}}
+    filled(folder, losses=losses, set={"epochs": 3}, shows="Whether names may be long.")
+    return reproduce(str(folder / "small.yaml"), out=folder, epochs=3, table_only=True)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(page_of_trial.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    opening, warning = (page.locator("header p").nth(place) for place in (0, 1))
+    assert opening.inner_text() == "Whether names may be long."
+    assert (
+        warning.inner_text() == "A trial of 3 epochs instead of the configured number: no figure to report."
+    )
+    assert warning.bounding_box()["y"] < page.locator("table").first.bounding_box()["y"]
+    wide = page.locator(".numbers").first
+    assert wide.get_attribute("tabindex") == "0"
+    scrolls = wide.evaluate("t => t.scrollWidth > t.clientWidth")
+    assert scrolls is (width == 390)
+    # Where it ends, there is a shadow as long as there is more behind it: the last of the four backgrounds.
+    assert wide.evaluate("t => getComputedStyle(t).backgroundAttachment") == "local, local, scroll, scroll"
+    if scrolls:
+        edge = wide.bounding_box()
+        before = page.screenshot(
+            clip={"x": edge["x"] + edge["width"] - 12, "y": edge["y"], "width": 12, "height": 9}
+        )
+        wide.evaluate("t => t.scrollLeft = t.scrollWidth")
+        after = page.screenshot(
+            clip={"x": edge["x"] + edge["width"] - 12, "y": edge["y"], "width": 12, "height": 9}
+        )
+        assert before != after
+    context.close()
+
+
+def test_a_table_without_a_sentence_of_its_own_has_one(tmp_path):
+    filled(tmp_path)
+    folder = reproduce(str(tmp_path / "small.yaml"), out=tmp_path, table_only=True).parent
+    text = (folder / "table.md").read_text().splitlines()
+    assert text[2] == "2 losses on digits\\_small, compared with InfoNCE seed by seed."
+    assert "trial" not in "\n".join(text)
