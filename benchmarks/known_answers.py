@@ -16,7 +16,6 @@ import argparse
 import csv
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from weince.diagnose.settings import Settings
 from weince.diagnose.verdict import THRESHOLDS, decide
 from weince.evt import LinkRivals
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "research" / "results"
 PAIRS, DIM = 8192, 16
 SIZES = (32, 64, 128, 256, 300, 400, 512, 625, 1024, 2048)
 Views = tuple[np.ndarray, np.ndarray]
@@ -195,31 +194,67 @@ def gains_of(rivals: LinkRivals) -> list[float]:
     return [rivals.blend.gain, *(link.gain.gain for link in links)]
 
 
+COLUMNS = (
+    "truth", "verdict", "headline", "right", "quantity", "true_value", "estimate", "low", "high", "gain_blend",
+    "gain_anchors", "gain_pairs", "gain_both",
+)  # fmt: skip
+
+
+def verdict_on(case: Case) -> dict[str, str]:
+    """A row of the table."""
+    settings = replace(Settings(), temperature=case.temperature)
+    found = measure(make_pairs(case.truth, *case.views()), settings, worth=THRESHOLDS.worth)
+    verdict = decide(found, settings)
+    value, (low, high) = (np.nan, (np.nan, np.nan)) if case.estimate is None else case.estimate(found)
+    gains = [np.nan] * 4 if found.rivals is None else gains_of(found.rivals)
+    right = "yes" if verdict.kind in case.right else "NO"
+    row = (
+        case.truth,
+        verdict.kind,
+        verdict.headline,
+        right,
+        case.quantity,
+        case.value,
+        value,
+        low,
+        high,
+        *gains,
+    )
+    return {
+        name: cell if isinstance(cell, str) else f"{cell:.5f}"
+        for name, cell in zip(COLUMNS, row, strict=True)
+    }
+
+
+def shown(row: dict[str, str]) -> str:
+    estimate, interval = "", ""
+    if row["quantity"]:
+        value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
+        estimate, interval = f"{row['quantity']} = {value:.3f}", f"{low:.3f} to {high:.3f}"
+    cells = row["truth"], row["verdict"], row["headline"], estimate, interval, row["right"]
+    return f"| {' | '.join(cells)} |"
+
+
 def verdicts(options: argparse.Namespace) -> None:
-    lines = ["| truth | verdict | headline | estimate | 95 % | right |", "|---|---|---|---|---|---|"]
-    rows, wrong = [], 0
+    """A case takes a minute: those that the CSV holds are not measured again."""
+    path = RESULTS / "known_answers.csv"
+    known: dict[str, dict[str, str]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            file.readline()  # who made it
+            known = {row["truth"]: row for row in csv.DictReader(file)}
     for case in track(CASES, "cases"):
-        settings = replace(Settings(), temperature=case.temperature)
-        found = measure(make_pairs(case.truth, *case.views()), settings, worth=THRESHOLDS.worth)
-        verdict = decide(found, settings)
-        right = verdict.kind in case.right
-        wrong += not right
-        value, (low, high) = (np.nan, (np.nan, np.nan)) if case.estimate is None else case.estimate(found)
-        shown = f"{case.quantity} = {value:.3f}" if case.quantity else "", f"{low:.3f} to {high:.3f}"
-        gains = [] if found.rivals is None else gains_of(found.rivals)
-        lines.append(
-            f"| {case.truth} | {verdict.kind} | {verdict.headline} | {shown[0]} | "
-            f"{shown[1] if case.quantity else ''} "
-            f"| {'yes' if right else 'NO'} |"
-        )
-        print(lines[-1], gains, found.batch_size, flush=True)
-        rows.append([case.truth, verdict.kind, right, case.quantity, case.value, value, low, high, *gains])
-    with (RESULTS / "known_answers.csv").open("w", newline="") as file:
-        file.write(f"# {made_by(options)}\n")
-        writer = csv.writer(file)
-        head = ["truth", "verdict", "right", "quantity", "true_value", "estimate", "low", "high"]
-        writer.writerow([*head, "gain_blend", "gain_anchors", "gain_pairs", "gain_both"])
-        writer.writerows(rows)
+        if case.truth not in known:
+            known[case.truth] = verdict_on(case)
+            print(shown(known[case.truth]), flush=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            file.write(f"# {made_by(options)}\n")
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(known[case.truth] for case in CASES if case.truth in known)
+    lines = ["| truth | verdict | headline | estimate | 95 % | right |", "|---|---|---|---|---|---|"]
+    lines += [shown(known[case.truth]) for case in CASES]
+    wrong = sum(known[case.truth]["right"] == "NO" for case in CASES)
     about = (
         f"{PAIRS:,} pairs each, in {DIM} dimensions where nothing else is said; the settings of `weince diagnose` as "
         f"they are. Wrong verdicts: {wrong}."
@@ -227,47 +262,80 @@ def verdicts(options: argparse.Namespace) -> None:
     save("known_answers.md", options, f"# Known answers\n\n{about}\n\n" + "\n".join(lines) + "\n")
 
 
+def page_of(data: Path, size: int, *, quick: bool) -> list[str]:
+    """Seconds, peak memory and verdict of a page, made in a process of its own, as a user would make it."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page"
+        command = [
+            sys.executable,
+            "-m",
+            "weince",
+            "diagnose",
+            str(data),
+            "--batch-size",
+            str(size),
+            "--out",
+            str(page),
+        ]
+        start = time.perf_counter()
+        with subprocess.Popen(
+            [*command, *(["--quick"] if quick else [])],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            assert process.stderr is not None
+            words = process.stderr.read().strip().splitlines()
+            # Of this process alone, which getrusage cannot tell.
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - start
+        said = words[-1].partition(": ")[2] if words else ""
+        good = process.returncode == 0 and (page / "index.html").is_file()
+        return [
+            f"{seconds:.0f}",
+            f"{used.ru_utime:.0f}",
+            f"{used.ru_maxrss / 2**20:.1f}",
+            said if good else f"FAILED: {said}",
+        ]
+
+
 def batches(options: argparse.Namespace) -> None:
-    """Every page in a process of its own, as a user would make it."""
-    lines = [
-        "| pairs in a batch | full, s | GiB | verdict | quick, s | GiB | verdict |",
-        "|---|---|---|---|---|---|---|",
+    """A page takes a minute: those that the CSV holds are not made again."""
+    path = RESULTS / "diagnose_batches.csv"
+    known: dict[int, list[str]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            known = {int(size): cells for size, *cells in list(csv.reader(file))[2:]}
+    head = [
+        "pairs in a batch",
+        *(f"{kind}{name}" for kind in ("full, ", "quick, ") for name in ("s", "CPU s", "GiB", "verdict")),
     ]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "pairs.npz"
         z_i, z_j = softmax(0.1)
         np.savez(data, z_i=z_i.astype(np.float32), z_j=z_j.astype(np.float32))
         for size in track(SIZES, "batch sizes"):
-            cells = [f"{size:,}"]
-            for quick in ([], ["--quick"]):
-                command = [
-                    "-m",
-                    "weince",
-                    "diagnose",
-                    str(data),
-                    "--batch-size",
-                    str(size),
-                    "--out",
-                    f"{folder}/page",
-                ]
-                start = time.perf_counter()
-                done = subprocess.run(
-                    [sys.executable, *command, *quick], capture_output=True, text=True, check=False
-                )
-                seconds = time.perf_counter() - start
-                # The largest of all processes so far: sizes rise.
-                peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-                said = done.stderr.strip().splitlines()[-1].partition(": ")[2] if done.stderr else ""
-                good = done.returncode == 0 and (Path(folder) / "page" / "index.html").is_file()
-                cells += [f"{seconds:.0f}", f"{peak:.1f}", said if good else f"FAILED: {said}"]
-            lines.append(f"| {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
+            if size not in known:
+                known[size] = [cell for quick in (False, True) for cell in page_of(data, size, quick=quick)]
+                print(size, *known[size], flush=True)
+            with path.open("w", newline="", encoding="utf-8") as file:
+                file.write(f"# {made_by(options)}\n")
+                csv.writer(file).writerows([head, *([k, *known[k]] for k in SIZES if k in known)])
+            save("diagnose_batches.md", options, pages_in_words(head, known))
+
+
+def pages_in_words(head: list[str], known: dict[int, list[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {size:,} | {' | '.join(known[size])} |" for size in SIZES if size in known]
+    failed = sum("FAILED" in cell for cells in known.values() for cell in cells)
+    missing = ", ".join(f"{size:,}" for size in SIZES if size not in known)
     about = (
-        f"One bank: {PAIRS:,} pairs of softmax at 0.1 in {DIM} dimensions. Memory is the peak so far, in order of "
-        "the rows."
+        f"One bank: {PAIRS:,} pairs of softmax at 0.1 in {DIM} dimensions. Memory is the peak of the process; "
+        f"seconds are those of a machine that did other work too, beside those of its CPU. Pages that "
+        f"failed: {failed}." + (f" Not made yet: {missing}." if missing else "")
     )
-    text = f"# Pages at every batch size\n\n{about}\n\n" + "\n".join(lines) + "\n"
-    save("diagnose_batches.md", options, text)
+    return f"# Pages at every batch size\n\n{about}\n\n" + "\n".join(lines) + "\n"
 
 
 def main() -> None:

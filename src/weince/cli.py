@@ -55,6 +55,23 @@ examples:
   weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
   weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
 """
+PREDICT = """\
+Train small heads on frozen features, a grid of losses and temperatures with several seeds, and judge them on
+held-out items. It shows what a loss does to these features, and flags heads that collapse; it is no advice on what to
+train an encoder with.
+
+input: any file that `weince diagnose` reads, with the features of two views of the same items (z_i and z_j of shape
+       (items, dim), and labels if you like), at least four batches of them; or the folder of a run of `weince train`,
+       whose encoder then makes the features of two views of 8,192 training images.
+"""
+PREDICT_EXAMPLES = """\
+examples:
+  weince predict features.npz --out heads
+  weince predict features.npz --losses infonce dcl --temperatures 0.05 0.1 0.2 0.5 --minutes 2
+  weince predict features.npz --labels labels.npy --steps 300 --seeds 0 1
+  weince predict runs/cifar100 --out heads
+The same command again trains the heads that are missing.
+"""
 TRAIN_EXAMPLES = """\
 examples:
   weince train                                          digits with a tiny encoder, on a laptop
@@ -158,7 +175,6 @@ def _run_diagnose(options: argparse.Namespace) -> None:
         pairs,
         options.out,
         replace(settings, temperature=temperature),
-        quick=options.quick,
         trend=options.trend,
         average=options.average,
         command=options.command_line,
@@ -476,6 +492,60 @@ def _slurm_options(options: argparse.Namespace) -> dict[str, str]:
     return _pairs("--slurm-options", options.slurm_options)
 
 
+def _add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "predict",
+        help="see what losses do to a head on your features, before training an encoder",
+        description=PREDICT,
+        epilog=PREDICT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "features", type=Path, metavar="FEATURES", help="a file, or a run's folder, see above"
+    )
+    parser.add_argument(
+        "--losses", nargs="+", metavar="PRESET", help="(default: infonce dcl hcl released paper)"
+    )
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", help="(default: 0.05 0.07 0.1 0.15 0.2 0.3 0.5 0.7)"
+    )
+    parser.add_argument(
+        "--labels", type=Path, help="file with a label for each item (default: the features')"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="(default: 0 1 2 3)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--minutes", type=float, default=5.0, help="about how long it may take (default: %(default)g)"
+    )
+    length.add_argument("--steps", type=int, help="of each head (default: as many as the minutes allow)")
+    parser.add_argument("--batch-size", type=int, default=256, help="items in a batch (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("heads"), help="folder to write (default: %(default)s)"
+    )
+    parser.set_defaults(run=_run_predict, interrupted="the same command goes on with the missing heads")
+
+
+def _run_predict(options: argparse.Namespace) -> None:
+    from weince.lab.predict import LOSSES, TEMPERATURES, cores, grid, predict
+    from weince.lab.predict.heads import Probe
+
+    path = predict(
+        options.features,
+        options.out,
+        losses=grid(options.losses or LOSSES, options.temperatures or TEMPERATURES),
+        labels=options.labels,
+        seeds=options.seeds,
+        minutes=options.minutes,
+        steps=options.steps,
+        probe=Probe(batch=options.batch_size),
+        jobs=cores() if options.jobs is None else options.jobs,
+        command=options.command_line,
+    )
+    print(path.read_text(encoding="utf-8"))
+    print(path)
+
+
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("bench", help="time the losses on this machine, beside others")
     kinds = parser.add_subparsers(title="what to time", required=True, metavar="WHAT")
@@ -551,6 +621,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_compare,
         _add_reproduce,
         _add_diagnose,
+        _add_predict,
         _add_bench,
         _add_completion,
     ):

@@ -28,6 +28,7 @@ def sound_page(browser, folder, width, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("img, script").count() == 0
 
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     figures = page.locator("figure")
     assert figures.count() == len(list((folder / "figures").glob("*.svg"))) > 0
     for box in figures.locator("svg").evaluate_all("all => all.map(s => s.getBoundingClientRect().toJSON())"):

@@ -99,7 +99,7 @@ def test_only_an_earlier_diagnosis_or_an_empty_folder_is_replaced(tmp_path):
 
 def test_a_trend_has_a_figure_for_each_quantity(tmp_path):
     run = [small(f"step {10**i}", noise=noise, pairs=160) for i, noise in enumerate((0.9, 0.6))]
-    index = write_diagnosis(run, tmp_path / "run", FAST, quick=True, trend=True, progress=False)
+    index = write_diagnosis(run, tmp_path / "run", FAST, trend=True, progress=False)
     names = [path.name for path in index.parent.glob("figures/*trend*.svg")]
     assert sorted(name[9:-4] for name in names) == ["f0", "gain", "lam", "lamf", "tau0", "wf", "xi"]
     # Figures of the last checkpoint only, numbers of all.

@@ -1,16 +1,19 @@
 """The page in a real browser: nothing loaded, nothing hidden, nothing wider than the screen, nothing executed."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from scipy import stats
 
 from diagnose.browser import sound_page
 from diagnose.synthetic import crowd, small, views
 from weince.diagnose import write_diagnosis
+from weince.diagnose.page import TERMS, linked
 from weince.diagnose.reading import load_pairs, make_pairs
 from weince.diagnose.settings import QUICK
 from weince.diagnose.style import plain, shorten
@@ -30,7 +33,7 @@ def report(tmp_path_factory):
     long = "a_" + "very_" * 12 + "long_name"  # as folders of runs have: nowhere to break a line
     long_one = replace(small(long, seed=3), notes=(f"Embedded by {long}.",))
     models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), long_one]
-    options = {"quick": True, "average": True, "command": f"weince {HOSTILE}", "progress": False}
+    options = {"average": True, "command": f"weince {HOSTILE}", "progress": False}
     index = write_diagnosis(models, folder / "out", FAST, **options)
     assert index == folder / "out" / "index.html"
     return folder / "out"
@@ -54,6 +57,55 @@ def test_the_page_in_a_browser(report, browser, width, scheme):
         assert shorten(HOSTILE) in labels
         assert "mean of the seeds" in labels
         assert HOSTILE in page.locator("footer").inner_text()
+
+
+def test_every_term_leads_to_its_entry_of_the_glossary(report, browser):
+    page = browser.new_page()
+    page.goto((report / "index.html").as_uri())
+    targets = set(page.locator("a.term").evaluate_all("all => all.map(a => a.getAttribute('href'))"))
+    assert {"#term-nat", "#term-lam", "#term-temperature"} <= targets <= {f"#term-{key}" for key in TERMS}
+    for key in TERMS:
+        assert page.locator(f".glossary dt#term-{key}").count() == 1, key
+
+
+def test_terms_are_linked_once_and_the_rest_is_escaped():
+    found = linked('0.2 nats, <b>λ</b> & λ, nats, "shortfall"')
+    assert found.count("#term-nat") == found.count("#term-lam") == found.count("#term-shortfall") == 1
+    assert "&lt;b&gt;" in found
+    assert "&amp;" in found
+    assert re.sub(r"<a class=.*?>|</a>", "", found) == str(
+        escape('0.2 nats, <b>λ</b> & λ, nats, "shortfall"')
+    )
+
+
+def test_what_comes_after_the_link_test_is_folded(report, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((report / "index.html").as_uri())
+    assert page.locator("#link figure").first.is_visible()
+    for slug in ("pot", "thresholds", "frechet", "ablations", "risk", "anchors"):
+        assert page.locator(f"#{slug} summary").is_visible()
+        assert not page.locator(f"#{slug} figure").first.is_visible()
+    page.locator("#pot summary").click()
+    assert page.locator("#pot figure").first.is_visible()
+    assert page.locator("#noise-floor, #top1").count() == 0  # not about these embeddings
+    # What is to be copied stands before any statistics.
+    article = page.locator("article").first.inner_text()
+    assert article.index("weince train --loss.preset") < article.index("nats per anchor")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_table_that_is_too_wide_scrolls_to_its_last_column(report, browser, width):
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((report / "index.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    tables = page.locator(".numbers")
+    for k in range(tables.count()):
+        one = tables.nth(k)
+        one.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+        edge = one.evaluate("e => e.getBoundingClientRect().right")
+        last = one.locator("th").last.evaluate("e => e.closest('table').getBoundingClientRect().right")
+        assert last <= edge + 1
+        assert edge <= width
 
 
 @pytest.mark.parametrize("most", [5, 12, 22])
@@ -157,7 +209,7 @@ def test_the_rivals_stand_in_the_page_and_beside_it(report):
 
 def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
     models = [make_pairs("crowd", *crowd(0.2, pairs=160)), small("fine", pairs=160)]
-    index = write_diagnosis(models, tmp_path / "out", FAST, quick=True, progress=False)
+    index = write_diagnosis(models, tmp_path / "out", FAST, progress=False)
     page = index.read_text(encoding="utf-8")
     summary = json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))
     crowded, fine = (model["verdict"] for model in summary["models"])

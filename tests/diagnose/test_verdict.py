@@ -14,7 +14,16 @@ from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.settings import QUICK
 from weince.diagnose.tables import number
-from weince.diagnose.verdict import THRESHOLDS, decide, link_code, p_text, softmax_code, tail_kind
+from weince.diagnose.verdict import (
+    THRESHOLDS,
+    decide,
+    link_code,
+    link_train,
+    p_text,
+    softmax_code,
+    softmax_train,
+    tail_kind,
+)
 from weince.evt import Gain, LinkRivals, VaryingLink
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)
@@ -60,6 +69,24 @@ def test_the_printed_softmax_has_the_temperature():
     assert loss.temperature == 0.0712
 
 
+@pytest.mark.parametrize(("lam", "tau"), [(0.25, 0.1), (0.5, 0.0512), (1.0, 0.25)])
+def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
+    """The lab reads the command as it stands; the library only prints it."""
+    from weince.lab import settings
+    from weince.lab.configure import build_loss
+    from weince.lab.vision.config import VisionRun
+
+    for command, code in (
+        (link_train(lam, tau), link_code(lam, tau)),
+        (softmax_train(tau), softmax_code(tau)),
+    ):
+        arguments = command.removeprefix("weince train ").split()
+        asked = settings.read(VisionRun, arguments, command="weince train", examples="").loss
+        z_i, z_j = (torch.randn(16, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
+        # Three digits are printed, of beta too where the command says 1 / beta.
+        torch.testing.assert_close(build_loss(asked)(z_i, z_j), run(code)(z_i, z_j), rtol=0.02, atol=0)
+
+
 def with_link(measured, **changes):
     """A model with another result of the link test, which a bounded tail explains."""
     rivals = rivals_of(0.1, 0.05, 0.05, 0.1)
@@ -93,7 +120,16 @@ def test_a_clear_gain_asks_for_the_link(measured):
     verdict = decide(with_link(measured, **SURE), FAST)
     assert verdict.kind == "link"
     assert "BlendLink(lam=0.4, beta=5, temperature=0.2)" in verdict.code
-    assert "0.100 nats" in verdict.headline
+    assert (
+        verdict.headline == "Try another link: it fits these scores better than softmax at any temperature."
+    )
+    assert (
+        verdict.worth == "It makes the positive 1.11 times as likely as softmax at its best temperature does."
+    )
+    assert (
+        verdict.train == "weince train --loss.preset link --loss.lam 0.4 --loss.beta 5 --loss.temperature 0.2"
+    )
+    assert "0.100 nats" in verdict.softmax
     assert "Say which temperature you trained with" in verdict.advice
 
 
@@ -135,23 +171,32 @@ def test_what_explains_the_gain_decides_on_the_link(measured, gains, kind, said)
     assert verdict.rivals.startswith(said)
     assert f"gains {gains[2]:.3f} nats if it varies from pair to pair and {gains[1]:.3f} if" in verdict.rivals
     who = said.split()[0].lower() if kind != "link" else ""
+    about = f"{measured.link.tau0:.2g}"
     if kind == "either":
-        assert verdict.headline.startswith(
-            f"Another link, or {who} of different difficulty? Softmax with one"
-        )
+        assert verdict.headline == f"Use a temperature of about {about}."
+        assert f"which easy and hard {who} explain as well as another link does" in verdict.worth
         assert "no reason to change the link" in verdict.advice
-        assert "BlendLink(lam=0.4" in verdict.code
+        assert "If you try it (LinkLoss(BlendLink(lam=0.4" in verdict.advice
+        assert "InfoNCELoss" in verdict.code
+        assert decide(model, replace(FAST, temperature=0.2)).kind == "either"
     if kind == "varying":
-        assert verdict.headline.startswith(f"Keep softmax: some {who} are much harder than others")
+        assert verdict.headline == f"Use a temperature of about {about}."
+        assert f"Some {who} are much harder than others" in verdict.worth
         assert "varies by a factor of about 2.0 either way" in verdict.advice
         assert "InfoNCELoss" in verdict.code
         known = replace(FAST, temperature=0.2)
         near = replace(model, curves=replace(model.curves, current_loss=0.001))
-        assert decide(near, known).code is None
+        kept = decide(near, known)
+        assert kept.headline == "Keep your temperature of 0.2."
+        assert kept.code is kept.train is None
         off = replace(model, curves=replace(model.curves, current_loss=0.3))
         verdict = decide(off, known)
         assert verdict.kind == "temperature"
-        assert verdict.headline == "Keep softmax, change its temperature: yours costs 0.300 nats per anchor."
+        way = "Lower" if measured.link.tau0 < 0.2 else "Raise"
+        assert verdict.headline == f"{way} the temperature from 0.2 to about {about}."
+        assert verdict.worth.startswith(
+            "That makes the positive 1.35 times as likely as your temperature does."
+        )
         assert "Do not change the link for this" in verdict.advice
 
 
@@ -182,7 +227,9 @@ def test_the_larger_of_two_gains_comes_first(measured):
     bad = replace(with_link(measured, **SURE), curves=replace(measured.curves, current_loss=0.3))
     verdict = decide(bad, hot)
     assert verdict.kind == "both"
-    assert verdict.headline.startswith("Change the temperature first: yours costs 0.300")
+    assert verdict.headline == f"Lower the temperature from 1 to about {measured.link.tau0:.2g}."
+    assert verdict.worth.endswith("Another link would then make it 1.11 times as likely again.")
+    assert verdict.train.startswith("weince train --loss.preset infonce --loss.temperature ")
     lines = verdict.code.splitlines()
     assert lines[2].startswith("loss = InfoNCELoss(")
     assert isinstance(run(verdict.code).link, BlendLink)
@@ -198,13 +245,15 @@ def test_the_larger_of_two_gains_comes_first(measured):
 def test_a_gain_without_evidence_is_unclear(measured, change):
     verdict = decide(with_link(measured, **{**SURE, **change}), FAST)
     assert verdict.kind == "unclear"
-    assert verdict.code is None
+    assert "evidence for it is thin" in verdict.worth
+    assert "BlendLink" not in verdict.code
 
 
 def test_a_small_gain_keeps_softmax_however_significant(measured):
     verdict = decide(with_link(measured, **{**SURE, "gain": 0.015, "gain_interval": (0.01, 0.018)}), FAST)
     assert verdict.kind == "nothing"
-    assert "Keep softmax" in verdict.headline
+    assert "No other link is needed." in verdict.worth
+    assert "BlendLink" not in verdict.code
     assert "not excluded" not in verdict.advice
     wide = decide(with_link(measured, **{**SURE, "gain": 0.015, "gain_interval": (-0.01, 0.05)}), FAST)
     assert "up to 0.050 is not excluded" in wide.advice
@@ -218,6 +267,11 @@ def test_a_temperature_that_is_off_is_named(measured):
     assert verdict.kind == "temperature"
     assert "loses 0.800 nats" in verdict.advice
     assert f"InfoNCELoss(temperature={measured.link.tau0:.3g})" in verdict.code
+    assert verdict.headline == f"Lower the temperature from 1 to about {measured.link.tau0:.2g}."
+    cold = replace(FAST, temperature=measured.link.tau0 / 4)
+    assert decide(bad, cold).headline.startswith(
+        f"Raise the temperature from {cold.temperature:.3g} to about "
+    )
     fine = replace(bad, curves=replace(measured.curves, current_loss=0.001))
     verdict = decide(fine, hot)
     assert verdict.kind == "nothing"

@@ -25,8 +25,9 @@ from numpy.typing import ArrayLike
 from rich.progress import TaskID
 from torch import Tensor
 
+from weince import evt
 from weince.diagnose import figures_link
-from weince.diagnose.measure import STAGES, Measured, measure, measure_theory
+from weince.diagnose.measure import STAGES, Measured, measure
 from weince.diagnose.page import Page, write_page
 from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose.sections import Group, write_sections
@@ -75,7 +76,6 @@ def diagnose(
         pairs,
         Path(out),
         settings_for(quick, **changes),
-        quick=quick,
         trend=trend,
         average=average,
         progress=progress,
@@ -93,7 +93,6 @@ def write_diagnosis(
     out: Path,
     settings: Settings,
     *,
-    quick: bool = False,
     trend: bool = False,
     average: bool = False,
     command: str = "weince.diagnose.diagnose(...)",
@@ -105,7 +104,6 @@ def write_diagnosis(
         pairs: The models; with `trend`, the checkpoints of one run in order.
         out: Folder to write.
         settings: How much to compute.
-        quick: Whether the simulations that do not depend on the data are short.
         trend: Show quantities over the checkpoints, and figures of the last one only.
         average: The models are one recipe with several seeds: show their mean, with a t-interval over them.
         command: What the page says it was made with.
@@ -116,13 +114,13 @@ def write_diagnosis(
     with finished_folder(out) as folder, telling_bars(shown=progress) as bar:
         models = _measure_all(pairs, settings, bar)
         drawing = bar.add_task("page", total=None, said="simulations")
-        theory = measure_theory(settings, quick=quick)
+        simulated = evt.daic_artefact(seed=settings.seed)
         judged = [(m, decide(m, settings)) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
         compared = _compare(gallery, models, trend, average)
         shown = models[-1:] if trend else models
-        sections = write_sections(gallery, models, theory, settings, shown=shown)
+        sections = write_sections(gallery, models, simulated, settings, shown=shown)
         for section in sections:
             for table in section.tables:
                 table.write_csv(folder / "tables")

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (Greek letters and minus signs are meant)
-"""Figures of the link: the test, its ablations, risk, theory, and models side by side."""
+"""Figures of the link: the test, its ablations, risk, and models side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -224,40 +224,6 @@ def risk_figures(gallery: Gallery, tag: str, risk: Sequence[evt.RiskGradient]) -
             legend(ax)
         out.append(panel.done)
     return out
-
-
-def noise_figure(gallery: Gallery, f: evt.NoiseFloor) -> Figure:
-    """Error of either link over the number of winners it sees."""
-    with gallery.panel("noise-floor", "Error of the log-odds under the right and the wrong link") as panel:
-        ax = panel.ax
-        ax.plot(f.sizes, f.softmax_line, color=RED, label="softmax, theory")
-        ax.plot(f.sizes, f.softmax_error, "^", color=RED, markersize=5, label="softmax, simulated")
-        ax.plot(f.sizes, f.shortfall_line, color=BLUE, label="shortfall, theory")
-        ax.plot(f.sizes, f.shortfall_error, "o", color=BLUE, markersize=5, label="shortfall, simulated")
-        ax.axhline(f.softmax.bias**2, color=INK, linestyle=":", linewidth=1.2)
-        ax.annotate("floor: bias²", (f.sizes[-1], f.softmax.bias**2), xytext=(0, -12),
-                    textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
-        ax.set(xlabel="observed winners n", ylabel="mean squared error")
-        log_axis(ax, "x")
-        log_axis(ax, "y")
-        legend(ax)
-    return panel.done
-
-
-def top1_figure(gallery: Gallery, top1: Sequence[evt.Top1]) -> Figure:
-    """Error of the closed form over the number of candidates, for the noises for which it is a limit."""
-    with gallery.panel("top1", "Largest error of the closed form over the number of candidates") as panel:
-        ax = panel.ax
-        looks = {"normal": (RED, "o"), "pareto": (PURPLE, "s"), "beta": (BLUE, "^")}
-        for t in top1:
-            if t.noise in looks:
-                colour, marker = looks[t.noise]
-                ax.plot(t.sizes, t.error, color=colour, marker=marker, markersize=4, label=f"{t.noise} noise")
-        ax.set(xlabel="candidates n", ylabel="largest error of a probability")
-        log_axis(ax, "x")
-        log_axis(ax, "y")
-        legend(ax)
-    return panel.done
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import Settings
 from weince.evt import choice
 from weince.evt.gpd import Floats
-from weince.evt.top1 import Noise
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
@@ -343,26 +342,4 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
         comparison=comparison,
         curves=curves,
         risk=risk,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Theory:
-    """What does not depend on the data: simulations that show how to read the rest."""
-
-    daic: evt.DaicArtefact
-    noise: evt.NoiseFloor
-    mismatch: evt.CoordinateMismatch
-    top1: tuple[evt.Top1, ...]
-
-
-def measure_theory(settings: Settings, *, quick: bool) -> Theory:
-    """Run the simulations."""
-    draws, seed = 2000 if quick else 20_000, settings.seed
-    noises: tuple[Noise, ...] = ("gumbel", "frechet", "weibull", "normal", "pareto", "beta")
-    return Theory(
-        daic=evt.daic_artefact(seed=seed),
-        noise=evt.noise_floor(replicates=draws, seed=seed),
-        mismatch=evt.coordinate_mismatch(),
-        top1=tuple(evt.top1_asymptotics(noise, replicates=draws, seed=seed) for noise in noises),
     )

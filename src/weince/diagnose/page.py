@@ -1,10 +1,11 @@
 """The page: one self-contained HTML file, no script, nothing loaded from anywhere."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from weince.diagnose.html import style_sheet, templates
 from weince.diagnose.measure import Measured
@@ -48,10 +49,42 @@ def _inline(figure: Figure) -> Markup:
     return Markup(figure.svg)
 
 
+TERMS = {
+    "nat": r"nats?\b",
+    "held-out": r"[Hh]eld[- ]out",
+    "link": r"(?:blended |another )?link",
+    "anchor": r"anchors?\b|positives?\b",
+    "difficulty": r"different difficulty",
+    "temperature": r"temperature\b|τ₀|τ",
+    "lam": r"λ",
+    "xi": r"ξ",
+    "shortfall": r"shortfall",
+    "endpoint": r"endpoint|geometric cap|the cap\b",
+}
+"""How the entries of the glossary are called in sentences."""
+
+_TERM = re.compile("|".join(f"(?P<{key.replace('-', '_')}>{pattern})" for key, pattern in TERMS.items()))
+
+
+def linked(text: str) -> Markup:
+    """A sentence, escaped, in which each term of the glossary leads there where it first comes up."""
+    seen: set[str] = set()
+
+    def link(found: re.Match[str]) -> str:
+        key = str(found.lastgroup).replace("_", "-")
+        if key in seen:
+            return found[0]
+        seen.add(key)
+        return f'<a class="term" href="#term-{key}">{found[0]}</a>'
+
+    return Markup(_TERM.sub(link, str(escape(text))))
+
+
 def render(page: Page) -> str:
     """The HTML of a page. Everything but the drawings is escaped."""
     environment = templates("weince.diagnose")
     environment.filters["inline"] = _inline
+    environment.filters["linked"] = linked
     return environment.get_template("page.html").render(page=page, style=style_sheet())
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from weince.diagnose import figures_link, figures_tail
-from weince.diagnose.measure import Measured, Theory
+from weince.diagnose.measure import Measured
 from weince.diagnose.settings import Settings
 from weince.diagnose.style import Figure, Gallery
 from weince.diagnose.tables import Cell, Table, between, by_model, count, num, p_value, percent, text
-from weince.evt import AblationPoint, Gain, LinkRivals, VaryingLink
+from weince.evt import AblationPoint, DaicArtefact, Gain, LinkRivals, VaryingLink
 from weince.scores import CROWD
 
 NO_FIT = "No finite fit exists for this model (see its verdict), so there is nothing to draw."
@@ -220,8 +220,8 @@ class Writer:
         read = (
             "The link with the hardest negatives alone, and with as many from growing pools. Selecting negatives by "
             "score moves λ and the gain by itself: the dashed line has winners drawn from one blend that holds for "
-            "all candidates, the fitted one. Only where the bands of the two gains lie apart does the link change "
-            "towards the top; a band is a 95 % interval over batches."
+            "all candidates, the fitted one (“drawn” in the tables). Only where the bands of the two gains lie apart "
+            "does the link change towards the top; a band is a 95 % interval over batches."
         )
         title, drawn = "Hard negatives and their pool", self.groups(draw)
         return Section("ablations", title, read, drawn, tuple(tables), notes=self.without_fit())
@@ -254,7 +254,7 @@ class Writer:
             "risk", "Risk against gradient", read, self.groups(draw), tables, notes=self.without_fit()
         )
 
-    def anchors(self, theory: Theory) -> Section:
+    def anchors(self, simulated: DaicArtefact) -> Section:
         rows: list[Row] = [
             ("exceedances per anchor", lambda m: count(int(m.comparison.n.max()))),
             ("anchors with ΔAIC > 0 (the paper's count)", lambda m: percent((m.anchors.daic > 0).mean())),
@@ -270,7 +270,7 @@ class Writer:
             ("mean λ of WEINCE", lambda m: num(m.anchors.lam.mean())),
             (f"crowded: another item within a shortfall of {CROWD:g}", lambda m: percent(m.crowded)),
         ]
-        d = theory.daic
+        d = simulated
         artefact = Table(
             "daic-artefact",
             "Simulated tails: how often each rule says Weibull",
@@ -290,54 +290,6 @@ class Writer:
         shared = Group("Simulated tails of known kind", tuple(figures_tail.artefact_figures(self.gallery, d)))
         tables = (self.table("anchors", "Anchor by anchor", rows), artefact)
         return Section("anchors", "Anchor by anchor", read, (*draw, shared), tables)
-
-    def noise_floor(self, theory: Theory) -> Section:
-        f, mismatch = theory.noise, theory.mismatch
-        floor = Table(
-            "noise-floor",
-            "Error of the top-against-reference log-odds",
-            ("winners n", "shortfall", "theory c/n", "softmax", "theory bias² + V/n"),
-            tuple(
-                (count(int(n)), num(a, 5), num(b, 5), num(c, 5), num(d, 5))
-                for n, a, b, c, d in zip(
-                    f.sizes, f.shortfall_error, f.shortfall_line, f.softmax_error, f.softmax_line, strict=True
-                )
-            ),
-        )
-        ratio = by_model(
-            "coordinate-mismatch",
-            "Why no temperature helps: scores 0, 0.5, 0.9",
-            ("value",),
-            [
-                ("ratio of log-odds in s", [num(mismatch.translation_ratio)]),
-                ("ratio of log-odds in −log(1 − s)", [num(mismatch.endpoint_ratio)]),
-                ("closest temperature", [num(mismatch.temperature)]),
-                ("divergence left there (nats)", [num(mismatch.divergence, 4)]),
-            ],
-        )
-        read = (
-            "This does not depend on your embeddings: winners are drawn from a shortfall law, and both links are "
-            "fitted to them. The right link's error falls as 1/n; that of softmax stops at the square of its bias, "
-            "however many winners it sees."
-        )
-        drawn = (Group("", (figures_link.noise_figure(self.gallery, f),)),)
-        return Section("noise-floor", "Noise floor of a wrong link", read, drawn, (floor, ratio))
-
-    def top1(self, theory: Theory) -> Section:
-        rows = tuple(
-            (text(t.noise), num(t.error[0], 5), num(t.error[-1], 5), num(t.simulated_error[-1], 5))
-            for t in theory.top1
-        )
-        sizes = theory.top1[0].sizes
-        header = ("noise", f"error, n = {sizes[0]}", f"error, n = {sizes[-1]:,}", "simulated, largest n")
-        limits = Table("top1", "Largest difference from the closed form", header, rows)
-        read = (
-            "Nor does this: among n random utilities, the winner's law is softmax, power or shortfall exactly for "
-            "Gumbel, Frechet and Weibull noise, and in the limit for others. Straight lines are power-law rates; "
-            "the normal's curve is nearly flat because its rate is logarithmic in n."
-        )
-        drawn = (Group("", (figures_link.top1_figure(self.gallery, theory.top1),)),)
-        return Section("top1", "Who wins among n candidates", read, drawn, (limits,))
 
 
 def _table(slug: str, title: str, rows: Sequence[Row], models: Sequence[Measured]) -> Table:
@@ -392,19 +344,19 @@ def _ablation_table(
         )
         for i, p in enumerate(points)
     )
-    control = () if drawn is None else ("λ, winners drawn from one blend", "gain, drawn")
+    control = () if drawn is None else ("λ, drawn", "gain, drawn")
     return Table(slug, title, (over, "λ", "gain, nats", "95 %", "p", *control), rows)
 
 
 def write_sections(
     gallery: Gallery,
     models: Sequence[Measured],
-    theory: Theory,
+    simulated: DaicArtefact,
     settings: Settings,
     *,
     shown: Sequence[Measured],
 ) -> list[Section]:
-    """All sections in order; figures for the `shown` models, numbers for all."""
+    """All sections in order; figures for the `shown` models, numbers for all. The first stands open on the page."""
     w = Writer(gallery, models, shown)
     return [
         w.link(settings),
@@ -413,7 +365,5 @@ def write_sections(
         w.frechet(),
         w.ablations(),
         w.risk(),
-        w.anchors(theory),
-        w.noise_floor(theory),
-        w.top1(theory),
+        w.anchors(simulated),
     ]

@@ -3,7 +3,7 @@
 xi < 0 means a bounded tail; the endpoint is ``threshold - sigma / xi``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,7 +66,8 @@ class Verdict:
         kind: "crowded", "link", "either" (the link, or pairs of different difficulty), "varying" (such pairs
             rather than the link), "both" (temperature first, then link), "temperature", "nothing", "unclear",
             "separated" or "uninformative".
-        headline: One sentence.
+        headline: One sentence: what to do.
+        worth: What that is worth, without a term of statistics; empty where there is no advice.
         softmax: What softmax leaves on the table.
         link: Which link and parameters fit.
         rivals: Whether pairs or anchors of different difficulty explain the same.
@@ -74,17 +75,20 @@ class Verdict:
         crowded: Share of anchors that have another item within a shortfall of 0.01.
         advice: What to change, in words.
         code: The same as Python, or None.
+        train: The same as a command, or None.
     """
 
     kind: str
     headline: str
+    worth: str
     softmax: str
     link: str
     rivals: str
     tail: str
     crowded: float
     advice: str
-    code: str | None
+    code: str | None = None
+    train: str | None = None
 
 
 def span(interval: tuple[float, float]) -> str:
@@ -120,6 +124,21 @@ def link_code(lam: float, tau: float) -> str:
     return (
         "from weince import BlendLink, LinkLoss\n\n"
         f"loss = LinkLoss(BlendLink(lam={short(lam)}, beta={short(1.0 / tau)}, temperature={short(tau)}))"
+    )
+
+
+def softmax_train(tau0: float) -> str:
+    """The command of `softmax_code`."""
+    return f"weince train --loss.preset infonce --loss.temperature {short(tau0)}"
+
+
+def link_train(lam: float, tau: float) -> str:
+    """The command of `link_code`."""
+    if lam > 0.9995:
+        return f"weince train --loss.preset weibit --loss.temperature {short(tau)}"
+    return (
+        f"weince train --loss.preset link --loss.lam {short(lam)} --loss.beta {short(1.0 / tau)} "
+        f"--loss.temperature {short(tau)}"
     )
 
 
@@ -260,6 +279,32 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
     return words, off
 
 
+def _times(nats: float) -> str:
+    """A gain as people read it."""
+    return f"{number(float(np.exp(nats)), 2)} times as likely"
+
+
+def _temperature_headline(m: Measured, settings: Settings, off: bool) -> str:
+    """What to do about the temperature, in one sentence."""
+    best, used = f"{m.link.tau0:.2g}", settings.temperature
+    if used is None:
+        return f"Use a temperature of about {best}."
+    if not off:
+        return f"Keep your temperature of {short(used)}."
+    return f"{'Lower' if used > m.link.tau0 else 'Raise'} the temperature from {short(used)} to about {best}."
+
+
+def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: bool) -> str:
+    """What that is worth, in one sentence."""
+    assert m.curves is not None
+    used, little = settings.temperature, f"{100 * np.expm1(rules.worth):.0f} %"
+    if used is None:
+        return f"Any temperature from {span(m.curves.tau_range)} is as good, within {little}."
+    if not off:
+        return f"No other temperature makes the positive more than {little} likelier."
+    return f"That makes the positive {_times(_lost(m))} as your temperature does."
+
+
 Said = tuple[str, str, str, str, float]
 """Of a `Verdict`: softmax, link, rivals, tail and crowded, which hold whatever the advice is."""
 
@@ -272,16 +317,36 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
     if m.crowded > rules.crowded:
         return _crowded(m, said)
     if m.link.separated:
-        return Verdict("separated", "No answer: the positives always win.", *said, _harder(m, settings), None)
+        headline = "No answer: the positives always win."
+        return Verdict("separated", headline, "", *said, _harder(m, settings))
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
         headline = "No answer: a higher cosine does not make a positive likelier here."
-        return Verdict("uninformative", headline, *said, advice, None)
+        return Verdict("uninformative", headline, "", *said, advice)
     if _explained(m, rules) == "varying":
         return _varying(m, settings, rules, said)
     if m.link.gain >= rules.worth:
         return _another_link(m, settings, rules, said)
     return _keep_softmax(m, settings, rules, said)
+
+
+def _about_temperature(
+    kind: str,
+    m: Measured,
+    settings: Settings,
+    rules: Thresholds,
+    said: Said,
+    advice: str,
+    *,
+    rest: str = "",
+) -> Verdict:
+    """A verdict whose headline is the temperature; `rest` is what its worth leaves open."""
+    _, off = _temperature_words(m, settings, rules)
+    worth = " ".join(filter(None, [_temperature_worth(m, settings, rules, off), rest]))
+    lines = softmax_code(m.link.tau0), softmax_train(m.link.tau0)
+    if settings.temperature is not None and not off:
+        lines = None, None  # type: ignore[assignment]  # a temperature known to be good needs no line of code
+    return Verdict(kind, _temperature_headline(m, settings, off), worth, *said, advice, *lines)
 
 
 def _harder(m: Measured, settings: Settings) -> str:
@@ -303,23 +368,19 @@ def _harder(m: Measured, settings: Settings) -> str:
 def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
     """A temperature that varies explains what the blend gains, and more: softmax stays."""
     assert m.rivals is not None
-    t, who, found = m.link, _rival(m), m.rivals.varying
+    who, found = _rival(m), m.rivals.varying
     words, off = _temperature_words(m, settings, rules)
-    known = settings.temperature is not None
     advice = (
         "Do not change the link for this: no cap is needed to explain these scores. The temperature that fits "
         f"varies by a factor of about {number(float(np.exp(found.sd)), 1)} either way (standard deviation of its "
         f"logarithm: {number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, "
         f"or what they show. {words}"
     )
-    if off:
-        headline = f"Keep softmax, change its temperature: yours costs {number(_lost(m))} nats per anchor."
-        return Verdict("temperature", headline, *said, advice, softmax_code(t.tau0))
-    headline = (
-        f"Keep softmax: some {who} are much harder than others, and that explains these scores better than "
-        "another link does."
+    rest = (
+        f"Some {who} are much harder than others: that explains these scores better than another link does."
     )
-    return Verdict("varying", headline, *said, advice, None if known else softmax_code(t.tau0))
+    kind = "temperature" if off else "varying"
+    return _about_temperature(kind, m, settings, rules, said, advice, rest=rest)
 
 
 def _crowded(m: Measured, said: Said) -> Verdict:
@@ -334,59 +395,55 @@ def _crowded(m: Measured, said: Said) -> Verdict:
         "diagnose again: the link and the temperature above are fitted to these items too, so neither is worth "
         "a change yet."
     )
-    return Verdict("crowded", headline, *said, advice, None)
+    return Verdict("crowded", headline, "", *said, advice)
 
 
 def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
     """The blend gains enough: is the gain sure, and does the temperature come before it?"""
-    t, gain = m.link, number(m.link.gain)
+    t, more = m.link, _times(m.link.gain)
     words, off = _temperature_words(m, settings, rules)
     small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
     if not (small_p and t.gain_interval[0] > 0.0):
-        headline = f"Unclear: a gain of {gain} nats per anchor, but the evidence for it is thin."
         advice = f"Give it more pairs before changing the link. {words}"
-        return Verdict("unclear", headline, *said, advice, softmax_code(t.tau0) if off else None)
-    if off and _lost(m) > t.gain:
-        headline = (
-            f"Change the temperature first: yours costs {number(_lost(m))} nats per anchor; the blended link "
-            f"would add {gain}."
-        )
-        advice = f"{words} Set it there first; the link is the smaller step, and comes second."
-        return Verdict("both", headline, *said, advice, both_code(t.lam, t.tau, t.tau0))
-    kind = "link"
-    headline = f"The blended link fits better: softmax leaves {gain} nats per anchor on the table."
-    advice = f"Worth a try in the next training run. {words}"
+        rest = f"Another link might make the positive {more}, but the evidence for it is thin."
+        return _about_temperature("unclear", m, settings, rules, said, advice, rest=rest)
     if _explained(m, rules) == "either":
-        kind, who = "either", _rival(m)
-        headline = (
-            f"Another link, or {who} of different difficulty? Softmax with one temperature leaves {gain} nats "
-            "per anchor on the table, and either explains it."
-        )
+        who = _rival(m)
         advice = (
             f"These scores give no reason to change the link: easy and hard {who} explain them as well. If you try "
-            f"it, compare several seeds on a validation set. {words}"
+            f"it ({link_code(t.lam, t.tau).splitlines()[-1].removeprefix('loss = ')}), compare several seeds on a "
+            f"validation set. {words}"
         )
+        rest = (
+            f"Softmax with one temperature leaves a factor of {number(t.gain_ratio, 2)}, which easy and hard {who} "
+            "explain as well as another link does."
+        )
+        return _about_temperature("either", m, settings, rules, said, advice, rest=rest)
+    if off and _lost(m) > t.gain:
+        advice = f"{words} Set it there first; the link is the smaller step, and comes second."
+        rest = f"Another link would then make it {more} again."
+        first = _about_temperature("both", m, settings, rules, said, advice, rest=rest)
+        return replace(first, code=both_code(t.lam, t.tau, t.tau0))
+    advice = f"Worth a try in the next training run. {words}"
     if settings.temperature is None:
         advice += (
             " Say which temperature you trained with before you change the link: one that is off can make "
             "for a gain like this."
         )
-    return Verdict(kind, headline, *said, advice, link_code(t.lam, t.tau))
+    headline = "Try another link: it fits these scores better than softmax at any temperature."
+    worth = f"It makes the positive {more} as softmax at its best temperature does."
+    return Verdict("link", headline, worth, *said, advice, link_code(t.lam, t.tau), link_train(t.lam, t.tau))
 
 
 def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
     """The blend gains too little: softmax stays, perhaps at another temperature."""
     t = m.link
     words, off = _temperature_words(m, settings, rules)
-    small = f"another link would gain {number(t.gain)} nats per anchor, less than {rules.worth:g}"
-    if t.lam == 0.0:
-        small = "the data ask for no other link"
     if off:
-        headline = f"Keep softmax, change its temperature: {small}."
-        return Verdict("temperature", headline, *said, words, softmax_code(t.tau0))
+        return _about_temperature(
+            "temperature", m, settings, rules, said, words, rest="No other link is needed."
+        )
     advice = f"No other link is worth the change. {words}"
     if t.gain_interval[1] >= rules.worth:
         advice += f" A gain of up to {number(t.gain_interval[1])} is not excluded; more pairs would tell."
-    # A temperature known to be good needs no line of code.
-    code = softmax_code(t.tau0) if settings.temperature is None else None
-    return Verdict("nothing", f"Keep softmax: {small}.", *said, advice, code)
+    return _about_temperature("nothing", m, settings, rules, said, advice, rest="No other link is needed.")

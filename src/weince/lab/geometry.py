@@ -1,8 +1,16 @@
-"""How embeddings lie on the sphere: alignment of pairs and uniformity of all rows (Wang and Isola 2020)."""
+"""How embeddings lie on the sphere.
+
+Alignment of pairs and uniformity of all rows (Wang and Isola 2020), effective rank (Roy and Vetterli 2007), crowds.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from weince.scores import CROWD, shortfalls
+
+MOST_CROWDED, LEAST_RANK = 0.05, 2.0
+"""Share of crowded anchors, and effective rank, beyond which embeddings are said to collapse."""
 
 
 def unit_in_double(z: Tensor) -> Tensor:
@@ -28,3 +36,30 @@ def uniformity(rows: Tensor, without: Tensor | None = None) -> Tensor:
     if without is not None:
         total, count = total - (-2 * without).exp().sum(), count - len(without)
     return (total / count).log()
+
+
+def effective_rank(rows: Tensor) -> Tensor:
+    """Exponential of the entropy of the singular values of ``(rows, d)``."""
+    values = torch.linalg.svdvals(rows)
+    share = values / values.sum()
+    entropy: Tensor = -torch.special.xlogy(share, share).sum()
+    return entropy.exp()
+
+
+def crowded(rows: Tensor) -> Tensor:
+    """Share of unit rows ``(2 n, d)``, row ``k`` being the positive of row ``k + n``, that are crowded."""
+    n = len(rows) // 2
+    near = shortfalls(rows, rows) <= CROWD
+    for own in (-n, 0, n):  # an anchor itself, and its positive on either side
+        near.diagonal(own).fill_(False)
+    return near.any(1).double().mean()
+
+
+def collapsed(crowd: float, rank: float) -> str | None:
+    """In words, what of a share of crowded anchors and an effective rank is a collapse; None if nothing is."""
+    found = []
+    if crowd > MOST_CROWDED:
+        found.append(f"{crowd:.0%} of the anchors lie next to another item")
+    if rank < LEAST_RANK:
+        found.append(f"the effective rank is {rank:.1f}")
+    return " and ".join(found) or None

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weince import TailConfig, WeinceLoss
-from weince.lab.vision.log import COLUMNS, Log, _crowded, check_finite, measure, read_log
+from weince.lab.geometry import crowded as share_crowded
+from weince.lab.vision.log import COLUMNS, Log, check_finite, measure, read_log
 from weince.scores import CROWD
 
 
@@ -101,7 +102,7 @@ def test_a_positive_crowds_nobody_but_its_double_does():
     assert (
         measure(z, z, TailConfig(eps=0.5))["crowded"] == 4 / 16
     )  # the tail's least shortfall is another matter
-    assert float(_crowded(z[:1].repeat(2, 1))) == 0  # a single pair
+    assert float(share_crowded(z[:1].repeat(2, 1))) == 0  # a single pair
 
 
 @pytest.mark.parametrize(("shortfall", "crowded"), [(0.99 * CROWD, 1.0), (1.01 * CROWD, 0.0)])

@@ -79,8 +79,8 @@ def test_a_run_with_both_of_ones_own_trains_and_is_read_again(module, tmp_path):
     [
         (0.0, 12.0, None),
         (0.05, 2.0, None),
-        (0.06, 12.0, "6% of the anchors lie next to another image in epoch 3"),
-        (1.0, 1.2, "100% of the anchors lie next to another image and the effective rank is 1.2 in epoch 3"),
+        (0.06, 12.0, "6% of the anchors lie next to another item in epoch 3"),
+        (1.0, 1.2, "100% of the anchors lie next to another item and the effective rank is 1.2 in epoch 3"),
     ],
 )
 def test_a_collapse_is_said(crowded, rank, said):

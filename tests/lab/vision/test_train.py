@@ -18,6 +18,7 @@ from training import SIZE, run, same_weights, small_run, weights, write_data
 
 from weince.lab import checkpoint, settings
 from weince.lab.configure import LossConfig, build_loss
+from weince.lab.predict.features import read_features
 from weince.lab.vision import train as training_module
 from weince.lab.vision.augment import Augment
 from weince.lab.vision.config import VisionRun
@@ -35,6 +36,7 @@ from weince.lab.vision.runs import (
     run_pairs,
     snapshots,
     temperature_of,
+    two_views,
 )
 from weince.lab.vision.train import train
 
@@ -244,6 +246,13 @@ def test_snapshots_load_and_embed(data, tmp_path):
     assert len(embed_pairs(tmp_path / "run")[0]) == 20  # no more than are held out
     assert (again == z_i).all()
     assert (z_i != z_j).any()
+    features = two_views(tmp_path / "run", images=12, of="features", part="train")
+    assert features.first.shape == features.second.shape == (12, model.encoder.features)
+    images = load(str(data))
+    chosen = np.sort(np.random.default_rng(0).permutation(len(images.train_images))[:12])
+    assert features.labels.tolist() == images.train_labels[chosen].tolist()
+    pairs, labels = read_features(tmp_path / "run")
+    assert len(pairs.z_i) == len(labels) == len(images.train_images)
     names = [pairs.name for pairs in run_pairs([tmp_path / "run"], trend=True)]
     assert names == ["run epoch_0001", "run epoch_0002"]
 

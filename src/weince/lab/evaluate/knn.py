@@ -90,7 +90,7 @@ def knn(
             bank = LabelledFeatures(features[rows], labels[rows])
             options = (recalls, k, temperature, chunk)
             asked = LabelledFeatures(features[held_out], labels[held_out]), LabelledFeatures(queries, answers)
-            found.append((_score(bank, asked[0], *options), _score(bank, asked[1], *options)))
+            found.append((score(bank, asked[0], *options), score(bank, asked[1], *options)))
             precisions = precisions or [mean_average_precision(bank, part, chunk) for part in asked]
             bar.advance(task)
     validation, judged = (
@@ -105,7 +105,7 @@ def _neighbours(scores: list[Tensor], recalls: Sequence[int], map_r: float) -> N
     return Neighbours(vote, dict(zip(recalls, recall, strict=True)), map_r)
 
 
-def _score(
+def score(
     bank: LabelledFeatures,
     queries: LabelledFeatures,
     recalls: Sequence[int],
@@ -113,7 +113,16 @@ def _score(
     temperature: float,
     chunk: int,
 ) -> Tensor:
-    """Percent right of the vote, then each recall: ``(1 + recalls,)``."""
+    """Percent right of the vote, then each recall: ``(1 + recalls,)``.
+
+    Args:
+        bank: Unit rows to look up in.
+        queries: Unit rows to look up.
+        recalls: The k of the recalls.
+        k: Neighbours that vote.
+        temperature: Of the vote.
+        chunk: The most queries at a time.
+    """
     classes = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1
     right = torch.zeros(1 + len(recalls), dtype=torch.int64, device=bank.labels.device)
     chunk = max(1, min(chunk, MOST_SCORES // len(bank.labels)))

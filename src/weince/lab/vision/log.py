@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from weince.files import write_aside
-from weince.lab.geometry import pair_distances, uniformity, unit_in_double
+from weince.lab.geometry import (
+    collapsed,
+    crowded,
+    effective_rank,
+    pair_distances,
+    uniformity,
+    unit_in_double,
+)
 from weince.losses import InfoNCELoss
-from weince.scores import CROWD, shortfalls
 from weince.tail import TailConfig
 
 if TYPE_CHECKING:
@@ -25,10 +31,6 @@ COLUMNS = (
     "epoch", "loss", "rho", "beta", "daic", "lam", "alignment", "uniformity", "effective_rank", "crowded", "lr",
     "views_per_second", "seconds",
 )  # fmt: skip
-
-
-MOST_CROWDED, LEAST_RANK = 0.05, 2.0
-"""Share of crowded anchors, and effective rank, beyond which a run says that it collapses."""
 
 GEOMETRY = 1024
 """Pairs of a batch whose geometry is measured: all distances of all rows would not fit for a large one."""
@@ -102,9 +104,6 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
     output = measured(z_i, z_j, return_stats=True)
     u, v = (unit_in_double(z[:GEOMETRY]) for z in (z_i, z_j))
     rows, pairs = torch.cat([u, v]), pair_distances(u, v)
-    values = torch.linalg.svdvals(rows)
-    share = values / values.sum()
-    entropy = -torch.special.xlogy(share, share).sum()
     figures = {
         "rho": output.stats.rho.mean(),
         "beta": output.stats.beta.mean(),
@@ -112,31 +111,18 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
         "lam": output.stats.lam.mean(),
         "alignment": pairs.mean(),
         "uniformity": uniformity(rows, without=pairs),
-        "effective_rank": entropy.exp(),
-        "crowded": _crowded(rows),
+        "effective_rank": effective_rank(rows),
+        "crowded": crowded(rows),
     }
     return {name: float(value) for name, value in figures.items()}
 
 
-def _crowded(rows: Tensor) -> Tensor:
-    """Share of unit rows ``(2 n, d)``, row ``k`` being the positive of row ``k + n``, that are crowded."""
-    n = len(rows) // 2
-    near = shortfalls(rows, rows) <= CROWD
-    for own in (-n, 0, n):  # an anchor itself, and its positive on either side
-        near.diagonal(own).fill_(False)
-    return near.any(1).double().mean()
-
-
 def collapse(row: dict[str, float]) -> str | None:
     """One line if the embeddings of an epoch have collapsed, or are about to; None if not."""
-    found = []
-    if row["crowded"] > MOST_CROWDED:
-        found.append(f"{row['crowded']:.0%} of the anchors lie next to another image")
-    if row["effective_rank"] < LEAST_RANK:
-        found.append(f"the effective rank is {row['effective_rank']:.1f}")
-    if not found:
+    found = collapsed(row["crowded"], row["effective_rank"])
+    if found is None:
         return None
-    return f"the embeddings collapse: {' and '.join(found)} in epoch {row['epoch']:.0f}; try another loss or rate"
+    return f"the embeddings collapse: {found} in epoch {row['epoch']:.0f}; try another loss or rate"
 
 
 class Bar:

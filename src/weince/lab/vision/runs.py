@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -155,13 +155,43 @@ def evaluate_run(
     return evaluation
 
 
-@torch.no_grad()
+class TwoViews(NamedTuple):
+    """Two random views of images, ``(images, d)`` each, and the images' labels ``(images,)`` if they have any."""
+
+    first: np.ndarray
+    second: np.ndarray
+    labels: np.ndarray | None
+
+
 def embed_pairs(
     folder: Path, weights: Path | None = None, *, pairs: int = 8192, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings ``(pairs, d)`` of two random views of held-out images, where the loss acts.
+    """Embeddings ``(pairs, d)`` of two random views of held-out images, where the loss acts."""
+    found = two_views(folder, weights, images=pairs, seed=seed)
+    return found.first, found.second
+
+
+@torch.no_grad()
+def two_views(
+    folder: Path,
+    weights: Path | None = None,
+    *,
+    images: int = 8192,
+    seed: int = 0,
+    of: Literal["embeddings", "features"] = "embeddings",
+    part: Literal["test", "train"] = "test",
+) -> TwoViews:
+    """Embed two random views of some images of a run.
 
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
+
+    Args:
+        folder: Of the run.
+        weights: A snapshot; the last weights if not given.
+        images: The most images.
+        seed: Of the choice of images and of the views.
+        of: Embeddings, where the loss acts, or the features before the projector.
+        part: Which images: held out, or those that were trained on.
     """
     from weince.progress import bars
 
@@ -169,19 +199,23 @@ def embed_pairs(
     device = find_device("auto")
     model.to(device)
     allow_tf32(run.precision)
-    images = load(run.data, size=run.augment.size).test_images
+    data = load(run.data, size=run.augment.size)
+    pixels, labels = (
+        (data.test_images, data.test_labels) if part == "test" else (data.train_images, data.train_labels)
+    )
     generator = torch.Generator(device).manual_seed(seed)
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:pairs])
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(pixels))[:images])
     found: list[list[torch.Tensor]] = [[], []]
     with bars() as bar:
         task = bar.add_task(f"pairs of {folder.name}", total=len(chosen))
         for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
-            batch = torch.from_numpy(np.array(images[rows])).to(device).permute(0, 3, 1, 2)
+            batch = torch.from_numpy(np.array(pixels[rows])).to(device).permute(0, 3, 1, 2)
             for side in found:
-                side.append(model(run.augment(batch, generator))[1].cpu())
+                h, z = model(run.augment(batch, generator))
+                side.append((h if of == "features" else z).cpu())
             bar.advance(task, len(rows))
-    z_i, z_j = (torch.cat(side).numpy() for side in found)
-    return z_i, z_j
+    first, second = (torch.cat(side).numpy() for side in found)
+    return TwoViews(first, second, None if labels is None else np.asarray(labels)[chosen])
 
 
 def run_pairs(

@@ -1,0 +1,338 @@
+"""Do heads on frozen features rank losses as full trainings did?
+
+For each file of features, heads are trained with the losses for which the archive holds trainings on those images
+(runs.jsonl below research/results), and compared with the linear accuracy that these reached: rank agreement with
+bootstrap intervals over losses, and the regret, in points of accuracy, of training with the loss whose heads are
+best, beside always InfoNCE at 0.1, always at 0.2, and a random pick. Also whether heads of losses that collapsed
+crowd.
+The heads of research/trap.py, on the embeddings of an InfoNCE encoder, are kept (records.jsonl) and come first.
+Writes NAME.md and NAME.csv. Heads are kept in NAME_heads/, and the same command trains those that are missing.
+"""
+
+import argparse
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from weince.lab.configure import LossConfig
+from weince.lab.predict import cores, predict
+from weince.lab.predict.heads import Outcome, Probe
+
+EXAMPLE = """\
+example:
+  python research/predict_study.py cifar100=infonce_0.5.npz cifar10=infonce_0.5_cifar10.npz \\
+      --results research/results/evidence/predict
+"""
+RESULTS = Path(__file__).parent / "results"
+ARCHIVES = RESULTS / "evidence" / "runs.jsonl", RESULTS / "strong" / "runs.jsonl"
+RECORDS = RESULTS / "records.jsonl"
+FIRST = "positive first of a batch"
+METRICS: dict[str, Callable[[Outcome], float]] = {
+    FIRST: lambda o: o.first,
+    "positive first of all": lambda o: o.first_of_all,
+    "R@1": lambda o: o.r1,
+    "vote": lambda o: o.vote,
+    "uniformity": lambda o: -o.uniformity,
+    "effective rank": lambda o: o.effective_rank,
+}
+TRAP = {
+    "InfoNCE": "infonce 0.5",
+    "paper": "paper 0.5",
+    "paper, rho gate alone": "paper 0.5, gate rho",
+    "paper, AIC gate alone": "paper 0.5, gate aic",
+    "paper, gate at a shortfall of 0.02": "paper 0.5, rho0 0.02",
+    "paper, gate at a shortfall of 0.05": "paper 0.5, rho0 0.05",
+    "paper, gate at a shortfall of 0.1": "paper 0.5, rho0 0.1",
+    "paper, beta = 3 instead of fitted": "paper 0.5, beta 3.0",
+    "paper, endpoint 1.2": "paper 0.5, endpoint 1.2",
+    "paper, negatives only": "paper 0.5, positive softmax",
+    "released": "released 0.5",
+    "released without its terms": "blend 0.5",
+    "InfoNCE + both terms of released": "infonce 0.5, softmax_term 0.5, shortfall_term 0.5",
+    "InfoNCE, temperature 0.2": "infonce 0.2",
+    "paper, temperature 0.2": "paper 0.2",
+}
+"""What research/trap.py calls the losses that were trained in full too."""
+
+ALWAYS = ("infonce 0.1", "infonce 0.2")
+DRAWS = 2000
+FEWEST = 4  # losses whose order says anything
+
+
+class Group(NamedTuple):
+    """Trainings that differ by their loss alone: images, encoder and recipe by the name of their row, epochs."""
+
+    data: str
+    row: str
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"{self.row}, {self.epochs} epochs"
+
+
+def name_of(loss: LossConfig) -> str:
+    """Short, and different for different losses."""
+    parts = [f"{loss.preset} {loss.temperature:g}" if loss.temperature else loss.preset]
+    parts += [f"{key} {value}" for key, value in sorted((loss.tail | loss.options).items())]
+    parts += [
+        f"{key} {getattr(loss, key):g}" for key in ("softmax_term", "shortfall_term") if getattr(loss, key)
+    ]
+    return ", ".join(parts)
+
+
+def outcomes(paths: Sequence[Path]) -> tuple[dict[Group, dict[str, float]], dict[str, LossConfig]]:
+    """Mean linear accuracy over seeds by loss, for each group; and the losses."""
+    found: dict[Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    losses = {}
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    for record in map(json.loads, lines):
+        run = record["run.yaml"]
+        given = {key: value for key, value in run["loss"].items() if key != "engine"}
+        loss = LossConfig(**given)
+        # Precision is no setting of a loss; where a loss was run in two, both count.
+        group = Group(run["data"].partition("_")[0], record["run"].partition("/")[0], run["epochs"])
+        losses[name_of(loss)] = loss
+        found[group][name_of(loss)].append(record["evaluation.json"]["linear_test_mean"])
+    means = {
+        g: {name: float(np.mean(v)) for name, v in by.items()} for g, by in found.items() if len(by) >= FEWEST
+    }
+    return means, losses
+
+
+class Heads(NamedTuple):
+    """Heads by loss: what each metric says of them, and the share of them that is crowded.
+
+    Attributes:
+        source: What they were trained on, in words.
+        data: The images.
+        predicted: By metric and loss.
+        crowded: By loss.
+    """
+
+    source: str
+    data: str
+    predicted: dict[str, dict[str, float]]
+    crowded: dict[str, float]
+
+
+class Agreement(NamedTuple):
+    """Spearman's and Kendall's coefficients, each with a 95 % interval over resampled losses."""
+
+    spearman: float
+    spearman_interval: tuple[float, float]
+    kendall: float
+    kendall_interval: tuple[float, float]
+
+
+def agreement(predicted: Sequence[float], reached: Sequence[float]) -> Agreement:
+    """Of two orders of the same losses; resamplings in which all are equal have no order and are left out."""
+    values = np.array([predicted, reached])
+    rows = np.random.default_rng(0).integers(values.shape[1], size=(DRAWS, values.shape[1]))
+    drawn = values[:, rows]
+    x, y = drawn[:, (np.ptp(drawn, axis=2) > 0).all(axis=0)]
+    whole = values[:, None]
+    found = []
+    for coefficient in (spearman, kendall):
+        low, high = np.quantile(coefficient(x, y), [0.025, 0.975])
+        found += [float(coefficient(*whole)[0]), (float(low), float(high))]
+    return Agreement(*found)
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of each row of (draws, losses)."""
+    a, b = (
+        ranks - ranks.mean(axis=1, keepdims=True)
+        for ranks in (stats.rankdata(x, axis=1), stats.rankdata(y, axis=1))
+    )
+    return (a * b).sum(axis=1) / np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+
+
+def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Tau-b of each row of (draws, losses)."""
+    a, b = (np.sign(z[:, :, None] - z[:, None, :]) for z in (x, y))
+    return (a * b).sum(axis=(1, 2)) / np.sqrt((a**2).sum(axis=(1, 2)) * (b**2).sum(axis=(1, 2)))
+
+
+def trap_heads(records: Path) -> Heads:
+    """The heads that research/trap.py trained on the embeddings of an InfoNCE encoder, of losses trained in full."""
+    kept = {
+        line["file"]: line["content"] for line in map(json.loads, records.read_text("utf-8").splitlines())
+    }
+    header, *rows = kept["evidence/trap.csv"]
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in (dict(zip(header, row, strict=True)) for row in rows):
+        for key in ("first", "crowded"):
+            if row["loss"] in TRAP:
+                found[key][TRAP[row["loss"]]].append(float(row[key]))
+    first, crowded = (
+        {name: float(np.mean(values)) for name, values in found[key].items()} for key in ("first", "crowded")
+    )
+    return Heads("embeddings of InfoNCE at 0.5 (trap)", "cifar100", {FIRST: first}, crowded)
+
+
+def compared(heads: Heads, group: Group, reached: dict[str, float]) -> list[list[str]]:
+    """Rows of the table: how heads agree with the trainings of their losses, by each metric."""
+    rows = []
+    for metric, predicted in heads.predicted.items():
+        both = [name for name in reached if name in predicted]
+        if len(both) < FEWEST:
+            continue
+        found = agreement([predicted[name] for name in both], [reached[name] for name in both])
+        ranks = _with(found.spearman, found.spearman_interval), _with(found.kendall, found.kendall_interval)
+        lost = ("—" if np.isnan(x) else f"{x:.1f}" for x in regrets(predicted, reached).values())
+        rows.append([str(group), heads.source, metric, str(len(both)), *ranks, *lost])
+    return rows
+
+
+def regrets(predicted: dict[str, float], reached: dict[str, float]) -> dict[str, float]:
+    """Points lost against the best loss of a group, by rule; NaN where the group lacks the loss."""
+    best = max(reached.values())
+    chosen = max((name for name in reached if name in predicted), key=lambda name: predicted[name])
+    return {
+        "heads": best - reached[chosen],
+        **{name: best - reached.get(name, float("nan")) for name in ALWAYS},
+        "random": best - float(np.mean(list(reached.values()))),
+    }
+
+
+def _table(header: Sequence[str], lines: list[list[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(header)} |",
+        f"|{'---|' * len(header)}",
+        *(f"| {' | '.join(line)} |" for line in lines),
+    ]
+
+
+def markdown(rows: list[list[str]], found: Sequence[Heads], about: str, figure: str) -> str:
+    header = ("trainings", "heads on", "judged by", "losses", "Spearman (95 %)", "Kendall (95 %)", "regret of heads",
+              *(f"always {name}" for name in ALWAYS), "random")  # fmt: skip
+    lines = [
+        "# Do heads on frozen features rank losses as full trainings did?",
+        "",
+        about,
+        "",
+        *_table(header, rows),
+        "",
+        "Regret: points of linear accuracy lost against the best loss of the same trainings. Intervals resample "
+        "losses.",
+        "",
+        f"![heads against trainings]({figure})",
+        "",
+    ]
+    for heads in found:
+        crowds = [[name, f"{100 * crowd:.1f}"] for name, crowd in heads.crowded.items()]
+        lines += [f"## Crowded heads on {heads.source}", "", *_table(("loss", "crowded, %"), crowds), ""]
+    return "\n".join(lines)
+
+
+def draw(found: Sequence[Heads], reached: dict[Group, dict[str, float]], path: Path) -> None:
+    """A panel for each kind of heads and trainings: positives first against linear accuracy."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    panels = [
+        (heads, group)
+        for heads in found
+        for group, by in reached.items()
+        if group.data == heads.data and len(by.keys() & heads.predicted[FIRST].keys()) >= FEWEST
+    ]
+    with mpl.rc_context({"svg.hashsalt": "weince", "font.size": 8}):
+        figure = Figure(figsize=(7.5, 2.9 * -(-len(panels) // 2)), layout="constrained")
+        for place, (heads, group) in enumerate(panels, 1):
+            axes = figure.add_subplot(-(-len(panels) // 2), 2, place)
+            predicted = heads.predicted[FIRST]
+            for name in (name for name in reached[group] if name in predicted):
+                colour = "#d55e00" if name in ALWAYS else "#0072b2"
+                axes.plot(100 * predicted[name], reached[group][name], "o", color=colour, ms=4)
+            axes.set_title(f"{group}\n{heads.source}", fontsize=8)
+            axes.set(xlabel="positive first, % of held-out items", ylabel="linear accuracy, %")
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def train(data: str, file: Path, options: argparse.Namespace, losses: dict[str, LossConfig]) -> Heads:
+    """Heads with these losses on a file of features."""
+    folder = options.results.with_name(f"{options.results.name}_heads") / file.stem
+    predict(file, folder, losses=losses, seeds=options.seeds, steps=options.steps, jobs=options.jobs or cores(),
+            probe=Probe(rate=options.rate, noise=options.noise), command="research/predict_study.py")  # fmt: skip
+    heads = read_heads(folder, options.seeds)
+
+    def means(value: Callable[[Outcome], float]) -> dict[str, float]:
+        return {name: float(np.mean([value(o) for o in heads[name]])) for name in losses}
+
+    predicted = {metric: means(value) for metric, value in METRICS.items()}
+    finite = {metric: by for metric, by in predicted.items() if np.isfinite(list(by.values())).all()}
+    return Heads(file.stem, data, finite, means(lambda o: o.crowded))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("features", nargs="*", metavar="DATA=FILE", help="features, and of which images")
+    parser.add_argument("--steps", type=int, default=300, help="of each head (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of each head (default: %(default)s)")
+    parser.add_argument("--noise", type=float, default=0.3, help="on the features (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
+    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
+    parser.add_argument(
+        "--archives", type=Path, nargs="+", default=ARCHIVES, help="trainings (default: evidence and strong)"
+    )
+    parser.add_argument("--results", type=Path, default=Path("predict"), help="name of what is written")
+    options = parser.parse_args(arguments)
+    reached, losses = outcomes(options.archives)
+    found = [trap_heads(RECORDS)]
+    for item in options.features:
+        data, equals, file = item.partition("=")
+        wanted = {name: losses[name] for group, by in reached.items() if group.data == data for name in by}
+        if not equals or not wanted:
+            known = ", ".join(sorted({group.data for group in reached}))
+            parser.error(f"want DATA=FILE, where DATA is of {known}; got {item}")
+        found.append(train(data, Path(file), options, wanted))
+    pairs = [
+        (heads, group, by) for heads in found for group, by in reached.items() if group.data == heads.data
+    ]
+    rows = [row for heads, group, by in pairs for row in compared(heads, group, by)]
+    about = (
+        f"Heads of {options.steps} steps (Adam {options.rate:g}, noise {options.noise:g}, {len(options.seeds)} "
+        "seeds) and those of research/trap.py, against the linear accuracy of full trainings. Made by "
+        "`python research/predict_study.py`."
+    )
+    figure = options.results.with_suffix(".svg")
+    draw(found, reached, figure)
+    text = markdown(rows, found, about, figure.name)
+    options.results.with_suffix(".md").write_text(text, encoding="utf-8")
+    with options.results.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["heads", "trainings", "loss", "linear", "metric", "predicted"])
+        writer.writerows(
+            [heads.source, group, name, by[name], metric, predicted[name]]
+            for heads, group, by in pairs
+            for metric, predicted in heads.predicted.items()
+            for name in by
+            if name in predicted
+        )
+    print(text)
+
+
+def _with(value: float, interval: tuple[float, float]) -> str:
+    return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
+
+
+def read_heads(folder: Path, seeds: Sequence[int]) -> dict[str, list[Outcome]]:
+    """Outcomes of the seeds by loss, from a folder of `weince predict`."""
+    found: dict[str, dict[int, Outcome]] = defaultdict(dict)
+    for head in json.loads((folder / "heads.json").read_text(encoding="utf-8"))["heads"]:
+        values = [float("nan") if head[key] is None else head[key] for key in Outcome._fields]
+        found[head["name"]][head["seed"]] = Outcome(*values)
+    return {name: [by[seed] for seed in seeds] for name, by in found.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""What losses do to a head on frozen features: a grid of them, judged on held-out items.
+
+    from weince.lab.predict import grid, predict
+
+    predict("features.npz", "heads", losses=grid(["infonce", "dcl"], [0.1, 0.2, 0.5]))
+
+A head is trained in a second where an encoder takes hours. That says what a loss does to features that are given; an
+encoder that is trained with the loss gives others. ``research/predict_study.py`` compares the two.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from weince.files import check_folder, check_writable, write_text_aside
+from weince.lab.configure import LossConfig
+from weince.lab.predict.features import Prepared, Views, prepare, read_features
+from weince.lab.predict.heads import Outcome, Probe, seconds, train_heads
+from weince.lab.predict.report import write_report
+from weince.machine import version
+from weince.progress import bars
+
+FORMAT = "weince prediction 1"
+LOSSES = ("infonce", "dcl", "hcl", "released", "paper")
+TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
+LEAST_STEPS, MOST_STEPS = 100, 1500
+TOGETHER = 5
+"""Heads of one training: more do not go faster, and what an interruption costs grows with them."""
+
+
+class Job(NamedTuple):
+    """Heads to train at once: names of their losses, and a seed."""
+
+    names: tuple[str, ...]
+    seed: int
+
+
+class Found(NamedTuple):
+    """What came of a job."""
+
+    job: Job
+    outcomes: list[Outcome]
+
+
+def grid(presets: Iterable[str], temperatures: Iterable[float]) -> dict[str, LossConfig]:
+    """Every preset at every temperature, by name; once where a preset has no temperature."""
+    found: dict[str, LossConfig] = {}
+    values = sorted(set(temperatures))
+    for preset in presets:
+        for value in values:
+            try:
+                found[f"{preset} {value:g}"] = LossConfig(preset, value)
+            except ValueError as error:
+                if "temperature has no meaning" not in str(error):
+                    raise
+                found[preset] = LossConfig(preset)
+    return found
+
+
+def predict(
+    features: str | Path,
+    out: str | Path,
+    *,
+    losses: Mapping[str, LossConfig] | None = None,
+    labels: str | Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2, 3),
+    minutes: float = 5.0,
+    steps: int | None = None,
+    probe: Probe = Probe(),
+    jobs: int = 1,
+    progress: bool = True,
+    command: str = "weince.lab.predict.predict(...)",
+) -> Path:
+    """Train heads with every loss and seed and write a table of what they are worth.
+
+    The folder remembers finished heads: the same call again trains those that are missing.
+
+    Args:
+        features: Two views' features of the same items, in a file that ``weince diagnose`` reads; or a run's folder.
+        out: Folder to write.
+        losses: By name; by default `LOSSES` at `TEMPERATURES`.
+        labels: A file with a label for each item; by default those of the features' file, if it has any.
+        seeds: Of the heads: split, first weights, batches and noise.
+        minutes: About how long it may take here; sets the number of steps.
+        steps: Instead of `minutes`.
+        probe: How heads are trained.
+        jobs: Processes. More than one start anew from the program's file, which then needs the usual
+            ``if __name__ == "__main__":``.
+        progress: Show a bar.
+        command: What the table says it was made with.
+
+    Returns:
+        Path of ``heads.md``.
+
+    Raises:
+        ValueError: The input cannot be used, the folder holds other heads, or the time is too short.
+    """
+    chosen = grid(LOSSES, TEMPERATURES) if losses is None else dict(losses)
+    _check(chosen, seeds, minutes, steps, jobs)
+    folder = Path(out)
+    check_folder(folder)
+    pairs, known_labels = read_features(Path(features), None if labels is None else Path(labels))
+    prepared = prepare(pairs, known_labels, batch=probe.batch, axes=probe.axes)
+    check_writable(folder)
+    store = Store(folder, prepared, probe)
+    wanted = [(name, seed) for seed in seeds for name in chosen]
+    missing = [head for head in wanted if not store.has(*head, chosen[head[0]])]
+    if missing:
+        store.claim(steps)
+        if store.steps is None:
+            store.steps = _affordable(prepared.views, chosen, probe, len(missing), minutes, jobs)
+        task = Task(prepared.views, chosen, store.steps, probe)
+        with bars(shown=progress) as bar, _workers(task, jobs) as carry_out:
+            shown = bar.add_task(f"heads, {store.steps:,} steps each", total=len(missing))
+            for found in carry_out(list(_packed(missing))):
+                store.add(found, chosen)
+                bar.advance(shown, len(found.outcomes))
+    table = {name: [store.outcome(name, seed) for seed in seeds] for name in chosen}
+    return write_report(folder, table, prepared, store.steps or 0, probe, command)
+
+
+def _check(
+    losses: Mapping[str, LossConfig], seeds: Sequence[int], minutes: float, steps: int | None, jobs: int
+) -> None:
+    if not losses or not seeds:
+        raise ValueError(f"want at least one loss and one seed; got {len(losses)} and {len(seeds)}")
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes must be positive; got {minutes}")
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be at least 1; got {steps}")
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1; got {jobs}")
+
+
+def _affordable(
+    views: Views, losses: Mapping[str, LossConfig], probe: Probe, heads: int, minutes: float, jobs: int
+) -> int:
+    """The steps that all heads can make in the time, by timing a few of them here."""
+    with _one_thread():
+        # One of each formula: the temperature does not change what a step takes.
+        kinds = {config.preset: config for config in losses.values()}
+        times = {preset: seconds(views, [config], probe) for preset, config in kinds.items()}
+    per_head = [times[config.preset] for config in losses.values()]
+    step, judging = (sum(part) / len(per_head) for part in zip(*per_head, strict=True))
+    steps = int((60 * minutes * jobs / heads - judging) / step)
+    if steps < LEAST_STEPS:
+        least = (LEAST_STEPS * step + judging) * heads / jobs / 60
+        raise ValueError(
+            f"{heads} heads have time for {max(0, steps)} steps each in {minutes:g} minutes, and need {LEAST_STEPS}: "
+            f"allow {math.ceil(least)} minutes, or ask for fewer losses, temperatures or seeds"
+        )
+    return min(steps, MOST_STEPS)
+
+
+def _packed(heads: Sequence[tuple[str, int]]) -> Iterator[Job]:
+    """Heads of one seed, a few at a time."""
+    for seed in dict.fromkeys(seed for _, seed in heads):
+        names = iter([name for name, own in heads if own == seed])
+        while part := tuple(islice(names, TOGETHER)):
+            yield Job(part, seed)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Heads are too small for more: the threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Task(NamedTuple):
+    """What all jobs have in common."""
+
+    views: Views
+    losses: Mapping[str, LossConfig]
+    steps: int
+    probe: Probe
+
+    def carry_out(self, job: Job) -> Found:
+        losses = [self.losses[name] for name in job.names]
+        return Found(job, train_heads(self.views, losses, job.seed, self.steps, self.probe))
+
+
+_task: Task  # of a worker process
+
+
+def _begin(task: Task) -> None:
+    global _task
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    torch.set_num_threads(1)
+    _task = task
+
+
+def _carry_out(job: Job) -> Found:
+    return _task.carry_out(job)
+
+
+@contextmanager
+def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterable[Found]]]:
+    """Carries out jobs, in this process or in several."""
+    if jobs == 1:
+        with _one_thread():
+            yield lambda work: map(task.carry_out, work)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, _begin, (task,)) as pool:
+        yield lambda work: pool.imap_unordered(_carry_out, work)
+
+
+class Store:
+    """Finished heads in a folder: ``heads.json``, whole after every job.
+
+    Args:
+        folder: Where it lies.
+        prepared: What the heads are trained on.
+        probe: How.
+
+    Raises:
+        ValueError: The folder holds heads of other features, or of another probe.
+    """
+
+    def __init__(self, folder: Path, prepared: Prepared, probe: Probe) -> None:
+        self.path = folder / "heads.json"
+        self.about = {"format": FORMAT, "features": prepared.key, "probe": asdict(probe)}
+        self.steps: int | None = None
+        self.heads: dict[tuple[str, int], tuple[dict[str, Any], Outcome]] = {}
+        if not self.path.exists():
+            return
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            about = {key: found[key] for key in self.about}
+            self.steps = int(found["steps"])
+            for head in found["heads"]:
+                values = [math.nan if head[name] is None else float(head[name]) for name in Outcome._fields]
+                self.heads[head["name"], head["seed"]] = head["loss"], Outcome(*values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path} is damaged ({error}): remove it to start anew") from None
+        for key, value in self.about.items():
+            if about[key] != value:
+                raise ValueError(
+                    f"{folder} holds heads of other {key} ({about[key]}, not {value}): choose another --out"
+                )
+
+    def claim(self, steps: int | None) -> None:
+        """See that the heads that are there made as many steps as are asked for, if any number is.
+
+        Raises:
+            ValueError: They made another number.
+        """
+        if None not in (steps, self.steps) and steps != self.steps:
+            raise ValueError(
+                f"{self.path.parent} holds heads of {self.steps} steps, not {steps}: choose another --out"
+            )
+        self.steps = self.steps or steps
+
+    def has(self, name: str, seed: int, config: LossConfig) -> bool:
+        """Whether a head is there, and was trained with this loss."""
+        return (name, seed) in self.heads and self.heads[name, seed][0] == asdict(config)
+
+    def outcome(self, name: str, seed: int) -> Outcome:
+        """What a head is worth."""
+        return self.heads[name, seed][1]
+
+    def add(self, found: Found, losses: Mapping[str, LossConfig]) -> None:
+        """Keep what came of a job."""
+        for name, outcome in zip(found.job.names, found.outcomes, strict=True):
+            self.heads[name, found.job.seed] = asdict(losses[name]), outcome
+        heads = [
+            {"name": name, "seed": seed, "loss": loss}
+            | {key: None if math.isnan(value) else value for key, value in outcome._asdict().items()}
+            for (name, seed), (loss, outcome) in self.heads.items()
+        ]
+        record = {**self.about, "version": version(), "steps": self.steps, "heads": heads}
+        write_text_aside(self.path, json.dumps(record, indent=1, allow_nan=False) + "\n", "heads")
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

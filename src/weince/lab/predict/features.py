@@ -1,0 +1,114 @@
+"""What heads are trained on: the features of two views of the same items, checked, standardised and rotated."""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from weince.diagnose.reading import InputError, Pairs, load_pairs, make_pairs, read_arrays
+
+
+class Views(NamedTuple):
+    """Features of two views of the same items, as heads get them.
+
+    Attributes:
+        first: ``(items, axes)`` float32.
+        second: ``(items, axes)`` float32, row by row the same items.
+        labels: ``(items,)`` integers, or None.
+    """
+
+    first: Tensor
+    second: Tensor
+    labels: Tensor | None
+
+
+class Prepared(NamedTuple):
+    """`Views`, the share of the variance that their axes hold, and a hash of what was given."""
+
+    views: Views
+    kept: float
+    key: str
+
+
+def read_features(
+    path: Path, labels: Path | None = None, *, seed: int = 0
+) -> tuple[Pairs, NDArray[np.int64] | None]:
+    """Features from a file that ``weince diagnose`` reads, or from the folder of a run; and labels if there are any.
+
+    Args:
+        path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and ``labels`` if you like; or a run's folder.
+        labels: An ``.npy`` file of shape (items,), or a file that holds ``labels``.
+        seed: Of the views that are drawn of a run's images.
+    """
+    found: ArrayLike | None = None
+    if (path / "run.yaml").is_file():
+        from weince.lab.vision.runs import two_views
+
+        seen = two_views(path, seed=seed, of="features", part="train")
+        pairs, found = make_pairs(path.name, seen.first, seen.second), seen.labels
+    else:
+        models = load_pairs([path], seed=seed)
+        if len(models) != 1:
+            raise InputError(f"{path}: heads are trained on the features of one model; got {len(models)}")
+        (pairs,) = models
+        arrays = read_arrays(path) if path.suffix.lower() != ".npy" and path.is_file() else {}
+        found = arrays.get("labels") if "z_i" in arrays else pairs.ids
+    if labels is not None:
+        arrays = read_arrays(labels)
+        if "" not in arrays and "labels" not in arrays:
+            raise InputError(
+                f"{labels.name}: want an array, or the key labels; got {', '.join(sorted(arrays))}"
+            )
+        found = arrays.get("", arrays.get("labels"))
+    return pairs, None if found is None else _numbered(pairs, found)
+
+
+def _numbered(pairs: Pairs, labels: ArrayLike) -> NDArray[np.int64]:
+    values = np.asarray(labels)
+    if values.shape != (len(pairs.z_i),):
+        raise InputError(f"{pairs.name}: want {len(pairs.z_i)} labels, one for each item; got {values.shape}")
+    if values.dtype.kind not in "iubUS":
+        raise InputError(f"{pairs.name}: labels must be integers or strings; got {values.dtype}")
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes: int) -> Prepared:
+    """Standardise every feature over both views and keep the principal axes.
+
+    The first layer of a head is linear and its first weights have no direction, so that a rotation takes nothing
+    from it; leaving out the axes of least variance saves most of its time.
+
+    Args:
+        pairs: Features, (items, dim) twice.
+        labels: (items,), or None.
+        batch: Items in a batch; four times as many are needed, since a quarter is held out and makes a batch too.
+        axes: The most axes to keep.
+    """
+    items = len(pairs.z_i)
+    if items < 4 * batch:
+        raise InputError(
+            f"{pairs.name}: want at least {4 * batch:,} items for batches of {batch}, a quarter of them held out; "
+            f"got {items:,}"
+        )
+    both = torch.from_numpy(np.concatenate([pairs.z_i, pairs.z_j]).astype(np.float64))
+    spread = both.std(0)
+    varies = spread > 1e-6 * both.abs().amax(0)
+    if not bool(varies.any()):
+        raise InputError(
+            f"{pairs.name}: all {items:,} items have the same features, so that no head can tell them apart"
+        )
+    if torch.equal(both[:items], both[items:]):
+        raise InputError(f"{pairs.name}: both views are the same; want features of two views of every item")
+    both = (both[:, varies] - both[:, varies].mean(0)) / spread[varies]
+    variance, directions = torch.linalg.eigh(both.T @ both)
+    kept = min(axes, both.shape[1])
+    rotated = (both @ directions[:, -kept:].flip(1)).float()
+    given = [pairs.z_i, pairs.z_j, *([] if labels is None else [labels])]
+    key = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in given)).hexdigest()[:12]
+    known = None if labels is None else torch.from_numpy(labels)
+    share = float(variance[-kept:].sum() / variance.sum())
+    return Prepared(Views(rotated[:items], rotated[items:], known), share, key)

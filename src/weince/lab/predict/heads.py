@@ -1,0 +1,219 @@
+"""Heads of the projector's shape on frozen features: many at once, each with its own loss.
+
+The weights of all heads are two tensors, so that a step of all of them is two batched products, one update, and the
+loss of each head by the library's own code. Heads of one seed see the same batches, noise and first weights: they
+differ by their loss alone.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weince.lab.configure import LossConfig, build_loss
+from weince.lab.evaluate.features import LabelledFeatures
+from weince.lab.evaluate.knn import score
+from weince.lab.geometry import crowded, effective_rank, pair_distances, uniformity, unit_in_double
+from weince.lab.predict.features import Views
+from weince.losses import ContrastiveLoss
+from weince.scores import unit_rows
+
+WATCHED = 512
+"""Held-out items whose uniformity and effective rank are measured."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How heads are trained.
+
+    Args:
+        batch: Items in a batch.
+        rate: Of Adam.
+        noise: Standard deviation of what is added to standardised features, in place of new views.
+        axes: The most principal axes of the features that a head sees.
+        hidden: Width of the hidden layer.
+        out: Width of the embeddings.
+    """
+
+    batch: int = 256
+    rate: float = 1e-3
+    noise: float = 0.3
+    axes: int = 128
+    hidden: int = 256
+    out: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "axes", "hidden", "out"):
+            least = 2 if name == "batch" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not 0 < self.rate < math.inf or not 0 <= self.noise < math.inf:
+            raise ValueError(f"rate must be positive and noise at least 0; got {self.rate} and {self.noise}")
+
+
+class Outcome(NamedTuple):
+    """Of a head, on held-out items; NaN where it diverged, and of labels where there are none.
+
+    Attributes:
+        first: Share of items whose second view scores highest among those of a batch of items.
+        first_of_all: The same among all held-out items.
+        r1: Share of items whose nearest training item has their label.
+        vote: Share of items that a weighted vote of 50 training items gives their label.
+        alignment: Mean squared distance of the two views.
+        uniformity: Logarithm of the mean of ``exp(-2 distance^2)`` over other pairs; less is more even.
+        effective_rank: Exponential of the entropy of the singular values.
+        crowded: Share of views that have another item of their batch within a shortfall of 0.01.
+    """
+
+    first: float
+    first_of_all: float
+    r1: float
+    vote: float
+    alignment: float
+    uniformity: float
+    effective_rank: float
+    crowded: float
+
+
+class Heads(nn.Module):
+    """Heads of two linear layers without bias, ReLU between them; all start alike.
+
+    Args:
+        count: How many.
+        inputs: Width of the features.
+        probe: Widths of the layers.
+        generator: Of the first weights, which are torch's for a linear layer.
+    """
+
+    def __init__(self, count: int, inputs: int, probe: Probe, generator: torch.Generator) -> None:
+        super().__init__()
+        widths = (inputs, probe.hidden, probe.out)
+        first, second = (
+            ((2 * torch.rand(a, b, generator=generator) - 1) / math.sqrt(a)).repeat(count, 1, 1)
+            for a, b in pairwise(widths)
+        )
+        self.first, self.second = nn.Parameter(first), nn.Parameter(second)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows ``(n, inputs)`` to embeddings ``(count, n, out)``."""
+        return torch.relu(rows @ self.first) @ self.second
+
+
+class Training:
+    """Heads of one seed, one for each loss, and where they stand.
+
+    Args:
+        views: Features of all items.
+        losses: One for each head.
+        seed: Of the split, the first weights, the batches and the noise.
+        probe: How to train.
+    """
+
+    def __init__(self, views: Views, losses: Sequence[LossConfig], seed: int, probe: Probe) -> None:
+        self.views, self.probe = views, probe
+        self.generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(views.first), generator=self.generator)
+        self.held, self.kept = order[: len(order) // 4], order[len(order) // 4 :]
+        self.heads = Heads(len(losses), views.first.shape[1], probe, self.generator)
+        self.losses = nn.ModuleList(build_loss(config) for config in losses)
+        for loss in self.losses:
+            if isinstance(loss, ContrastiveLoss):
+                loss.check_finite = False  # a head that diverges must not end the others
+        parameters = [*self.heads.parameters(), *self.losses.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=probe.rate, fused=True)
+
+    def step(self) -> None:
+        """One batch for all heads."""
+        size = self.probe.batch
+        rows = self.kept[torch.randint(len(self.kept), (size,), generator=self.generator)]
+        views = torch.cat([self.views.first[rows], self.views.second[rows]])
+        views = views + self.probe.noise * torch.randn(views.shape, generator=self.generator)
+        z = self.heads(views)
+        # Each head's embeddings reach its own loss alone, so that the sum gives each its own gradient.
+        value = torch.stack([loss(*own.split(size)) for loss, own in zip(self.losses, z, strict=True)]).sum()
+        self.optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def outcomes(self) -> list[Outcome]:
+        """What the heads are worth on held-out items."""
+        labels = self.views.labels
+        first, second = self.heads(self.views.first[self.held]), self.heads(self.views.second[self.held])
+        banks = self.heads(self.views.first[self.kept]) if labels is not None else [None] * len(first)
+        return [
+            judge(
+                a,
+                b,
+                self.probe.batch,
+                None if labels is None else (LabelledFeatures(bank, labels[self.kept]), labels[self.held]),
+            )
+            for a, b, bank in zip(first, second, banks, strict=True)
+        ]
+
+
+def train_heads(
+    views: Views, losses: Sequence[LossConfig], seed: int, steps: int, probe: Probe
+) -> list[Outcome]:
+    """Train a head with every loss and judge them."""
+    training = Training(views, losses, seed, probe)
+    for _ in range(steps):
+        training.step()
+    return training.outcomes()
+
+
+def seconds(views: Views, losses: Sequence[LossConfig], probe: Probe) -> tuple[float, float]:
+    """What a step of all heads takes here, and judging them."""
+    training = Training(views, losses, 0, probe)
+    training.step()  # the first one warms up
+    times = []
+    for work in (training.step, training.step, training.outcomes):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return min(times[:2]), times[2]
+
+
+def judge(
+    z_i: Tensor, z_j: Tensor, batch: int, labelled: tuple[LabelledFeatures, Tensor] | None = None
+) -> Outcome:
+    """Held-out embeddings ``(items, out)`` of both views.
+
+    Args:
+        z_i: Of one view.
+        z_j: Of the other, row by row.
+        batch: Items in a batch.
+        labelled: Training items to look up in, and the labels of the held-out ones; None without labels.
+    """
+    if not bool(z_i.isfinite().all() and z_j.isfinite().all()):
+        return Outcome(*[math.nan] * len(Outcome._fields))
+    u, v = unit_in_double(z_i), unit_in_double(z_j)
+    blocks = [(u[k : k + batch], v[k : k + batch]) for k in range(0, len(u) - batch + 1, batch)]
+    rows, pairs = torch.cat([u[:WATCHED], v[:WATCHED]]), pair_distances(u, v)
+    vote, r1 = math.nan, math.nan
+    if labelled is not None:
+        bank, labels = labelled
+        bank = LabelledFeatures(unit_rows(bank.features), bank.labels)
+        vote, r1 = (score(bank, LabelledFeatures(u.float(), labels), (1,), 50, 0.1, 2048) / 100).tolist()
+    return Outcome(
+        first=float(torch.stack([_first(a, b) for a, b in blocks]).mean()),
+        first_of_all=float(_first(u, v)),
+        r1=r1,
+        vote=vote,
+        alignment=float(pairs.mean()),
+        uniformity=float(uniformity(rows, without=pairs[:WATCHED])),
+        effective_rank=float(effective_rank(rows)),
+        crowded=float(torch.stack([crowded(torch.cat(block)) for block in blocks]).mean()),
+    )
+
+
+def _first(a: Tensor, b: Tensor) -> Tensor:
+    """Share of rows whose own counterpart scores above every other one: of equals, none is first."""
+    scores = a @ b.T
+    own = scores.diagonal().clone()
+    return (own > scores.fill_diagonal_(-math.inf).amax(1)).double().mean()

@@ -1,0 +1,121 @@
+"""A table of heads: Markdown to read, CSV for programs, one figure."""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+
+from weince.files import write_aside, write_text_aside
+from weince.intervals import t_interval
+from weince.lab.geometry import collapsed
+from weince.lab.predict.features import Prepared
+from weince.lab.predict.heads import Outcome, Probe
+
+Table = Mapping[str, Sequence[Outcome]]
+"""Outcomes of the seeds, by name of the loss."""
+
+SHARES = ("first", "first_of_all", "r1", "vote", "crowded")
+NOT_ADVICE = (
+    "This is what each loss does to a head on these features. It is no advice on what to train with: an encoder that "
+    "is trained with a loss gives other features, and the loss with the best heads was not the best to train with. "
+    "Heads that collapse are a warning; heads that do not are no proof."
+)
+
+
+def write_report(
+    folder: Path, table: Table, prepared: Prepared, steps: int, probe: Probe, command: str
+) -> Path:
+    """Write ``heads.csv``, ``heads.svg`` and, last, ``heads.md``; its path is what is returned."""
+    write_text_aside(folder / "heads.csv", _csv(table), "table")
+    write_aside(folder / "heads.svg", lambda part: _draw(table, part), "figure")
+    path = folder / "heads.md"
+    write_text_aside(path, markdown(table, prepared, steps, probe, command), "table")
+    return path
+
+
+def collapse_of(outcomes: Sequence[Outcome]) -> str:
+    """In words, what is wrong with the heads of a loss on average; empty if nothing is."""
+    if any(math.isnan(o.first) for o in outcomes):
+        return "diverged"
+    crowd, rank = (
+        float(np.mean([getattr(o, key) for o in outcomes])) for key in ("crowded", "effective_rank")
+    )
+    return "collapses" if collapsed(crowd, rank) else ""
+
+
+def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command: str) -> str:
+    """The table with what it needs to be read, the loss with the most positives first on top."""
+    labelled = prepared.views.labels is not None
+    items = len(prepared.views.first)
+    columns = {
+        f"positive first of {probe.batch}, %": "first",
+        f"of all {items // 4:,}, %": "first_of_all",
+        **({"R@1, %": "r1", "vote, %": "vote"} if labelled else {}),
+        "alignment": "alignment",
+        "uniformity": "uniformity",
+        "rank": "effective_rank",
+        "crowded, %": "crowded",
+    }
+    seeds = len(next(iter(table.values())))
+    lines = [
+        "# What losses do to a head on these features",
+        "",
+        NOT_ADVICE,
+        "",
+        f"Heads of two layers ({prepared.views.first.shape[1]} axes with {100 * prepared.kept:.1f} % of the "
+        f"variance, {probe.hidden}, {probe.out}), {steps:,} steps of {probe.batch} items, Adam {probe.rate:g}, "
+        f"noise of {probe.noise:g} on standardised features; {items:,} items, a quarter of them held out; "
+        f"seeds: {seeds}" + (", mean ± half of a 95 % t-interval." if seeds > 1 else "."),
+        "",
+        f"| loss | {' | '.join(columns)} | |",
+        f"|---|{'---:|' * len(columns)}---|",
+    ]
+    for name, outcomes in sorted(table.items(), key=lambda row: _order(row[1])):
+        cells = [_cell(outcomes, key) for key in columns.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} | {collapse_of(outcomes)} |")
+    lines += ["", "![positives first by loss](heads.svg)", "", f"Made by `{command}`."]
+    return "\n".join(lines) + "\n"
+
+
+def _order(outcomes: Sequence[Outcome]) -> float:
+    """For sorting: the best first, those that diverged last."""
+    mean = float(np.mean([o.first for o in outcomes]))
+    return math.inf if math.isnan(mean) else -mean
+
+
+def _cell(outcomes: Sequence[Outcome], key: str) -> str:
+    values = [getattr(o, key) * (100 if key in SHARES else 1) for o in outcomes]
+    return "—" if any(map(math.isnan, values)) else t_interval(values).text(1 if key in SHARES else 2)
+
+
+def _csv(table: Table) -> str:
+    file = StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["loss", "number", *Outcome._fields])
+    for name, outcomes in table.items():
+        writer.writerows([name, number, *outcome] for number, outcome in enumerate(outcomes))
+    return file.getvalue()
+
+
+def _draw(table: Table, path: Path) -> None:
+    """Positives first by loss: a dot for each seed; losses whose heads collapse are red."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "weince"}):
+        figure = Figure(figsize=(7.0, 0.22 * len(table) + 0.9), layout="constrained")
+        axes = figure.add_subplot()
+        ordered = sorted(table.items(), key=lambda row: _order(row[1]))
+        for place, (_, outcomes) in enumerate(ordered):
+            shares = [100 * o.first for o in outcomes]
+            colour = "#d55e00" if collapse_of(outcomes) else "#0072b2"
+            axes.plot(shares, [place] * len(shares), "o", color=colour, ms=4, alpha=0.7)
+        axes.set_yticks(range(len(ordered)), [name for name, _ in ordered], fontsize=7, parse_math=False)
+        axes.invert_yaxis()
+        axes.set_xlabel("positive first, % of held-out items (red: collapses)")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", alpha=0.3)
+        figure.savefig(path, format="svg", metadata={"Date": None})

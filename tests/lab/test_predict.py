@@ -1,0 +1,317 @@
+"""Heads on frozen features: each is trained as if it were alone, judged right, and kept."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weince.cli import main
+from weince.diagnose.reading import InputError, make_pairs
+from weince.lab.configure import LossConfig, build_loss
+from weince.lab.evaluate.features import LabelledFeatures
+from weince.lab.predict import _affordable, grid, predict
+from weince.lab.predict.features import prepare, read_features
+from weince.lab.predict.heads import Heads, Probe, Training, judge, train_heads
+from weince.lab.predict.report import collapse_of
+
+SMALL = Probe(batch=16, axes=6, hidden=8, out=4)
+LOSSES = {
+    "infonce 0.1": LossConfig("infonce", 0.1),
+    "paper 0.5": LossConfig("paper", 0.5),
+    "siglip": LossConfig("siglip"),
+}
+
+
+def two_views(items=80, dim=8, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(4, size=items)
+    base = 2 * rng.standard_normal((4, dim))[labels] + rng.standard_normal((items, dim))
+    return (*(base + 0.3 * rng.standard_normal((items, dim)) for _ in range(2)), labels)
+
+
+@pytest.fixture
+def file(tmp_path):
+    z_i, z_j, labels = two_views()
+    np.savez(tmp_path / "features.npz", z_i=z_i, z_j=z_j, labels=labels)
+    return tmp_path / "features.npz"
+
+
+@pytest.fixture(scope="module")
+def views():
+    z_i, z_j, labels = two_views()
+    return prepare(make_pairs("toy", z_i, z_j), labels, batch=16, axes=6).views
+
+
+def alone(views, config, seed, steps, probe):
+    """One head, as torch's own layers would be trained: the naive way, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(views.first), generator=generator)
+    kept = order[len(order) // 4 :]
+    widths = (views.first.shape[1], probe.hidden, probe.out)
+    first, second = (
+        ((2 * torch.rand(a, b, generator=generator) - 1) / math.sqrt(a)).double().requires_grad_()
+        for a, b in pairwise(widths)
+    )
+    loss = build_loss(config)
+    optimizer = torch.optim.Adam([first, second, *loss.parameters()], lr=probe.rate)
+    for _ in range(steps):
+        rows = kept[torch.randint(len(kept), (probe.batch,), generator=generator)]
+        x = torch.cat([views.first[rows], views.second[rows]])
+        x = (x + probe.noise * torch.randn(x.shape, generator=generator)).double()
+        optimizer.zero_grad()
+        loss(*(torch.relu(x @ first) @ second).split(probe.batch)).backward()
+        optimizer.step()
+    return first.detach(), second.detach()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_head_among_others_is_the_head_alone(views, name):
+    training = Training(views, list(LOSSES.values()), 3, SMALL)
+    for _ in range(5):
+        training.step()
+    wanted = alone(views, LOSSES[name], 3, 5, SMALL)
+    place = list(LOSSES).index(name)
+    for found, right in zip((training.heads.first, training.heads.second), wanted, strict=True):
+        # Adam's steps are at most about its rate, and float32 turns next to none of their signs.
+        assert (found[place].double() - right).abs().max() < 0.02 * 5 * SMALL.rate
+        assert (found[place] - found[place - 1]).abs().max() > 0.1 * SMALL.rate  # they do differ
+
+
+def test_heads_begin_alike_and_as_linear_layers_do():
+    heads = Heads(3, 50, Probe(hidden=40, out=30), torch.Generator().manual_seed(0))
+    x = torch.randn(7, 50)
+    for own in heads(x):
+        torch.testing.assert_close(own, torch.relu(x @ heads.first[0]) @ heads.second[0])
+    bound = 1 / math.sqrt(50)
+    assert heads.first.abs().max() <= bound
+    assert float(heads.first.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(8, 24), st.integers(2, 5), st.integers(2, 8), st.integers(0, 2**31))
+def test_judged_as_loops_would(items, dim, batch, seed):
+    rng = np.random.default_rng(seed)
+    z_i = rng.standard_normal((items, dim))
+    z_j = z_i + 0.5 * rng.standard_normal((items, dim))
+    found = judge(torch.from_numpy(z_i), torch.from_numpy(z_j), batch)
+    u, v = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (z_i, z_j))
+
+    def first(rows):
+        wins = [all(u[k] @ v[k] > u[k] @ v[j] for j in rows if j != k) for k in rows]
+        return np.mean(wins)
+
+    blocks = [range(k, k + batch) for k in range(0, items - batch + 1, batch)]
+    assert found.first == pytest.approx(np.mean([first(block) for block in blocks]))
+    assert found.first_of_all == pytest.approx(first(range(items)))
+    assert found.alignment == pytest.approx(np.mean(np.sum((u - v) ** 2, axis=1)))
+    assert math.isnan(found.r1)
+    assert math.isnan(found.vote)
+
+
+def test_labels_are_looked_up_among_the_training_items():
+    z = torch.eye(4).repeat(5, 1)
+    labels = torch.arange(4).repeat(5)
+    bank = LabelledFeatures(3 * z, labels)
+    right = judge(z, z + 0.01, 4, (bank, labels))
+    wrong = judge(z, z + 0.01, 4, (bank, (labels + 1) % 4))
+    assert (right.r1, right.vote) == (1.0, 1.0)
+    assert (wrong.r1, wrong.vote) == (0.0, 0.0)
+
+
+def test_a_head_that_diverges_says_so_and_leaves_the_others_alone(views):
+    probe = Probe(batch=16, axes=6, hidden=8, out=4)
+    both = Training(views, [LOSSES["infonce 0.1"]] * 2, 0, probe)
+    with torch.no_grad():
+        both.heads.first[1] = math.nan
+    both.step()
+    fine, lost = both.outcomes()
+    assert math.isfinite(fine.first)
+    assert math.isnan(lost.first)
+    assert collapse_of([fine, lost]) == "diverged"
+    assert both.heads.first[0].isfinite().all()
+
+
+def test_heads_in_one_place_collapse():
+    torch.manual_seed(0)
+    spread, place = torch.randn(64, 8), torch.randn(1, 8) + 1e-4 * torch.randn(64, 8)
+    assert collapse_of([judge(spread, spread + 0.01, 16)]) == ""
+    assert collapse_of([judge(place, place + 1e-4 * torch.randn(64, 8), 16)]) == "collapses"
+
+
+def test_features_are_standardised_and_rotated_alone():
+    z_i, z_j, labels = two_views(200, 8)
+    z_i[:, 3] = z_j[:, 3] = 5.0  # says nothing
+    found = prepare(make_pairs("toy", z_i, z_j), labels, batch=16, axes=20)
+    both = torch.cat([found.views.first, found.views.second]).double()
+    assert both.shape == (400, 7)
+    assert found.kept == pytest.approx(1.0)
+    plain = np.delete(np.concatenate([z_i, z_j]), 3, axis=1)
+    plain = (plain - plain.mean(0)) / plain.std(0, ddof=1)
+    np.testing.assert_allclose(
+        torch.cdist(both[:9], both).numpy(), np.linalg.norm(plain[:9, None] - plain, axis=2), atol=1e-4
+    )
+    fewer = prepare(make_pairs("toy", z_i, z_j), labels, batch=16, axes=2)
+    values = np.linalg.svd(plain, compute_uv=False) ** 2
+    assert fewer.kept == pytest.approx(values[:2].sum() / values.sum())
+
+
+def test_the_grid_has_a_loss_without_temperature_once():
+    found = grid(["infonce", "siglip", "dcl"], [0.5, 0.1, 0.5])
+    assert list(found) == ["infonce 0.1", "infonce 0.5", "siglip", "dcl 0.1", "dcl 0.5"]
+    assert found["dcl 0.5"] == LossConfig("dcl", 0.5)
+    with pytest.raises(ValueError, match="unknown preset 'nonsense'"):
+        grid(["nonsense"], [0.1])
+    with pytest.raises(ValueError, match="temperature must be positive; got -1"):
+        grid(["infonce"], [-1.0])
+
+
+def test_a_folder_remembers_its_heads(file, tmp_path):
+    options = {"steps": 4, "probe": SMALL, "progress": False}
+    path = predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
+    text = path.read_text(encoding="utf-8")
+    assert all(f"\n| {name} | " in text for name in LOSSES)
+    assert "no advice" in text
+    assert "R@1, %" in text
+    kept = tmp_path / "out" / "heads.json"
+    record = json.loads(kept.read_text(encoding="utf-8"))
+    # What is there is taken as it is, what is missing is trained: as it would be alone.
+    record["heads"] = record["heads"][:2]
+    record["heads"][0]["first"] = 0.125
+    kept.write_text(json.dumps(record), encoding="utf-8")
+    again = predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options).read_text(encoding="utf-8")
+    rows = [
+        {row.split(" | ")[0]: row for row in page.splitlines() if row.startswith("| ")}
+        for page in (text, again)
+    ]
+    assert " | 12.5 | " in rows[1]["| infonce 0.1"]
+    for name in ("| paper 0.5", "| siglip"):
+        assert rows[1][name] == rows[0][name]
+    assert (tmp_path / "out" / "heads.svg").read_text(encoding="utf-8").startswith("<?xml")
+    lines = (tmp_path / "out" / "heads.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1 + len(LOSSES)
+    with pytest.raises(ValueError, match="holds heads of 4 steps, not 5"):
+        predict(file, tmp_path / "out", losses=LOSSES, seeds=[1], steps=5, probe=SMALL, progress=False)
+    with pytest.raises(ValueError, match="holds heads of other probe"):
+        predict(
+            file, tmp_path / "out", losses=LOSSES, seeds=[0], steps=4, probe=Probe(batch=17), progress=False
+        )
+    np.savez(file, z_i=two_views()[0], z_j=two_views()[1])
+    with pytest.raises(ValueError, match="holds heads of other features"):
+        predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
+    kept.write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match="is damaged"):
+        predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
+
+
+def test_processes_find_what_one_does(file, tmp_path):
+    losses = {name: LOSSES[name] for name in ("infonce 0.1", "siglip")}
+    options = {"losses": losses, "seeds": [0, 1], "steps": 3, "probe": SMALL, "progress": False}
+    one, two = (predict(file, tmp_path / f"{jobs}", jobs=jobs, **options) for jobs in (1, 2))
+    assert one.read_text(encoding="utf-8") == two.read_text(encoding="utf-8")
+
+
+def test_the_time_sets_the_steps(views):
+    with pytest.raises(
+        ValueError, match=r"1000000 heads have time for \d+ steps each in 0.1 minutes, and need 100: allow"
+    ):
+        _affordable(views, LOSSES, SMALL, 10**6, 0.1, 1)
+    assert _affordable(views, LOSSES, SMALL, 1, 1e6, 1) == 1500
+
+
+def bad(tmp_path, **arrays):
+    z_i, z_j, _ = two_views()
+    np.savez(tmp_path / "bad.npz", **({"z_i": z_i, "z_j": z_j} | arrays))
+    return [str(tmp_path / "bad.npz"), "--batch-size", "16", "--steps", "2", "--out", str(tmp_path / "out")]
+
+
+def few(z):
+    return {"z_i": z[:63], "z_j": z[:63] + 1}
+
+
+CASES = {
+    "want at least 64 items for batches of 16, a quarter of them held out; got 63": few,
+    "both views are the same": lambda z: {"z_i": z, "z_j": z},
+    "z_i has NaN or infinite values in 1 of 80 rows, first in row 7": lambda z: {
+        "z_i": np.where(np.arange(80)[:, None] == 7, np.nan, z)
+    },
+    "all embeddings point the same way": lambda z: {"z_i": np.ones_like(z), "z_j": np.ones_like(z)},
+    "want 80 labels, one for each item; got (79,)": lambda z: {"labels": np.arange(79)},
+    "labels must be integers or strings; got float64": lambda z: {"labels": np.arange(80.0)},
+}
+
+
+@pytest.mark.parametrize("said", CASES)
+def test_bad_features_are_refused_in_one_line(tmp_path, capsys, said):
+    z, _, _ = two_views()
+    assert main(["predict", *bad(tmp_path, **CASES[said](z))]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_view_is_refused(tmp_path, capsys):
+    np.savez(tmp_path / "one.npz", z_i=two_views()[0])
+    assert main(["predict", str(tmp_path / "one.npz"), "--out", str(tmp_path / "out")]) == 2
+    assert "want the keys z_i and z_j" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--minutes", "0"], "minutes must be positive; got 0"),
+        (["--steps", "0"], "steps must be at least 1; got 0"),
+        (["--jobs", "0"], "jobs must be at least 1; got 0"),
+        (["--batch-size", "1"], "batch must be at least 2; got 1"),
+        (["--losses", "infonc"], "unknown preset 'infonc' (did you mean infonce?)"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(file, tmp_path, capsys, options, said):
+    assert main(["predict", str(file), *options, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_constant_features_are_refused():
+    z = np.tile(np.arange(1.0, 9.0), (80, 1)) * np.linspace(1, 1 + 1e-9, 80)[:, None]
+    turned = z.copy()
+    turned[0, 0] = -1.0  # not all one way, so that reading lets it pass
+    with pytest.raises(InputError):
+        prepare(make_pairs("toy", z, z), None, batch=16, axes=8)
+    assert prepare(make_pairs("toy", turned, z), None, batch=16, axes=8).views.first.shape == (80, 1)
+
+
+def test_labels_from_a_file_of_their_own(file, tmp_path):
+    np.save(tmp_path / "labels.npy", np.array(["a", "b"] * 40))
+    _, labels = read_features(file, tmp_path / "labels.npy")
+    assert labels.tolist() == [0, 1] * 40
+    np.savez(tmp_path / "other.npz", x=np.arange(80))
+    with pytest.raises(InputError, match="want an array, or the key labels; got x"):
+        read_features(file, tmp_path / "other.npz")
+
+
+def test_train_heads_is_deterministic(views):
+    found = [train_heads(views, list(LOSSES.values()), 1, 3, SMALL) for _ in range(2)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.posix
+def test_an_interruption_leaves_what_is_finished(file, tmp_path):
+    grid = ["--losses", "infonce", "--temperatures", "0.1", "--seeds", *map(str, range(200))]
+    length = ["--batch-size", "16", "--steps", "400", "--jobs", "2", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "weince", "predict", str(file), *grid, *length]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        while not (tmp_path / "out" / "heads.json").exists():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.endswith("weince: interrupted, the same command goes on with the missing heads\n")
+    assert 1 <= len(json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))["heads"]) < 200
