@@ -3,7 +3,6 @@
 import argparse
 import csv
 import importlib.util
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,13 +110,3 @@ def test_the_benchmark_refuses_what_it_cannot_do(capsys):
         with pytest.raises(SystemExit):
             main(arguments)
         assert said in capsys.readouterr().err
-
-
-def test_the_examples_of_the_documentation_run_as_written(tiny_folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "integrations.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
-    name = "sentence-transformers/all-MiniLM-L6-v2"
-    assert name in blocks[0]
-    for block in blocks:
-        exec(block.replace(name, str(tiny_folder)), {"__name__": "__main__"})
