@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from weince import cli_sweeps
 from weince.machine import DEVICES, find_device, version
 
 if TYPE_CHECKING:
@@ -55,23 +56,6 @@ examples:
   weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
   weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
 """
-PREDICT = """\
-Train small heads on frozen features, a grid of losses and temperatures with several seeds, and judge them on
-held-out items. It shows what a loss does to these features, and flags heads that collapse; it is no advice on what to
-train an encoder with.
-
-input: any file that `weince diagnose` reads, with the features of two views of the same items (z_i and z_j of shape
-       (items, dim), and labels if you like), at least four batches of them; or the folder of a run of `weince train`,
-       whose encoder then makes the features of two views of 8,192 training images.
-"""
-PREDICT_EXAMPLES = """\
-examples:
-  weince predict features.npz --out heads
-  weince predict features.npz --losses infonce dcl --temperatures 0.05 0.1 0.2 0.5 --minutes 2
-  weince predict features.npz --labels labels.npy --steps 300 --seeds 0 1
-  weince predict runs/cifar100 --out heads
-The same command again trains the heads that are missing.
-"""
 TRAIN_EXAMPLES = """\
 examples:
   weince train                                          digits with a tiny encoder, on a laptop
@@ -87,26 +71,6 @@ examples:
   weince evaluate runs/a runs/b --device cuda
   weince evaluate runs/a --quick
   weince evaluate runs/simcse_paper/best --sts sts.tsv
-"""
-COMPARE_EXAMPLES = """\
-examples:
-  weince compare infonce dcl released                             digits with a tiny encoder, on a laptop
-  weince compare infonce dcl hcl my_package:MyLoss --config cifar100_resnet18 --dry-run
-  weince compare dcl hcl mixture --config cifar100_resnet18 --recipe strong --try-epochs 25 --budget 2h
-  weince compare siglip --config cifar100_resnet18                one loss more; the others are kept
-  weince compare --out compared --add theirs/runs.jsonl           what others ran, if it compares
-  weince compare --out compared --table-only                      the page again, from the records
-The same command again runs what is missing.
-"""
-SEEDS_HELP = "one number: how many of 7, 21, 63, 84; several: which"
-REPRODUCE_EXAMPLES = """\
-examples:
-  weince reproduce --list
-  weince reproduce linear --dry-run
-  weince reproduce digits                                        on a laptop, in minutes
-  weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2
-  weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
-The same command again runs what is missing.
 """
 
 _EXTRAS = {
@@ -291,261 +255,6 @@ def _run_evaluate(options: argparse.Namespace) -> None:
         print(evaluation_path(folder, data=options.data, quick=options.quick))
 
 
-def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "reproduce",
-        help="fill a table of the paper, or your own: train, evaluate, compare",
-        description="Plan the runs of a table (configurations x losses x tries x seeds), carry out those that are "
-        "missing, choose on validation alone, and write CSV, Markdown and a page: reported beside measured.",
-        epilog=REPRODUCE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "table", nargs="?", metavar="TABLE", help="name of a table (see --list), or a YAML file"
-    )
-    parser.add_argument("--list", action="store_true", help="list the tables: name, runs, what it shows")
-    parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
-    parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
-    parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: the table's)")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="CELL",
-        help="rows, cells as ROW/LOSS, tries as ROW/LOSS/TRY (see --dry-run); * is anything",
-    )
-    parser.add_argument(
-        "--epochs", type=int, help="instead of the configurations': a trial, and said to be one"
-    )
-    parser.add_argument("--device", choices=DEVICES[1:], help="instead of what is there")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
-    parser.add_argument(
-        "--table-only",
-        action="store_true",
-        help="start nothing, write the table from the runs that are there",
-    )
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        metavar="DIR",
-        help="write the runs' records, without weights, into DIR/runs.jsonl",
-    )
-    parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
-    parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
-    parser.set_defaults(run=_run_reproduce, interrupted="the same command goes on with what is missing")
-
-
-def _run_reproduce(options: argparse.Namespace) -> None:
-    from weince.lab.reproduce import print_tables, reproduce
-
-    if options.list:
-        print_tables()
-        return
-    if options.table is None:
-        raise ValueError(
-            "reproduce wants a TABLE: the name of one of weince reproduce --list, or a YAML file"
-        )
-    path = reproduce(
-        options.table,
-        out=options.out,
-        jobs=options.jobs,
-        slurm=options.slurm,
-        slurm_options=_slurm_options(options),
-        data=options.data,
-        seeds=_seeds(options.seeds),
-        only=options.only,
-        epochs=options.epochs,
-        device=options.device,
-        dry_run=options.dry_run,
-        table_only=options.table_only,
-        keep=options.keep,
-        command=options.command_line,
-    )
-    if not options.dry_run:
-        print(path)
-
-
-def _add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "compare",
-        help="tell which loss to use: equal tuning, paired seeds, corrected tests, cost",
-        description="Give every loss the same number of tries, choose by validation alone, train the choice with all "
-        "seeds, compare with the baseline seed by seed, and write a page, CSV and JSON.",
-        epilog=COMPARE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "losses", nargs="*", metavar="LOSS", help="presets of weince train, or your own, my_package:MyLoss; none: "
-        "those of the comparison in --out",
-    )  # fmt: skip
-    parser.add_argument(
-        "--config", help="what all runs share: a name or a YAML file (default: digits_tiny, for a laptop)"
-    )
-    parser.add_argument(
-        "--recipe",
-        choices=("paper", "strong"),
-        default="paper",
-        help="strong: the configuration CONFIG_strong (default: %(default)s)",
-    )
-    parser.add_argument("--tries", type=int, default=3, help="settings of each loss (default: %(default)s)")
-    parser.add_argument("--try-epochs", type=int, metavar="N", help="epochs of a try (default: as a run)")
-    parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: 4)")
-    parser.add_argument("--baseline", metavar="LOSS", help="(default: infonce; it is added if not named)")
-    parser.add_argument(
-        "--level-within",
-        type=float,
-        default=0.5,
-        metavar="POINTS",
-        help="the largest difference that does not matter (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of all runs, as of weince train"
-    )
-    parser.add_argument("--out", type=Path, default=Path("compared"), help="folder (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, help="runs at once (default: one a GPU, or a core, at most 4)")
-    parser.add_argument("--data", help="where the images are")
-    parser.add_argument("--device", choices=DEVICES[1:], help="instead of what is there")
-    parser.add_argument("--budget", metavar="TIME", help="start no run that would end later: 90s, 30m, 2h")
-    parser.add_argument(
-        "--reuse",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="ARCHIVE",
-        help="take matching runs from runs.jsonl",
-    )
-    parser.add_argument(
-        "--add",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="ARCHIVE",
-        help="add what others ran (their runs.jsonl), if data, recipe and protocol are the same; start nothing",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the runs and the minutes, start nothing"
-    )
-    parser.add_argument(
-        "--table-only", action="store_true", help="start nothing, write the page from the runs that are there"
-    )
-    parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
-    parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
-    parser.set_defaults(run=_run_compare, interrupted="the same command goes on with what is missing")
-
-
-def _run_compare(options: argparse.Namespace) -> None:
-    import yaml
-
-    from weince.lab.compare import compare
-
-    given = {name: yaml.safe_load(value) for name, value in _pairs("--set", options.set).items()}
-    path = compare(
-        options.losses,
-        config=options.config,
-        recipe=options.recipe,
-        tries=options.tries,
-        seeds=_seeds(options.seeds),
-        baseline=options.baseline,
-        level_within=options.level_within,
-        try_epochs=options.try_epochs,
-        set=given,
-        out=options.out,
-        jobs=options.jobs,
-        slurm=options.slurm,
-        slurm_options=_slurm_options(options),
-        data=options.data,
-        device=options.device,
-        budget=None if options.budget is None else _duration(options.budget),
-        reuse=options.reuse,
-        add=options.add,
-        dry_run=options.dry_run,
-        table_only=options.table_only,
-        command=options.command_line,
-    )
-    if not options.dry_run:
-        print(path)
-
-
-def _seeds(given: list[int] | None) -> int | list[int] | None:
-    """One number says how many, several say which."""
-    return given[0] if given is not None and len(given) == 1 else given
-
-
-def _duration(text: str) -> float:
-    """Seconds of 90s, 30m or 2h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if found is None:
-        raise ValueError(f"--budget must be a number with s, m or h, such as 2h; got {text}")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    wrong = [one for one in given if "=" not in one]
-    if wrong:
-        raise ValueError(f"{option} are NAME=VALUE, got {wrong[0]}")
-    return dict(one.split("=", 1) for one in given)
-
-
-def _slurm_options(options: argparse.Namespace) -> dict[str, str]:
-    if options.slurm_options and not options.slurm:
-        raise ValueError("--slurm-options are for --slurm, which is missing")
-    return _pairs("--slurm-options", options.slurm_options)
-
-
-def _add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "predict",
-        help="see what losses do to a head on your features, before training an encoder",
-        description=PREDICT,
-        epilog=PREDICT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "features", type=Path, metavar="FEATURES", help="a file, or a run's folder, see above"
-    )
-    parser.add_argument(
-        "--losses", nargs="+", metavar="PRESET", help="(default: infonce dcl hcl released paper)"
-    )
-    parser.add_argument(
-        "--temperatures", type=float, nargs="+", help="(default: 0.05 0.07 0.1 0.15 0.2 0.3 0.5 0.7)"
-    )
-    parser.add_argument(
-        "--labels", type=Path, help="file with a label for each item (default: the features')"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="(default: 0 1 2 3)")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--minutes", type=float, default=5.0, help="about how long it may take (default: %(default)g)"
-    )
-    length.add_argument("--steps", type=int, help="of each head (default: as many as the minutes allow)")
-    parser.add_argument("--batch-size", type=int, default=256, help="items in a batch (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("heads"), help="folder to write (default: %(default)s)"
-    )
-    parser.set_defaults(run=_run_predict, interrupted="the same command goes on with the missing heads")
-
-
-def _run_predict(options: argparse.Namespace) -> None:
-    from weince.lab.predict import LOSSES, TEMPERATURES, cores, grid, predict
-    from weince.lab.predict.heads import Probe
-
-    path = predict(
-        options.features,
-        options.out,
-        losses=grid(options.losses or LOSSES, options.temperatures or TEMPERATURES),
-        labels=options.labels,
-        seeds=options.seeds,
-        minutes=options.minutes,
-        steps=options.steps,
-        probe=Probe(batch=options.batch_size),
-        jobs=cores() if options.jobs is None else options.jobs,
-        command=options.command_line,
-    )
-    print(path.read_text(encoding="utf-8"))
-    print(path)
-
-
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("bench", help="time the losses on this machine, beside others")
     kinds = parser.add_subparsers(title="what to time", required=True, metavar="WHAT")
@@ -618,10 +327,10 @@ def build_parser() -> argparse.ArgumentParser:
     for add in (
         _add_train,
         _add_evaluate,
-        _add_compare,
-        _add_reproduce,
+        cli_sweeps.add_compare,
+        cli_sweeps.add_reproduce,
         _add_diagnose,
-        _add_predict,
+        cli_sweeps.add_predict,
         _add_bench,
         _add_completion,
     ):
