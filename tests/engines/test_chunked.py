@@ -297,7 +297,7 @@ def test_works_in_torch_func_grad(name, reduction):
     torch.testing.assert_close(by("chunked"), by("dense"), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.skipif(module.MISCOMPILED, reason="torch before 2.7 miscompiles it; it runs uncompiled there, which the next test shows")
+@pytest.mark.skipif(module.MISCOMPILED, reason="miscompiled before torch 2.7: see the next test")
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("name", "reduction"),
