@@ -133,8 +133,8 @@ def no_tail(folder):
         (wrong_shapes, "(10, 3) and (10, 4)"),
         (wrong_labels, "labels must have shape (400,)"),
         (nan_rows, "NaN or infinite values in 1 of 400 rows, first in row 7"),
-        (few_pairs, "50 pairs fill 1 of the 4 batches of 32"),
-        (one_pair, "1 pairs fill 0 of the 4 batches of 32"),
+        (few_pairs, "got 50 pairs, which fill 1"),
+        (one_pair, "got 1 pairs, which fill 0"),
         (all_equal, "point the same way"),
         (pickled_npz, "pickled objects"),
         (pickled_npy, "pickled objects"),
@@ -146,7 +146,7 @@ def no_tail(folder):
         (empty_folder, "the folder holds no"),
         (missing, "no such file"),
         (other_suffix, ".npz, .npy, .safetensors"),
-        (torch_file, "or a folder of them; safetensors.torch.save_file writes tensors"),
+        (torch_file, "or a folder of them; got .pt: safetensors.torch.save_file writes tensors"),
         (no_tail, "so their tail is one point"),
     ],
 )
@@ -163,11 +163,14 @@ def test_bad_input_ends_in_one_line(make, said, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--batch-size", "256"], "400 pairs fill 1 of the 4 batches of 256"),
+        (
+            ["--batch-size", "256"],
+            "want 4 batches of 256 pairs, two to fit the link and two to judge it; got 400 pairs, which fill 1",
+        ),
         (["--batches", "1"], "at least 4 batches"),
-        (["--seed", "-1"], "the seed must be at least 0, got -1"),
+        (["--seed", "-1"], "the seed must be at least 0; got -1"),
         (["--trend"], "at least two checkpoints"),
-        (["--names", "a", "b"], "1 models need as many names, got 2"),
+        (["--names", "a", "b"], "1 models need as many names; got 2"),
         (["--temperature", "0"], "temperature must be positive"),
     ],
 )
@@ -185,7 +188,7 @@ def test_other_peoples_files_are_not_replaced(tmp_path, capsys):
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "thesis.tex").write_text("x")
     assert main(["diagnose", str(path), "--out", str(tmp_path / "page")]) == 2
-    assert "holds other files" in capsys.readouterr().err
+    assert "got other files" in capsys.readouterr().err
     assert (tmp_path / "page" / "thesis.tex").read_text() == "x"
 
 
@@ -205,7 +208,7 @@ def test_the_verdict_is_told_and_notes_beside_an_earlier_report_are_not_removed(
     (tmp_path / "page" / "notes.txt").write_text("mine")
     capsys.readouterr()
     assert main(line) == 2
-    assert "holds other files (notes.txt)" in capsys.readouterr().err
+    assert "got other files (notes.txt)" in capsys.readouterr().err
     assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
 
 
@@ -214,7 +217,7 @@ def test_sentences_need_a_model_folder(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     sentences = ["--sentences", str(tmp_path / "pairs.tsv")]
     assert main(["diagnose", str(tmp_path / "model"), *sentences, "--out", str(tmp_path / "page")]) == 2
-    assert "not the folder of a sentence-transformers model" in capsys.readouterr().err
+    assert "want the folder of a sentence-transformers model" in capsys.readouterr().err
 
 
 def test_help_shows_examples(capsys):

@@ -239,11 +239,13 @@ def _run_evaluate_sts(options: argparse.Namespace) -> None:
 def _run_evaluate(options: argparse.Namespace) -> None:
     if options.sts is not None:
         if options.data is not None or options.quick:
-            raise ValueError("--data and --quick are for runs on images: leave them out with --sts")
+            raise ValueError(
+                "--data and --quick are for runs on images; got --sts too: leave one of them out"
+            )
         _run_evaluate_sts(options)
         return
     if options.published is not None:
-        raise ValueError("--published is printed beside the scores of --sts FILE, which is missing")
+        raise ValueError("--published wants --sts FILE, whose scores it is printed beside; got no --sts")
     from rich.console import Console
 
     from weince.lab.evaluate import table

@@ -101,7 +101,7 @@ def _run_reproduce(options: argparse.Namespace) -> None:
         return
     if options.table is None:
         raise ValueError(
-            "reproduce wants a TABLE: the name of one of weince reproduce --list, or a YAML file"
+            "reproduce wants a TABLE, a name of weince reproduce --list or a YAML file; got none"
         )
     path = reproduce(
         options.table,
@@ -294,11 +294,11 @@ def _duration(text: str) -> float:
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     wrong = [one for one in given if "=" not in one]
     if wrong:
-        raise ValueError(f"{option} are NAME=VALUE, got {wrong[0]}")
+        raise ValueError(f"{option} wants NAME=VALUE; got {wrong[0]}")
     return dict(one.split("=", 1) for one in given)
 
 
 def _slurm_options(options: argparse.Namespace) -> dict[str, str]:
     if options.slurm_options and not options.slurm:
-        raise ValueError("--slurm-options are for --slurm, which is missing")
+        raise ValueError("--slurm-options wants --slurm; got no --slurm")
     return _pairs("--slurm-options", options.slurm_options)

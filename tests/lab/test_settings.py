@@ -177,7 +177,7 @@ def test_a_folder_is_claimed_by_one_run(tmp_path):
 
 def test_a_file_is_no_folder_for_a_run(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(ValueError, match="run exists and is not a folder: choose another --out"):
+    with pytest.raises(ValueError, match=r"want a folder; got the file .*run: choose another path"):
         settings.claim(Run(), tmp_path / "run", free=())
     assert (tmp_path / "run").read_text() == "mine"
 

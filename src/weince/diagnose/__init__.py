@@ -154,9 +154,9 @@ def write_diagnosis(
 def _check_number(models: int, trend: bool, average: bool) -> None:
     """Refuse too few models for what is to be shown of them."""
     if not models:
-        raise InputError("nothing to diagnose: give at least one model")
+        raise InputError("want at least one model; got none")
     if trend and models < 2:
-        raise InputError("a trend needs at least two checkpoints, got 1")
+        raise InputError("a trend needs at least two checkpoints; got 1")
     if average and (trend or models < 2):
         raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}")
 
@@ -218,7 +218,9 @@ def check_out(out: Path) -> None:
         ours = False
     others = [name for name in found if not ours or name not in WRITTEN]
     if others:  # someone's notes beside a report, say, would go with it
-        raise InputError(f"{out}: holds other files ({others[0]}); give another folder with --out")
+        raise InputError(
+            f"{out}: want a new folder, an empty one or an earlier diagnosis; got other files ({others[0]})"
+        )
 
 
 @contextmanager

@@ -36,7 +36,8 @@ def check_compiled() -> None:
     """Raise in a graph that would be wrong: torch then runs the loss uncompiled, or fails with ``fullgraph=True``."""
     if MISCOMPILED and torch.compiler.is_compiling():
         raise RuntimeError(
-            "the chunked engine in a compiled graph wants torch 2.7 or newer; here compile the encoder alone"
+            "the chunked engine in a compiled graph wants torch 2.7 or newer; got an older one: compile the encoder "
+            "alone"
         )
 
 

@@ -161,8 +161,8 @@ def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch
     ("options", "said"),
     [
         (["--budget", "2 hours"], "--budget must be a number with s, m or h, such as 2h; got 2 hours"),
-        (["--set", "precision"], "--set are NAME=VALUE, got precision"),
-        (["--slurm-options", "time=9"], "--slurm-options are for --slurm, which is missing"),
+        (["--set", "precision"], "--set wants NAME=VALUE; got precision"),
+        (["--slurm-options", "time=9"], "--slurm-options wants --slurm; got no --slurm"),
         (["--set", "presision=bf16", "--dry-run"], "unrecognized arguments|presision"),
         (["--recipe", "strong"], "--recipe strong wants the configuration"),
     ],

@@ -165,12 +165,12 @@ def test_names_are_escaped(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"losses": []}, "weince compare wants losses, such as infonce dcl: .* has no comparison yet"),
-        ({"losses": ["dcl", "dcl"]}, "dcl is named twice"),
+        ({"losses": []}, "weince compare wants losses, such as infonce dcl; got none, and no comparison in"),
+        ({"losses": ["dcl", "dcl"]}, "every loss must be named once; got dcl twice"),
         ({"tries": 0}, "--tries must be at least 1; got 0"),
         ({"budget": 10.0, "slurm": True}, "--budget is for runs on this machine"),
         ({"budget": 0.0}, "--budget must be above 0 seconds"),
-        ({"jobs": 0}, "jobs must be at least 1, got 0"),
+        ({"jobs": 0}, "jobs must be at least 1; got 0"),
         ({"losses": ["link"]}, "preset 'link' wants lam and beta"),
         ({"table_only": True}, "none of the 6 runs of digits_tiny is in"),
         ({"seeds": 9}, "--seeds 9: a number says how many"),

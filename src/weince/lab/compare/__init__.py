@@ -138,12 +138,14 @@ def _asked(
         raise ValueError(f"--tries must be at least 1; got {tries}")
     twice = [loss for number, loss in enumerate(losses) if loss in losses[:number]]
     if twice:
-        raise ValueError(f"{twice[0]} is named twice")
+        raise ValueError(f"every loss must be named once; got {twice[0]} twice")
     chosen = None if config is None else recipe_config(config, recipe)
     before = find_comparison(out, chosen)
     if not losses:
         if before is None:
-            raise ValueError(f"weince compare wants losses, such as infonce dcl: {out} has no comparison yet")
+            raise ValueError(
+                f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
+            )
         return before
     chosen = chosen or (before.config if before else recipe_config(LAPTOP, recipe))
     first = baseline or (before.baseline if before else BASELINE)
@@ -168,7 +170,7 @@ def _known(before: Comparison | None, baseline: str, names: Sequence[str]) -> di
 def _jobs(asked: int | None) -> int:
     if asked is not None:
         if asked < 1:
-            raise ValueError(f"jobs must be at least 1, got {asked}")
+            raise ValueError(f"jobs must be at least 1; got {asked}")
         return asked
     import torch
 

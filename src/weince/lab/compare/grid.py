@@ -153,7 +153,9 @@ def recipe_config(config: str, recipe: str) -> str:
     try:
         settings.load(chosen)
     except ValueError:
-        raise ValueError(f"--recipe {recipe} wants the configuration {chosen}, which is not there") from None
+        raise ValueError(
+            f"--recipe {recipe} wants the configuration {chosen}; got none of that name"
+        ) from None
     return chosen
 
 
@@ -199,7 +201,10 @@ def read_comparison(path: Path) -> Comparison:
     content = settings.read_yaml(path, str(path))
     names = {item.name for item in fields(Comparison)}
     if not isinstance(content, dict) or content.keys() != names:
-        raise ValueError(f"{path} is not a comparison: it must have {', '.join(sorted(names))}")
+        raise ValueError(
+            f"{path} is not a comparison; wanted the keys {', '.join(sorted(names))}; "
+            f"got {', '.join(map(str, content)) if isinstance(content, dict) else repr(content)}"
+        )
     return Comparison(**content)
 
 

@@ -108,7 +108,7 @@ def evaluate(
             "class or as an .npz with labels; weince diagnose needs none"
         )
     if len(np.unique(data.train_labels)) < 2:
-        raise ValueError(f"{data.name} has one class, an evaluation needs two or more to tell apart")
+        raise ValueError(f"an evaluation needs two classes or more; got one in {data.name}")
     train, test = (
         LabelledFeatures(
             extract(encoder, images, batch=batch, device=device, precision=precision, name=f"{kind} features",

@@ -74,10 +74,10 @@ def reproduce(
         ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
     """
     if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+        raise ValueError(f"jobs must be at least 1; got {jobs}")
     check_folder(out)
     if keep is not None:
-        check_folder(keep, "--keep")
+        check_folder(keep)
     command = command or f"weince reproduce {shlex.quote(table)}"
     if table == "overhead" and table_only:
         raise ValueError("overhead has no runs to make a table of: it times the losses on this machine")

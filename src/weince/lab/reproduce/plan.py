@@ -227,7 +227,7 @@ def _check(run: Run) -> None:
     """See that the settings make a run, before anything is started."""
     for name in run.changes.keys() & {"seed", "out"}:  # the run's own would take its place unsaid
         raise ValueError(
-            f"{run.row}, {run.loss}: {name} is not for a table to set: it has seeds, and runs have a place"
+            f"{run.row}, {run.loss}: a table cannot set {name}: its seeds and the folders of its runs do"
         )
     try:
         settings_of(run)

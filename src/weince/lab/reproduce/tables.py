@@ -102,24 +102,26 @@ class Table:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
         for what in ("figures", "rows", "tries", "seeds"):
             if not getattr(self, what):
-                raise ValueError(f"a table needs {what}, this one has none")
+                raise ValueError(f"a table needs {what}; got none")
         known = MEASURES[self.measure].figures
         for figure in (*self.figures, *([self.choose_by] if self.choose_by else [])):
             if figure not in known:
                 raise ValueError(unknown(f"figure of measure {self.measure}", str(figure), known))
         wrong = [seed for seed in self.seeds if not isinstance(seed, int) or isinstance(seed, bool)]
         if wrong:
-            raise ValueError(f"seeds must be integers, got {wrong[0]!r}")
+            raise ValueError(f"seeds must be integers; got {wrong[0]!r}")
         for what, values in (("seed", list(self.seeds)), ("row", [Path(row).stem for row in self.rows])):
             if len(set(values)) < len(values):
-                raise ValueError(f"every {what} counts once, got {', '.join(map(str, values))}")
+                raise ValueError(f"every {what} counts once; got {', '.join(map(str, values))}")
         _check_names("set", self.set)
         for name, loss in self.losses.items():
             _check_names(f"set of {name}", loss.set)
             _check_tries(name, self.tries_of(name))
         tuned = any(len(self.tries_of(loss)) > 1 for loss in self.losses)
         if tuned and not (self.choose_by and MEASURES[self.measure].validation):
-            raise ValueError("a table with several tries needs choose_by, a figure with a validation value")
+            raise ValueError(
+                "a table with several tries needs choose_by, a figure with a validation value; got none"
+            )
 
     @property
     def runs(self) -> int:
@@ -173,7 +175,7 @@ def _check_tries(loss: str, tries: Sequence[Any]) -> None:
             )
         _check_names(f"a try of {loss}", tried)
         if tried in tries[:index]:
-            raise ValueError(f"every try counts once, got {', '.join(map(str, tries))} for {loss}")
+            raise ValueError(f"every try counts once; got {', '.join(map(str, tries))} for {loss}")
 
 
 def named_tables() -> dict[str, Path]:
@@ -205,7 +207,7 @@ def _table(path: Path, content: Any) -> Table:
     given = _checked(Table, content, "key of a table", without={"name"})
     losses = given.get("losses")
     if not isinstance(losses, dict) or not losses:
-        raise ValueError(f"losses must map each loss to its settings, got {losses!r}")
+        raise ValueError(f"losses must map each loss to its settings; got {losses!r}")
     given["losses"] = {
         str(loss): Loss(**_checked(Loss, said, f"key of loss {loss}")) for loss, said in losses.items()
     }
@@ -220,17 +222,17 @@ def _table(path: Path, content: Any) -> Table:
 def _checked(kind: type[Any], content: Any, what: str, without: Collection[str] = ()) -> dict[str, Any]:
     """A mapping whose keys are fields of a dataclass and whose lists and mappings are where they belong."""
     if not isinstance(content, dict):
-        raise ValueError(f"wanted keys and values for a {kind.__name__.lower()}, got {content!r}")
+        raise ValueError(f"wanted keys and values for a {kind.__name__.lower()}; got {content!r}")
     known = [item for item in fields(kind) if item.name not in without]
     for key, value in content.items():
         if key not in (names := [item.name for item in known]):
             raise ValueError(unknown(what, str(key), names))
         wanted = _KINDS.get(key, str)
         if not isinstance(value, wanted):
-            raise ValueError(f"{key} must be a {wanted.__name__}, got {value!r}")
+            raise ValueError(f"{key} must be a {wanted.__name__}; got {value!r}")
     for item in known:
         if item.default is MISSING and item.default_factory is MISSING and item.name not in content:
-            raise ValueError(f"{item.name} is missing: a {kind.__name__.lower()} needs it")
+            raise ValueError(f"a {kind.__name__.lower()} needs {item.name}; got none")
     return dict(content)
 
 

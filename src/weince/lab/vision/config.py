@@ -79,7 +79,7 @@ class VisionRun:
 
     def __post_init__(self) -> None:
         if self.width != 64 and not self.encoder.startswith("resnet"):
-            raise ValueError(f"width is of a ResNet; got width {self.width} for {self.encoder}")
+            raise ValueError(f"width is an option of ResNets; got width {self.width} for {self.encoder}")
         counted = dict.fromkeys(("width", "projection", "epochs", "devices", "checkpoint_every"), 1)
         check_range(
             self,

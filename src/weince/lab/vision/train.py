@@ -52,7 +52,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     data = _first(fabric, read) or read()  # what is downloaded or converted is there for the others
     if len(data.pretrain_images) < run.batch:
         raise ValueError(
-            f"{data.name} has {len(data.pretrain_images)} images, fewer than a batch of {run.batch}"
+            f"a batch of {run.batch} needs as many images; got {len(data.pretrain_images)} in {data.name}"
         )
 
     model, loss, optimizer, step = assemble(fabric, run, data)
@@ -113,7 +113,7 @@ def launch(run: VisionRun) -> "Fabric":
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
     gpus = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": 1}[kind]
     if devices > gpus:
-        raise ValueError(f"{devices} devices were asked for; torch sees {gpus} GPU(s) here")
+        raise ValueError(f"devices must be at most the {gpus} GPU(s) that torch finds here; got {devices}")
     if kind == "cpu" and run.precision.startswith("bf16"):
         prepare_cpu_for_bf16()  # before the launch, so that all processes have it
     # Whether to use srun is for the user to know.
@@ -198,7 +198,7 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR) -> tuple[nn.Module,
 def _part(batch: int, rank: int, ranks: int) -> slice:
     """Which rows of a global batch are a rank's."""
     if batch % ranks:
-        raise ValueError(f"a batch of {batch} pairs cannot be shared equally by {ranks} processes")
+        raise ValueError(f"batch must be a multiple of the number of processes, {ranks}; got {batch}")
     size = batch // ranks
     return slice(rank * size, (rank + 1) * size)
 
@@ -209,7 +209,9 @@ def _asked(setting: bool | None, usual: bool) -> bool:
 
 def _graph(run: VisionRun, possible: bool) -> bool:
     if run.graph and not possible:
-        raise ValueError("graph needs one process on one GPU, and images that fit on it; leave it out")
+        raise ValueError(
+            "graph needs one process on one GPU that holds all images; this run has not: leave graph out"
+        )
     return _asked(run.graph, possible)
 
 
