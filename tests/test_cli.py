@@ -1,7 +1,9 @@
 """The command line: help, bad input, interruptions. Bad input ends with one line, exit code 2, and no trace."""
 
+import argparse
 import json
 import pickle
+import re
 import signal
 import time
 
@@ -10,7 +12,7 @@ import pytest
 from diagnose.synthetic import views
 from programs import Program, run
 
-from weince.cli import main
+from weince.cli import build_parser, main
 
 FAST = ["--bootstraps", "20", "--null-draws", "20", "--tail-bootstraps", "20", "--quick"]
 
@@ -226,6 +228,33 @@ def test_help_shows_examples(capsys):
             main(arguments)
         assert end.value.code == 0
         assert "weince diagnose pairs.npz" in capsys.readouterr().out
+
+
+def parsers(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from parsers(command)
+
+
+def test_every_option_says_what_it_is():
+    said = {
+        f"{parser.prog} {action.dest}": action.help or ""
+        for parser in parsers(build_parser())
+        for action in parser._actions
+        if action.metavar not in ("COMMAND", "WHAT")  # which list their own
+    }
+    assert len(said) > 60
+    assert [name for name, text in said.items() if not re.match(r"(?!of )\w", text)] == []
+
+
+def test_the_usage_of_train_has_hyphens_as_its_options_do(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert said.count("--snapshot-every ") == 2
+    assert not re.search(r"--[\w.]*_", said)
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib", "rich"])

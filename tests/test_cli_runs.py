@@ -157,7 +157,7 @@ def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monk
         ),
         (
             ["run", "--trend"],
-            "run: a trend needs weights of two epochs; got 0; train with --snapshot_every",
+            "run: a trend needs weights of two epochs; got 0; train with --snapshot-every",
         ),
     ],
 )

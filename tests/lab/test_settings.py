@@ -147,7 +147,7 @@ def test_help_shows_what_a_run_would_take(capsys, file):
     assert "How many passes. (default: 10)" in shown_help(capsys)
     shown = shown_help(capsys, "--config", file("epochs: 4\nloss: {temperature: 0.125}"))
     assert "How many passes. (default: 4)" in shown
-    assert "beta is its inverse. (default: 0.125)" in shown
+    assert "For weibit, 1 / beta. (default: 0.125)" in shown
     assert "(default: infonce)" in shown
 
 

@@ -53,7 +53,7 @@ class TextRun:
         lr: Learning rate of AdamW at the start; it falls linearly to 0.
         epochs: Passes over the sentences.
         max_length: Word pieces of a sentence that are kept in training.
-        seed: Of the order of sentences, the dropout and the head.
+        seed: Seed of the order of sentences, the dropout and the head.
         head: Put a layer (linear, tanh) on top of the encoder in training only.
         clip: Largest norm of the gradient.
         eval_every: Steps between evaluations on STS-B's dev split.

@@ -42,7 +42,7 @@ class VisionRun:
         optimizer: How weights are updated.
         epochs: Passes over the images. At a constant rate without warm-up a run may be given more later.
         batch: Pairs of views in the global batch.
-        seed: Of the weights, the order of the images and the views.
+        seed: Seed of the weights, the order of the images and the views.
         precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
             projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
         device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.

@@ -236,7 +236,7 @@ def run_pairs(
         paths = snapshots(folder) if trend else [folder / "model.safetensors"]
         if trend and len(paths) < 2:
             raise ValueError(
-                f"{folder}: a trend needs weights of two epochs; got {len(paths)}; train with --snapshot_every"
+                f"{folder}: a trend needs weights of two epochs; got {len(paths)}; train with --snapshot-every"
             )
         for path in paths:
             name = f"{folder.name} {path.stem}" if trend else folder.name
