@@ -38,6 +38,8 @@ from weince.files import check_folder
 from weince.machine import version
 from weince.progress import Bars, telling_bars
 
+__all__ = ["diagnose"]
+
 FORMAT = "weince diagnosis 1"
 WRITTEN = ("index.html", "summary.json", "figures", "tables")
 OUT = Path("weince-report")
@@ -68,6 +70,16 @@ def diagnose(
 
     Returns:
         Path of ``index.html``.
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from weince.diagnose import diagnose
+        >>> z, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     page = diagnose({"mine": (z, z + noise)}, out, quick=True, progress=False, temperature=0.5)
+        >>> page.name
+        'index.html'
     """
     if not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must be {{name: (z_i, z_j)}}; got {type(inputs).__name__}")
