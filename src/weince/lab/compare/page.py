@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from weince.diagnose.html import style_sheet, templates
+from weince.diagnose.html import templates
 from weince.files import write_text_aside
 from weince.intervals import Interval
 from weince.lab.compare.figures import draw
@@ -68,7 +68,6 @@ def write_page(
             p=_p,
             number=_number,
             words=lambda one: in_words(comparison.losses[one.run.loss][one.run.trial]),
-            style=style_sheet(),
         )
     )
     write_text_aside(folder / "index.html", page, "page")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
-from weince.diagnose.html import style_sheet, templates
+from weince.diagnose.html import templates
 from weince.files import write_aside, write_text_aside
 from weince.intervals import Interval
 from weince.lab.evaluate.knn import RECALLS
@@ -248,7 +248,6 @@ def html(page: Page) -> str:
             numeric=NUMERIC,
             chosen=by_figure(page.summary.chosen),
             tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
-            style=style_sheet(),
             drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
         )
     )
