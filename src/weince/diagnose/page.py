@@ -20,7 +20,7 @@ class Page:
     """All that the template shows.
 
     Attributes:
-        title: Of the page.
+        title: Title of the page.
         command: How to make it again, in one line.
         models: What was measured, with a verdict for each.
         compared: Figures of the models side by side, or of the run over time; may be empty.

@@ -157,7 +157,7 @@ class Chunked(Engine):
         return list(sums)
 
     def values(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Of every part, ``(anchors,)``."""
+        """Value ``(anchors,)`` of every part."""
         anchors = self.contest.anchors
         totals = [
             anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in parts
@@ -174,7 +174,7 @@ class Chunked(Engine):
     def gradient(
         self, parts: Sequence[Part], totals: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Of the sums, each weighed by ``(anchors,)``: by anchors, by candidates, by learned parameters."""
+        """Gradient of the sums, each weighed by ``(anchors,)``: by anchors, by candidates, by learned parameters."""
         anchors, learned = self.contest.anchors.detach(), learned_of(parts)
         by_anchor = torch.zeros_like(anchors)
         by_candidate = torch.zeros_like(self.contest.candidates)

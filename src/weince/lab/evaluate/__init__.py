@@ -41,8 +41,8 @@ class Evaluation(NamedTuple):
 
     Attributes:
         data: Name of the data set.
-        fingerprint: Of its images and labels.
-        width: Of the features.
+        fingerprint: Fingerprint of its images and labels.
+        width: Width of the features.
         quick: Whether the protocol was cut short.
         linear: The linear probes, one per seed.
         knn: The neighbours, one per split.
@@ -96,7 +96,7 @@ def evaluate(
         encoder: Maps ``(b, 3, height, width)`` in [0, 1] to ``(b, f)``.
         data: The images.
         device: Where to compute.
-        precision: Of the encoder, ``"fp32"`` or ``"bf16"``.
+        precision: Precision of the encoder, ``"fp32"`` or ``"bf16"``.
         batch: Images at a time.
         quick: One seed of each kind, and ten probe epochs instead of 100, or as many of the 100 as make 500 steps
             if the data are few: a look, not a figure to report.

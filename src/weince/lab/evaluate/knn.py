@@ -61,10 +61,10 @@ def knn(
     Args:
         train: Features of the labelled training set, split anew for every seed.
         test: Features of the test set.
-        seeds: Of the splits.
+        seeds: Seeds of the splits.
         recalls: The k of the recalls.
         k: Neighbours that vote.
-        temperature: Of the vote.
+        temperature: Temperature of the vote.
         chunk: The most queries at a time.
         device: Where to compute.
         progress: Show a bar.
@@ -120,7 +120,7 @@ def score(
         queries: Unit rows to look up.
         recalls: The k of the recalls.
         k: Neighbours that vote.
-        temperature: Of the vote.
+        temperature: Temperature of the vote.
         chunk: The most queries at a time.
     """
     classes = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1

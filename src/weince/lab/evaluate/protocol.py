@@ -51,7 +51,7 @@ def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
 
     Args:
         labels: ``(n,)`` integers.
-        seed: Of the shuffles; the classes are shuffled in rising order of their labels.
+        seed: Seed of the shuffles; the classes are shuffled in rising order of their labels.
         fraction: Of each class, the first ``floor(fraction * size)`` of its shuffled rows validate. Classes too
             small for that are trained on whole.
     """

@@ -53,7 +53,7 @@ def reproduce(
         out: Folder of everything: runs under ``out/runs``, the table under ``out/NAME``.
         jobs: Runs at once on this machine, or tasks at once on the cluster.
         slurm: Submit the runs to Slurm and wait for them.
-        slurm_options: Of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
+        slurm_options: Options of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
         data: Where the images are: a path, or ``NAME=PATH,NAME=PATH``.
         seeds: How many of the table's, or which; all of them if not given.
         only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` stands for anything.

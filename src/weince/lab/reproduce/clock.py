@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 MARGIN = 1.1
-"""Of estimated epochs, since a device does less for few runs at once than for many."""
+"""Factor on estimated epochs, since a device does less for few runs at once than for many."""
 
 
 class Clock:

@@ -228,7 +228,7 @@ def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dic
 
     Args:
         jobs: Runs at once.
-        cpus: Of the machine.
+        cpus: Cores of the machine.
         gpus: That can be used.
         visible: What ``CUDA_VISIBLE_DEVICES`` says of them, if anything.
     """

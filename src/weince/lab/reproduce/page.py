@@ -55,7 +55,7 @@ class Page:
     """All that the files show.
 
     Attributes:
-        title: Of the table.
+        title: Title of the table.
         opening: What it shows, in one sentence.
         baseline: The loss that the others are compared with.
         summary: The lines.

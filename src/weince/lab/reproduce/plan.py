@@ -30,11 +30,11 @@ class Run:
         row: Name of the configuration.
         loss: Column of the table.
         trial: Which of the loss's tries.
-        seed: Of the run.
+        seed: Seed of the run.
         config: What ``--config`` gets.
         changes: Settings that differ from the configuration, by dotted name.
         measure: A key of `MEASURES`.
-        folder: Of the run.
+        folder: Folder of the run.
         key: Hash of its settings.
         extra: Settings that leave the result as it is, such as the device.
     """

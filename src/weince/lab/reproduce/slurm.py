@@ -62,7 +62,7 @@ def run_on_slurm(
         runs: What to do.
         out: Folder of the sweep, on a file system that all nodes see.
         jobs: Array tasks that may run at once.
-        options: Of sbatch as submitit names them, for example ``{"partition": "gpu", "time": 600}``.
+        options: Options of sbatch as submitit names them, for example ``{"partition": "gpu", "time": 600}``.
         tell: Told what happens to a run.
         idle: Called again and again while runs are under way.
 

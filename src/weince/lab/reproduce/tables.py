@@ -67,8 +67,8 @@ class Table:
     """What a table's file says.
 
     Attributes:
-        name: Of the file.
-        title: Of the table.
+        name: Name of the file.
+        title: Title of the table.
         shows: What it shows, in one sentence; made from the rest if not given.
         figures: What is shown of each run.
         rows: Configurations, by name or path.
@@ -79,7 +79,7 @@ class Table:
         tries: Settings to choose among, the same for every loss that has none of its own. The first is what the
             paper's figure stands beside.
         set: Settings of all runs.
-        seeds: Of the runs.
+        seeds: Seeds of the runs.
     """
 
     name: str

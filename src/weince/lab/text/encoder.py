@@ -133,10 +133,10 @@ def save_encoder(
 
     Args:
         encoder: What to write.
-        tokenizer: Of the encoder.
+        tokenizer: Tokenizer of the encoder.
         folder: What was there is replaced.
         max_length: Word pieces that sentence-transformers is to keep of a sentence.
-        weights: Of the encoder's backbone, by name.
+        weights: Weights of the encoder's backbone, by name.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

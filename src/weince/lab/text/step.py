@@ -25,10 +25,10 @@ class Step:
 
     Args:
         encoder: What is trained.
-        loss: Of the two views of a batch.
+        loss: Loss of the two views of a batch.
         lr: Learning rate of AdamW, which :func:`weince.lab.capture.set_rate` changes.
         clip: Largest norm of the gradient.
-        precision: Of the encoder.
+        precision: Precision of the encoder.
         graph: ``(sentences, length)`` of the batches to run as a CUDA graph; others run one operation at a time.
     """
 

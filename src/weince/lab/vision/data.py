@@ -26,7 +26,7 @@ from weince.lab.vision.pictures import FILES, Images, picture_size, read_picture
 Labels = NDArray[np.int64]
 NAMES = ("digits", *SOURCES)
 TEST_SHARE = 0.2
-"""Of each class, where the data come without a split."""
+"""Share of each class that is held out, where the data come without a split."""
 
 
 class ImageData(NamedTuple):

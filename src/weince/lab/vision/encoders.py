@@ -70,7 +70,7 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
             libraries are installed; or a class or function of your own, ``package.module:name``.
         size: Height and width of the images in pixels.
         width: Channels of the first stage of a ResNet.
-        stem: Of a ResNet: ``"cifar"`` (3 x 3, no max-pool) or ``"imagenet"``. By default the first for up to 64 px.
+        stem: Stem of a ResNet: ``"cifar"`` (3 x 3, no max-pool), the default up to 64 px, or ``"imagenet"``.
     """
     if stem is not None:
         check_choice("stem", stem, get_args(Stem))
@@ -182,7 +182,7 @@ class Projector(nn.Sequential):
     """Linear layers without bias, ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``.
 
     Args:
-        features: Of the encoder.
+        features: Features of the encoder.
         hidden: Width between the layers, ``features`` by default.
         out: Width of the embeddings.
         layers: Linear layers.

@@ -40,7 +40,7 @@ class Log:
     """``log.csv`` of a run, complete after every epoch.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         epoch: The epoch that comes next: rows of it and later ones, from a run that was cut, are dropped.
         tensorboard: Write event files too.
     """

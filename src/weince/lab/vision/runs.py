@@ -186,10 +186,10 @@ def two_views(
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         weights: A snapshot; the last weights if not given.
         images: The most images.
-        seed: Of the choice of images and of the views.
+        seed: Seed of the choice of images and of the views.
         of: Embeddings, where the loss acts, or the features before the projector.
         part: Which images: held out, or those that were trained on.
     """
