@@ -352,12 +352,16 @@ def simulated(rows: list[list[str]]) -> list[str]:
 
 def rivals_of(model: dict[str, Any]) -> LinkRivals:
     """Those of one model of a summary."""
+    if model["rivals"] is None:
+        raise SystemExit(f"no link fits the scores of {model['name']}: {model['verdict']['headline']}")
 
     def gain(found: dict[str, Any]) -> Gain:
         return Gain(found["gain"], tuple(found["interval"]), found["t_p_value"])
 
     def link(found: dict[str, Any]) -> VaryingLink:
-        return VaryingLink(**{**found, "gain": gain(found["gain"])})
+        return VaryingLink(
+            **found | {"gain": gain(found["gain"]), "sd_interval": tuple(found["sd_interval"])}
+        )
 
     parts = {
         key: link(value)
