@@ -362,28 +362,43 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+
+
 def draw(found: Sequence[Heads], reached: dict[Group, dict[str, float]], path: Path) -> None:
-    """A panel for each kind of heads and trainings: positives first against linear accuracy."""
+    """A panel for each group of trainings, a colour for each kind of features: positives first against accuracy."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    kinds = list(dict.fromkeys(heads.kind for heads in found))
     panels = [
-        (heads, group)
-        for heads in found
+        (group, by, shown)
         for group, by in reached.items()
-        if group.data == heads.data and len(by.keys() & heads.predicted[FIRST].keys()) >= FEWEST
+        if (
+            shown := [
+                h for h in found if h.data == group.data and len(by.keys() & h.crowded.keys()) >= FEWEST
+            ]
+        )
     ]
+    rows = -(-len(panels) // 2)
     with mpl.rc_context({"svg.hashsalt": "weince", "font.size": 8}):
-        figure = Figure(figsize=(7.5, 2.9 * -(-len(panels) // 2)), layout="constrained")
-        for place, (heads, group) in enumerate(panels, 1):
-            axes = figure.add_subplot(-(-len(panels) // 2), 2, place)
-            predicted = heads.predicted[FIRST]
-            for name in (name for name in reached[group] if name in predicted):
-                colour = "#d55e00" if name in ALWAYS else "#0072b2"
-                axes.plot(100 * predicted[name], reached[group][name], "o", color=colour, ms=4)
-            axes.set_title(f"{group}\n{heads.source}", fontsize=8)
+        figure = Figure(figsize=(7.5, 2.6 * rows + 0.5), layout="constrained")
+        for place, (group, by, shown) in enumerate(panels, 1):
+            axes = figure.add_subplot(rows, 2, place)
+            for heads in shown:
+                predicted = heads.predicted[FIRST]
+                names = [name for name in by if name in predicted]
+                edges = ["black" if name in ALWAYS else "none" for name in names]
+                axes.scatter(
+                    [100 * predicted[name] for name in names], [by[name] for name in names], s=18,
+                    c=COLOURS[kinds.index(heads.kind)], edgecolors=edges, linewidths=0.8,
+                )  # fmt: skip
+            axes.set_title(str(group), fontsize=8)
             axes.set(xlabel="positive first, % of held-out items", ylabel="linear accuracy, %")
             axes.spines[["top", "right"]].set_visible(False)
+        dots = [mpl.lines.Line2D([], [], ls="", marker="o", ms=4, color=c) for c in COLOURS[: len(kinds)]]
+        figure.legend(dots, kinds, frameon=False, ncols=2, loc="outside lower center",
+                      title="heads on (ringed: InfoNCE at 0.1 and 0.2)")  # fmt: skip
         figure.savefig(path, metadata={"Date": None})
 
 

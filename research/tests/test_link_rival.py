@@ -42,4 +42,6 @@ def test_rivals_survive_a_summary():
         *link_bank(z, z + noise * rng.standard_normal((512, 8)), batch_size=32), bootstraps=50
     )
     model = json.loads(json.dumps({"rivals": asdict(found)}))
-    assert repr(script.rivals_of(model)) == repr(found)  # NaN, where a temperature does not vary, equals nothing
+    assert repr(script.rivals_of(model)) == repr(
+        found
+    )  # NaN, where a temperature does not vary, equals nothing
