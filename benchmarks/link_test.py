@@ -15,7 +15,7 @@ embeddings, but for those of encoders.
 
 Examples:
     python benchmarks/link_test.py size --banks 1000 --workers 2
-    weince diagnose cifar100_infonce.npz cifar100_paper.npz --out research/results/diagnose_rivals
+    weince diagnose infonce.npz paper.npz --out research/results/diagnose_rivals_cifar100
     python benchmarks/link_test.py encoders
 """
 
@@ -260,6 +260,7 @@ TRUTHS = (
     ("λ = 0.5, and τ by anchor, sd 0.7", 0.5, "anchor", 0.7),
 )
 LINKS = ("blend", "anchors", "pairs", "both")
+SUMMARIES = tuple(f"diagnose_rivals_{data}/summary.json" for data in ("cifar100", "cifar10"))
 NAMES = ("softmax", "cap", "varying", "both", "either")
 WORTH = 0.02
 
@@ -378,8 +379,8 @@ def with_interval(gain: Gain) -> str:
     return f"{gain.gain:.3f} ({gain.interval[0]:.3f} to {gain.interval[1]:.3f})"
 
 
-def measured(summary: dict[str, Any]) -> list[str]:
-    """Parts of the page: what explains the scores of encoders, from a summary of `weince diagnose`."""
+def measured(summaries: list[dict[str, Any]]) -> list[str]:
+    """Parts of the page: what explains the scores of encoders, from summaries of `weince diagnose`."""
     over = [
         "| encoder | ξ | crowded | τ₀ | bounded tail | τ by anchor | τ by pair | bounded tail, and τ by anchor |",
         "|---|---|---|---|---|---|---|---|",
@@ -389,7 +390,8 @@ def measured(summary: dict[str, Any]) -> list[str]:
         f"| named, from {WORTH} |",
         "|---|---|---|---|---|---|",
     ]
-    for model in summary["models"]:
+    models = [model for summary in summaries for model in summary["models"]]
+    for model in models:
         found = rivals_of(model)
         gains = [found.blend, found.anchors.gain, found.pairs.gain, found.both.gain]
         about = [
@@ -401,11 +403,11 @@ def measured(summary: dict[str, Any]) -> list[str]:
         versus = [found.blend_over_pairs, found.both_over_anchors, found.both_over_blend]
         names = [found.explanation(worth) for worth in (0.0, WORTH)]
         between.append(f"| {model['name']} | {' | '.join([*map(with_interval, versus), *names])} |")
-    first = summary["models"][0]
+    first, commands = models[0], " and ".join(f"`{summary['command']}`" for summary in summaries)
     return [
         "## Encoders: held-out gains over softmax at its best temperature τ₀, nats per anchor (95 %)",
         f"{first['pairs']:,} held-out pairs of views each, in batches of {first['batch_size']}, half of the "
-        f"batches to fit. Intervals resample batches. Made by `{summary['command']}`.",
+        f"batches to fit. Intervals resample batches. Made by {commands}.",
         "\n".join(over),
         "## Encoders: what one explanation has over the other, nats per anchor (95 %)",
         "\n".join(between),
@@ -416,7 +418,7 @@ def encoders(options: argparse.Namespace) -> None:
     """The page of the mode rival, and of encoders, from what is recorded."""
     rows = recorded("link_rival.csv")
     title = "# What explains a gain over softmax: a bounded tail, or a temperature that varies?"
-    parts = [title, *simulated(rows), *measured(recorded("diagnose_rivals/summary.json"))]
+    parts = [title, *simulated(rows), *measured([recorded(name) for name in SUMMARIES])]
     text = f"<!-- {rows[0][0].removeprefix('# ')} -->\n\n" + "\n\n".join(parts) + "\n"
     (RESULTS / "link_rival.md").write_text(text, encoding="utf-8")
     print(text)
