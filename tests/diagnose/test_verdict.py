@@ -195,9 +195,9 @@ def test_what_explains_the_gain_decides_on_the_link(measured, gains, kind, said)
         way = "Lower" if measured.link.tau0 < 0.2 else "Raise"
         assert verdict.headline == f"{way} the temperature from 0.2 to about {about}."
         assert verdict.worth.startswith(
-            "That makes the positive 1.35 times as likely as your temperature does."
+            "On these scores, that makes the positive 1.35 times as likely as your temperature does."
         )
-        assert "Do not change the link for this" in verdict.advice
+        assert "another link is not needed" in verdict.advice
 
 
 def test_nothing_is_explained_where_nothing_gains(measured):
@@ -267,6 +267,11 @@ def test_a_temperature_that_is_off_is_named(measured):
     assert verdict.kind == "temperature"
     assert "loses 0.800 nats" in verdict.advice
     assert f"InfoNCELoss(temperature={measured.link.tau0:.3g})" in verdict.code
+    halfway = f"{np.sqrt(measured.link.tau0):.2g}"
+    assert f"train at {halfway}, halfway, too" in verdict.worth
+    fitted, between = verdict.train.splitlines()
+    assert fitted == softmax_train(measured.link.tau0)
+    assert between == f"weince train --loss.preset infonce --loss.temperature {halfway}"
     assert verdict.headline == f"Lower the temperature from 1 to about {measured.link.tau0:.2g}."
     cold = replace(FAST, temperature=measured.link.tau0 / 4)
     assert decide(bad, cold).headline.startswith(

@@ -75,7 +75,7 @@ class Verdict:
         crowded: Share of anchors that have another item within a shortfall of 0.01.
         advice: What to change, in words.
         code: The same as Python, or None.
-        train: The same as a command, or None.
+        train: The same as commands, one a line, or None.
     """
 
     kind: str
@@ -302,7 +302,15 @@ def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: 
         return f"Any temperature from {span(m.curves.tau_range)} is as good, within {little}."
     if not off:
         return f"No other temperature makes the positive more than {little} likelier."
-    return f"That makes the positive {_times(_lost(m))} as your temperature does."
+    return (
+        f"On these scores, that makes the positive {_times(_lost(m))} as your temperature does. Training changes the "
+        f"scores: train at {_halfway(m, used)}, halfway, too, and let a validation set decide."
+    )
+
+
+def _halfway(m: Measured, used: float) -> str:
+    """Between the temperature in use and the one that fits, by ratio."""
+    return f"{np.sqrt(used * m.link.tau0):.2g}"
 
 
 Said = tuple[str, str, str, str, float]
@@ -343,10 +351,13 @@ def _about_temperature(
     """A verdict whose headline is the temperature; `rest` is what its worth leaves open."""
     _, off = _temperature_words(m, settings, rules)
     worth = " ".join(filter(None, [_temperature_worth(m, settings, rules, off), rest]))
-    lines = softmax_code(m.link.tau0), softmax_train(m.link.tau0)
-    if settings.temperature is not None and not off:
-        lines = None, None  # type: ignore[assignment]  # a temperature known to be good needs no line of code
-    return Verdict(kind, _temperature_headline(m, settings, off), worth, *said, advice, *lines)
+    headline, used = _temperature_headline(m, settings, off), settings.temperature
+    if used is not None and not off:  # a temperature known to be good needs no line of code
+        return Verdict(kind, headline, worth, *said, advice)
+    commands = [softmax_train(m.link.tau0)]
+    if used is not None:
+        commands.append(softmax_train(float(_halfway(m, used))))
+    return Verdict(kind, headline, worth, *said, advice, softmax_code(m.link.tau0), "\n".join(commands))
 
 
 def _harder(m: Measured, settings: Settings) -> str:
@@ -371,10 +382,11 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
     who, found = _rival(m), m.rivals.varying
     words, off = _temperature_words(m, settings, rules)
     advice = (
-        "Do not change the link for this: no cap is needed to explain these scores. The temperature that fits "
-        f"varies by a factor of about {number(float(np.exp(found.sd)), 1)} either way (standard deviation of its "
-        f"logarithm: {number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, "
-        f"or what they show. {words}"
+        f"{words} Keep softmax: another link is not needed to explain these scores. They show {who} that differ: "
+        f"from one to the next, the temperature that fits varies by a factor of about "
+        f"{number(float(np.exp(found.sd)), 1)} either way (standard deviation of its logarithm: "
+        f"{number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, or what "
+        "they show."
     )
     rest = (
         f"Some {who} are much harder than others: that explains these scores better than another link does."
@@ -404,15 +416,15 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
     words, off = _temperature_words(m, settings, rules)
     small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
     if not (small_p and t.gain_interval[0] > 0.0):
-        advice = f"Give it more pairs before changing the link. {words}"
+        advice = f"{words} Give it more pairs before changing the link."
         rest = f"Another link might make the positive {more}, but the evidence for it is thin."
         return _about_temperature("unclear", m, settings, rules, said, advice, rest=rest)
     if _explained(m, rules) == "either":
         who = _rival(m)
         advice = (
-            f"These scores give no reason to change the link: easy and hard {who} explain them as well. If you try "
-            f"it ({link_code(t.lam, t.tau).splitlines()[-1].removeprefix('loss = ')}), compare several seeds on a "
-            f"validation set. {words}"
+            f"{words} These scores give no reason to change the link: easy and hard {who} explain them as well. If "
+            f"you try it ({link_code(t.lam, t.tau).splitlines()[-1].removeprefix('loss = ')}), compare several "
+            "seeds on a validation set."
         )
         rest = (
             f"Softmax with one temperature leaves a factor of {number(t.gain_ratio, 2)}, which easy and hard {who} "
@@ -443,7 +455,7 @@ def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said
         return _about_temperature(
             "temperature", m, settings, rules, said, words, rest="No other link is needed."
         )
-    advice = f"No other link is worth the change. {words}"
+    advice = f"{words} No other link is worth the change."
     if t.gain_interval[1] >= rules.worth:
         advice += f" A gain of up to {number(t.gain_interval[1])} is not excluded; more pairs would tell."
     return _about_temperature("nothing", m, settings, rules, said, advice, rest="No other link is needed.")
