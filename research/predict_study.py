@@ -331,10 +331,12 @@ def collapses(found: Sequence[Heads], trained: dict[str, dict[str, float]]) -> l
     alarms = []
     for heads in found:
         known = trained.get(heads.data, {})
-        flags: dict[bool, list[bool]] = {True: [], False: []}
+        by_truth: dict[bool, list[float]] = {True: [], False: []}
         for name in known.keys() & heads.crowded.keys():
-            flags[known[name] > MOST_CROWDED].append(heads.crowded[name] > MOST_CROWDED)
-        shares = [f"{sum(flags[truth])} of {len(flags[truth])}" for truth in (True, False)]
+            by_truth[known[name] > MOST_CROWDED].append(heads.crowded[name])
+        bad, good = (np.array(by_truth[truth]) for truth in (True, False))
+        shares = [f"{int((crowds > MOST_CROWDED).sum())} of {len(crowds)}" for crowds in (bad, good)]
+        shares.append(f"{more_often(bad, good):.2f}" if len(bad) and len(good) else "—")
         paper = heads.crowded.get("paper 0.5")
         alarms.append([heads.source, *shares, "—" if paper is None else _percent(paper)])
     names = sorted({name for heads in found for name in heads.crowded})
@@ -348,7 +350,14 @@ def collapses(found: Sequence[Heads], trained: dict[str, dict[str, float]]) -> l
         "of trainings, where they logged it, and on held-out items of heads.",
         "",
         *_table(
-            ("heads on", "of losses that collapsed, flagged", "false alarms", "`paper` at 0.5, %"), alarms
+            (
+                "heads on",
+                "of losses that collapsed, flagged",
+                "false alarms",
+                "chance that a loss that collapsed crowds heads more than one that did not",
+                "`paper` at 0.5, %",
+            ),
+            alarms,
         ),
         "",
         "## Crowded anchors, %",
@@ -356,6 +365,12 @@ def collapses(found: Sequence[Heads], trained: dict[str, dict[str, float]]) -> l
         *_table(("loss", *(title for title, _ in columns)), cells),
         "",
     ]
+
+
+def more_often(first: np.ndarray, second: np.ndarray) -> float:
+    """The chance that one of the first is larger than one of the second; equals count half."""
+    gap = np.subtract.outer(first, second)
+    return float(((gap > 0) + 0.5 * (gap == 0)).mean())
 
 
 def _percent(share: float) -> str:

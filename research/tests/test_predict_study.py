@@ -29,6 +29,7 @@ def test_the_archive_has_the_trainings_of_the_findings():
     assert sizes == {
         "cifar100_resnet18, 25 epochs": 26,
         "cifar100_resnet18, 100 epochs": 14,
+        "cifar10_resnet18, 25 epochs": 4,
         "cifar10_resnet18, 100 epochs": 5,
         "cifar10_resnet18_small, 12 epochs": 7,
         "cifar100_resnet18_strong, 25 epochs": 15,
@@ -95,8 +96,14 @@ def test_alarms_are_counted_where_the_truth_is_known():
     trained = {"cifar100": {"paper 0.5": 0.2, "blend 0.5": 0.1, "infonce 0.5": 0.0, "infonce 0.2": 0.01}}
     crowded = {"paper 0.5": 0.3, "blend 0.5": 0.01, "infonce 0.5": 0.06, "infonce 0.2": 0.0, "dcl 0.1": 0.9}
     lines = study.collapses([heads("features", "cifar100", {}, crowded)], trained)
-    assert "| features | 1 of 2 | 1 of 2 | 30.0 |" in lines
+    assert "| features | 1 of 2 | 1 of 2 | 0.75 | 30.0 |" in lines
     assert "| dcl 0.1 |  | 90.0 |" in lines
+
+
+@given(st.lists(st.integers(0, 3), min_size=1), st.lists(st.integers(0, 3), min_size=1))
+def test_the_chance_is_that_of_the_rank_test(first, second):
+    found = study.more_often(np.array(first), np.array(second))
+    assert found == pytest.approx(stats.mannwhitneyu(first, second).statistic / (len(first) * len(second)))
 
 
 def test_trainings_that_collapsed_are_in_the_archive():
