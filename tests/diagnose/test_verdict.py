@@ -158,6 +158,11 @@ def test_a_clear_gain_asks_for_the_link(measured):
             "Anchors of different difficulty explain it better than a bounded tail",
         ),
         (
+            (0.1, 0.05, 0.11, 0.13),
+            "varying",
+            "A bounded tail does not explain all of it: anchors of different difficulty explain the rest.",
+        ),
+        (
             (0.1, 0.05, 0.06, 0.15),
             "link",
             "A bounded tail and pairs of different difficulty both have a part in it.",
@@ -170,7 +175,7 @@ def test_what_explains_the_gain_decides_on_the_link(measured, gains, kind, said)
     assert verdict.kind == kind
     assert verdict.rivals.startswith(said)
     assert f"gains {gains[2]:.3f} nats if it varies from pair to pair and {gains[1]:.3f} if" in verdict.rivals
-    who = said.split()[0].lower() if kind != "link" else ""
+    who = "pairs" if said.startswith("Pairs") else "anchors"
     about = f"{measured.link.tau0:.2g}"
     if kind == "either":
         assert verdict.headline == f"Use a temperature of about {about}."

@@ -236,6 +236,13 @@ def _rival(m: Measured) -> str:
     return "pairs" if m.rivals.varying is m.rivals.pairs else "anchors"
 
 
+def _only_adds(m: Measured, rules: Thresholds) -> bool:
+    """Whether no rival is surely better than the blend, so that what is sure is what anchors add to it."""
+    assert m.rivals is not None
+    over_anchors, over_pairs = m.rivals.blend_over_anchors, m.rivals.blend_over_pairs
+    return all(gain.gain > -rules.worth or gain.interval[1] >= 0.0 for gain in (over_anchors, over_pairs))
+
+
 def _explained(m: Measured, rules: Thresholds) -> Explanation:
     return "softmax" if m.rivals is None else m.rivals.explanation(rules.worth)
 
@@ -252,6 +259,8 @@ def _rivals_sentence(m: Measured, rules: Thresholds) -> str:
         "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
         "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
     }[_explained(m, rules)]
+    if _explained(m, rules) == "varying" and _only_adds(m, rules):
+        said = "A bounded tail does not explain all of it: anchors of different difficulty explain the rest."
     return (
         f"{said} Softmax whose temperature varies gains {number(r.pairs.gain.gain)} nats if it varies from pair "
         f"to pair and {number(r.anchors.gain.gain)} if it varies from anchor to anchor; the blend gains "
@@ -380,6 +389,12 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
     """A temperature that varies explains what the blend gains, and more: softmax stays."""
     assert m.rivals is not None
     who, found = _rival(m), m.rivals.varying
+    rest = (
+        f"Some {who} are much harder than others: that explains these scores better than another link does."
+    )
+    if _only_adds(m, rules):
+        who, found = "anchors", m.rivals.anchors
+        rest = "Some anchors are much harder than others, which another link does not explain."
     words, off = _temperature_words(m, settings, rules)
     advice = (
         f"{words} Keep softmax: another link is not needed to explain these scores. They show {who} that differ: "
@@ -387,9 +402,6 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
         f"{number(float(np.exp(found.sd)), 1)} either way (standard deviation of its logarithm: "
         f"{number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, or what "
         "they show."
-    )
-    rest = (
-        f"Some {who} are much harder than others: that explains these scores better than another link does."
     )
     kind = "temperature" if off else "varying"
     return _about_temperature(kind, m, settings, rules, said, advice, rest=rest)
