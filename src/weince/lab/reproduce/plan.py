@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from weince.lab import settings
 from weince.lab.configure import unknown
@@ -237,8 +236,16 @@ def _check(run: Run) -> None:
 
 def settings_of(run: Run) -> VisionRun:
     """All settings of a run, the configuration's and its own."""
-    wanted: VisionRun = settings.read(VisionRun, run.arguments(), command="weince train", examples="")
-    return wanted
+    wanted: VisionRun = _read_once(
+        VisionRun, shown(settings.load(run.config)), tuple(replace(run, seed=0, folder=Path()).arguments())
+    )
+    return replace(wanted, seed=run.seed, out=run.folder)
+
+
+@lru_cache(maxsize=1024)
+def _read_once(kind: type[Any], content: str, arguments: tuple[str, ...]) -> Any:
+    """Settings by a configuration's content and options: a table asks for them again and again, for every seed."""
+    return settings.read(kind, arguments, command="weince train", examples="")
 
 
 def epochs_of(run: Run) -> int:
@@ -250,5 +257,5 @@ def epochs_of(run: Run) -> int:
 def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
     """Whether the content of a ``run.yaml`` is of this run, wherever its images were."""
     run_wanted = settings_of(run)
-    found, wanted = settings.recorded(content, type(run_wanted)), yaml.safe_load(settings.dump(run_wanted))
+    found, wanted = settings.recorded(content, type(run_wanted)), settings.as_written(run_wanted)
     return all(found[name] == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})
