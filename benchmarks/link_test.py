@@ -7,17 +7,21 @@ Modes:
     coverage  how often the 95 % intervals of lam and tau hold the truth
     power     how often each p-value is below 5 % as lam grows, with a figure
     rival     which of softmax, a bounded tail and a temperature that varies is named when each is true
+    encoders  which of them explains the scores of real encoders; from summaries of `weince diagnose`, next to rival
     draw      the figure again, from the table that power wrote
 
 Each writes its table under research/results/. Winners are simulated from a known link on scores of paired Gaussian
-embeddings.
+embeddings, but for those of encoders.
 
-Example:
+Examples:
     python benchmarks/link_test.py size --banks 1000 --workers 2
+    weince diagnose infonce.npz paper.npz --out research/results/diagnose_rivals_cifar100
+    python benchmarks/link_test.py encoders
 """
 
 import argparse
 import csv
+import json
 import os
 import platform
 import resource
@@ -26,18 +30,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from rich.progress import track
 
-from weince.evt import choice, link_rivals
+from weince.evt import LinkRivals, choice, link_rivals
+from weince.evt.ablations import Gain
 from weince.evt.link_fit import fit_grid, fit_link, fit_pair
+from weince.evt.link_rivals import VaryingLink
 from weince.evt.link_test import LinkBank, link_bank, link_test, simulate_winners
 from weince.evt.link_varying import Scored, hermite_nodes, link_table, negative_law
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "research" / "results"
 TAU = 0.2
 LAMS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.0)
 TAU_RANGE = (0.01, 2.0)
@@ -253,6 +260,7 @@ TRUTHS = (
     ("λ = 0.5, and τ by anchor, sd 0.7", 0.5, "anchor", 0.7),
 )
 LINKS = ("blend", "anchors", "pairs", "both")
+SUMMARIES = tuple(f"diagnose_rivals_{data}/summary.json" for data in ("cifar100", "cifar10"))
 NAMES = ("softmax", "cap", "varying", "both", "either")
 WORTH = 0.02
 
@@ -282,49 +290,138 @@ def one_rival(truth: int, seed: int) -> tuple[float, ...]:
 
 
 def rival(options: argparse.Namespace) -> None:
-    title = (
-        "# What is named when a bounded tail, or a temperature that varies, is true\n\n"
-        f"{options.banks} banks of each truth: 32 batches x 128 anchors x 127 candidates, half of them to "
-        f"fit, median "
-        f"temperature {TAU}. A gain counts if its 95 % interval lies above 0.\n\n"
-    )
-    first = [
-        "## Held-out gains over softmax, nats per anchor, and how often they count (%)\n",
-        "| truth | bounded tail | τ by anchor | τ by pair | bounded tail, and τ by anchor |",
-        "|---|---|---|---|---|",
-    ]
-    tables = {
-        worth: [f"| truth | {' | '.join(NAMES)} |", "|---|" + "---|" * len(NAMES)] for worth in (0.0, WORTH)
-    }
-    with (RESULTS / "link_rival.csv").open("w", newline="") as file:
+    with (RESULTS / "link_rival.csv").open("w", newline="", encoding="utf-8") as file:
         file.write(f"# {made_by(options)}\n")
         writer = csv.writer(file)
-        kinds = ("gain", "counts")
-        columns = [f"{kind}_{link}" for kind in kinds for link in LINKS]
-        columns += [f"named_{name}_from_{worth:g}" for worth in tables for name in NAMES]
+        columns = [f"{kind}_{link}" for kind in ("gain", "counts") for link in LINKS]
+        columns += [f"named_{name}_from_{worth:g}" for worth in (0.0, WORTH) for name in NAMES]
         writer.writerow(["truth", "banks", *columns])
         for truth, (name, *_) in enumerate(TRUTHS):
             out = spread(partial(one_rival, truth), options.banks, options.workers, name)
-            shares = out[:, 4:8].mean(axis=0)
-            gains = [f"{g:.4f} ({100 * s:.0f})" for g, s in zip(out[:, :4].mean(axis=0), shares, strict=True)]
-            first.append(f"| {name} | {' | '.join(gains)} |")
-            row = [*out[:, :4].mean(axis=0), *shares]
-            for column, lines in enumerate(tables.values(), 8):
-                named = [float((out[:, column] == i).mean()) for i in range(len(NAMES))]
-                lines.append(f"| {name} | {' | '.join(f'{100 * x:.0f}' for x in named)} |")
-                row += named
+            row = [*out[:, :8].mean(axis=0)]
+            row += [float((out[:, column] == i).mean()) for column in (8, 9) for i in range(len(NAMES))]
             writer.writerow([name, options.banks, *(f"{x:.5f}" for x in row)])
-    parts = [
-        title + "\n".join(first),
+    encoders(options)
+
+
+def recorded(name: str) -> Any:
+    """The content of a file below the results, or of its line in records.jsonl, as research/keep.py keeps it."""
+    path = RESULTS / name
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.reader(file)) if path.suffix == ".csv" else json.load(file)
+    lines = (RESULTS / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = {line["file"]: line["content"] for line in map(json.loads, lines)}
+    if name not in kept:
+        raise SystemExit(f"no {path} and no record of it: see --help for what makes it")
+    return kept[name]
+
+
+def simulated(rows: list[list[str]]) -> list[str]:
+    """Parts of the page: gains and names by truth, from the rows of link_rival.csv."""
+    _, header, *found = rows
+    truths = [dict(zip(header, row, strict=True)) for row in found]
+
+    def named(worth: float) -> list[str]:
+        lines = [f"| truth | {' | '.join(NAMES)} |", "|---|" + "---|" * len(NAMES)]
+        for row in truths:
+            shares = [f"{100 * float(row[f'named_{name}_from_{worth:g}']):.0f}" for name in NAMES]
+            lines.append(f"| {row['truth']} | {' | '.join(shares)} |")
+        return lines
+
+    gains = [
+        "| truth | bounded tail | τ by anchor | τ by pair | bounded tail, and τ by anchor |",
+        "|---|---|---|---|---|",
+    ]
+    for row in truths:
+        cells = [f"{float(row[f'gain_{x}']):.4f} ({100 * float(row[f'counts_{x}']):.0f})" for x in LINKS]
+        gains.append(f"| {row['truth']} | {' | '.join(cells)} |")
+    return [
+        f"{truths[0]['banks']} banks of each truth: 32 batches x 128 anchors x 127 candidates, half of them to "
+        f"fit, median temperature {TAU}. A gain counts if its 95 % interval lies above 0.",
+        "## Held-out gains over softmax, nats per anchor, and how often they count (%)",
+        "\n".join(gains),
         "## Who is named (%), counting every gain whose interval lies above 0",
-        "\n".join(tables[0.0]),
+        "\n".join(named(0.0)),
         f"## Who is named (%), counting gains of at least {WORTH} nats, as the page does",
-        "\n".join(tables[WORTH]),
+        "\n".join(named(WORTH)),
         "*cap*: the bounded tail gains over τ by pair, and adds to τ by anchor. *varying*: a varying τ gains over "
         "the bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these winners "
         "do not tell them apart.",
     ]
-    save("link_rival.md", options, "\n\n".join(parts) + "\n")
+
+
+def rivals_of(model: dict[str, Any]) -> LinkRivals:
+    """Those of one model of a summary."""
+    if model["rivals"] is None:
+        raise SystemExit(f"no link fits the scores of {model['name']}: {model['verdict']['headline']}")
+
+    def gain(found: dict[str, Any]) -> Gain:
+        return Gain(found["gain"], tuple(found["interval"]), found["t_p_value"])
+
+    def link(found: dict[str, Any]) -> VaryingLink:
+        return VaryingLink(
+            **found | {"gain": gain(found["gain"]), "sd_interval": tuple(found["sd_interval"])}
+        )
+
+    parts = {
+        key: link(value)
+        if key in ("anchors", "pairs", "both")
+        else value
+        if key == "separated"
+        else gain(value)
+        for key, value in model["rivals"].items()
+    }
+    return LinkRivals(**parts)
+
+
+def with_interval(gain: Gain) -> str:
+    return f"{gain.gain:.3f} ({gain.interval[0]:.3f} to {gain.interval[1]:.3f})"
+
+
+def measured(summaries: list[dict[str, Any]]) -> list[str]:
+    """Parts of the page: what explains the scores of encoders, from summaries of `weince diagnose`."""
+    over = [
+        "| encoder | ξ | crowded | τ₀ | bounded tail | τ by anchor | τ by pair | bounded tail, and τ by anchor |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    between = [
+        "| encoder | tail over τ by pair | tail added to τ by anchor | τ by anchor added to tail | named, any gain "
+        f"| named, from {WORTH} |",
+        "|---|---|---|---|---|---|",
+    ]
+    models = [model for summary in summaries for model in summary["models"]]
+    for model in models:
+        found = rivals_of(model)
+        gains = [found.blend, found.anchors.gain, found.pairs.gain, found.both.gain]
+        about = [
+            f"{model['tail']['xi']:.2f}",
+            f"{100 * model['verdict']['crowded']:.1f} %",
+            f"{model['link_test']['tau0']:.3f}",
+        ]
+        over.append(f"| {model['name']} | {' | '.join([*about, *map(with_interval, gains)])} |")
+        versus = [found.blend_over_pairs, found.both_over_anchors, found.both_over_blend]
+        names = [found.explanation(worth) for worth in (0.0, WORTH)]
+        between.append(f"| {model['name']} | {' | '.join([*map(with_interval, versus), *names])} |")
+    first, commands = models[0], " and ".join(f"`{summary['command']}`" for summary in summaries)
+    return [
+        "## Encoders: held-out gains over softmax at its best temperature τ₀, nats per anchor (95 %)",
+        f"{first['pairs']:,} held-out pairs of views each, in batches of {first['batch_size']}, half of the "
+        f"batches to fit. Intervals resample batches. Made by {commands}.",
+        "\n".join(over),
+        "## Encoders: what one explanation has over the other, nats per anchor (95 %)",
+        "\n".join(between),
+    ]
+
+
+def encoders(options: argparse.Namespace) -> None:
+    """The page of the mode rival, and of encoders, from what is recorded."""
+    rows = recorded("link_rival.csv")
+    title = "# What explains a gain over softmax: a bounded tail, or a temperature that varies?"
+    parts = [title, *simulated(rows), *measured([recorded(name) for name in SUMMARIES])]
+    text = f"<!-- {rows[0][0].removeprefix('# ')} -->\n\n" + "\n\n".join(parts) + "\n"
+    (RESULTS / "link_rival.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 def main() -> None:
@@ -332,7 +429,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     modes = {
-        "speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power, "draw": draw, "rival": rival
+        "speed": speed, "grid": grid, "size": size, "coverage": coverage, "power": power, "draw": draw,
+        "rival": rival, "encoders": encoders,
     }  # fmt: skip
     parser.add_argument("mode", choices=list(modes))
     parser.add_argument("--banks", type=int, default=1000, help="simulated banks (per value of lam)")

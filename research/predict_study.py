@@ -3,30 +3,33 @@
 For each file of features, heads are trained with the losses for which the archive holds trainings on those images
 (runs.jsonl below research/results), and compared with the linear accuracy that these reached: rank agreement with
 bootstrap intervals over losses, and the regret, in points of accuracy, of training with the loss whose heads are
-best, beside always InfoNCE at 0.1, always at 0.2, and a random pick. Also whether heads of losses that collapsed
-crowd.
+best. Beside it stand always InfoNCE at 0.1, always at 0.2, at the trained temperature nearest to the one that
+`weince diagnose` named, and a random pick. The same is shown for the features and metric that agree best on the other
+images, a choice that did not see what it is judged by; and whether heads collapse with the losses that collapsed.
 The heads of research/trap.py, on the embeddings of an InfoNCE encoder, are kept (records.jsonl) and come first.
-Writes NAME.md and NAME.csv. Heads are kept in NAME_heads/, and the same command trains those that are missing.
+Writes NAME.md, NAME.csv and NAME.svg. Heads are kept in NAME_heads/: the same command trains those that are missing.
+Files of different images whose names differ by DATA alone (cifar10_a.npz, cifar100_a.npz) are features of one kind.
 """
 
 import argparse
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from weince.lab.configure import LossConfig
+from weince.lab.geometry import MOST_CROWDED
 from weince.lab.predict import cores, predict
 from weince.lab.predict.heads import Outcome, Probe
 
 EXAMPLE = """\
 example:
-  python research/predict_study.py cifar100=infonce_0.5.npz cifar10=infonce_0.5_cifar10.npz \\
+  python research/predict_study.py cifar100=cifar100_infonce.npz cifar10=cifar10_infonce.npz \\
       --results research/results/evidence/predict
 """
 RESULTS = Path(__file__).parent / "results"
@@ -61,6 +64,8 @@ TRAP = {
 """What research/trap.py calls the losses that were trained in full too."""
 
 ALWAYS = ("infonce 0.1", "infonce 0.2")
+DIAGNOSED = {data: f"diagnose_{data}_losses/summary.json" for data in ("cifar100", "cifar10")}
+"""Records of diagnoses. Their first model is an encoder of InfoNCE at 0.5."""
 DRAWS = 2000
 FEWEST = 4  # losses whose order says anything
 
@@ -86,23 +91,52 @@ def name_of(loss: LossConfig) -> str:
     return ", ".join(parts)
 
 
+def _records(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        yield from map(json.loads, path.read_text(encoding="utf-8").splitlines())
+
+
+def _trained(record: dict[str, Any]) -> tuple[Group, LossConfig]:
+    """What a record of a training is of. Precision is no setting of a loss: where one was run in two, both count."""
+    run = record["run.yaml"]
+    group = Group(run["data"].partition("_")[0], record["run"].partition("/")[0], run["epochs"])
+    return group, LossConfig(**{key: value for key, value in run["loss"].items() if key != "engine"})
+
+
+def _kept(records: Path) -> dict[str, Any]:
+    """The records of studies, as research/keep.py keeps them."""
+    lines = map(json.loads, records.read_text(encoding="utf-8").splitlines())
+    return {line["file"]: line["content"] for line in lines}
+
+
 def outcomes(paths: Sequence[Path]) -> tuple[dict[Group, dict[str, float]], dict[str, LossConfig]]:
     """Mean linear accuracy over seeds by loss, for each group; and the losses."""
     found: dict[Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     losses = {}
-    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
-    for record in map(json.loads, lines):
-        run = record["run.yaml"]
-        given = {key: value for key, value in run["loss"].items() if key != "engine"}
-        loss = LossConfig(**given)
-        # Precision is no setting of a loss; where a loss was run in two, both count.
-        group = Group(run["data"].partition("_")[0], record["run"].partition("/")[0], run["epochs"])
+    for record in _records(paths):
+        group, loss = _trained(record)
         losses[name_of(loss)] = loss
         found[group][name_of(loss)].append(record["evaluation.json"]["linear_test_mean"])
     means = {
         g: {name: float(np.mean(v)) for name, v in by.items()} for g, by in found.items() if len(by) >= FEWEST
     }
     return means, losses
+
+
+def crowds(paths: Sequence[Path]) -> dict[str, dict[str, float]]:
+    """Share of crowded anchors at the end of trainings by images and loss, the mean over those that logged it."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in _records(paths):
+        if "crowded" in record["log.csv"]:
+            group, loss = _trained(record)
+            found[group.data][name_of(loss)].append(record["log.csv"]["crowded"][-1])
+    return {data: {name: float(np.mean(v)) for name, v in by.items()} for data, by in found.items()}
+
+
+def diagnosed(records: Path) -> dict[str, float]:
+    """The temperature that `weince diagnose` names for an encoder of InfoNCE at 0.5, by images."""
+    kept = _kept(records)
+    return {data: kept[name]["models"][0]["link_test"]["tau0"] for data, name in DIAGNOSED.items()}
 
 
 class Heads(NamedTuple):
@@ -119,6 +153,11 @@ class Heads(NamedTuple):
     data: str
     predicted: dict[str, dict[str, float]]
     crowded: dict[str, float]
+
+    @property
+    def kind(self) -> str:
+        """The features, whatever the images."""
+        return self.source.replace(self.data, "").strip("_")
 
 
 class Agreement(NamedTuple):
@@ -161,10 +200,7 @@ def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def trap_heads(records: Path) -> Heads:
     """The heads that research/trap.py trained on the embeddings of an InfoNCE encoder, of losses trained in full."""
-    kept = {
-        line["file"]: line["content"] for line in map(json.loads, records.read_text("utf-8").splitlines())
-    }
-    header, *rows = kept["evidence/trap.csv"]
+    header, *rows = _kept(records)["evidence/trap.csv"]
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in (dict(zip(header, row, strict=True)) for row in rows):
         for key in ("first", "crowded"):
@@ -176,29 +212,72 @@ def trap_heads(records: Path) -> Heads:
     return Heads("embeddings of InfoNCE at 0.5 (trap)", "cifar100", {FIRST: first}, crowded)
 
 
-def compared(heads: Heads, group: Group, reached: dict[str, float]) -> list[list[str]]:
-    """Rows of the table: how heads agree with the trainings of their losses, by each metric."""
+class Row(NamedTuple):
+    """How heads agree with the trainings of their losses, by one metric."""
+
+    heads: Heads
+    group: Group
+    metric: str
+    losses: int
+    ranks: Agreement
+    lost: dict[str, float]
+
+    def cells(self) -> list[str]:
+        ranks = self.ranks
+        agreeing = (
+            _with(ranks.spearman, ranks.spearman_interval),
+            _with(ranks.kendall, ranks.kendall_interval),
+        )
+        lost = ("—" if np.isnan(x) else f"{x:.1f}" for x in self.lost.values())
+        return [str(self.group), self.heads.source, self.metric, str(self.losses), *agreeing, *lost]
+
+
+def compared(heads: Heads, group: Group, reached: dict[str, float], tau0: float) -> list[Row]:
+    """One row for each metric; none where too few losses were trained."""
     rows = []
     for metric, predicted in heads.predicted.items():
         both = [name for name in reached if name in predicted]
-        if len(both) < FEWEST:
-            continue
-        found = agreement([predicted[name] for name in both], [reached[name] for name in both])
-        ranks = _with(found.spearman, found.spearman_interval), _with(found.kendall, found.kendall_interval)
-        lost = ("—" if np.isnan(x) else f"{x:.1f}" for x in regrets(predicted, reached).values())
-        rows.append([str(group), heads.source, metric, str(len(both)), *ranks, *lost])
+        if len(both) >= FEWEST:
+            found = agreement([predicted[name] for name in both], [reached[name] for name in both])
+            rows.append(Row(heads, group, metric, len(both), found, regrets(predicted, reached, tau0)))
     return rows
 
 
-def regrets(predicted: dict[str, float], reached: dict[str, float]) -> dict[str, float]:
+def regrets(predicted: dict[str, float], reached: dict[str, float], tau0: float) -> dict[str, float]:
     """Points lost against the best loss of a group, by rule; NaN where the group lacks the loss."""
     best = max(reached.values())
     chosen = max((name for name in reached if name in predicted), key=lambda name: predicted[name])
     return {
         "heads": best - reached[chosen],
         **{name: best - reached.get(name, float("nan")) for name in ALWAYS},
+        "diagnose": best - reached[nearest(reached, tau0)],
         "random": best - float(np.mean(list(reached.values()))),
     }
+
+
+def nearest(reached: dict[str, float], tau0: float) -> str:
+    """Plain InfoNCE at the trained temperature nearest to `tau0`, by ratio."""
+    temperatures = {
+        name: float(name.split()[1]) for name in reached if name.startswith("infonce ") and "," not in name
+    }
+    return min(temperatures, key=lambda name: abs(np.log(temperatures[name] / tau0)))
+
+
+def left_out(rows: Sequence[Row]) -> list[Row]:
+    """Of each group the row of the features and metric that agree best with trainings on other images."""
+    kinds = defaultdict(set)
+    for row in rows:
+        kinds[row.heads.kind].add(row.heads.data)
+    usable = [row for row in rows if len(kinds[row.heads.kind]) > 1]
+    found = []
+    for data in dict.fromkeys(row.heads.data for row in usable):
+        elsewhere = defaultdict(list)
+        for row in usable:
+            if row.heads.data != data:
+                elsewhere[row.heads.kind, row.metric].append(row.ranks.spearman)
+        best = max(elsewhere, key=lambda probe: float(np.mean(elsewhere[probe])))
+        found += [row for row in usable if row.heads.data == data and (row.heads.kind, row.metric) == best]
+    return found
 
 
 def _table(header: Sequence[str], lines: list[list[str]]) -> list[str]:
@@ -209,15 +288,25 @@ def _table(header: Sequence[str], lines: list[list[str]]) -> list[str]:
     ]
 
 
-def markdown(rows: list[list[str]], found: Sequence[Heads], about: str, figure: str) -> str:
-    header = ("trainings", "heads on", "judged by", "losses", "Spearman (95 %)", "Kendall (95 %)", "regret of heads",
-              *(f"always {name}" for name in ALWAYS), "random")  # fmt: skip
+HEADER = (
+    "trainings", "heads on", "judged by", "losses", "Spearman (95 %)", "Kendall (95 %)", "regret of heads",
+    *(f"always {name}" for name in ALWAYS), "what diagnose names", "random",
+)  # fmt: skip
+
+
+def markdown(
+    rows: Sequence[Row],
+    found: Sequence[Heads],
+    trained: dict[str, dict[str, float]],
+    about: str,
+    figure: str,
+) -> str:
     lines = [
         "# Do heads on frozen features rank losses as full trainings did?",
         "",
         about,
         "",
-        *_table(header, rows),
+        *_table(HEADER, [row.cells() for row in rows]),
         "",
         "Regret: points of linear accuracy lost against the best loss of the same trainings. Intervals resample "
         "losses.",
@@ -225,34 +314,106 @@ def markdown(rows: list[list[str]], found: Sequence[Heads], about: str, figure: 
         f"![heads against trainings]({figure})",
         "",
     ]
+    if judged := left_out(rows):
+        lines += [
+            "## Leaving images out",
+            "",
+            "Features and metric are those that agree best, by mean Spearman, with the trainings on other images.",
+            "",
+            *_table(HEADER, [row.cells() for row in judged]),
+            "",
+        ]
+    return "\n".join([*lines, *collapses(found, trained)])
+
+
+def collapses(found: Sequence[Heads], trained: dict[str, dict[str, float]]) -> list[str]:
+    """Lines: whether heads collapse where trainings did, and the shares that are crowded."""
+    alarms = []
     for heads in found:
-        crowds = [[name, f"{100 * crowd:.1f}"] for name, crowd in heads.crowded.items()]
-        lines += [f"## Crowded heads on {heads.source}", "", *_table(("loss", "crowded, %"), crowds), ""]
-    return "\n".join(lines)
+        known = trained.get(heads.data, {})
+        by_truth: dict[bool, list[float]] = {True: [], False: []}
+        for name in known.keys() & heads.crowded.keys():
+            by_truth[known[name] > MOST_CROWDED].append(heads.crowded[name])
+        bad, good = (np.array(by_truth[truth]) for truth in (True, False))
+        shares = [f"{int((crowds > MOST_CROWDED).sum())} of {len(crowds)}" for crowds in (bad, good)]
+        shares.append(f"{more_often(bad, good):.2f}" if len(bad) and len(good) else "—")
+        paper = heads.crowded.get("paper 0.5")
+        alarms.append([heads.source, *shares, "—" if paper is None else _percent(paper)])
+    names = sorted({name for heads in found for name in heads.crowded})
+    columns = [("trained on " + data, by) for data, by in trained.items()]
+    columns += [("heads on " + heads.source, heads.crowded) for heads in found]
+    cells = [[name, *(_percent(by[name]) if name in by else "" for _, by in columns)] for name in names]
+    return [
+        "## Do heads collapse where trainings did?",
+        "",
+        f"A loss collapses if more than {100 * MOST_CROWDED:g} % of the anchors are crowded on average: at the end "
+        "of trainings, where they logged it, and on held-out items of heads.",
+        "",
+        *_table(
+            (
+                "heads on",
+                "of losses that collapsed, flagged",
+                "false alarms",
+                "chance that a loss that collapsed crowds heads more than one that did not",
+                "`paper` at 0.5, %",
+            ),
+            alarms,
+        ),
+        "",
+        "## Crowded anchors, %",
+        "",
+        *_table(("loss", *(title for title, _ in columns)), cells),
+        "",
+    ]
+
+
+def more_often(first: np.ndarray, second: np.ndarray) -> float:
+    """The chance that one of the first is larger than one of the second; equals count half."""
+    gap = np.subtract.outer(first, second)
+    return float(((gap > 0) + 0.5 * (gap == 0)).mean())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 
 def draw(found: Sequence[Heads], reached: dict[Group, dict[str, float]], path: Path) -> None:
-    """A panel for each kind of heads and trainings: positives first against linear accuracy."""
+    """A panel for each group of trainings, a colour for each kind of features: positives first against accuracy."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    kinds = list(dict.fromkeys(heads.kind for heads in found))
     panels = [
-        (heads, group)
-        for heads in found
+        (group, by, shown)
         for group, by in reached.items()
-        if group.data == heads.data and len(by.keys() & heads.predicted[FIRST].keys()) >= FEWEST
+        if (
+            shown := [
+                h for h in found if h.data == group.data and len(by.keys() & h.crowded.keys()) >= FEWEST
+            ]
+        )
     ]
+    rows = -(-len(panels) // 2)
     with mpl.rc_context({"svg.hashsalt": "weince", "font.size": 8}):
-        figure = Figure(figsize=(7.5, 2.9 * -(-len(panels) // 2)), layout="constrained")
-        for place, (heads, group) in enumerate(panels, 1):
-            axes = figure.add_subplot(-(-len(panels) // 2), 2, place)
-            predicted = heads.predicted[FIRST]
-            for name in (name for name in reached[group] if name in predicted):
-                colour = "#d55e00" if name in ALWAYS else "#0072b2"
-                axes.plot(100 * predicted[name], reached[group][name], "o", color=colour, ms=4)
-            axes.set_title(f"{group}\n{heads.source}", fontsize=8)
+        figure = Figure(figsize=(7.5, 2.6 * rows + 0.5), layout="constrained")
+        for place, (group, by, shown) in enumerate(panels, 1):
+            axes = figure.add_subplot(rows, 2, place)
+            for heads in shown:
+                predicted = heads.predicted[FIRST]
+                names = [name for name in by if name in predicted]
+                edges = ["black" if name in ALWAYS else "none" for name in names]
+                axes.scatter(
+                    [100 * predicted[name] for name in names], [by[name] for name in names], s=18,
+                    c=COLOURS[kinds.index(heads.kind)], edgecolors=edges, linewidths=0.8,
+                )  # fmt: skip
+            axes.set_title(str(group), fontsize=8)
             axes.set(xlabel="positive first, % of held-out items", ylabel="linear accuracy, %")
             axes.spines[["top", "right"]].set_visible(False)
+        dots = [mpl.lines.Line2D([], [], ls="", marker="o", ms=4, color=c) for c in COLOURS[: len(kinds)]]
+        figure.legend(dots, kinds, frameon=False, ncols=2, loc="outside lower center",
+                      title="heads on (ringed: InfoNCE at 0.1 and 0.2)")  # fmt: skip
         figure.savefig(path, metadata={"Date": None})
 
 
@@ -298,7 +459,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pairs = [
         (heads, group, by) for heads in found for group, by in reached.items() if group.data == heads.data
     ]
-    rows = [row for heads, group, by in pairs for row in compared(heads, group, by)]
+    named = diagnosed(RECORDS)
+    rows = [row for heads, group, by in pairs for row in compared(heads, group, by, named[group.data])]
     about = (
         f"Heads of {options.steps} steps (Adam {options.rate:g}, noise {options.noise:g}, {len(options.seeds)} "
         "seeds) and those of research/trap.py, against the linear accuracy of full trainings. Made by "
@@ -306,7 +468,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     figure = options.results.with_suffix(".svg")
     draw(found, reached, figure)
-    text = markdown(rows, found, about, figure.name)
+    text = markdown(rows, found, crowds(options.archives), about, figure.name)
     options.results.with_suffix(".md").write_text(text, encoding="utf-8")
     with options.results.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

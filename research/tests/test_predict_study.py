@@ -29,9 +29,11 @@ def test_the_archive_has_the_trainings_of_the_findings():
     assert sizes == {
         "cifar100_resnet18, 25 epochs": 26,
         "cifar100_resnet18, 100 epochs": 14,
+        "cifar10_resnet18, 25 epochs": 4,
         "cifar10_resnet18, 100 epochs": 5,
         "cifar10_resnet18_small, 12 epochs": 7,
         "cifar100_resnet18_strong, 25 epochs": 15,
+        "cifar100_resnet18_strong, 100 epochs": 4,
     }
     by = reached[study.Group("cifar100", "cifar100_resnet18", 100)]
     assert by["infonce 0.2"] == pytest.approx(np.mean([53.366, 54.294, 53.784, 53.66]))
@@ -54,10 +56,66 @@ def test_ranks_agree_with_scipy(rows):
 def test_regrets_are_points_lost():
     reached = {"infonce 0.1": 50.0, "infonce 0.2": 52.0, "paper 0.5": 40.0, "dcl 0.1": 54.0}
     predicted = {"infonce 0.1": 0.2, "infonce 0.2": 0.9, "paper 0.5": 0.1, "dcl 0.1": 0.5}
-    found = study.regrets(predicted, reached)
-    assert found == {"heads": 2.0, "infonce 0.1": 4.0, "infonce 0.2": 2.0, "random": 5.0}
+    found = study.regrets(predicted, reached, 0.15)
+    assert found == {"heads": 2.0, "infonce 0.1": 4.0, "infonce 0.2": 2.0, "diagnose": 2.0, "random": 5.0}
     del reached["infonce 0.1"]
-    assert np.isnan(study.regrets(predicted, reached)["infonce 0.1"])
+    assert np.isnan(study.regrets(predicted, reached, 0.15)["infonce 0.1"])
+
+
+def test_the_nearest_temperature_is_of_plain_infonce():
+    reached = dict.fromkeys(["infonce 0.1", "infonce 0.5", "infonce 0.07, softmax_term 0.5", "dcl 0.07"], 0.0)
+    assert study.nearest(reached, 0.07) == "infonce 0.1"
+    assert study.nearest(reached, 0.22) == "infonce 0.1"  # by ratio: the middle of the two is 0.224
+    assert study.nearest(reached, 0.23) == "infonce 0.5"
+
+
+def heads(source, data, predicted, crowded=None):
+    return study.Heads(source, data, predicted, crowded or {})
+
+
+def test_a_choice_of_features_and_metric_does_not_see_what_it_is_judged_by():
+    """On each images another metric agrees, and a third kind of features, which only one has, agrees best."""
+    names = ["infonce 0.1", "infonce 0.2", "dcl 0.1", "paper 0.5"]
+    rising, falling = (dict(zip(names, order, strict=True)) for order in ([1, 2, 3, 4], [4, 3, 2, 1]))
+    found = [
+        heads("a_cifar10", "cifar10", {"first": rising, "vote": falling}),
+        heads("a_cifar100", "cifar100", {"first": falling, "vote": rising}),
+        heads("only_cifar100", "cifar100", {"first": rising}),
+    ]
+    groups = {data: study.Group(data, data, 25) for data in ("cifar10", "cifar100")}
+    rows = [row for one in found for row in study.compared(one, groups[one.data], rising, 0.1)]
+    assert {row.ranks.spearman for row in rows} == {1.0, -1.0}
+    judged = study.left_out(rows)
+    assert [(row.heads.source, row.metric) for row in judged] == [
+        ("a_cifar10", "vote"),
+        ("a_cifar100", "first"),
+    ]
+    assert all(row.ranks.spearman == pytest.approx(-1.0) for row in judged)
+
+
+def test_alarms_are_counted_where_the_truth_is_known():
+    trained = {"cifar100": {"paper 0.5": 0.2, "blend 0.5": 0.1, "infonce 0.5": 0.0, "infonce 0.2": 0.01}}
+    crowded = {"paper 0.5": 0.3, "blend 0.5": 0.01, "infonce 0.5": 0.06, "infonce 0.2": 0.0, "dcl 0.1": 0.9}
+    lines = study.collapses([heads("features", "cifar100", {}, crowded)], trained)
+    assert "| features | 1 of 2 | 1 of 2 | 0.75 | 30.0 |" in lines
+    assert "| dcl 0.1 |  | 90.0 |" in lines
+
+
+@given(st.lists(st.integers(0, 3), min_size=1), st.lists(st.integers(0, 3), min_size=1))
+def test_the_chance_is_that_of_the_rank_test(first, second):
+    found = study.more_often(np.array(first), np.array(second))
+    assert found == pytest.approx(stats.mannwhitneyu(first, second).statistic / (len(first) * len(second)))
+
+
+def test_trainings_that_collapsed_are_in_the_archive():
+    found = study.crowds(study.ARCHIVES)
+    assert found["cifar100"]["paper 0.5"] == pytest.approx((0.183594 + 0.207031) / 2)  # two logged it
+    assert found["cifar10"]["paper 0.5"] > 0.05 > found["cifar100"]["infonce 0.5"]
+
+
+def test_diagnoses_of_infonce_at_a_half_are_in_the_records():
+    found = study.diagnosed(study.RECORDS)
+    assert found == {"cifar100": pytest.approx(0.0730, abs=1e-4), "cifar10": pytest.approx(0.0786, abs=1e-4)}
 
 
 def test_heads_on_real_embeddings_agree_with_trainings_of_25_epochs():
@@ -69,7 +127,7 @@ def test_heads_on_real_embeddings_agree_with_trainings_of_25_epochs():
         by = reached[study.Group("cifar100", "cifar100_resnet18", epochs)]
         both = [name for name in by if name in predicted]
         ranks = study.agreement([predicted[n] for n in both], [by[n] for n in both])
-        found[epochs] = len(both), ranks.spearman, study.regrets(predicted, by)
+        found[epochs] = len(both), ranks.spearman, study.regrets(predicted, by, 0.1)
     assert found[25][0] == 13
     assert found[25][1] > 0.9
     assert found[100][1] < 0.7

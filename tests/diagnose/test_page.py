@@ -49,7 +49,7 @@ def test_the_page_in_a_browser(report, browser, width, scheme):
         assert "What to change" in verdict
         assert "No answer: the positives always win." in verdict
         assert "The 400 pairs do not fill 16 batches of 256: 12 batches of 32 were used." in verdict
-        assert "does not promise" in verdict
+        assert "is not what trains best" in verdict
         assert "at least 0.02 nats per anchor" in verdict
         # The hostile name is text in the page, in the figures and in the footer; no element came of it.
         assert HOSTILE in verdict

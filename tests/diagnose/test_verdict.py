@@ -158,6 +158,11 @@ def test_a_clear_gain_asks_for_the_link(measured):
             "Anchors of different difficulty explain it better than a bounded tail",
         ),
         (
+            (0.1, 0.05, 0.11, 0.13),
+            "varying",
+            "A bounded tail does not explain all of it: anchors of different difficulty explain the rest.",
+        ),
+        (
             (0.1, 0.05, 0.06, 0.15),
             "link",
             "A bounded tail and pairs of different difficulty both have a part in it.",
@@ -170,7 +175,7 @@ def test_what_explains_the_gain_decides_on_the_link(measured, gains, kind, said)
     assert verdict.kind == kind
     assert verdict.rivals.startswith(said)
     assert f"gains {gains[2]:.3f} nats if it varies from pair to pair and {gains[1]:.3f} if" in verdict.rivals
-    who = said.split()[0].lower() if kind != "link" else ""
+    who = "pairs" if said.startswith("Pairs") else "anchors"
     about = f"{measured.link.tau0:.2g}"
     if kind == "either":
         assert verdict.headline == f"Use a temperature of about {about}."
@@ -195,9 +200,9 @@ def test_what_explains_the_gain_decides_on_the_link(measured, gains, kind, said)
         way = "Lower" if measured.link.tau0 < 0.2 else "Raise"
         assert verdict.headline == f"{way} the temperature from 0.2 to about {about}."
         assert verdict.worth.startswith(
-            "That makes the positive 1.35 times as likely as your temperature does."
+            "On these scores, that makes the positive 1.35 times as likely as your temperature does."
         )
-        assert "Do not change the link for this" in verdict.advice
+        assert "another link is not needed" in verdict.advice
 
 
 def test_nothing_is_explained_where_nothing_gains(measured):
@@ -267,6 +272,11 @@ def test_a_temperature_that_is_off_is_named(measured):
     assert verdict.kind == "temperature"
     assert "loses 0.800 nats" in verdict.advice
     assert f"InfoNCELoss(temperature={measured.link.tau0:.3g})" in verdict.code
+    halfway = f"{np.sqrt(measured.link.tau0):.2g}"
+    assert f"train at {halfway}, halfway, too" in verdict.worth
+    fitted, between = verdict.train.splitlines()
+    assert fitted == softmax_train(measured.link.tau0)
+    assert between == f"weince train --loss.preset infonce --loss.temperature {halfway}"
     assert verdict.headline == f"Lower the temperature from 1 to about {measured.link.tau0:.2g}."
     cold = replace(FAST, temperature=measured.link.tau0 / 4)
     assert decide(bad, cold).headline.startswith(

@@ -165,8 +165,10 @@ def _curves(bank: Bank, link: evt.LinkTest, settings: Settings, worth: float) ->
     def loss(tau: float) -> float:
         return best - held_out(softmax, np.array([1.0 / tau]))
 
-    taus = link.tau0 * np.geomspace(0.25, 4.0, 2 * settings.points - 1)
     current = settings.temperature
+    # The curve reaches the temperature in use, so that what it costs is seen.
+    ends = [0.25 * link.tau0, 4.0 * link.tau0, *([] if current is None else [current])]
+    taus = np.geomspace(min(ends), max(ends), 2 * settings.points - 1)
     return Curves(
         lams=lams,
         lam_gain=np.array(values) - values[0],

@@ -75,7 +75,7 @@ class Verdict:
         crowded: Share of anchors that have another item within a shortfall of 0.01.
         advice: What to change, in words.
         code: The same as Python, or None.
-        train: The same as a command, or None.
+        train: The same as commands, one a line, or None.
     """
 
     kind: str
@@ -236,6 +236,13 @@ def _rival(m: Measured) -> str:
     return "pairs" if m.rivals.varying is m.rivals.pairs else "anchors"
 
 
+def _only_adds(m: Measured, rules: Thresholds) -> bool:
+    """Whether no rival is surely better than the blend, so that what is sure is what anchors add to it."""
+    assert m.rivals is not None
+    over_anchors, over_pairs = m.rivals.blend_over_anchors, m.rivals.blend_over_pairs
+    return all(gain.gain > -rules.worth or gain.interval[1] >= 0.0 for gain in (over_anchors, over_pairs))
+
+
 def _explained(m: Measured, rules: Thresholds) -> Explanation:
     return "softmax" if m.rivals is None else m.rivals.explanation(rules.worth)
 
@@ -252,6 +259,8 @@ def _rivals_sentence(m: Measured, rules: Thresholds) -> str:
         "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
         "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
     }[_explained(m, rules)]
+    if _explained(m, rules) == "varying" and _only_adds(m, rules):
+        said = "A bounded tail does not explain all of it: anchors of different difficulty explain the rest."
     return (
         f"{said} Softmax whose temperature varies gains {number(r.pairs.gain.gain)} nats if it varies from pair "
         f"to pair and {number(r.anchors.gain.gain)} if it varies from anchor to anchor; the blend gains "
@@ -302,7 +311,15 @@ def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: 
         return f"Any temperature from {span(m.curves.tau_range)} is as good, within {little}."
     if not off:
         return f"No other temperature makes the positive more than {little} likelier."
-    return f"That makes the positive {_times(_lost(m))} as your temperature does."
+    return (
+        f"On these scores, that makes the positive {_times(_lost(m))} as your temperature does. Training changes the "
+        f"scores: train at {_halfway(m, used)}, halfway, too, and let a validation set decide."
+    )
+
+
+def _halfway(m: Measured, used: float) -> str:
+    """Between the temperature in use and the one that fits, by ratio."""
+    return f"{np.sqrt(used * m.link.tau0):.2g}"
 
 
 Said = tuple[str, str, str, str, float]
@@ -343,10 +360,13 @@ def _about_temperature(
     """A verdict whose headline is the temperature; `rest` is what its worth leaves open."""
     _, off = _temperature_words(m, settings, rules)
     worth = " ".join(filter(None, [_temperature_worth(m, settings, rules, off), rest]))
-    lines = softmax_code(m.link.tau0), softmax_train(m.link.tau0)
-    if settings.temperature is not None and not off:
-        lines = None, None  # type: ignore[assignment]  # a temperature known to be good needs no line of code
-    return Verdict(kind, _temperature_headline(m, settings, off), worth, *said, advice, *lines)
+    headline, used = _temperature_headline(m, settings, off), settings.temperature
+    if used is not None and not off:  # a temperature known to be good needs no line of code
+        return Verdict(kind, headline, worth, *said, advice)
+    commands = [softmax_train(m.link.tau0)]
+    if used is not None:
+        commands.append(softmax_train(float(_halfway(m, used))))
+    return Verdict(kind, headline, worth, *said, advice, softmax_code(m.link.tau0), "\n".join(commands))
 
 
 def _harder(m: Measured, settings: Settings) -> str:
@@ -369,15 +389,19 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
     """A temperature that varies explains what the blend gains, and more: softmax stays."""
     assert m.rivals is not None
     who, found = _rival(m), m.rivals.varying
-    words, off = _temperature_words(m, settings, rules)
-    advice = (
-        "Do not change the link for this: no cap is needed to explain these scores. The temperature that fits "
-        f"varies by a factor of about {number(float(np.exp(found.sd)), 1)} either way (standard deviation of its "
-        f"logarithm: {number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, "
-        f"or what they show. {words}"
-    )
     rest = (
         f"Some {who} are much harder than others: that explains these scores better than another link does."
+    )
+    if _only_adds(m, rules):
+        who, found = "anchors", m.rivals.anchors
+        rest = "Some anchors are much harder than others, which another link does not explain."
+    words, off = _temperature_words(m, settings, rules)
+    advice = (
+        f"{words} Keep softmax: another link is not needed to explain these scores. They show {who} that differ: "
+        f"from one to the next, the temperature that fits varies by a factor of about "
+        f"{number(float(np.exp(found.sd)), 1)} either way (standard deviation of its logarithm: "
+        f"{number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, or what "
+        "they show."
     )
     kind = "temperature" if off else "varying"
     return _about_temperature(kind, m, settings, rules, said, advice, rest=rest)
@@ -404,15 +428,15 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
     words, off = _temperature_words(m, settings, rules)
     small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
     if not (small_p and t.gain_interval[0] > 0.0):
-        advice = f"Give it more pairs before changing the link. {words}"
+        advice = f"{words} Give it more pairs before changing the link."
         rest = f"Another link might make the positive {more}, but the evidence for it is thin."
         return _about_temperature("unclear", m, settings, rules, said, advice, rest=rest)
     if _explained(m, rules) == "either":
         who = _rival(m)
         advice = (
-            f"These scores give no reason to change the link: easy and hard {who} explain them as well. If you try "
-            f"it ({link_code(t.lam, t.tau).splitlines()[-1].removeprefix('loss = ')}), compare several seeds on a "
-            f"validation set. {words}"
+            f"{words} These scores give no reason to change the link: easy and hard {who} explain them as well. If "
+            f"you try it ({link_code(t.lam, t.tau).splitlines()[-1].removeprefix('loss = ')}), compare several "
+            "seeds on a validation set."
         )
         rest = (
             f"Softmax with one temperature leaves a factor of {number(t.gain_ratio, 2)}, which easy and hard {who} "
@@ -443,7 +467,7 @@ def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said
         return _about_temperature(
             "temperature", m, settings, rules, said, words, rest="No other link is needed."
         )
-    advice = f"No other link is worth the change. {words}"
+    advice = f"{words} No other link is worth the change."
     if t.gain_interval[1] >= rules.worth:
         advice += f" A gain of up to {number(t.gain_interval[1])} is not excluded; more pairs would tell."
     return _about_temperature("nothing", m, settings, rules, said, advice, rest="No other link is needed.")

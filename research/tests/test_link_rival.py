@@ -1,0 +1,47 @@
+"""The page on rivals of the bounded tail: what is kept gives it again, and names survive a summary."""
+
+import importlib.util
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weince.evt import link_bank, link_rivals
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("link_test_benchmark", ROOT / "benchmarks" / "link_test.py")
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+
+def test_the_page_is_what_the_records_say(tmp_path, monkeypatch, capsys):
+    shutil.copy(script.RESULTS / "records.jsonl", tmp_path)
+    page = (script.RESULTS / "link_rival.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    script.encoders(None)
+    assert (tmp_path / "link_rival.md").read_text(encoding="utf-8") == page
+    assert page in capsys.readouterr().out
+
+
+def test_a_missing_record_is_named(tmp_path, monkeypatch):
+    (tmp_path / "records.jsonl").write_text("", encoding="utf-8")
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match=r"link_rival\.csv"):
+        script.encoders(None)
+
+
+def test_rivals_survive_a_summary():
+    """Of pairs of two kinds: as JSON, as `weince diagnose` writes them, and back."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((512, 8))
+    noise = rng.choice([0.2, 1.2], size=(512, 1))
+    found = link_rivals(
+        *link_bank(z, z + noise * rng.standard_normal((512, 8)), batch_size=32), bootstraps=50
+    )
+    model = json.loads(json.dumps({"rivals": asdict(found)}))
+    assert repr(script.rivals_of(model)) == repr(
+        found
+    )  # NaN, where a temperature does not vary, equals nothing
