@@ -5,6 +5,7 @@
 done, ``result.json`` with the test scores of that encoder. A run that was stopped goes on where it was.
 """
 
+import hashlib
 import json
 import math
 import time
@@ -117,7 +118,7 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     if run.precision == "bf16" and find_device(run.device).type == "cpu":
         prepare_cpu_for_bf16()
     with matmul_precision(run.precision):
-        job = _Job(run, sts)
+        job = Job(run, sts)
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         job.resume()
         job.go(bar=bar)
@@ -125,7 +126,7 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     return run.out / "best"
 
 
-class _Job:
+class Job:
     """A run at work: what is built from its settings, and what changes from step to step."""
 
     def __init__(self, run: TextRun, sts: Sts) -> None:
@@ -134,6 +135,7 @@ class _Job:
         self.sentences = SentenceFile(run.text, first=run.sentences)
         self.steps = run.epochs * steps_in_epoch(len(self.sentences), run.batch)
         backbone, self.tokenizer = load_backbone(run.model)
+        self.fingerprint = _fingerprint(self.sentences, run.sts, backbone)
         self.dev = StsTask(self.tokenizer, sts["STSB", "dev"])
         torch.manual_seed(run.seed)
         # In float32 whatever the file holds: small steps are lost in weights of 16 bits.
@@ -232,7 +234,7 @@ class _Job:
                 sums.add(embedded.loss, len(drawn.sentences))
                 if not log:
                     continue
-                row = sums.row(self.step, tail_stats(self.loss, embedded, ids))
+                row = sums.row(self.step, self.step / in_epoch, tail_stats(self.loss, embedded, ids))
                 if evaluate:
                     row = row._replace(dev=self.evaluate())
                 append_log(run.out, row)
@@ -275,17 +277,17 @@ class _Sums:
     def add(self, loss: Tensor, sentences: int) -> None:
         self.loss, self.steps, self.sentences = self.loss + loss, self.steps + 1, self.sentences + sentences
 
-    def row(self, step: int, stats: TailStats) -> Row:
+    def row(self, step: int, epoch: float, stats: TailStats) -> Row:
         """A line of the log. Reading the three means is the only wait for the device between evaluations."""
         means = torch.stack([self.loss / self.steps, stats.lam.mean(), stats.beta.mean()])
         loss, lam, beta = means.tolist()
         if not math.isfinite(loss):
             raise ValueError(f"the loss is {loss} at step {step}: try a lower --lr or --precision fp32")
-        speed = self.sentences / (time.perf_counter() - self.since)
-        return Row(step, loss, lam, beta, None, speed)
+        seconds = time.perf_counter() - self.since
+        return Row(step, epoch, loss, lam, beta, None, self.sentences / seconds, seconds)
 
 
-def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
+def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
     """Test scores of the best encoder, which was chosen on the dev split alone."""
     backbone, tokenizer = load_backbone(str(job.run.out / "best"))
     scores = score_encoder(SentenceEncoder(backbone).to(job.device), tokenizer, sts, bar=bar)
@@ -295,7 +297,27 @@ def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
         "steps": job.steps,
         "sentences": len(job.sentences),
         **scores._asdict(),
+        "data": ", ".join(Path(place).name for place in (job.run.text, job.run.sts, job.run.model)),
+        "fingerprint": job.fingerprint,
     }
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
     files.write_text_aside(job.run.out / "result.json", text)
+
+
+def fingerprint(run: TextRun) -> str:
+    """Sixteen hexadecimal digits that tell what a run starts from: its sentences, its STS pairs and its encoder."""
+    sentences = SentenceFile(run.text, first=run.sentences)
+    try:
+        return _fingerprint(sentences, run.sts, load_backbone(run.model)[0])
+    finally:
+        sentences.close()
+
+
+def _fingerprint(sentences: SentenceFile, sts: Path, backbone: torch.nn.Module) -> str:
+    found = hashlib.blake2b(sentences.hashes.tobytes(), digest_size=8)
+    found.update(sts.read_bytes())
+    for name, weights in sorted(backbone.state_dict().items()):
+        if not name.startswith("pooler."):  # of which we make no use, and which a file need not have
+            found.update(name.encode() + weights.detach().cpu().float().contiguous().numpy().tobytes())
+    return found.hexdigest()
