@@ -1,4 +1,4 @@
-"""A comparison as files: a page to look at, ``compare.csv`` for tables, ``compare.json`` for programs."""
+"""A comparison as files: a page to look at, ``compare.md`` to keep, ``compare.csv`` and ``compare.json``."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from weince.lab.compare.figures import draw
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import Done, Line, Summary, capital
 from weince.lab.compare.verdict import Judged
-from weince.lab.reproduce.page import save_rows
+from weince.lab.reproduce.page import markdown_table, plain, save_rows
 
 SCHEMA = 1
 """Of ``compare.json``; raised when a field changes its meaning or goes."""
@@ -37,7 +37,7 @@ class Heat(NamedTuple):
 def write_page(
     comparison: Comparison, summary: Summary, folder: Path, failed: Mapping[str, str], command: str
 ) -> Path:
-    """Write ``compare.csv``, ``compare.json``, figures and ``index.html``; returns the last."""
+    """Write ``compare.csv``, ``compare.json``, ``compare.md``, figures and ``index.html``; returns the last."""
     folder.mkdir(parents=True, exist_ok=True)
     facts, task = _facts(comparison, summary, command), comparison.task
     for old in (folder / "figures").glob("*.*g"):  # a figure that is no longer drawn
@@ -46,6 +46,7 @@ def write_page(
     _write_csv(folder / "compare.csv", comparison, summary)
     content = as_json(comparison, summary, facts, failed)
     write_text_aside(folder / "compare.json", json.dumps(content, indent=1) + "\n", "comparison")
+    write_text_aside(folder / "compare.md", markdown(comparison, summary, facts), "table")
     page = (
         templates("weince.lab.compare")
         .get_template("compare.html")
@@ -162,6 +163,42 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
             f"{'; '.join(reach)}."
         )
     return notes
+
+
+def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str]) -> str:
+    """The advice and the leaderboard in Markdown, small enough to keep beside the records."""
+    figures = [f for f in comparison.task.figures if any(f in line.measured for line in summary.lines)]
+    names = {figure: comparison.task.figures[figure].short for figure in figures}
+    pairs = [column for figure in figures for column in (names[figure], f"{names[figure]}, difference")]
+    rows = [
+        [line.loss, line.words, str(max((one.n for one in line.measured.values()), default=0))]
+        + [cell for f in figures for cell in (_value(line.measured.get(f)), _word(line.judged.get(f)))]
+        for line in summary.lines
+    ]
+    parts = [f"# Which loss? {plain(comparison.name)}", "", *map(plain, summary.advice), ""]
+    parts += markdown_table(["loss", "settings", "seeds", *pairs], rows, {"seeds", *names.values()})
+    parts += ["", *(f"- {plain(note)}" for note in _notes(comparison, summary))]
+    parts += ["", "## What is missing", ""] if summary.missing else []
+    parts += [f"- {plain(line)}" for line in summary.missing]
+    main = comparison.task.main
+    tries = [
+        (
+            one.loss,
+            one.words,
+            _number(one.done and one.done.figure(main, "validation")),
+            "chosen" * one.chosen,
+        )
+        for one in summary.tries
+    ]
+    parts += ["", "## Every try", ""]
+    parts += markdown_table(["loss", "settings", "validation", ""], tries, {"validation"})
+    parts += ["", "## How it was made", "", *(f"- {name}: {plain(value)}" for name, value in facts.items())]
+    return "\n".join(parts) + "\n"
+
+
+def _word(one: Judged | None) -> str:
+    """A difference with its word, as a cell."""
+    return "baseline" if one is None else f"{_against(one)}, {one.word}"
 
 
 def as_json(

@@ -344,7 +344,7 @@ def _reach(
         ]
         if better:
             best = max(better, key=lambda line: line.judged[figure].difference)
-            said.append(f"{best.loss} is better in {called.words} by {best.judged[figure].difference:.2f}")
+            said.append(f"in {called.words} {best.loss} is better by {best.judged[figure].difference:.2f}")
     also = f"{capital('; '.join(said))}. " if said else ""
     if main not in smallest:
         return also.strip()
