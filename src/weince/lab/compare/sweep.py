@@ -25,17 +25,23 @@ class Sweep:
     """The runs of a comparison: first the tries, then the seeds of those that were chosen."""
 
     def __init__(
-        self, comparison: Comparison, out: Path, data: str | None, device: str | None, reuse: Sequence[Path]
+        self,
+        comparison: Comparison,
+        out: Path,
+        data: str | None,
+        device: str | None,
+        extra: Mapping[str, Any],
+        reuse: Sequence[Path],
     ) -> None:
         self.comparison, self.out, self.archives = comparison, out, reuse
-        self.data, self.device = data, device
+        self.data, self.device, self.extra = data, device, extra
         self.tries = self._plan(comparison.tries_table())
         self.of_data: str | None = None  # fingerprint of the images here, where it is known
         self.failed: dict[str, str] = {}
         self.clock: Clock | None = None
 
     def _plan(self, table: Table) -> list[Run]:
-        return plan(table, self.out, data=self.data, device=self.device)
+        return plan(table, self.out, data=self.data, device=self.device, extra=self.extra)
 
     def records(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """What those runs measured that are done, by name."""

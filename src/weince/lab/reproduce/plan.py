@@ -81,6 +81,7 @@ def plan(
     epochs: int | None = None,
     data: str | None = None,
     device: str | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> list[Run]:
     """The runs of a table, seed by seed, so that the first seed of everything is there first.
 
@@ -94,6 +95,7 @@ def plan(
         data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``; of runs on text,
             ``text=PATH,sts=PATH,model=PATH``.
         device: ``cpu`` or ``cuda`` instead of what is there.
+        extra: Further settings that leave the results as they are.
 
     Raises:
         ValueError: A configuration, setting or pattern is unknown; nothing has been started then.
@@ -104,13 +106,13 @@ def plan(
     kept = _asked_for(table, only)
     base = {row: flat(settings.load(row)) for row, *_ in kept}
     asked = {} if epochs is None else {"epochs": epochs}
+    apart = {**({"device": device} if device else {}), **(extra or {})}
     runs = []
     for seed in seeds or table.seeds:
         for row, loss, trial, tried in kept:
             changes = {**table.set, **table.losses[loss].set, **tried, **asked}
             folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
-            extra = {"device": device} if device else {}
-            run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, extra)
+            run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, apart)
             runs.append(run)
     runs = _with_data(runs, data, base)
     for run in {run.key: run for run in runs}.values():
