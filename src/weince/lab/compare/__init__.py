@@ -116,12 +116,12 @@ def compare(
         sweep.show(jobs)
         return out / comparison.name
     write_comparison(comparison, out / comparison.name)
-    failed: dict[str, str] = {}
-    if not start_nothing:
-        options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
-        failed = sweep.fill(budget, options, check=not slurm)
-    measure = not (start_nothing or slurm)
-    return sweep.write(command or "weince compare", failed, measure=measure)
+    if start_nothing:
+        return sweep.write(command or "weince compare", {})
+    options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
+    failed = sweep.fill(budget, options, check=not slurm)
+    sweep.time_losses((slurm_options or {}) if slurm else None)
+    return sweep.write(command or "weince compare", failed)
 
 
 def _asked(

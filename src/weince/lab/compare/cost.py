@@ -62,7 +62,7 @@ def measure_costs(runs: Sequence[Run]) -> list[Cost]:
 
 @dataclass(frozen=True)
 class Timing:
-    """The costs of runs as a job of a cluster: each goes into the record of its run."""
+    """Measures the costs of runs, here or as a job of a cluster, and adds each to the record of its run."""
 
     runs: Sequence[Run]
 
