@@ -1,5 +1,7 @@
 """Unsupervised SimCSE: a sentence twice through the encoder, dropout as the only difference (Gao et al., 2021).
 
+With ``pairs`` it is the other usual training of sentence encoders: two sentences that mean the same.
+
 ``train(TextRun(...))`` reads top to bottom. A folder of a run holds ``run.yaml``, ``log.csv``, ``checkpoints/``,
 ``best/`` (the encoder that ranks STS-B's dev pairs best, for transformers and sentence-transformers) and, once it is
 done, ``result.json`` with the test scores of that encoder. A run that was stopped goes on where it was.
@@ -22,6 +24,7 @@ from weince.lab.capture import Embedded, restore, set_rate
 from weince.lab.configure import LossConfig, build_loss, check_loss
 from weince.lab.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.lab.text.encoder import (
+    Pooling,
     SentenceEncoder,
     Tokens,
     check_model,
@@ -41,10 +44,10 @@ FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every", "
 
 @dataclass(frozen=True)
 class TextRun:
-    """One run of unsupervised SimCSE; the defaults are SimCSE's for BERT-base.
+    """One run on sentences or on pairs of them; the defaults are unsupervised SimCSE's for BERT-base.
 
     Args:
-        text: File with one sentence a line.
+        text: File with one sentence a line, or one pair, with a tab between its sentences.
         model: Encoder to start from: a folder, or a hub name.
         sts: Tab-separated file of STS pairs: task, subset, split, score and two sentences.
         out: Folder of the run; it goes on where an earlier run of the same settings stopped.
@@ -55,13 +58,15 @@ class TextRun:
         epochs: Passes over the sentences.
         max_length: Word pieces of a sentence that are kept in training.
         seed: Of the order of sentences, the dropout and the head.
+        pairs: Train on pairs of sentences instead of each sentence twice.
+        pooling: The vector of a sentence: ``cls`` for that of its first token, ``mean`` for that of all.
         head: Put a layer (linear, tanh) on top of the encoder in training only.
         clip: Largest norm of the gradient.
         eval_every: Steps between evaluations on STS-B's dev split.
         checkpoint_every: Evaluations between checkpoints; 0 takes none, and a run that is stopped starts anew.
         log_every: Steps between lines of the log.
         precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
-        sentences: Use only so many sentences, from the beginning of the file.
+        sentences: Use only so many sentences or pairs, from the beginning of the file.
         device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
         graph: Run the step as a CUDA graph: faster for a small encoder. All sentences are padded to ``max_length``.
     """
@@ -77,6 +82,8 @@ class TextRun:
     epochs: int = 1
     max_length: int = 32
     seed: int = 0
+    pairs: bool = False
+    pooling: Pooling = "cls"
     head: bool = True
     clip: float = 1.0
     eval_every: int = 125
@@ -132,14 +139,15 @@ class Job:
     def __init__(self, run: TextRun, sts: Sts) -> None:
         self.run = run
         self.device = find_device(run.device)
-        self.sentences = SentenceFile(run.text, first=run.sentences)
+        self.sentences = SentenceFile(run.text, first=run.sentences, pairs=run.pairs)
         self.steps = run.epochs * steps_in_epoch(len(self.sentences), run.batch)
         backbone, self.tokenizer = load_backbone(run.model)
         self.fingerprint = _fingerprint(self.sentences, run.sts, backbone)
         self.dev = StsTask(self.tokenizer, sts["STSB", "dev"])
         torch.manual_seed(run.seed)
         # In float32 whatever the file holds: small steps are lost in weights of 16 bits.
-        self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device, torch.float32).train()
+        encoder = SentenceEncoder(backbone, head=run.head, pooling=run.pooling)
+        self.encoder = encoder.to(self.device, torch.float32).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
         width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
         check_loss(self.loss, pairs=run.batch, width=width, device=self.device)
@@ -149,7 +157,8 @@ class Job:
             lr=run.lr,
             clip=run.clip,
             precision=run.precision,
-            graph=(run.batch, run.max_length) if run.graph else None,
+            graph=((2 if run.pairs else 1) * run.batch, run.max_length) if run.graph else None,
+            pairs=run.pairs,
         )
         self.step, self.best, self.best_step = 0, -math.inf, 0
         self.best_weights: dict[str, Tensor] = {}  # while they are not on disk
@@ -290,7 +299,8 @@ class _Sums:
 def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
     """Test scores of the best encoder, which was chosen on the dev split alone."""
     backbone, tokenizer = load_backbone(str(job.run.out / "best"))
-    scores = score_encoder(SentenceEncoder(backbone).to(job.device), tokenizer, sts, bar=bar)
+    encoder = SentenceEncoder(backbone, pooling=job.run.pooling).to(job.device)
+    scores = score_encoder(encoder, tokenizer, sts, bar=bar)
     result = {
         "dev": job.best,
         "best_step": job.best_step,
@@ -307,7 +317,7 @@ def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
 
 def fingerprint(run: TextRun) -> str:
     """Sixteen hexadecimal digits that tell what a run starts from: its sentences, its STS pairs and its encoder."""
-    sentences = SentenceFile(run.text, first=run.sentences)
+    sentences = SentenceFile(run.text, first=run.sentences, pairs=run.pairs)
     try:
         return _fingerprint(sentences, run.sts, load_backbone(run.model)[0])
     finally:
