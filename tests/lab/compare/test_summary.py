@@ -212,7 +212,7 @@ def test_runs_that_were_tracked_are_drawn_along_the_way(tmp_path):
         line["log.csv"]["vote"] = [None, 30.0, None, 40.0]
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = compare(out=tmp_path, table_only=True).read_text()
-    words = "Vote of the 50 nearest neighbours, validation images, %, against"
+    words = "Vote of the 50 nearest neighbours on validation images against"
     assert f"{words} epochs: a line for each seed" in text
     assert f"{words} minutes of training: a line for each seed" in text
     assert "a mark for each run" not in text

@@ -63,8 +63,9 @@ def _along(
     x: Callable[[Point], float],
 ) -> Figure:
     """The tracked figure of each run, a line for each seed."""
-    words = comparison.task.tracked[1]
-    with gallery.panel(slug, f"{capital(words)}, against {label}: a line for each seed", height=3.3) as panel:
+    (words, short), unit = comparison.task.tracked, comparison.task.unit
+    caption = f"{capital(words)} against {label}: a line for each seed"
+    with gallery.panel(slug, caption, height=3.3) as panel:
         for loss in comparison.losses:
             colour, marker = _look(comparison, loss)
             for number, one in enumerate(one for one in runs if one.run.loss == loss and one.course):
@@ -74,7 +75,7 @@ def _along(
                     color=colour, alpha=0.7,
                     label=shorten(loss, 16, among=comparison.losses) if number == 0 else None,
                 )  # fmt: skip
-        panel.ax.set(xlabel=label, ylabel=words)
+        panel.ax.set(xlabel=label, ylabel=f"{short}, {unit}")
         panel.ax.margins(0.08)
         legend(panel.ax, 3)
     return panel.done

@@ -208,7 +208,7 @@ def summarise(
 def _done(comparison: Comparison, run: Run, record: Mapping[str, Any], chosen: bool) -> Done:
     log = read_record(run, "log.csv")
     times = list(itertools.accumulate(row.get("seconds", math.nan) for row in log))
-    column, _ = comparison.task.tracked
+    column = comparison.task.column
     course = [
         Point(row["epoch"], seconds, row[column])
         for row, seconds in zip(log, times, strict=True)

@@ -18,7 +18,7 @@ from weince.lab.vision.data import NAMES, load
 
 
 class Shown(NamedTuple):
-    """A figure in words, and short for the head of a column."""
+    """A figure in words, and short for the head of a column or an axis."""
 
     words: str
     short: str
@@ -39,7 +39,8 @@ class Task:
         figures: What a comparison reports. By the first a try is chosen and losses are ordered.
         validation: What the first is called on the data that choose.
         unit: Of the figures.
-        tracked: Column of the log that says how good the encoder is along the way, and what it is called.
+        column: Of the log, which says how good the encoder is along the way.
+        tracked: What that is called.
         track: Setting that says how often that is measured; empty if it always is.
         temperatures: To try instead of those of the losses' search spaces, which are for images.
     """
@@ -54,7 +55,8 @@ class Task:
     figures: Mapping[str, Shown]
     validation: str
     unit: str
-    tracked: tuple[str, str]
+    column: str
+    tracked: Shown
     track: str = ""
     temperatures: tuple[float, ...] = ()
 
@@ -116,7 +118,8 @@ TASKS = {
         },
         validation="validation figure of linear accuracy",
         unit="%",
-        tracked=("vote", "vote of the 50 nearest neighbours, validation images, %"),
+        column="vote",
+        tracked=Shown("vote of the 50 nearest neighbours on validation images", "vote"),
         track="track_every",
     ),
     "text": Task(
@@ -133,7 +136,8 @@ TASKS = {
         },
         validation="Spearman on STS-B's dev split",
         unit="x 100",
-        tracked=("dev", "Spearman on STS-B's dev split, x 100"),
+        column="dev",
+        tracked=Shown("Spearman on STS-B's dev split", "STS-B dev"),
         temperatures=(0.05, 0.02, 0.1, 0.01),
     ),
 }
