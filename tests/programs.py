@@ -62,7 +62,7 @@ def _run(words, where, environment, streams):
     os.chdir(where)
     for number, path in enumerate(streams, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     multiprocessing.current_process()._config["daemon"] = False  # it may start processes
     try:
         if words[0] == "-m":

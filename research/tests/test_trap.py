@@ -28,9 +28,12 @@ def pairs(tmp_path):
 @pytest.mark.parametrize("name", script.LOSSES)
 def test_every_loss_trains_a_head(pairs, name):
     found = script.train(name, 0, pairs, steps=10)
-    assert found == script.train(name, 0, pairs, steps=10)
     assert all(math.isfinite(value) for value in found)
     assert found.first > 0.05  # of 256
+
+
+def test_a_training_repeats(pairs):
+    assert script.train("released", 0, pairs, steps=10) == script.train("released", 0, pairs, steps=10)
 
 
 def test_items_on_one_place_are_crowded():

@@ -144,8 +144,9 @@ def test_the_page_prints(report, browser):
 
 def test_what_stands_beside_the_page(report):
     assert {path.name for path in report.iterdir()} == {"index.html", "figures", "tables", "summary.json"}
-    assert {p.stem for p in report.glob("figures/*.svg")} == {p.stem for p in report.glob("figures/*.png")}
-    for path in report.glob("figures/*.svg"):
+    figures = list(report.glob("figures/*"))
+    assert len(figures) > 40
+    for path in figures:
         ET.parse(path)
     text = (report / "index.html").read_text(encoding="utf-8")
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/", "")

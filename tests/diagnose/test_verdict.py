@@ -365,9 +365,9 @@ def test_larger_batches_are_tried_where_positives_always_win():
     ).link.separated
 
 
-@pytest.mark.parametrize("size", [32, 300, 400])
+@pytest.mark.parametrize("size", [32, 260])
 def test_any_batch_size_is_measured(size):
-    found = measure(small(pairs=1600), replace(FAST, batch_size=size), worth=0.02)
+    found = measure(small(pairs=1040), replace(FAST, batch_size=size), worth=0.02)
     assert found.batch_size == size
     assert found.hard[-1].kept == found.hard[-1].pool == 2 * size - 2
     assert np.isfinite([p.gain.gain for p in found.hard + found.pool]).all()

@@ -3,8 +3,7 @@
 import json
 import math
 import signal
-import subprocess
-import sys
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import Program
 
 from weince.cli import main
 from weince.diagnose.reading import InputError, make_pairs
@@ -305,13 +305,13 @@ def test_train_heads_is_deterministic(views):
 @pytest.mark.posix
 def test_an_interruption_leaves_what_is_finished(file, tmp_path):
     grid = ["--losses", "infonce", "--temperatures", "0.1", "--seeds", *map(str, range(200))]
-    length = ["--batch-size", "16", "--steps", "400", "--jobs", "2", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "weince", "predict", str(file), *grid, *length]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        while not (tmp_path / "out" / "heads.json").exists():
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error.endswith("weince: interrupted, the same command goes on with the missing heads\n")
+    length = ["--batch-size", "16", "--steps", "100", "--jobs", "2", "--out", str(tmp_path / "out")]
+    process = Program("-m", "weince", "predict", file, *grid, *length)
+    while not (tmp_path / "out" / "heads.json").exists():
+        assert process.poll() is None, process.wait()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    ended = process.wait()
+    assert ended.returncode == 130
+    assert ended.stderr.endswith("weince: interrupted, the same command goes on with the missing heads\n")
     assert 1 <= len(json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))["heads"]) < 200

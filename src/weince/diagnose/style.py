@@ -1,7 +1,7 @@
 """How figures look: one small panel each, colours safe for the colour-blind, readable in light and dark.
 
-A panel is drawn once and kept three times: as a plain ``.svg`` and ``.png`` for papers and slides, and as an SVG
-for the page, whose colours are CSS variables, so that it follows the reader's light or dark theme.
+A panel is drawn once and kept twice: as a plain ``.svg`` for papers and slides, and as an SVG for the page, whose
+colours are CSS variables, so that it follows the reader's light or dark theme.
 """
 
 import io
@@ -16,7 +16,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -84,7 +83,6 @@ class Gallery:
         """Draw on ``panel.ax``; on leaving, ``panel.figure`` holds the result."""
         with mpl.rc_context({**LOOK, "svg.hashsalt": slug}):
             canvas = Canvas(figsize=(4.4, height), layout="constrained")
-            FigureCanvasAgg(canvas)
             panel = Panel(canvas.add_subplot())
             yield panel
             panel.figure = self._save(canvas, slug, caption)
@@ -95,10 +93,8 @@ class Gallery:
         name = f"{self._count:02d}-{slug}"
         buffer = io.StringIO()
         with warnings.catch_warnings():
-            # A name may use a script that the font of the PNG does not have; browsers find another font.
+            # A name may use a script that the font for measuring does not have; browsers find another font.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            canvas.savefig(self.folder / f"{name}.png", dpi=150, facecolor="white")
-            canvas.set_layout_engine("none")  # the places are settled: no need to search for them again
             canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         (self.folder / f"{name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
         return Figure(name, caption, for_page(buffer.getvalue(), name))

@@ -7,6 +7,7 @@ field). The command line wins over the file, wherever on the line ``--config`` s
 import argparse
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -171,9 +172,15 @@ def read_yaml(path: Path, name: str) -> Any:
         ValueError: It is not YAML, or says something twice; ``name`` is what the user calls it.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Once)
+        return deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Any:
+    """Once for each text: a table reads its configurations for every run."""
+    return yaml.load(text, _Once)
 
 
 class _Once(yaml.SafeLoader):
@@ -190,7 +197,13 @@ class _Once(yaml.SafeLoader):
 
 def dump(settings: Any) -> str:
     """Settings as YAML that :func:`read` takes again."""
-    return str(yaml.safe_dump(_plain(asdict(settings)), sort_keys=False))
+    return str(yaml.safe_dump(as_written(settings), sort_keys=False))
+
+
+def as_written(settings: Any) -> dict[str, Any]:
+    """Settings as a ``run.yaml`` has them: lists for tuples, text for paths."""
+    content: dict[str, Any] = _plain(asdict(settings))
+    return content
 
 
 def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -267,7 +280,7 @@ def _plain(value: Any) -> Any:
 
 def recorded(content: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     """The settings that a ``run.yaml`` holds; one that is newer than the run had its default there."""
-    return _filled(content, yaml.safe_load(dump(kind())))
+    return _filled(content, as_written(kind()))
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,7 +308,7 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
     check_folder(folder)
     path = folder / "run.yaml"
     if path.exists():
-        before, now = recorded(load(str(path)), type(settings)), yaml.safe_load(dump(settings))
+        before, now = recorded(load(str(path)), type(settings)), as_written(settings)
         changed = [
             change
             for name, value in now.items()

@@ -498,7 +498,7 @@ reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
 
 @pytest.mark.posix
 def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
-    table = small_table(tmp_path)
+    table = small_table(tmp_path, seeds=[7])
     runs = plan(read_table(str(table)), tmp_path, device="cpu")
     sweep = Program("-c", SWEEP, table, tmp_path)
     wait_until(lambda: any(is_done(run) for run in runs), 120)
@@ -507,7 +507,7 @@ def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
     assert ended.returncode != 0
     assert "finished runs are kept" in ended.stderr
     done = {run.folder: (run.folder / "made.json").stat().st_mtime_ns for run in runs if is_done(run)}
-    assert 1 <= len(done) < 4
+    assert len(done) == 1
 
     page = reproduce(str(table), out=tmp_path, jobs=3, device="cpu")
     assert page == tmp_path / "small" / "index.html"
@@ -516,13 +516,10 @@ def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
         assert (folder / "made.json").stat().st_mtime_ns == when  # what was done was left alone
     lines = list(csv.DictReader((page.parent / "table.csv").open(newline="")))
     assert [(line["figure"], line["loss"], line["n"]) for line in lines] == [
-        ("linear", "InfoNCE", "2"), ("linear", "paper", "2"), ("r1", "InfoNCE", "2"), ("r1", "paper", "2"),
+        ("linear", "InfoNCE", "1"), ("linear", "paper", "1"), ("r1", "InfoNCE", "1"), ("r1", "paper", "1"),
     ]  # fmt: skip
     for line in lines:
-        values = [
-            json.loads(run.result.read_text())[f"{line['figure']}_test_mean"]
-            for run in runs
-            if run.loss == line["loss"]
-        ]
-        assert float(line["measured"]) == pytest.approx(sum(values) / 2)
-        assert min(values) > 20  # better than chance
+        (run,) = (run for run in runs if run.loss == line["loss"])
+        value = json.loads(run.result.read_text())[f"{line['figure']}_test_mean"]
+        assert float(line["measured"]) == pytest.approx(value)
+        assert value > 20  # better than chance

@@ -177,9 +177,10 @@ def test_steps_of_a_cuda_graph_are_those_without(preset):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_graph_computes_the_same(run, tmp_path):
     """Without dropout, whose random numbers differ: the same losses, and a smaller last batch goes beside."""
-    run = replace(
-        run, loss=LossConfig(preset="infonce", temperature=0.05), device="cuda", epochs=3, max_length=16
-    )
+    # At a rate of 1e-3 this training makes 1e-3 of a rounding of 1e-6; at 3e-4 it stays below 1e-5, and batches
+    # differ by more than 1e-3.
+    loss = LossConfig(preset="infonce", temperature=0.05)
+    run = replace(run, loss=loss, device="cuda", epochs=3, max_length=16, lr=3e-4)
     model = tmp_path / "model"
     shutil.copytree(run.model, model)
     config = json.loads((model / "config.json").read_text())
@@ -191,7 +192,7 @@ def test_a_cuda_graph_computes_the_same(run, tmp_path):
         train(replace(run, model=str(model), out=out, graph=graph))
         losses.append([float(row["loss"]) for row in read_log(out)])
     assert len(losses[0]) > 5
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
 def test_learning_rate_falls_linearly(run):

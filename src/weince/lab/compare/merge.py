@@ -11,8 +11,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from weince.lab import settings
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.configure import LossConfig
@@ -124,7 +122,7 @@ def check_protocol(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> None
 
 
 def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: set[int]) -> None:
-    found, wanted = _recorded(content), _plain(recipe)
+    found, wanted = _recorded(content), settings.as_written(recipe)
     free = {*task_of(wanted).incidental, "seed", "loss", "epochs"}
     differs = [
         f"{key} {_of(found, key)!r}, not {value!r}"
@@ -203,18 +201,12 @@ def _recorded(content: Mapping[str, Any]) -> dict[str, Any]:
     return settings.recorded(content, task_of(content).settings)
 
 
-def _plain(run: Any) -> dict[str, Any]:
-    """Settings as a ``run.yaml`` has them."""
-    content: dict[str, Any] = yaml.safe_load(settings.dump(run))
-    return content
-
-
 def _identities(runs: Sequence[Run]) -> dict[tuple[str, int], Run]:
     """Runs by what they are: all but the seed follows from the key."""
     texts: dict[str, str] = {}
     for run in runs:
         if run.key not in texts:
-            texts[run.key] = _text(_plain(settings_of(run)))
+            texts[run.key] = _text(settings.as_written(settings_of(run)))
     return {(texts[run.key], run.seed): run for run in runs}
 
 

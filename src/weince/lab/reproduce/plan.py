@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from weince.lab import settings
 from weince.lab.configure import unknown
@@ -250,7 +249,16 @@ def task_for(run: Run) -> Task:
 
 def settings_of(run: Run) -> Any:
     """All settings of a run, the configuration's and its own: an instance of its task's settings."""
-    return settings.read(task_for(run).settings, run.arguments(), command="weince train", examples="")
+    content = settings.load(run.config)
+    arguments = tuple(replace(run, seed=0, folder=Path()).arguments())
+    wanted = _read_once(task_of(content).settings, shown(content), arguments)  # type: ignore[arg-type]
+    return replace(wanted, seed=run.seed, out=run.folder)
+
+
+@lru_cache(maxsize=1024)
+def _read_once(kind: type[Any], content: str, arguments: tuple[str, ...]) -> Any:
+    """Settings by a configuration's content and options: a table asks for them again and again, for every seed."""
+    return settings.read(kind, arguments, command="weince train", examples="")
 
 
 def epochs_of(run: Run) -> int:
@@ -261,7 +269,7 @@ def epochs_of(run: Run) -> int:
 
 def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
     """Whether the content of a ``run.yaml`` is of this run, wherever its data were."""
-    task, wanted = task_for(run), yaml.safe_load(settings.dump(settings_of(run)))
+    task, wanted = task_for(run), settings.as_written(settings_of(run))
     found = settings.recorded(content, task.settings)
     return task_of(content) is task and all(
         found[name] == wanted[name] for name in wanted.keys() - task.incidental
