@@ -205,11 +205,16 @@ def test_the_table_of_the_strong_recipe_is_what_its_records_say(tmp_path):
 def test_runs_that_were_tracked_are_drawn_along_the_way(tmp_path):
     page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
     assert "against minutes of training: the chosen settings, a mark for each run" in page.read_text()
-    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    for line in lines[1:]:  # one was not
-        line["log.csv"]["vote"] = [None, 30.0, None, 40.0]
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = compare(out=tmp_path, table_only=True).read_text()
+
+    def tracked(*votes):
+        lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+        for line in lines[1:]:  # one was not
+            line["log.csv"]["vote"] = votes
+        (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return compare(out=tmp_path, table_only=True).read_text()
+
+    assert "a line for each seed" not in tracked(None, None, None, 40.0)  # one look is no line
+    text = tracked(None, 30.0, None, 40.0)
     words = "Vote of the 50 nearest neighbours on validation images against"
     assert f"{words} epochs: a line for each seed" in text
     assert f"{words} minutes of training: a line for each seed" in text

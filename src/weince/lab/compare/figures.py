@@ -28,7 +28,7 @@ def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]
         for figure in comparison.task.figures
         if any(math.isfinite(one.figure(figure)) for one in counted)
     ]
-    if any(one.course for one in counted):
+    if any(len(one.course) > 1 for one in counted):
         found += [
             _along(gallery, comparison, counted, "epochs", "epochs", lambda point: point.epoch),
             _along(gallery, comparison, counted, "time", MINUTES, lambda point: point.seconds / 60),
