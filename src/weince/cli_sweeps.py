@@ -33,6 +33,7 @@ examples:
   weince compare infonce dcl hcl my_package:MyLoss --config cifar100_resnet18 --dry-run
   weince compare dcl hcl mixture --config cifar100_resnet18 --recipe strong --try-epochs 25 --budget 2h
   weince compare siglip --config cifar100_resnet18                one loss more; the others are kept
+  weince compare infonce dcl --config simcse_infonce --data text=wiki.txt,sts=sts.tsv,model=small-bert
   weince compare --out compared --add theirs/runs.jsonl           what others ran, if it compares
   weince compare --out compared --table-only                      the page again, from the records
 The same command again runs what is missing.
@@ -192,7 +193,10 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--out", type=Path, default=Path("compared"), help="folder to write (default: %(default)s)"
     )
     parser.add_argument("--jobs", type=int, help="runs at once (default: one per GPU or core, at most 4)")
-    parser.add_argument("--data", help="where the images are: a path (default: as the configuration says)")
+    parser.add_argument(
+        "--data",
+        help="where the data are: a path; of text, text=PATH,sts=PATH,model=PATH (default: as the configuration says)",
+    )
     parser.add_argument(
         "--device",
         choices=DEVICES[1:],
@@ -202,6 +206,12 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--budget",
         metavar="TIME",
         help="start no run that would end after this time, such as 90s, 30m or 2h (default: no limit)",
+    )
+    parser.add_argument(
+        "--track",
+        type=int,
+        metavar="N",
+        help="measure runs on images along the way, every N epochs, and draw it (default: as configured)",
     )
     parser.add_argument(
         "--reuse",
@@ -259,6 +269,7 @@ def _run_compare(options: argparse.Namespace) -> None:
         data=options.data,
         device=options.device,
         budget=None if options.budget is None else _duration(options.budget),
+        track=options.track,
         reuse=options.reuse,
         add=options.add,
         dry_run=options.dry_run,

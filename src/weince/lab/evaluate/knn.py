@@ -12,6 +12,8 @@ from weince.progress import bars
 from weince.scores import product, unit_rows
 
 RECALLS = (1, 2, 5, 10, 20, 50)
+VOTERS, VOTE_TEMPERATURE = 50, 0.1
+"""How many neighbours vote, and how much the nearest of them count."""
 MOST_SCORES = 2**27
 """Scores that are held at once, half a gigabyte."""
 
@@ -46,8 +48,8 @@ def knn(
     *,
     seeds: Sequence[int] = (1, 2, 3, 4, 5),
     recalls: Sequence[int] = RECALLS,
-    k: int = 50,
-    temperature: float = 0.1,
+    k: int = VOTERS,
+    temperature: float = VOTE_TEMPERATURE,
     chunk: int = 2048,
     device: str | torch.device = "cpu",
     progress: bool = True,

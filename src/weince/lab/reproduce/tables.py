@@ -24,12 +24,14 @@ class Measure:
         figures: What is in it.
         test: Key of a figure that is reported, ``{}`` standing for its name.
         validation: Key of the figure that may be chosen by; empty if there is none.
+        keys: Dotted keys of the file for those that it calls otherwise.
     """
 
     file: str
     figures: tuple[str, ...]
     test: str = "{}"
     validation: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 MEASURES = {
@@ -38,6 +40,13 @@ MEASURES = {
         ("linear", "knn", *(f"r{k}" for k in RECALLS), "map_r"),
         "{}_test_mean",
         "{}_validation_mean",
+    ),
+    "sts": Measure(
+        "result.json",
+        ("stsb", "sts"),
+        "{}_test",
+        "{}_validation",
+        {"stsb_validation": "dev", "stsb_test": "tasks.STSB", "sts_test": "mean"},
     ),
     "link": Measure("link.json", ("link_lam", "link_gain", "link_ratio")),
     "frechet": Measure(

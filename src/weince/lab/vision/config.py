@@ -21,6 +21,7 @@ FREE_TO_CHANGE = {
     "tensorboard",
     "snapshot_every",
     "checkpoint_every",
+    "track_every",
 }
 """Settings that a resumed run may change: they leave its weights as they are."""
 
@@ -52,6 +53,8 @@ class VisionRun:
         out: Folder of the run. A run that is there already goes on.
         checkpoint_every: Epochs between checkpoints.
         snapshot_every: Epochs between weights that are kept (for ``weince diagnose --trend``); 0 keeps none.
+        track_every: Epochs between looks at how well neighbours vote on validation images (``vote`` in the log); 0
+            looks never. The images must have labels.
         tensorboard: Write TensorBoard's event files too.
     """
 
@@ -75,6 +78,7 @@ class VisionRun:
     out: Path = Path("runs/train")
     checkpoint_every: int = 1
     snapshot_every: int = 0
+    track_every: int = 0
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -83,7 +87,7 @@ class VisionRun:
         counted = dict.fromkeys(("width", "projection", "epochs", "devices", "checkpoint_every"), 1)
         check_range(
             self,
-            least={**counted, "seed": 0, "snapshot_every": 0},
+            least={**counted, "seed": 0, "snapshot_every": 0, "track_every": 0},
             below={"width": 31, "projection": 31, "batch": 31, "seed": 63},
         )
         if self.batch < 2:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "epoch", "loss", "rho", "beta", "daic", "lam", "alignment", "uniformity", "effective_rank", "crowded", "lr",
-    "views_per_second", "seconds",
+    "views_per_second", "seconds", "vote",
 )  # fmt: skip
 
 GEOMETRY = 1024
@@ -60,7 +60,8 @@ class Log:
         write_aside(self.path, self._write, "log")
         if self.writer is not None:
             for name in COLUMNS[1:]:
-                self.writer.add_scalar(name, row[name], int(row["epoch"]))
+                if name in row:
+                    self.writer.add_scalar(name, row[name], int(row["epoch"]))
             self.writer.flush()
 
     def _write(self, path: Path) -> None:

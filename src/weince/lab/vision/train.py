@@ -32,6 +32,7 @@ from weince.lab.vision.log import Log, check_finite, collapse, measure, progress
 from weince.lab.vision.optim import build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
 from weince.lab.vision.step import Pixels, Step, TwoViews, allow_tf32
+from weince.lab.vision.track import Tracker
 from weince.machine import find_device, prepare_cpu_for_bf16
 from weince.tail import TailConfig
 
@@ -57,6 +58,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
 
     model, loss, optimizer, step = assemble(fabric, run, data)
     generator = step.generator
+    tracker = _first(fabric, partial(Tracker, run, data, fabric.device)) if run.track_every else None
 
     # Only now: a run that cannot start leaves no folder.
     _first(fabric, partial(claim, run))
@@ -78,7 +80,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
                     check_finite(float(step.total), epoch)
             row = _row(run, fabric, step, epoch, steps, began)
             shown.show(row)
-            _first(fabric, partial(_keep, run, log, row, model, loss, optimizer))
+            _first(fabric, partial(_keep, run, log, row, model, loss, optimizer, tracker))
     _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
     if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
         print(f"weince: {warning}", file=sys.stderr)
@@ -253,12 +255,20 @@ def _all_rows(fabric: "Fabric", z: Tensor) -> Tensor:
 
 
 def _keep(
-    run: VisionRun, log: Log | None, row: dict[str, float], model: nn.Module, loss: nn.Module, optimizer: Any
+    run: VisionRun,
+    log: Log | None,
+    row: dict[str, float],
+    model: SimCLR,
+    loss: nn.Module,
+    optimizer: Any,
+    tracker: Tracker | None,
 ) -> None:
     """Write what is due after an epoch: its row, and a snapshot and a checkpoint if it is their turn."""
     assert log is not None
-    log.add(row)
     epoch = int(row["epoch"])
+    if tracker is not None and (epoch % run.track_every == 0 or epoch == run.epochs):
+        row["vote"] = tracker.vote(model)
+    log.add(row)
     # First the snapshot: a run that is cut between the two does the epoch again.
     if run.snapshot_every and epoch % run.snapshot_every == 0:
         save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
