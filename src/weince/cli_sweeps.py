@@ -195,7 +195,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("--jobs", type=int, help="runs at once (default: one per GPU or core, at most 4)")
     parser.add_argument(
         "--data",
-        help="where the data are: a path; of text, text=PATH,sts=PATH,model=PATH (default: as the configuration says)",
+        help="where the data are: a path; of text, text=PATH,sts=PATH,model=PATH (default: as configured)",
     )
     parser.add_argument(
         "--device",
