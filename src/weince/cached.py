@@ -47,7 +47,7 @@ def cached_step(
         views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first.
         loss: Maps the embeddings of all views, ``(rows, d)`` each, to a scalar.
         micro_batch: Rows to embed at a time.
-        scaler: Of mixed precision in float16; scales the loss before its gradient is taken.
+        scaler: ``GradScaler`` of mixed precision in float16; scales the loss before its gradient is taken.
 
     Returns:
         The loss, detached and unscaled.

@@ -16,7 +16,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """What a shell is to read, to complete the commands and options of a parser.
 
     Args:
-        parser: Of all commands; it is changed, so that it completes what it would not read.
+        parser: Parser of all commands; it is changed, so that it completes what it would not read.
         shell: ``bash``, ``zsh`` or ``tcsh``.
     """
     import shtab

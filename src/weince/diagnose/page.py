@@ -29,7 +29,7 @@ class Page:
         sections: The diagnostics.
         settings: How much was computed.
         rules: When a verdict is given.
-        version: Of this package.
+        version: Version of this package.
     """
 
     title: str

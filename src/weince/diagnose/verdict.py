@@ -231,7 +231,7 @@ def _link_sentence(m: Measured) -> str:
 
 
 def _rival(m: Measured) -> str:
-    """Of the two rivals the better one, in words."""
+    """The better one of the two rivals, in words."""
     assert m.rivals is not None
     return "pairs" if m.rivals.varying is m.rivals.pairs else "anchors"
 
@@ -323,7 +323,7 @@ def _halfway(m: Measured, used: float) -> str:
 
 
 Said = tuple[str, str, str, str, float]
-"""Of a `Verdict`: softmax, link, rivals, tail and crowded, which hold whatever the advice is."""
+"""Sentences of a `Verdict`: softmax, link, rivals, tail and crowded, which hold whatever the advice is."""
 
 
 def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:

@@ -188,7 +188,7 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
 
 
 def _taken(maker: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Of options that losses of weince have, those that a class or function of the user's own takes too."""
+    """Those options of losses of weince that a class or function of the user's own takes too."""
     known = inspect.signature(maker).parameters
     own = inspect.isclass(maker) and issubclass(maker, losses.ContrastiveLoss)
     passes_on = own and any(one.kind is one.VAR_KEYWORD for one in known.values())

@@ -78,7 +78,7 @@ def compare(
             ``out/CONFIG``.
         jobs: Runs at once; by default one for each GPU, or for each core up to four.
         slurm: Submit the runs to Slurm and wait for them.
-        slurm_options: Of sbatch as submitit names them.
+        slurm_options: Options of sbatch as submitit names them.
         data: Where the images are, if not where their name says.
         device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
         budget: Seconds; runs that would not end within them are not started.

@@ -78,7 +78,7 @@ class Ready(NamedTuple):
         step: Trains on a batch.
         loss: A loss like its own.
         device: Where it trains.
-        width: Of its embeddings.
+        width: Width of its embeddings.
         steps: In an epoch.
     """
 

@@ -16,7 +16,7 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 MARKERS = "osD^vP*X<>pd"
 MINUTES = "minutes of training"
 FEW_LOOKS = 40
-"""Of a run along the way: as many have room for marks."""
+"""Looks along a run up to which a line has room for marks."""
 
 
 def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]:

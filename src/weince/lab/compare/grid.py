@@ -33,7 +33,7 @@ class Comparison:
         config: The configuration that all runs share but for their loss: a name or a file.
         losses: The tries of each loss.
         baseline: The loss that the others are compared with, seed by seed.
-        seeds: Of the runs that count; the first is also that of the tries.
+        seeds: Seeds of the runs that count; the first is also that of the tries.
         try_epochs: Epochs of a try; None for those of the runs that count.
         set: Settings of all runs that differ from the configuration's.
         level_within: The largest difference, in points, that does not matter.
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Of the configuration, and of the folder of the page."""
+        """Name of the configuration, and of the folder of the page."""
         return Path(self.config).stem
 
     @cached_property

@@ -80,7 +80,7 @@ def add(
 
     Args:
         comparison: What is compared so far.
-        archives: Of others.
+        archives: Archives of others.
         out: Folder of the comparison.
         ours: Evaluations that are there already.
 

@@ -18,7 +18,7 @@ from weince.lab.compare.verdict import Judged
 from weince.lab.reproduce.page import markdown_table, plain, save_rows
 
 SCHEMA = 1
-"""Of ``compare.json``; raised when a field changes its meaning or goes."""
+"""Version of ``compare.json``; raised when a field changes its meaning or goes."""
 
 
 class Heat(NamedTuple):

@@ -23,7 +23,7 @@ class Done(NamedTuple):
         run: What it was; ``trial`` is the number of its try.
         record: What it measured.
         epochs: How long it trained.
-        seconds: Of its training; NaN if it has no log.
+        seconds: Seconds of its training; NaN if it has no log.
         crowded: Share of crowded anchors in its last epoch; NaN if its log does not say.
         course: How good it was along the way, where its log says so.
         chosen: Whether it is of the try that counts, at full length.
@@ -73,7 +73,7 @@ class Line(NamedTuple):
         judged: Each figure against the baseline; nothing for the baseline itself.
         crowded: Mean share of crowded anchors in the last epoch.
         seconds: Mean seconds of training.
-        cost: Of the loss and of a step, where it was measured.
+        cost: Cost of the loss and of a step, where it was measured.
     """
 
     loss: str
@@ -90,10 +90,10 @@ class Summary(NamedTuple):
     """All that the page, the CSV and the JSON file say of the runs.
 
     Attributes:
-        lines: Of the losses, the best by the task's main figure first; those without a run last.
+        lines: Lines of the losses, the best by the task's main figure first; those without a run last.
         verdict: All comparisons.
-        smallest: Of each figure, the smallest difference that these seeds show with 80 % power.
-        tries: Of all losses, in their order.
+        smallest: The smallest difference that these seeds show with 80 % power, by figure.
+        tries: Tries of all losses, in their order.
         tuned: For each loss, the test figure of the best of k tries by validation, for k from 1.
         done: All runs that are done.
         missing: Names of runs that are not.
@@ -120,7 +120,7 @@ def choose(
     Args:
         comparison: What is compared.
         tries: Its tries.
-        records: Of the runs that are done, by name.
+        records: Records of the runs that are done, by name.
     """
     found = {}
     key = MEASURES[comparison.task.measure].validation.format(comparison.task.main)
@@ -148,7 +148,7 @@ def summarise(
         comparison: What is compared.
         tries: Its tries.
         seeds: The chosen tries with all seeds; ``trial`` is the number of the try.
-        records: Of the runs that are done, by name.
+        records: Records of the runs that are done, by name.
         missing: Runs that are wanted and not done, in words.
     """
     counted = {run.name for run in seeds}

@@ -187,7 +187,7 @@ class Sweep:
         """Time the chosen try of each loss where its record does not say, if there is time left.
 
         Args:
-            slurm_options: Of the job that does it on a cluster; None to do it here.
+            slurm_options: Options of the job that does it on a cluster; None to do it here.
         """
         if self.clock is not None and self.clock.left() <= 0:
             return

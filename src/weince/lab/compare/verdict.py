@@ -15,7 +15,7 @@ from scipy import optimize, stats
 from weince.lab.evaluate.protocol import Spread
 
 LEVEL = 0.95
-"""Of intervals; the tests are at 1 less this."""
+"""Level of intervals; the tests are at 1 less this."""
 
 POWER = 0.8
 MOST_SEEDS = 1000
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         judged: By figure and loss.
-        spreads: Of each figure, that of a paired difference; none with one seed.
+        spreads: Spread of a paired difference, by figure; none with one seed.
         comparisons: How many were tested at once.
     """
 
@@ -88,7 +88,7 @@ def judge(figures: Mapping[str, Values], *, baseline: str, level_within: float) 
 
 
 def reach(verdict: Verdict) -> dict[str, float]:
-    """Of each figure, the smallest difference that the seeds of a table show with 80 % power."""
+    """The smallest difference that the seeds of a table show with 80 % power, by figure."""
     return {
         figure: smallest_difference(spread, n, verdict.comparisons)
         for figure, spread in verdict.spreads.items()

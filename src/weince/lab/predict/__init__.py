@@ -90,7 +90,7 @@ def predict(
         out: Folder to write.
         losses: By name; by default `LOSSES` at `TEMPERATURES`.
         labels: A file with a label for each item; by default those of the features' file, if it has any.
-        seeds: Of the heads: split, first weights, batches and noise.
+        seeds: Seeds of the heads: split, first weights, batches and noise.
         minutes: About how long it may take here; sets the number of steps.
         steps: Instead of `minutes`.
         probe: How heads are trained.

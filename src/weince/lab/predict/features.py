@@ -42,7 +42,7 @@ def read_features(
     Args:
         path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and ``labels`` if you like; or a run's folder.
         labels: An ``.npy`` file of shape (items,), or a file that holds ``labels``.
-        seed: Of the views that are drawn of a run's images.
+        seed: Seed of the views that are drawn of a run's images.
     """
     found: ArrayLike | None = None
     if (path / "run.yaml").is_file():

@@ -57,7 +57,7 @@ class Probe:
 
 
 class Outcome(NamedTuple):
-    """Of a head, on held-out items; NaN where it diverged, and of labels where there are none.
+    """Figures of a head on held-out items; NaN where it diverged, and of labels where there are none.
 
     Attributes:
         first: Share of items whose second view scores highest among those of a batch of items.
@@ -87,7 +87,7 @@ class Heads(nn.Module):
         count: How many.
         inputs: Width of the features.
         probe: Widths of the layers.
-        generator: Of the first weights, which are torch's for a linear layer.
+        generator: Generator of the first weights, which are torch's for a linear layer.
     """
 
     def __init__(self, count: int, inputs: int, probe: Probe, generator: torch.Generator) -> None:
@@ -110,7 +110,7 @@ class Training:
     Args:
         views: Features of all items.
         losses: One for each head.
-        seed: Of the split, the first weights, the batches and the noise.
+        seed: Seed of the split, the first weights, the batches and the noise.
         probe: How to train.
     """
 
@@ -185,8 +185,8 @@ def judge(
     """Held-out embeddings ``(items, out)`` of both views.
 
     Args:
-        z_i: Of one view.
-        z_j: Of the other, row by row.
+        z_i: Embeddings of one view.
+        z_j: Embeddings of the other view, row by row.
         batch: Items in a batch.
         labelled: Training items to look up in, and the labels of the held-out ones; None without labels.
     """

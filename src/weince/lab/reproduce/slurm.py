@@ -72,7 +72,7 @@ def call_on_slurm(
         work: What to call; it is pickled.
         runs: Which it is about.
         out: Folder of the sweep, on a file system that all nodes see.
-        options: Of sbatch as submitit names them.
+        options: Options of sbatch as submitit names them.
     """
     job = _executor(out.absolute() / "slurm", runs, 1, options or {}).submit(Once(work))
     while job.job_id in _queued():

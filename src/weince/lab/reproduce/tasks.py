@@ -38,8 +38,8 @@ class Task:
         measure: How they are judged: a key of `weince.lab.reproduce.tables.MEASURES`.
         figures: What a comparison reports. By the first a try is chosen and losses are ordered.
         validation: What the first is called on the data that choose.
-        unit: Of the figures.
-        column: Of the log, which says how good the encoder is along the way.
+        unit: Unit of the figures.
+        column: Column of the log that says how good the encoder is along the way.
         tracked: What that is called.
         track: Setting that says how often that is measured; empty if it always is.
         temperatures: To try instead of those of the losses' search spaces, which are for images.

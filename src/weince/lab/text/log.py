@@ -27,7 +27,7 @@ class Row(NamedTuple):
         beta: See ``lam``.
         dev: Spearman x 100 on STS-B's dev split, if it was looked at.
         sentences_per_second: Speed of training.
-        seconds: Of training, since the line before; without looks at the dev split and checkpoints.
+        seconds: Seconds of training, since the line before; without looks at the dev split and checkpoints.
     """
 
     step: int
