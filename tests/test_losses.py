@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import reference
@@ -762,6 +763,7 @@ class Given:
     stats = None
 
     def __init__(self, shortfalls, most=None):
+        self.contest = SimpleNamespace(anchors=shortfalls)  # their device is asked for
         self.shortfalls = shortfalls.sort().values
         self.most_pairs = most or len(shortfalls)
 

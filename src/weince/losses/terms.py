@@ -83,9 +83,7 @@ class RunningSlope(nn.Module):
     def link(self, batch: Engine) -> ShortfallLink:
         """The shortfall link for a batch; in training the batch moves the slope first."""
         device = batch.contest.anchors.device
-        if (
-            self.slope_now.device != device
-        ):  # nobody moved the loss, and without this slope nobody would have to
+        if self.slope_now.device != device:  # nobody moved the loss: without this slope nobody would have to
             self.slope_now = self.slope_now.to(device)
         slope = self._moved(batch) if self.training else self.slope_now.clone()
         if self.training:
