@@ -163,7 +163,7 @@ def read_results(out: Path) -> list[Result]:
     for path in sorted(out.glob("*/result.json")):
         run = yaml.safe_load((path.parent / "run.yaml").read_text(encoding="utf-8"))
         result = json.loads(path.read_text(encoding="utf-8"))
-        values = {name: float(value) for name, value in result.items() if name != "tasks"}
+        values = {name: float(value) for name, value in result.items() if isinstance(value, int | float)}
         values |= {name: float(value) for name, value in result["tasks"].items()}
         config = Config(run["loss"]["preset"], run["loss"]["temperature"])
         found.append(Result(config, run["seed"], values))

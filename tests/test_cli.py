@@ -1,7 +1,9 @@
 """The command line: help, bad input, interruptions. Bad input ends with one line, exit code 2, and no trace."""
 
+import argparse
 import json
 import pickle
+import re
 import signal
 import time
 
@@ -10,7 +12,7 @@ import pytest
 from diagnose.synthetic import views
 from programs import Program, run
 
-from weince.cli import main
+from weince.cli import build_parser, main
 
 FAST = ["--bootstraps", "20", "--null-draws", "20", "--tail-bootstraps", "20", "--quick"]
 
@@ -133,8 +135,8 @@ def no_tail(folder):
         (wrong_shapes, "(10, 3) and (10, 4)"),
         (wrong_labels, "labels must have shape (400,)"),
         (nan_rows, "NaN or infinite values in 1 of 400 rows, first in row 7"),
-        (few_pairs, "50 pairs fill 1 of the 4 batches of 32"),
-        (one_pair, "1 pairs fill 0 of the 4 batches of 32"),
+        (few_pairs, "got 50 pairs, which fill 1"),
+        (one_pair, "got 1 pairs, which fill 0"),
         (all_equal, "point the same way"),
         (pickled_npz, "pickled objects"),
         (pickled_npy, "pickled objects"),
@@ -146,7 +148,7 @@ def no_tail(folder):
         (empty_folder, "the folder holds no"),
         (missing, "no such file"),
         (other_suffix, ".npz, .npy, .safetensors"),
-        (torch_file, "or a folder of them; safetensors.torch.save_file writes tensors"),
+        (torch_file, "or a folder of them; got .pt: safetensors.torch.save_file writes tensors"),
         (no_tail, "so their tail is one point"),
     ],
 )
@@ -163,11 +165,14 @@ def test_bad_input_ends_in_one_line(make, said, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--batch-size", "256"], "400 pairs fill 1 of the 4 batches of 256"),
+        (
+            ["--batch-size", "256"],
+            "want 4 batches of 256 pairs, two to fit the link and two to judge it; got 400 pairs, which fill 1",
+        ),
         (["--batches", "1"], "at least 4 batches"),
-        (["--seed", "-1"], "the seed must be at least 0, got -1"),
+        (["--seed", "-1"], "the seed must be at least 0; got -1"),
         (["--trend"], "at least two checkpoints"),
-        (["--names", "a", "b"], "1 models need as many names, got 2"),
+        (["--names", "a", "b"], "1 models need as many names; got 2"),
         (["--temperature", "0"], "temperature must be positive"),
     ],
 )
@@ -185,7 +190,7 @@ def test_other_peoples_files_are_not_replaced(tmp_path, capsys):
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "thesis.tex").write_text("x")
     assert main(["diagnose", str(path), "--out", str(tmp_path / "page")]) == 2
-    assert "holds other files" in capsys.readouterr().err
+    assert "got other files" in capsys.readouterr().err
     assert (tmp_path / "page" / "thesis.tex").read_text() == "x"
 
 
@@ -205,7 +210,7 @@ def test_the_verdict_is_told_and_notes_beside_an_earlier_report_are_not_removed(
     (tmp_path / "page" / "notes.txt").write_text("mine")
     capsys.readouterr()
     assert main(line) == 2
-    assert "holds other files (notes.txt)" in capsys.readouterr().err
+    assert "got other files (notes.txt)" in capsys.readouterr().err
     assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
 
 
@@ -214,7 +219,7 @@ def test_sentences_need_a_model_folder(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     sentences = ["--sentences", str(tmp_path / "pairs.tsv")]
     assert main(["diagnose", str(tmp_path / "model"), *sentences, "--out", str(tmp_path / "page")]) == 2
-    assert "not the folder of a sentence-transformers model" in capsys.readouterr().err
+    assert "want the folder of a sentence-transformers model" in capsys.readouterr().err
 
 
 def test_help_shows_examples(capsys):
@@ -223,6 +228,33 @@ def test_help_shows_examples(capsys):
             main(arguments)
         assert end.value.code == 0
         assert "weince diagnose pairs.npz" in capsys.readouterr().out
+
+
+def parsers(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from parsers(command)
+
+
+def test_every_option_says_what_it_is():
+    said = {
+        f"{parser.prog} {action.dest}": action.help or ""
+        for parser in parsers(build_parser())
+        for action in parser._actions
+        if action.metavar not in ("COMMAND", "WHAT")  # which list their own
+    }
+    assert len(said) > 60
+    assert [name for name, text in said.items() if not re.match(r"(?!of )\w", text)] == []
+
+
+def test_the_usage_of_train_has_hyphens_as_its_options_do(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert said.count("--snapshot-every ") == 2
+    assert not re.search(r"--[\w.]*_", said)
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib", "rich"])

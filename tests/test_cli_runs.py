@@ -60,15 +60,15 @@ def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
         (["train", "--data", "cifar11"], "weince: no data 'cifar11' (did you mean cifar10?)"),
         (
             ["evaluate", "nowhere", "--published", "82"],
-            "weince: --published is printed beside the scores of --sts FILE, which is missing\n",
+            "weince: --published wants --sts FILE, whose scores it is printed beside; got no --sts\n",
         ),
         (
             ["evaluate", "nowhere", "--sts", "sts.tsv", "--quick"],
-            "weince: --data and --quick are for runs on images: leave them out with --sts\n",
+            "weince: --data and --quick are for runs on images; got --sts too: leave one of them out\n",
         ),
         (
             ["reproduce", "digits", "--slurm-options", "partition=gpu"],
-            "weince: --slurm-options are for --slurm, which is missing\n",
+            "weince: --slurm-options wants --slurm; got no --slurm\n",
         ),
         (["evaluate", "nowhere"], "weince: nowhere is not the folder of a run: it has no run.yaml\n"),
     ],
@@ -96,7 +96,7 @@ def test_a_file_is_not_taken_for_a_folder(place, line, option, tmp_path, capsys,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     assert main([*line, option, place]) == 2
-    assert capsys.readouterr().err == f"weince: file exists and is not a folder: choose another {option}\n"
+    assert capsys.readouterr().err == "weince: want a folder; got the file file: choose another path\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -157,7 +157,7 @@ def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monk
         ),
         (
             ["run", "--trend"],
-            "run: a trend needs weights of two epochs, got 0; train with --snapshot_every",
+            "run: a trend needs weights of two epochs; got 0; train with --snapshot-every",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """The documentation: its code runs as it stands, its links lead somewhere, and every public name has an entry."""
 
+import importlib
 import importlib.util
 import inspect
 import json
@@ -12,9 +13,6 @@ import numpy as np
 import pytest
 from programs import run
 
-import weince
-import weince.engines
-import weince.evt
 from weince.cli import build_parser
 from weince.lab import settings
 from weince.lab.text.train import TextRun
@@ -127,10 +125,20 @@ def test_links_lead_somewhere():
     assert [(named(page), link) for page, link in found if not (page.parent / link).exists()] == []
 
 
+MODULES = (
+    "weince",
+    "weince.evt",
+    "weince.engines",
+    "weince.diagnose",
+    "weince.integrations.lightning",
+    "weince.integrations.metric_learning",
+    "weince.integrations.sentence_transformers",
+)
 PUBLIC = [
-    *(f"weince.{name}" for name in weince.__all__),
-    *(f"weince.evt.{name}" for name in weince.evt.__all__),
-    *(f"weince.engines.{name}" for name in weince.engines.__all__ if name != "EngineName"),  # a list of words
+    f"{module}.{name}"
+    for module in MODULES
+    for name in importlib.import_module(module).__all__
+    if name != "EngineName"  # a list of words
 ]
 
 
@@ -148,12 +156,12 @@ def resolved(name):
     return getattr(importlib.import_module(module), last)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PUBLIC if name.startswith("weince.evt.") or name.count(".") == 1]
-)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_example(name):
-    """What ``weince.evt`` returns is shown by the example of the function that returns it."""
-    is_result = name.startswith("weince.evt.") and name.rpartition(".")[2][0].isupper()
+    """What a function of ``weince.evt`` or ``choose`` returns is shown by that function's example."""
+    is_result = name == "weince.engines.Choice" or (
+        name.startswith("weince.evt.") and name.rpartition(".")[2][0].isupper()
+    )
     documented = resolved(name).__doc__ or ""
     assert documented
     assert is_result or ">>> " in documented

@@ -71,7 +71,7 @@ def test_the_bar_of_a_text_run_fits_too(width):
     bar = text_log.progress_bar("simcse_paper", 15625, 0, in_epoch=15625, shown=True, console=console)
     with bar as show:
         for step in (125, 250):
-            show(text_log.Row(step, 0.1234, 0.5, 3.0, 71.23, 100.0))
+            show(text_log.Row(step, step / 30, 0.1234, 0.5, 3.0, 71.23, 100.0, 1.0))
     frame = console.file.getvalue().rpartition("simcse_paper")[2]  # what is left on the screen
     for text in ("step 250/15625", "loss 0.1234"):
         assert text in frame
@@ -95,9 +95,9 @@ def test_a_text_run_prints_looks_at_dev_ends_of_epochs_and_after_a_silence(clock
     console = a_file()
     with text_log.progress_bar("run", 40, 0, in_epoch=20, shown=True, console=console) as show:
         for step, dev in ((5, None), (10, 71.5), (15, None), (22, None), (25, None)):
-            show(text_log.Row(step, 0.5, 0.1, 3.0, dev, 10.0))
+            show(text_log.Row(step, step / 30, 0.5, 0.1, 3.0, dev, 10.0, 1.0))
         clock[0] += text_log.PATIENCE
-        show(text_log.Row(30, 0.4, 0.1, 3.0, None, 10.0))
+        show(text_log.Row(30, 1.0, 0.4, 0.1, 3.0, None, 10.0, 1.0))
     lines = console.file.getvalue().splitlines()
     assert [re.match(r"run: step (\d+)/40", line).group(1) for line in lines] == ["10", "22", "30"]
     assert "loss 0.4000, dev 71.50, lam 0.10" in lines[-1]  # the last score that is known

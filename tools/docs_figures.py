@@ -1,4 +1,4 @@
-"""Draw the figures of the README and of ``docs/theory.md`` into ``docs/assets``.
+"""Draw the figures of the README, ``docs/theory.md`` and ``docs/which-loss.md`` into ``docs/assets``.
 
 python tools/docs_figures.py            seconds
 """
@@ -6,7 +6,9 @@ python tools/docs_figures.py            seconds
 import argparse
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -19,7 +21,7 @@ from weince.evt import noise_floor
 from weince.files import write_aside
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
-RECORDS = Path(__file__).parents[1] / "research" / "results" / "evidence" / "runs.jsonl"
+RESULTS = Path(__file__).parents[1] / "research" / "results"
 PLAIN = {"tail": {}, "softmax_term": None, "shortfall_term": None}
 SHOWN = {
     "WEINCE, Algorithm 1, 0.5": {"preset": "paper", "temperature": 0.5, **PLAIN},
@@ -31,32 +33,50 @@ SHOWN = {
     "InfoNCE, 0.1": {"preset": "infonce", "temperature": 0.1, **PLAIN},
     "InfoNCE, 0.2": {"preset": "infonce", "temperature": 0.2, **PLAIN},
 }  # fmt: skip
+STRONG = {
+    "InfoNCE, 0.1": {"preset": "infonce", "temperature": 0.1},
+    "DCL, 0.1": {"preset": "dcl", "temperature": 0.1},
+    "InfoNCE, 0.2": {"preset": "infonce", "temperature": 0.2},
+    "HCL, 0.5": {"preset": "hcl", "temperature": 0.5},
+}
 RUN = {"data": "cifar100", "encoder": "resnet18", "epochs": 100, "precision": "bf16"}
 
 
-def accuracies() -> dict[str, list[float]]:
+def accuracies(
+    archive: str = "evidence", shown: Mapping[str, Mapping[str, Any]] = SHOWN
+) -> dict[str, list[float]]:
     """Linear accuracy of every seed, from the records of the runs."""
-    found: dict[str, list[float]] = {name: [] for name in SHOWN}
-    for line in RECORDS.read_text(encoding="utf-8").splitlines():
+    found: dict[str, list[float]] = {name: [] for name in shown}
+    for line in (RESULTS / archive / "runs.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         run = record["run.yaml"]
         if any(run[key] != value for key, value in RUN.items()):
             continue
-        for name, loss in SHOWN.items():
+        for name, loss in shown.items():
             if all(run["loss"][key] == value for key, value in loss.items()):
                 found[name].append(record["evaluation.json"]["linear_test_mean"])
     return found
 
 
 def comparison() -> Figure:
-    """A dot for every seed."""
-    found = accuracies()
-    figure, axes = plt.subplots(figsize=(6.8, 2.6))
+    """The paper's recipe."""
+    return dots(accuracies(), (39, 56))
+
+
+def strong() -> Figure:
+    """The strong recipe."""
+    return dots(accuracies("strong", STRONG), (57.5, 61.5))
+
+
+def dots(found: Mapping[str, list[float]], limits: tuple[float, float]) -> Figure:
+    """A dot for every seed, and the mean beside them."""
+    figure, axes = plt.subplots(figsize=(6.8, round(0.8 + 0.3 * len(found), 1)))
+    beside = (limits[1] - limits[0]) / 42.5
     for place, (name, values) in enumerate(found.items()):
         best = name == "InfoNCE, 0.2"
         axes.plot(values, [place] * len(values), "o", color="#3f51b5" if best else "#607d8b", alpha=0.7)
         axes.text(
-            max(values) + 0.4,
+            max(values) + beside,
             place,
             f"{np.mean(values):.1f}",
             va="center",
@@ -64,7 +84,7 @@ def comparison() -> Figure:
         )
     axes.set_yticks(range(len(found)), list(found))
     axes.set_ylim(-0.6, len(found) - 0.4)
-    axes.set_xlim(39, 56)
+    axes.set_xlim(*limits)
     axes.set_xlabel("linear accuracy on CIFAR-100, %; a dot for each seed")
     axes.grid(axis="x", alpha=0.3)
     return figure
@@ -112,7 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
     matplotlib.use("Agg")
     # With a fixed salt the same figure is the same file.
     plt.rcParams.update({"svg.hashsalt": "weince", "axes.spines.top": False, "axes.spines.right": False})
-    for name, draw in (("comparison", comparison), ("links", links), ("noise-floor", floor)):
+    figures = {"comparison": comparison, "strong": strong, "links": links, "noise-floor": floor}
+    for name, draw in figures.items():
         figure = draw()
         figure.tight_layout()
         drawn = io.StringIO()

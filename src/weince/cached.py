@@ -97,7 +97,9 @@ def cached_step(
                 torch.autograd.backward(embedded, gradient)
                 reached = True
     if jobs and not reached:
-        raise ValueError("no encoder takes a gradient: all are frozen, or return what is detached")
+        raise ValueError(
+            "wanted an encoder that takes a gradient; got frozen ones, or ones that return detached tensors"
+        )
     return value.detach()
 
 

@@ -306,7 +306,10 @@ def _check_use(
     candidates: Candidates, *, z_j: Tensor | None, labels: Tensor | None, negatives: Tensor | None
 ) -> None:
     if z_j is None and candidates != "labels":
-        raise TypeError(f'candidates="{candidates}" wants two tensors of positives row by row; got z_i alone')
+        raise TypeError(
+            f'candidates="{candidates}" wants two tensors of positives row by row; got z_i alone: '
+            "z.chunk(2) splits views that were concatenated"
+        )
     if (labels is None) == (candidates == "labels"):
         wants, got = ("wants labels=", "none") if labels is None else ("takes no labels", "some")
         raise TypeError(f'candidates="{candidates}" {wants}; got {got}')

@@ -95,27 +95,37 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--out", type=Path, default=Path("weince-report"), help="folder to write (default: %(default)s)"
     )
     parser.add_argument("--names", nargs="+", help="what to call the models (default: the files' names)")
-    parser.add_argument("--temperature", type=float, help="the temperature the models were trained with")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        help="temperature that the models were trained with (default: unknown, or the run's)",
+    )
     parser.add_argument(
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
     )
     parser.add_argument(
         "--average", action="store_true", help="the inputs are one recipe with several seeds: add their mean"
     )
-    parser.add_argument("--sentences", type=Path, metavar="TSV", help="inputs are sentence-transformers folders; "
-                        "two tab-separated sentences a line, no header")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="fewer batches and simulations")
-    amount = parser.add_argument_group("how much to compute (the defaults of --quick in brackets)")
+    parser.add_argument("--sentences", type=Path, metavar="TSV", help="file with two tab-separated sentences a line, "
+                        "no header; the inputs are folders of sentence-transformers models")  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="compute fewer batches and simulations: a look, not a result"
+    )
+    amount = parser.add_argument_group(
+        "how much to compute (defaults in parentheses, those of --quick in brackets)"
+    )
     amount.add_argument(
         "--batch-size", type=int, help="pairs in a batch (256, or fewer if there are few pairs)"
     )
-    amount.add_argument("--batches", type=int, help="the most batches (32) [16]")
+    amount.add_argument("--batches", type=int, help="largest number of batches (32) [16]")
     amount.add_argument("--bootstraps", type=int, help="resamplings of held-out batches (2000) [500]")
     amount.add_argument("--null-draws", type=int, help="simulations under softmax (200) [99]")
     amount.add_argument(
         "--tail-bootstraps", type=int, help="resamplings and simulations of the tail (200) [50]"
     )
-    amount.add_argument("--quantile", type=float, help="level of the tail's threshold (0.99)")
+    amount.add_argument(
+        "--quantile", type=float, help="quantile of the negative scores above which the tail begins (0.99)"
+    )
     amount.add_argument("--seed", type=int, help="seed of every draw (0)")
     parser.set_defaults(run=_run_diagnose)
 
@@ -206,7 +216,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "evaluate",
         help="judge trained encoders: linear probe and neighbours, or STS",
-        description="Judge the frozen encoder of a run on images and write RUN/evaluation.json: linear probes and "
+        description="Judge the frozen encoder of a run on images and write RUN/evaluation.json: linear probes and\n"
         "neighbours, on whole validation and test sets. With --sts, print how well sentence encoders rank pairs.",
         epilog=EVALUATE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -215,14 +225,19 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "runs", nargs="+", metavar="RUN",
         help="folder that weince train wrote; with --sts, a sentence encoder's folder or hub name",
     )  # fmt: skip
-    parser.add_argument("--data", help="evaluate on other data than the run was trained on")
-    parser.add_argument("--device", default="auto", choices=DEVICES, help="(default: auto)")
-    parser.add_argument("--quick", action="store_true", help="one seed, ten epochs of the probe (more if "
-                        "the images are few): a look, not a result")  # fmt: skip
-    parser.add_argument("--sts", type=Path, metavar="TSV", help="task, subset, split, score and two sentences a line "
-                        "(needs weince[text])")  # fmt: skip
+    parser.add_argument("--data", help="data to evaluate on: a name or a path (default: the run's)")
     parser.add_argument(
-        "--published", type=float, help="with --sts: a figure for STS-B test to print beside ours"
+        "--device",
+        default="auto",
+        choices=DEVICES,
+        help="device to run on; auto takes a CUDA device if there is one (default: auto)",
+    )
+    parser.add_argument("--quick", action="store_true", help="train the probe with one seed for ten epochs "
+                        "(more if the images are few): a look, not a result")  # fmt: skip
+    parser.add_argument("--sts", type=Path, metavar="TSV", help="file with task, subset, split, score and two "
+                        "sentences a line (needs weince[text])")  # fmt: skip
+    parser.add_argument(
+        "--published", type=float, help="published figure for STS-B test, to print beside ours; needs --sts"
     )
     parser.set_defaults(run=_run_evaluate, interrupted="what was printed before is complete")
 
@@ -239,11 +254,13 @@ def _run_evaluate_sts(options: argparse.Namespace) -> None:
 def _run_evaluate(options: argparse.Namespace) -> None:
     if options.sts is not None:
         if options.data is not None or options.quick:
-            raise ValueError("--data and --quick are for runs on images: leave them out with --sts")
+            raise ValueError(
+                "--data and --quick are for runs on images; got --sts too: leave one of them out"
+            )
         _run_evaluate_sts(options)
         return
     if options.published is not None:
-        raise ValueError("--published is printed beside the scores of --sts FILE, which is missing")
+        raise ValueError("--published wants --sts FILE, whose scores it is printed beside; got no --sts")
     from rich.console import Console
 
     from weince.lab.evaluate import table
@@ -270,11 +287,17 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         type=int,
         nargs="+",
         default=[256, 1024, 4096],
-        help="sizes of batch (default: 256 1024 4096)",
+        help="pairs in a batch, one size or several (default: 256 1024 4096)",
     )
     loss.add_argument("--d", type=int, default=128, help="width of the embeddings (default: %(default)s)")
-    loss.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: %(default)s)")
-    loss.add_argument("--dtype", default="float32", help="of the embeddings (default: %(default)s)")
+    loss.add_argument(
+        "--device", default="auto", help="device to time on: auto, cpu, cuda or mps (default: %(default)s)"
+    )
+    loss.add_argument(
+        "--dtype",
+        default="float32",
+        help="type of the embeddings: float32, bfloat16, float16 or float64 (default: %(default)s)",
+    )
     loss.add_argument("--repeats", type=int, default=15, help="passes to time (default: %(default)s)")
     loss.add_argument("--no-compile", action="store_true", help="leave compiled InfoNCE out")
     loss.set_defaults(run=_run_bench_loss)
@@ -318,7 +341,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="weince",
-        description="A contrastive loss whose tail you can check.",
+        description="Choose, check and scale a contrastive loss.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

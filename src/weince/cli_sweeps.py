@@ -33,6 +33,7 @@ examples:
   weince compare infonce dcl hcl my_package:MyLoss --config cifar100_resnet18 --dry-run
   weince compare dcl hcl mixture --config cifar100_resnet18 --recipe strong --try-epochs 25 --budget 2h
   weince compare siglip --config cifar100_resnet18                one loss more; the others are kept
+  weince compare infonce dcl --config simcse_infonce --data text=wiki.txt,sts=sts.tsv,model=small-bert
   weince compare --out compared --add theirs/runs.jsonl           what others ran, if it compares
   weince compare --out compared --table-only                      the page again, from the records
 The same command again runs what is missing.
@@ -53,7 +54,7 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "reproduce",
         help="fill a table of the paper, or your own: train, evaluate, compare",
-        description="Plan the runs of a table (configurations x losses x tries x seeds), carry out those that are "
+        description="Plan the runs of a table (configurations x losses x tries x seeds), run those that are\n"
         "missing, choose on validation alone, and write CSV, Markdown and a page: reported beside measured.",
         epilog=REPRODUCE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,9 +63,14 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "table", nargs="?", metavar="TABLE", help="name of a table (see --list), or a YAML file"
     )
     parser.add_argument("--list", action="store_true", help="list the tables: name, runs, what it shows")
-    parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("reproduced"), help="folder to write (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
-    parser.add_argument("--data", help="where the images are: PATH, or NAME=PATH,NAME=PATH")
+    parser.add_argument(
+        "--data",
+        help="where the images are: PATH, or NAME=PATH,NAME=PATH (default: as the configuration says)",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: the table's)")
     parser.add_argument(
         "--only",
@@ -73,9 +79,15 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="rows, cells as ROW/LOSS, tries as ROW/LOSS/TRY (see --dry-run); * is anything",
     )
     parser.add_argument(
-        "--epochs", type=int, help="instead of the configurations': a trial, and said to be one"
+        "--epochs",
+        type=int,
+        help="epochs of every run, for a trial; the table then says so (default: the configuration's)",
     )
-    parser.add_argument("--device", choices=DEVICES[1:], help="instead of what is there")
+    parser.add_argument(
+        "--device",
+        choices=DEVICES[1:],
+        help="device to train on (default: a CUDA device if there is one, else the CPU)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
     parser.add_argument(
         "--table-only",
@@ -89,7 +101,13 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="write the runs' records, without weights, into DIR/runs.jsonl",
     )
     parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
-    parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
+    parser.add_argument(
+        "--slurm-options",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="options of submitit's executor, such as partition=gpu time=60 (minutes)",
+    )
     parser.set_defaults(run=_run_reproduce, interrupted="the same command again runs what is missing")
 
 
@@ -101,7 +119,7 @@ def _run_reproduce(options: argparse.Namespace) -> None:
         return
     if options.table is None:
         raise ValueError(
-            "reproduce wants a TABLE: the name of one of weince reproduce --list, or a YAML file"
+            "reproduce wants a TABLE, a name of weince reproduce --list or a YAML file; got none"
         )
     path = reproduce(
         options.table,
@@ -127,8 +145,8 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser(
         "compare",
         help="tell which loss to use: equal tuning, paired seeds, corrected tests, cost",
-        description="Give every loss the same number of tries, choose by validation alone, train the choice with all "
-        "seeds, compare with the baseline seed by seed, and write a page, CSV and JSON.",
+        description="Give every loss the same number of tries, choose by validation alone, train the choice with\n"
+        "all seeds, compare with the baseline seed by seed, and write a page, CSV and JSON.",
         epilog=COMPARE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -145,32 +163,63 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default="paper",
         help="strong: the configuration CONFIG_strong (default: %(default)s)",
     )
-    parser.add_argument("--tries", type=int, default=3, help="settings of each loss (default: %(default)s)")
-    parser.add_argument("--try-epochs", type=int, metavar="N", help="epochs of a try (default: as a run)")
+    parser.add_argument(
+        "--tries", type=int, default=3, help="settings to try for each loss (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--try-epochs", type=int, metavar="N", help="epochs of a try (default: those of a run)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: 4)")
-    parser.add_argument("--baseline", metavar="LOSS", help="(default: infonce; it is added if not named)")
+    parser.add_argument(
+        "--baseline",
+        metavar="LOSS",
+        help="loss to compare the others with; it is added if not named (default: infonce)",
+    )
     parser.add_argument(
         "--level-within",
         type=float,
         default=0.5,
         metavar="POINTS",
-        help="the largest difference that does not matter (default: %(default)s)",
+        help="largest difference that does not matter, in percentage points (default: %(default)s)",
     )
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of all runs, as of weince train"
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of all runs, named as in weince train, such as epochs=50",
     )
-    parser.add_argument("--out", type=Path, default=Path("compared"), help="folder (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, help="runs at once (default: one a GPU, or a core, at most 4)")
-    parser.add_argument("--data", help="where the images are")
-    parser.add_argument("--device", choices=DEVICES[1:], help="instead of what is there")
-    parser.add_argument("--budget", metavar="TIME", help="start no run that would end later: 90s, 30m, 2h")
+    parser.add_argument(
+        "--out", type=Path, default=Path("compared"), help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, help="runs at once (default: one per GPU or core, at most 4)")
+    parser.add_argument(
+        "--data",
+        help="where the data are: a path; of text, text=PATH,sts=PATH,model=PATH (default: as configured)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES[1:],
+        help="device to train on (default: a CUDA device if there is one, else the CPU)",
+    )
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="start no run that would end after this time, such as 90s, 30m or 2h (default: no limit)",
+    )
+    parser.add_argument(
+        "--track",
+        type=int,
+        metavar="N",
+        help="measure runs on images along the way, every N epochs, and draw it (default: as configured)",
+    )
     parser.add_argument(
         "--reuse",
         type=Path,
         nargs="+",
         default=[],
         metavar="ARCHIVE",
-        help="take matching runs from runs.jsonl",
+        help="runs.jsonl of earlier comparisons: take runs with the same settings from it",
     )
     parser.add_argument(
         "--add",
@@ -187,7 +236,13 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--table-only", action="store_true", help="start nothing, write the page from the runs that are there"
     )
     parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
-    parser.add_argument("--slurm-options", nargs="+", default=[], metavar="NAME=VALUE", help="of submitit")
+    parser.add_argument(
+        "--slurm-options",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="options of submitit's executor, such as partition=gpu time=60 (minutes)",
+    )
     parser.set_defaults(run=_run_compare, interrupted="the same command again runs what is missing")
 
 
@@ -214,6 +269,7 @@ def _run_compare(options: argparse.Namespace) -> None:
         data=options.data,
         device=options.device,
         budget=None if options.budget is None else _duration(options.budget),
+        track=options.track,
         reuse=options.reuse,
         add=options.add,
         dry_run=options.dry_run,
@@ -236,22 +292,32 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "features", type=Path, metavar="FEATURES", help="a file, or a run's folder, see above"
     )
     parser.add_argument(
-        "--losses", nargs="+", metavar="PRESET", help="(default: infonce dcl hcl released paper)"
+        "--losses",
+        nargs="+",
+        metavar="PRESET",
+        help="losses to train heads with (default: infonce dcl hcl released paper)",
     )
     parser.add_argument(
-        "--temperatures", type=float, nargs="+", help="(default: 0.05 0.07 0.1 0.15 0.2 0.3 0.5 0.7)"
+        "--temperatures",
+        type=float,
+        nargs="+",
+        help="temperatures of each loss (default: 0.05 0.07 0.1 0.15 0.2 0.3 0.5 0.7)",
     )
     parser.add_argument(
         "--labels", type=Path, help="file with a label for each item (default: the features')"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="(default: 0 1 2 3)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="seeds of each head (default: 0 1 2 3)"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--minutes", type=float, default=5.0, help="about how long it may take (default: %(default)g)"
     )
-    length.add_argument("--steps", type=int, help="of each head (default: as many as the minutes allow)")
+    length.add_argument(
+        "--steps", type=int, help="training steps of each head (default: as many as the minutes allow)"
+    )
     parser.add_argument("--batch-size", type=int, default=256, help="items in a batch (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
+    parser.add_argument("--jobs", type=int, help="processes at once (default: one per core)")
     parser.add_argument(
         "--out", type=Path, default=Path("heads"), help="folder to write (default: %(default)s)"
     )
@@ -294,11 +360,11 @@ def _duration(text: str) -> float:
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     wrong = [one for one in given if "=" not in one]
     if wrong:
-        raise ValueError(f"{option} are NAME=VALUE, got {wrong[0]}")
+        raise ValueError(f"{option} wants NAME=VALUE; got {wrong[0]}")
     return dict(one.split("=", 1) for one in given)
 
 
 def _slurm_options(options: argparse.Namespace) -> dict[str, str]:
     if options.slurm_options and not options.slurm:
-        raise ValueError("--slurm-options are for --slurm, which is missing")
+        raise ValueError("--slurm-options wants --slurm; got no --slurm")
     return _pairs("--slurm-options", options.slurm_options)

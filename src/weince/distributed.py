@@ -113,7 +113,7 @@ def meet(contest: Contest, settings: str) -> Contest:
     """The contest of the local anchors and candidates, which knows of the other ranks; for a ring.
 
     Args:
-        contest: Of the local anchors and candidates.
+        contest: Contest of the local anchors and candidates.
         settings: Words for what is computed, to be the same on all ranks.
     """
     _refuse_ignore(contest)
@@ -133,7 +133,7 @@ def share(contest: Contest, settings: str) -> Contest:
     """The contest of the local anchors against the candidates of all ranks, in the order of the ranks.
 
     Args:
-        contest: Of the local anchors and candidates.
+        contest: Contest of the local anchors and candidates.
         settings: Words for what is computed, to be the same on all ranks.
     """
     _refuse_ignore(contest)

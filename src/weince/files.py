@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def check_folder(folder: Path, option: str = "--out") -> None:
+def check_folder(folder: Path) -> None:
     """See that nothing but folders is where a folder is, or is to be made.
 
     Raises:
-        ValueError: A file is; ``option`` is what names the folder on the command line.
+        ValueError: A file is.
     """
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
-            raise ValueError(f"{place} exists and is not a folder: choose another {option}")
+            raise ValueError(f"want a folder; got the file {place}: choose another path")
 
 
 def check_writable(folder: Path) -> None:

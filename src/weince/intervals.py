@@ -24,9 +24,9 @@ def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     """Mean and t-interval of independent values, such as one figure for each pretrained encoder."""
     x = np.fromiter(values, dtype=np.float64)
     if not len(x) or not np.isfinite(x).all():
-        raise ValueError(f"an interval needs finite values, got {x.tolist()}")
+        raise ValueError(f"an interval needs finite values; got {x.tolist()}")
     if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
+        raise ValueError(f"level must lie strictly between 0 and 1; got {level}")
     half = math.nan
     if len(x) > 1:
         half = float(stdtrit(len(x) - 1, 0.5 + level / 2.0) * x.std(ddof=1) / math.sqrt(len(x)))

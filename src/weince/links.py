@@ -48,7 +48,7 @@ class Link:
 
     def logit(self, shortfall: Tensor) -> Tensor:
         """Logits of shortfalls ``(anchors, candidates)``, or ``(anchors,)``: one candidate for each anchor."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define logit(shortfall); got no such method")
 
     def slope(self, shortfall: Tensor) -> Tensor:
         """Derivative of the logit with respect to the score, same shape."""

@@ -52,7 +52,7 @@ class Bars(Progress):
     What a task has to say beside its numbers is its field ``said``.
 
     Args:
-        columns: Of the bars, as rich has them.
+        columns: Columns of the bars, as rich has them.
         shown: Whether anything is shown at all.
         transient: Remove the bars in the end, and say nothing of tasks that were quick.
         every: Seconds between two lines; ``EVERY`` if not given.
@@ -151,7 +151,7 @@ class TrainingBar(Bars):
     terminal every call of :meth:`show` prints a line.
 
     Args:
-        name: Of the run.
+        name: Name of the run.
         counted: How far the run is, in words, such as ``epoch 3/100`` for 3.
         total: What it counts to.
         done: Where it begins.

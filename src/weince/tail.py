@@ -175,7 +175,7 @@ def gated(
 
     Args:
         nearest: ``(anchors,)`` smallest shortfall of the negatives.
-        fit: Of each anchor's tail.
+        fit: Fit of each anchor's tail.
         config: How to gate.
         counted: ``(anchors,)``, False for anchors that have no part in the loss nor in the pivot.
         gather: Where the anchors are spread over several processes: what the pivot is taken over.

@@ -93,7 +93,7 @@ def test_only_an_earlier_diagnosis_or_an_empty_folder_is_replaced(tmp_path):
         with pytest.raises(InputError, match="other files"):
             check_out(tmp_path / "empty")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="not a folder"):
+    with pytest.raises(InputError, match="want a folder; got the file"):
         check_out(tmp_path / "file")
 
 
@@ -151,8 +151,8 @@ def test_nothing_to_diagnose():
 @pytest.mark.parametrize(
     ("models", "shown", "message"),
     [
-        (0, {}, "nothing to diagnose"),
-        (1, {"trend": True}, "a trend needs at least two checkpoints, got 1"),
+        (0, {}, "want at least one model; got none"),
+        (1, {"trend": True}, "a trend needs at least two checkpoints; got 1"),
         (1, {"average": True}, "a mean over seeds needs two models or more, and no trend; got 1"),
         (
             2,

@@ -38,7 +38,7 @@ def test_every_format_gives_the_same_pairs(tmp_path):
         assert pairs.notes == ()
     named = load_pairs([tmp_path / "a.npz", tmp_path / "b.npy"], names=["x", "x"])
     assert [pairs.name for pairs in named] == ["x", "x (2)"]
-    with pytest.raises(InputError, match="2 models need as many names, got 1"):
+    with pytest.raises(InputError, match="2 models need as many names; got 1"):
         load_pairs([tmp_path / "a.npz", tmp_path / "b.npy"], names=["x"])
 
 
@@ -155,12 +155,12 @@ def test_tensors_of_a_model_are_taken_as_they_are(dtype):
     [
         (np.ones((4, 3)), np.ones((4, 3)), "point the same way"),
         (np.arange(1, 5)[:, None] * np.ones((4, 3)), np.ones((4, 3)), "point the same way"),
-        (np.ones(4), np.ones(4), r"shape \(pairs, dim\), got \(4,\)"),
-        (np.ones((4, 3)), np.ones((5, 3)), r"one shape, got \(4, 3\) and \(5, 3\)"),
+        (np.ones(4), np.ones(4), r"shape \(pairs, dim\); got \(4,\)"),
+        (np.ones((4, 3)), np.ones((5, 3)), r"one shape; got \(4, 3\) and \(5, 3\)"),
         (np.ones((0, 3)), np.ones((0, 3)), r"got \(0, 3\)"),
         (np.eye(3), np.eye(3) * [1, 1, 0], "rows of zeros, first row 2"),
         (np.eye(3), np.eye(3) * [1, np.nan, 1], "NaN or infinite values in 3 of 3 rows"),
-        (np.eye(3) * 1j, np.eye(3), "real numbers, got complex128"),
+        (np.eye(3) * 1j, np.eye(3), "real numbers; got complex128"),
         (np.array([["a", "b"]]), np.eye(2), "real numbers"),
     ],
 )
@@ -191,7 +191,7 @@ def test_ids_must_let_some_pairs_compete_and_be_no_measurements():
     z_i, z_j = views(pairs=8)
     with pytest.raises(InputError, match="all pairs have the same id, so nothing competes"):
         make_pairs("x", z_i, z_j, np.full(8, 3))
-    with pytest.raises(InputError, match="ids must be integers or strings, got float64"):
+    with pytest.raises(InputError, match="ids must be integers or strings; got float64"):
         make_pairs("x", z_i, z_j, np.linspace(0, 1, 8))
 
 

@@ -315,7 +315,7 @@ def test_what_explains_a_gain(gains, named, named_by_worth):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"nodes": 0}, "nodes must be at least 1, got 0"),
+        ({"nodes": 0}, "nodes must be at least 1; got 0"),
         ({"bootstraps": 0}, "bootstraps must be at least 1"),
         ({"level": 2.0}, "level"),
         ({"batches": np.zeros(1024, dtype=int)}, "at least 4 batches"),
@@ -333,5 +333,5 @@ def test_one_temperature_for_each_anchor_is_drawn_from():
     for part, tau in ((0, 2.0), (1, 0.1)):
         counts = np.bincount(winners[part::2], minlength=3)
         assert stats.chisquare(counts, special.softmax(scores[0] / tau) * 20_000).pvalue > 1e-3
-    with pytest.raises(ValueError, match=r"of shape \(40000,\), one per anchor, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"of shape \(40000,\), one per anchor; got \(3,\)"):
         simulate_winners(scores, 0.0, np.ones(3))

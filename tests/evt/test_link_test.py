@@ -420,7 +420,11 @@ BANK = simulated(0.3, 0.2, batches=4, batch_size=4)
     [
         ({"scores": BANK.scores[0]}, ValueError, r"\(anchors, candidates\)"),
         ({"scores": BANK.scores * 3}, ValueError, "cosines"),
-        ({"scores": np.full_like(BANK.scores, np.nan)}, ValueError, "winner of anchor 0"),
+        (
+            {"scores": np.full_like(BANK.scores, np.nan)},
+            ValueError,
+            "positive must have a score; .* anchor 0",
+        ),
         ({"scores": np.full_like(BANK.scores, 0.5)}, ValueError, "nothing to choose"),
         ({"scores": np.where(BANK.scores > 0.99, np.inf, BANK.scores) * 0 + np.inf}, ValueError, "cosines"),
         ({"positives": BANK.positives + 7}, ValueError, "columns 0 to 6"),
@@ -456,7 +460,7 @@ def test_bad_banks_are_named():
     z_i, z_j = pairs(10)
     with pytest.raises(ValueError, match="both be"):
         link_bank(z_i, z_j[:5])
-    with pytest.raises(ValueError, match="10 pairs do not fill"):
+    with pytest.raises(ValueError, match="got 10 pairs: take a smaller"):
         link_bank(z_i, z_j, batch_size=11)
     with pytest.raises(ValueError, match="pair 4"):
         link_bank(np.where(np.arange(10)[:, None] == 4, np.nan, z_i), z_j)

@@ -238,7 +238,7 @@ def few(z):
 
 CASES = {
     "want at least 64 items for batches of 16, a quarter of them held out; got 63": few,
-    "both views are the same": lambda z: {"z_i": z, "z_j": z},
+    "two views that are the same": lambda z: {"z_i": z, "z_j": z},
     "z_i has NaN or infinite values in 1 of 80 rows, first in row 7": lambda z: {
         "z_i": np.where(np.arange(80)[:, None] == 7, np.nan, z)
     },

@@ -147,7 +147,7 @@ def test_help_shows_what_a_run_would_take(capsys, file):
     assert "How many passes. (default: 10)" in shown_help(capsys)
     shown = shown_help(capsys, "--config", file("epochs: 4\nloss: {temperature: 0.125}"))
     assert "How many passes. (default: 4)" in shown
-    assert "beta is its inverse. (default: 0.125)" in shown
+    assert "For weibit, 1 / beta. (default: 0.125)" in shown
     assert "(default: infonce)" in shown
 
 
@@ -177,7 +177,7 @@ def test_a_folder_is_claimed_by_one_run(tmp_path):
 
 def test_a_file_is_no_folder_for_a_run(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(ValueError, match="run exists and is not a folder: choose another --out"):
+    with pytest.raises(ValueError, match=r"want a folder; got the file .*run: choose another path"):
         settings.claim(Run(), tmp_path / "run", free=())
     assert (tmp_path / "run").read_text() == "mine"
 

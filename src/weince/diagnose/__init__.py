@@ -38,6 +38,8 @@ from weince.files import check_folder
 from weince.machine import version
 from weince.progress import Bars, telling_bars
 
+__all__ = ["diagnose"]
+
 FORMAT = "weince diagnosis 1"
 WRITTEN = ("index.html", "summary.json", "figures", "tables")
 OUT = Path("weince-report")
@@ -68,6 +70,16 @@ def diagnose(
 
     Returns:
         Path of ``index.html``.
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from weince.diagnose import diagnose
+        >>> z, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     page = diagnose({"mine": (z, z + noise)}, out, quick=True, progress=False, temperature=0.5)
+        >>> page.name
+        'index.html'
     """
     if not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must be {{name: (z_i, z_j)}}; got {type(inputs).__name__}")
@@ -154,9 +166,9 @@ def write_diagnosis(
 def _check_number(models: int, trend: bool, average: bool) -> None:
     """Refuse too few models for what is to be shown of them."""
     if not models:
-        raise InputError("nothing to diagnose: give at least one model")
+        raise InputError("want at least one model; got none")
     if trend and models < 2:
-        raise InputError("a trend needs at least two checkpoints, got 1")
+        raise InputError("a trend needs at least two checkpoints; got 1")
     if average and (trend or models < 2):
         raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}")
 
@@ -218,7 +230,9 @@ def check_out(out: Path) -> None:
         ours = False
     others = [name for name in found if not ours or name not in WRITTEN]
     if others:  # someone's notes beside a report, say, would go with it
-        raise InputError(f"{out}: holds other files ({others[0]}); give another folder with --out")
+        raise InputError(
+            f"{out}: want a new folder, an empty one or an earlier diagnosis; got other files ({others[0]})"
+        )
 
 
 @contextmanager

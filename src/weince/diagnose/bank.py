@@ -31,9 +31,9 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
     count = min(settings.batches, n // wanted)
     if count < FEWEST_BATCHES:
         raise InputError(
-            f"{pairs.name}: {n} pairs fill {count} of the {FEWEST_BATCHES} batches of {wanted} that are needed, "
-            f"two to fit the link and two to judge it"
-            + (f"; a smaller --batch-size may do (at least {FEWEST_PAIRS})" if wanted > FEWEST_PAIRS else "")
+            f"{pairs.name}: want {FEWEST_BATCHES} batches of {wanted} pairs, two to fit the link and two to judge it"
+            f"; got {n} pairs, which fill {count}"
+            + (f": a smaller batch size may do (at least {FEWEST_PAIRS})" if wanted > FEWEST_PAIRS else "")
         )
     if (wanted, count) == (settings.batch_size or 256, settings.batches):
         return wanted, count, ()
@@ -88,7 +88,9 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
         competing = s[once] if share == 1.0 else s[once][rng.random(int(once.sum())) < share]
         negatives.append(competing[~np.isnan(competing)])
     if not all(len(x) for x in negatives):
-        raise InputError(f"{pairs.name}: in some batch all pairs have one id, so nothing competes there")
+        raise InputError(
+            f"{pairs.name}: want two ids or more in every batch; got a batch with one, where nothing competes"
+        )
     origin = np.repeat(np.arange(count), [len(x) for x in negatives]).astype(np.int64)
     link = evt.LinkBank(scores, positives, np.repeat(np.arange(count), kept).astype(np.int64))
     return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from weince.diagnose.html import style_sheet, templates
+from weince.diagnose.html import templates
 from weince.diagnose.measure import Measured
 from weince.diagnose.sections import Group, Section
 from weince.diagnose.settings import Settings
@@ -20,7 +20,7 @@ class Page:
     """All that the template shows.
 
     Attributes:
-        title: Of the page.
+        title: Title of the page.
         command: How to make it again, in one line.
         models: What was measured, with a verdict for each.
         compared: Figures of the models side by side, or of the run over time; may be empty.
@@ -85,7 +85,7 @@ def render(page: Page) -> str:
     environment = templates("weince.diagnose")
     environment.filters["inline"] = _inline
     environment.filters["linked"] = linked
-    return environment.get_template("page.html").render(page=page, style=style_sheet())
+    return environment.get_template("page.html").render(page=page)
 
 
 def write_page(page: Page, path: Path) -> None:

@@ -57,7 +57,7 @@ def make_pairs(
     """Check two arrays of embeddings and pair them row by row; see `Pairs`."""
     first, second = _matrix(name, "z_i", z_i), _matrix(name, "z_j", z_j)
     if first.shape != second.shape:
-        raise InputError(f"{name}: z_i and z_j must have one shape, got {first.shape} and {second.shape}")
+        raise InputError(f"{name}: z_i and z_j must have one shape; got {first.shape} and {second.shape}")
     if len(first) > 1 and _constant(first) and _constant(second):
         raise InputError(f"{name}: all embeddings point the same way, so every cosine is equal")
     if _sixteen_bits(first) or _sixteen_bits(second):
@@ -107,9 +107,9 @@ def _matrix(name: str, key: str, value: ArrayLike | torch.Tensor) -> NDArray[Any
     """An array of embeddings as given, once it is known to be usable."""
     z = _array(value)
     if not (np.issubdtype(z.dtype, np.floating) or np.issubdtype(z.dtype, np.integer)):
-        raise InputError(f"{name}: {key} must hold real numbers, got {z.dtype}")
+        raise InputError(f"{name}: {key} must hold real numbers; got {z.dtype}")
     if z.ndim != 2 or 0 in z.shape:
-        raise InputError(f"{name}: {key} must have shape (pairs, dim), got {z.shape}")
+        raise InputError(f"{name}: {key} must have shape (pairs, dim); got {z.shape}")
     bad = np.concatenate([~np.isfinite(block).all(axis=1) for block in _blocks(z)])
     if bad.any():
         raise InputError(
@@ -149,9 +149,9 @@ def _sixteen_bits(z: NDArray[Any]) -> bool:
 def _labels(name: str, key: str, value: ArrayLike | torch.Tensor, n: int) -> NDArray[np.int64]:
     labels = _array(value)
     if labels.shape != (n,):
-        raise InputError(f"{name}: {key} must have shape ({n},), one per row, got {labels.shape}")
+        raise InputError(f"{name}: {key} must have shape ({n},), one per row; got {labels.shape}")
     if labels.dtype.kind not in "iubUS":
-        raise InputError(f"{name}: {key} must be integers or strings, got {labels.dtype}")
+        raise InputError(f"{name}: {key} must be integers or strings; got {labels.dtype}")
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
@@ -161,9 +161,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if not path.exists():
         raise InputError(f"{path.name}: no such file or folder")
     if suffix not in SUFFIXES:
-        remedy = "; safetensors.torch.save_file writes tensors" if suffix in (".pt", ".pth") else ""
+        remedy = ": safetensors.torch.save_file writes tensors" if suffix in (".pt", ".pth") else ""
         raise InputError(
-            f"{path.name}: want a file ending in {', '.join(SUFFIXES)}, or a folder of them{remedy}"
+            f"{path.name}: want a file ending in {', '.join(SUFFIXES)}, or a folder of them; "
+            f"got {suffix or 'no ending'}{remedy}"
         )
     try:
         if suffix == ".safetensors":
@@ -272,7 +273,7 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
 def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
     """Give the models their names, different from each other."""
     if names is not None and len(names) != len(found):
-        raise InputError(f"{len(found)} models need as many names, got {len(names)}")
+        raise InputError(f"{len(found)} models need as many names; got {len(names)}")
     seen: dict[str, int] = {}
     out = []
     for index, pairs in enumerate(found):
@@ -292,7 +293,9 @@ def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
     short = next((i for i, line in enumerate(lines, 1) if line.strip() and "\t" not in line), None)
     rows = [line.split("\t") for line in lines if line.strip()]
     if short is not None or not rows:
-        raise InputError(f"{path.name}: want two tab-separated sentences a line, not so in line {short or 1}")
+        raise InputError(
+            f"{path.name}: want two tab-separated sentences a line; got no tab in line {short or 1}"
+        )
     return [row[0] for row in rows], [row[1] for row in rows]
 
 
@@ -315,11 +318,15 @@ def encode_sentences(
     first, second = read_sentence_pairs(tsv)
     for folder in folders:
         if not (folder / "modules.json").is_file():
-            raise InputError(f"{folder.name}: not the folder of a sentence-transformers model")
+            raise InputError(
+                f"{folder.name}: want the folder of a sentence-transformers model; got one without modules.json"
+            )
     try:
         from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise InputError("--sentences needs a package: pip install 'weince[text]'") from error
+        raise InputError(
+            "embedding sentences needs sentence-transformers: pip install 'weince[text]'"
+        ) from error
     ids = connected_pairs(first, second)
     note = "Pairs that share a sentence never compete with each other."
     found = []

@@ -46,16 +46,16 @@ class Settings:
                 f"got {self.batches}"
             )
         if self.batch_size is not None and self.batch_size < FEWEST_PAIRS:
-            raise InputError(f"a batch needs at least {FEWEST_PAIRS} pairs, got {self.batch_size}")
+            raise InputError(f"a batch needs at least {FEWEST_PAIRS} pairs; got {self.batch_size}")
         least = min(self.bootstraps, self.null_draws, self.tail_bootstraps)
         if least < 10:
-            raise InputError(f"every number of bootstraps must be at least 10, got {least}")
+            raise InputError(f"every number of bootstraps must be at least 10; got {least}")
         if self.seed < 0:
-            raise InputError(f"the seed must be at least 0, got {self.seed}")
+            raise InputError(f"the seed must be at least 0; got {self.seed}")
         if not 0.5 <= self.quantile < 1.0:
-            raise InputError(f"the threshold's quantile must lie in [0.5, 1), got {self.quantile}")
+            raise InputError(f"the threshold's quantile must lie in [0.5, 1); got {self.quantile}")
         if self.temperature is not None and not 0.0 < self.temperature < np.inf:
-            raise InputError(f"the temperature must be positive, got {self.temperature}")
+            raise InputError(f"the temperature must be positive; got {self.temperature}")
 
 
 QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, points=11, risk_pairs=384)

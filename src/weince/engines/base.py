@@ -20,7 +20,14 @@ from weince.tail import TailConfig, TailStats
 
 
 class Need(NamedTuple):
-    """What a loss needs before its sums: tail statistics, and the scores of its hardest negatives."""
+    """What a loss needs before its sums: tail statistics, and the scores of its hardest negatives.
+
+    Examples:
+        >>> from weince import TailConfig
+        >>> from weince.engines import Need
+        >>> Need(tail=TailConfig(k=50), hardest=(10,)).hardest
+        (10,)
+    """
 
     tail: TailConfig | None = None
     hardest: tuple[int, ...] = ()
@@ -35,6 +42,18 @@ class Engine(ABC):
     Args:
         contest: Anchors, candidates and their roles.
         need: What is asked of the survey.
+
+    Examples:
+        >>> import torch
+        >>> from weince import ContrastiveLoss, LogSumExp, SoftmaxLink
+        >>> class Loss(ContrastiveLoss):
+        ...     def sums(self, batch):
+        ...         print(batch.name, batch.negatives())
+        ...         return LogSumExp(SoftmaxLink(0.1))
+        ...     def combine(self, lse):
+        ...         return lse.value - lse.positive
+        >>> value = Loss()(torch.randn(4, 8), torch.randn(4, 8))
+        dense tensor([6])
     """
 
     name: ClassVar[str]

@@ -36,7 +36,8 @@ def check_compiled() -> None:
     """Raise in a graph that would be wrong: torch then runs the loss uncompiled, or fails with ``fullgraph=True``."""
     if MISCOMPILED and torch.compiler.is_compiling():
         raise RuntimeError(
-            "the chunked engine in a compiled graph wants torch 2.7 or newer; here compile the encoder alone"
+            "the chunked engine in a compiled graph wants torch 2.7 or newer; got an older one: compile the encoder "
+            "alone"
         )
 
 
@@ -156,7 +157,7 @@ class Chunked(Engine):
         return list(sums)
 
     def values(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Of every part, ``(anchors,)``."""
+        """Value ``(anchors,)`` of every part."""
         anchors = self.contest.anchors
         totals = [
             anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in parts
@@ -173,7 +174,7 @@ class Chunked(Engine):
     def gradient(
         self, parts: Sequence[Part], totals: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Of the sums, each weighed by ``(anchors,)``: by anchors, by candidates, by learned parameters."""
+        """Gradient of the sums, each weighed by ``(anchors,)``: by anchors, by candidates, by learned parameters."""
         anchors, learned = self.contest.anchors.detach(), learned_of(parts)
         by_anchor = torch.zeros_like(anchors)
         by_candidate = torch.zeros_like(self.contest.candidates)

@@ -41,7 +41,7 @@ class Hardest:
     A block's tails are fitted and let go, so that memory stays linear in the batch.
 
     Args:
-        contest: Of all anchors.
+        contest: Contest of all anchors.
         tail: How to take the tail statistics; None for none.
         numbers: How many hardest negatives to find thresholds for.
     """

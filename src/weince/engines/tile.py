@@ -54,7 +54,7 @@ class Tile:
     """Some anchors against all candidates at hand.
 
     Args:
-        contest: Of these anchors.
+        contest: Contest of these anchors.
         shortfall: ``(a, c)``; :meth:`sharpen` makes it exact near the cap.
     """
 

@@ -193,7 +193,7 @@ def _hard_sets(
     for kept, pool in sizes:
         pool = min(pool, available)
         if not 1 <= kept <= pool:
-            raise ValueError(f"kept must lie between 1 and the pool of {pool} negatives, got {kept}")
+            raise ValueError(f"kept must lie between 1 and the pool of {pool} negatives; got {kept}")
         # Pools are nested, and so are the hard sets within a pool: points differ by size, not by luck.
         hard = -np.partition(-negatives[:, :pool], kept - 1, axis=1)[:, :kept]
         bank = LinkBank(np.hstack([won, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))

@@ -87,22 +87,22 @@ class DaicArtefact:
 def _as_shortfalls(shortfalls: ArrayLike, eps: float) -> Floats:
     d = np.asarray(shortfalls, dtype=np.float64)
     if d.ndim != 2 or 0 in d.shape:
-        raise ValueError(f"shortfalls must have shape (anchors, negatives), got {d.shape}")
+        raise ValueError(f"shortfalls must have shape (anchors, negatives); got {d.shape}")
     if np.isnan(d).any() or np.isneginf(d).any():
         raise ValueError(
             "shortfalls must be numbers, or inf for a pair that is not a negative; got NaN or -inf"
         )
     if d.min() < -1e-3:
-        raise ValueError(f"shortfalls are 1 - cosine and cannot be negative, got {d.min()}")
+        raise ValueError(f"shortfalls are 1 - cosine and cannot be negative; got {d.min()}")
     if not eps > 0.0:
-        raise ValueError(f"eps must be positive, got {eps}")
+        raise ValueError(f"eps must be positive; got {eps}")
     return np.sort(np.maximum(d, eps), axis=1)
 
 
 def _tail_size(k: int | float, k_min: int, k_max: int, negatives: int) -> int:
     """K of an anchor: a share of its negatives between k_min and k_max, or a number; at most all of them."""
     if isinstance(k, bool) or k <= 0 or (isinstance(k, float) and k > 1.0):
-        raise ValueError(f"k must be a share in (0, 1] or a positive int, got {k!r}")
+        raise ValueError(f"k must be a share in (0, 1] or a positive int; got {k!r}")
     wanted = k if isinstance(k, int) else max(k_min, round(k * negatives))
     return min(wanted, k_max, negatives)
 
@@ -167,7 +167,7 @@ def anchor_tails(
         (16,)
     """
     if positions not in ("tail", "sample"):
-        raise ValueError(f'positions must be "tail" or "sample", got {positions!r}')
+        raise ValueError(f'positions must be "tail" or "sample"; got {positions!r}')
     d = _as_shortfalls(shortfalls, eps)
     counts = np.isfinite(d).sum(axis=1)
     beta, daic = np.zeros((2, len(d)))
@@ -261,7 +261,7 @@ def compare_anchor_tails(
         True
     """
     if not 0.0 < alpha < 1.0 or n_null < 1:
-        raise ValueError(f"alpha must lie in (0, 1) and n_null be positive, got {alpha} and {n_null}")
+        raise ValueError(f"alpha must lie in (0, 1) and n_null be positive; got {alpha} and {n_null}")
     d = _as_shortfalls(shortfalls, eps)
     counts = np.isfinite(d).sum(axis=1)
     n = np.array([min(_tail_size(k, k_min, k_max, int(c)), int(c) - 1) if c else 0 for c in counts])

@@ -47,7 +47,7 @@ class BatchXi:
 def _as_labels(batches: ArrayLike, n: int) -> NDArray[np.int64]:
     labels = np.asarray(batches)
     if labels.shape != (n,) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"batches must be {n} integers, got shape {labels.shape} of {labels.dtype}")
+        raise ValueError(f"batches must be {n} integers; got shape {labels.shape} of {labels.dtype}")
     return labels.astype(np.int64)
 
 
@@ -88,7 +88,7 @@ def xi_over_batches(
     labels = np.unique(_as_labels(batches, x.size), return_inverse=True)[1]
     n_batches = int(labels.max()) + 1
     if n_batches < 2:
-        raise ValueError("resampling batches needs at least 2 of them, got 1")
+        raise ValueError("resampling batches needs at least 2 of them; got 1")
     check_least(bootstraps=(bootstraps, 2))
     threshold = float(np.quantile(x, check_fraction(quantile, "quantile")))
     fit = fit_gpd(x, threshold, level=level)

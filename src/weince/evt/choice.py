@@ -97,26 +97,28 @@ class Choices:
 
 
 def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArray]:
-    """Check scores (NaN or -inf: no candidate there) and winners; absent scores come back as NaN."""
+    """Check scores (NaN or -inf: no candidate there) and positives; absent scores come back as NaN."""
     s = np.array(scores, dtype=np.float64)
     if s.ndim != 2 or s.shape[0] == 0:
-        raise ValueError(f"scores must be (anchors, candidates), got shape {s.shape}")
+        raise ValueError(f"scores must be (anchors, candidates); got shape {s.shape}")
     s[s == -np.inf] = np.nan
     winners = read_integers("positives", positives, len(s))
     if winners.min() < 0 or winners.max() >= s.shape[1]:
         low, high = winners.min(), winners.max()
-        raise ValueError(f"positives must be columns 0 to {s.shape[1] - 1}, got values from {low} to {high}")
+        raise ValueError(f"positives must be columns 0 to {s.shape[1] - 1}; got values from {low} to {high}")
     present = np.isfinite(s)
     if np.isinf(s).any() or np.any(np.abs(s[present]) > 1.0 + _ROUNDING):
-        raise ValueError(f"scores must be cosines in [-1, 1], got up to {np.nanmax(np.abs(s)):.4g}")
+        raise ValueError(f"scores must be cosines in [-1, 1]; got up to {np.nanmax(np.abs(s)):.4g}")
     if not present[np.arange(len(s)), winners].all():
         row = int(np.argmin(present[np.arange(len(s)), winners]))
         raise ValueError(
-            f"the winner of anchor {row} has no score: NaN and -inf mark columns that do not compete"
+            f"every positive must have a score; got NaN or -inf, which mark no candidate, for anchor {row}"
         )
     if present.sum(axis=1).min() < 2:
         row = int(np.argmin(present.sum(axis=1)))
-        raise ValueError(f"every anchor needs its winner and another candidate, anchor {row} has only one")
+        raise ValueError(
+            f"every anchor needs its positive and another candidate; got one alone for anchor {row}"
+        )
     return np.clip(s, -1.0, 1.0, out=s), winners
 
 
@@ -131,9 +133,9 @@ def read_integers(name: str, values: ArrayLike, length: int) -> IntArray:
     """Check a vector of integers, one per anchor."""
     array = np.asarray(values)
     if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
+        raise TypeError(f"{name} must be integers; got {array.dtype}")
     if array.shape != (length,):
-        raise ValueError(f"{name} must be of shape ({length},), one per anchor, got {array.shape}")
+        raise ValueError(f"{name} must be of shape ({length},), one per anchor; got {array.shape}")
     return array.astype(np.int64)
 
 
@@ -147,7 +149,7 @@ def read_choices(
 ) -> Choices:
     """Check the input and turn scores into features relative to the winner's."""
     if not 0.0 < eps < 1.0:
-        raise ValueError(f"eps must lie in (0, 1), got {eps}")
+        raise ValueError(f"eps must lie in (0, 1); got {eps}")
     s, winners = read_scores(scores, positives)
     labels, codes = np.unique(read_integers("batches", batches, len(s)), return_inverse=True)
     order = np.argsort(codes, kind="stable")

@@ -71,10 +71,10 @@ def as_scores(x: ArrayLike, name: str = "x") -> Floats:
     """Return `x` as a flat float64 array; refuse what is empty or not finite."""
     scores = np.asarray(x, dtype=np.float64)
     if scores.ndim != 1 or scores.size == 0:
-        raise ValueError(f"{name} must be a non-empty array of shape (n,), got shape {scores.shape}")
+        raise ValueError(f"{name} must be a non-empty array of shape (n,); got shape {scores.shape}")
     if not np.isfinite(scores).all():
         raise ValueError(
-            f"{name} must be finite, got {int((~np.isfinite(scores)).sum())} NaN or infinite values"
+            f"{name} must be finite; got {int((~np.isfinite(scores)).sum())} NaN or infinite values"
         )
     return scores
 
@@ -83,13 +83,13 @@ def check_least(**least: tuple[int, int]) -> None:
     """Refuse a number that is smaller than it may be, given by name as ``bootstraps=(value, least)``."""
     for name, (value, smallest) in least.items():
         if value < smallest:
-            raise ValueError(f"{name} must be at least {smallest}, got {value}")
+            raise ValueError(f"{name} must be at least {smallest}; got {value}")
 
 
 def check_fraction(value: float, name: str) -> float:
     """Return `value` if it lies strictly between 0 and 1."""
     if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
+        raise ValueError(f"{name} must lie strictly between 0 and 1; got {value}")
     return float(value)
 
 
@@ -99,7 +99,7 @@ def excesses_over(x: ArrayLike, threshold: float) -> Floats:
     y = scores[scores > threshold] - threshold
     if y.size < _MIN_EXCESSES:
         raise ValueError(
-            f"need at least {_MIN_EXCESSES} scores above the threshold {threshold}, got {y.size}"
+            f"need at least {_MIN_EXCESSES} scores above the threshold {threshold}; got {y.size}"
         )
     if y.max() <= y.min() * (1.0 + 1e-12):
         raise ValueError(f"all {y.size} scores above the threshold {threshold} are equal: no tail to fit")
@@ -326,7 +326,7 @@ def fit_capped(x: ArrayLike, threshold: float = 0.0, *, cap: float = 1.0, level:
     y = excesses_over(x, threshold)
     room = float(cap) - float(threshold)
     if y.max() >= room:
-        raise ValueError(f"scores must lie below the cap {cap}, got a largest score of {threshold + y.max()}")
+        raise ValueError(f"scores must lie below the cap {cap}; got a largest score of {threshold + y.max()}")
     tail = (1.0 - check_fraction(level, "level")) / 2.0
     total = float(-np.log1p(-y / room).sum())  # -xi times a gamma variable of shape n
     xi = -total / y.size

@@ -312,7 +312,7 @@ def fit_grid(
         True
     """
     if lams < 2 or taus < 2 or not 0.0 < tau_range[0] < tau_range[1]:
-        raise ValueError(f"need 2 lams, 2 taus and 0 < low < high, got {lams}, {taus} and {tau_range}")
+        raise ValueError(f"need 2 lams, 2 taus and 0 < low < high; got {lams}, {taus} and {tau_range}")
     choices = choice.read_choices(scores, positives, batches, eps=eps)
     lam, tau = np.linspace(0.0, 1.0, lams), np.geomspace(*tau_range, taus)
     value = np.array(

@@ -105,19 +105,19 @@ def link_bank(
     """
     first, second = (np.asarray(z, dtype=np.float64) for z in (z_i, z_j))
     if first.ndim != 2 or first.shape != second.shape:
-        raise ValueError(f"z_i and z_j must both be (pairs, dim), got {first.shape} and {second.shape}")
+        raise ValueError(f"z_i and z_j must both be (pairs, dim); got {first.shape} and {second.shape}")
     norms = np.linalg.norm(np.stack([first, second]), axis=2, keepdims=True)
     if not np.all(np.isfinite(norms) & (norms > 0.0)):
         row = int(np.argmax(~(np.isfinite(norms) & (norms > 0.0)).all(axis=(0, 2))))
-        raise ValueError(f"embeddings must be finite and not zero, pair {row} is not")
+        raise ValueError(f"embeddings must be finite and not zero; got NaN, inf or zeros in pair {row}")
     if batch_size < 2 or batches < 1:
         raise ValueError(
-            f"batch_size must be at least 2 and batches at least 1, got {batch_size} and {batches}"
+            f"batch_size must be at least 2 and batches at least 1; got {batch_size} and {batches}"
         )
     count = min(batches, len(first) // batch_size)
     if count == 0:
         raise ValueError(
-            f"{len(first)} pairs do not fill one batch of {batch_size}; give more or a smaller batch_size"
+            f"wanted at least one batch of {batch_size} pairs; got {len(first)} pairs: take a smaller batch_size"
         )
     size = 2 * batch_size
     others = ~np.eye(size, dtype=bool)
@@ -178,9 +178,9 @@ def simulate_winners(
     """
     s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
     if not 0.0 <= lam <= 1.0 or not np.all(taus > 0.0):
-        raise ValueError(f"lam must lie in [0, 1] and tau be positive, got {lam} and {taus}")
+        raise ValueError(f"lam must lie in [0, 1] and tau be positive; got {lam} and {taus}")
     if taus.shape not in ((), (len(s),)):
-        raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor, got {taus.shape}")
+        raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor; got {taus.shape}")
     taus = np.broadcast_to(taus, len(s))[:, None]
     generator = np.random.default_rng(rng)
     winners = np.empty(len(s), dtype=np.int64)
@@ -197,7 +197,7 @@ def simulate_winners(
 def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """Indices of the batches to fit on and to judge on, at least two each."""
     if groups < 4:
-        raise ValueError(f"at least 4 batches are needed, two to fit and two to judge, got {groups}")
+        raise ValueError(f"at least 4 batches are needed, two to fit and two to judge; got {groups}")
     count = min(max(round(check_fraction(held_in, "held_in") * groups), 2), groups - 2)
     order = rng.permutation(groups).astype(np.int64)
     return np.sort(order[:count]), np.sort(order[count:])

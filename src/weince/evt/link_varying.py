@@ -164,7 +164,7 @@ class NegativeLaw(NamedTuple):
         shares: Logarithm of the share of negatives at each point of the table, (steps + 1,); -inf where none is.
         last: The largest k at which `_ENOUGH` negatives, in effect, enter the mean.
         level: ``c(last)``.
-        bend: Of the law beyond.
+        bend: The ``n`` of the law on a sphere that continues it beyond ``last``, see `log_means`.
     """
 
     shares: Floats

@@ -67,7 +67,7 @@ def _as_candidates(scores: ArrayLike) -> Floats:
 
 def _check_beta(beta: float) -> float:
     if not (np.isfinite(beta) and beta > 0.0):
-        raise ValueError(f"beta must be a positive number, got {beta}")
+        raise ValueError(f"beta must be a positive number; got {beta}")
     return float(beta)
 
 
@@ -128,10 +128,10 @@ def link_theory(feature: ArrayLike, winners: ArrayLike, *, top: int = -1, refere
     g, p = np.asarray(feature, dtype=np.float64), np.asarray(winners, dtype=np.float64)
     if g.shape != p.shape or g.ndim != 1:
         raise ValueError(
-            f"feature and winners must have one shape (candidates,), got {g.shape} and {p.shape}"
+            f"feature and winners must have one shape (candidates,); got {g.shape} and {p.shape}"
         )
     if (p <= 0.0).any() or abs(p.sum() - 1.0) > 1e-9:
-        raise ValueError(f"winners must be positive and sum to 1, got {winners!r}")
+        raise ValueError(f"winners must be positive and sum to 1; got {winners!r}")
     slope = float(fit_slope(g, np.asarray(p @ g)))
     q = softmax(slope * g)
     centred = g - q @ g  # both laws have the same mean feature: that is what makes the slope pseudo-true
@@ -178,7 +178,7 @@ def noise_floor(
     coordinate = -np.log1p(-s)
     counts_of = np.array(sizes, dtype=np.int64)
     if counts_of.size == 0 or counts_of.min() < 1 or replicates < 2:
-        raise ValueError(f"sizes must be positive and replicates at least 2, got {sizes} and {replicates}")
+        raise ValueError(f"sizes must be positive and replicates at least 2; got {sizes} and {replicates}")
     p = softmax(_check_beta(beta) * coordinate)
     target = float(np.log(p[-1] / p[0]))
     right, wrong = link_theory(coordinate, p), link_theory(s, p)
@@ -225,7 +225,7 @@ def coordinate_mismatch(scores: ArrayLike = (0.0, 0.5, 0.9)) -> CoordinateMismat
     """
     s = _as_candidates(scores)
     if s.shape != (3,) or np.unique(s).size != 3:
-        raise ValueError(f"scores must be three different numbers, got {scores!r}")
+        raise ValueError(f"scores must be three different numbers; got {scores!r}")
     endpoint = -np.log1p(-s)
     p = softmax(endpoint)
     slope = float(fit_slope(s, np.asarray(p @ s)))

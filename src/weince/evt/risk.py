@@ -69,7 +69,7 @@ def _per_anchor(name: str, value: ArrayLike, anchors: int, high: float = np.inf)
     array = np.asarray(value, dtype=np.float64)
     if array.shape not in ((), (anchors,)) or not np.all((array >= 0.0) & (array <= high)):
         raise ValueError(
-            f"{name} must be one number or ({anchors},), from 0 to {high}, got shape {array.shape}"
+            f"{name} must be one number or ({anchors},), from 0 to {high}; got shape {array.shape}"
         )
     return np.broadcast_to(array, (anchors,))[:, None]
 
@@ -114,11 +114,11 @@ def risk_gradient(
     won, negatives = _split_negatives(s, winners)
     counts = np.isfinite(negatives).sum(axis=1)
     if not tau > 0.0 or draws < 1 or not 0.0 < eps < 1.0:
-        raise ValueError(f"need tau > 0, draws >= 1 and eps in (0, 1), got {tau}, {draws} and {eps}")
+        raise ValueError(f"need tau > 0, draws >= 1 and eps in (0, 1); got {tau}, {draws} and {eps}")
     for k in ks:
         if not 1 <= k <= counts.min():
             raise ValueError(
-                f"subset sizes must lie between 1 and {counts.min()}, the fewest negatives, got {k}"
+                f"subset sizes must lie between 1 and {counts.min()}, the fewest negatives; got {k}"
             )
     columns = _per_anchor("beta", beta, len(s)), _per_anchor("lam", lam, len(s), 1.0)
     edges = _edges(bins, negatives)
@@ -148,9 +148,11 @@ def _edges(bins: int | Sequence[float], negatives: Floats) -> Floats:
         return np.histogram_bin_edges([], bins, (low, high))
     edges = np.asarray(bins, dtype=np.float64)
     if edges.ndim != 1 or len(edges) < 2 or not np.all(np.diff(edges) > 0.0):
-        raise ValueError("bins must be a number or at least two ascending edges")
+        raise ValueError(f"bins must be a number or at least two ascending edges; got {bins!r}")
     if edges[0] > low or edges[-1] < high:
-        raise ValueError(f"the bins' edges must cover the negatives' range {low:.4g} to {high:.4g}")
+        raise ValueError(
+            f"bins must cover the negatives' range {low:.4g} to {high:.4g}; got {edges[0]:.4g} to {edges[-1]:.4g}"
+        )
     return edges
 
 

@@ -159,10 +159,10 @@ def _read_levels(scores: ArrayLike, sizes: Sequence[int]) -> tuple[Floats, NDArr
     """Check the score levels (levels,) and the numbers of candidates (sizes,)."""
     s = np.asarray(scores, dtype=np.float64)
     if s.ndim != 1 or s.size < 2 or not (np.abs(s) < 1.0).all():
-        raise ValueError(f"scores must be at least two numbers in (-1, 1), got {scores!r}")
+        raise ValueError(f"scores must be at least two numbers in (-1, 1); got {scores!r}")
     n = np.array(sizes, dtype=np.int64)
     if n.size == 0 or (n % s.size).any() or n.min() < s.size or (np.diff(n) <= 0).any():
-        raise ValueError(f"sizes must be increasing multiples of the {s.size} score levels, got {sizes}")
+        raise ValueError(f"sizes must be increasing multiples of the {s.size} score levels; got {sizes}")
     return s, n
 
 
@@ -200,7 +200,10 @@ def top1_asymptotics(
         raise ValueError(f"noise must be one of {', '.join(get_args(Noise))}; got {noise!r}")
     s, n = _read_levels(scores, sizes)
     if not min(temperature, alpha, beta, shape) > 0.0 or replicates < 1:
-        raise ValueError("temperature, alpha, beta, shape and replicates must be positive")
+        raise ValueError(
+            "temperature, alpha, beta, shape and replicates must be positive; "
+            f"got {temperature}, {alpha}, {beta}, {shape} and {replicates}"
+        )
     model = _build(noise, s, temperature, alpha, beta, shape)
     closed = model.closed_form()
     rng = np.random.default_rng(seed)

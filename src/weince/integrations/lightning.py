@@ -36,6 +36,8 @@ else:
 
     Callback = _callback()
 
+__all__ = ["TailLogger"]
+
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
@@ -54,6 +56,10 @@ class TailLogger(Callback):
 
     Args:
         every_n_steps: How often to log, in training batches.
+
+    Examples:
+        >>> from weince.integrations.lightning import TailLogger
+        >>> callbacks = [TailLogger(every_n_steps=100)]  # Trainer(callbacks=callbacks)
     """
 
     def __init__(self, *, every_n_steps: int = 50) -> None:

@@ -28,6 +28,8 @@ except ImportError as error:
         f"pip install pytorch-metric-learning ({error})"
     ) from error
 
+__all__ = ["LossAdapter", "WeinceLoss"]
+
 
 class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
     """Any loss of weince over labels, called as pytorch-metric-learning calls its losses.

@@ -39,6 +39,8 @@ except ImportError as error:
         f"pip install 'weince[text]' ({error})"
     ) from error
 
+__all__ = ["CachedLossAdapter", "CachedWeinceLoss", "LossAdapter", "WeinceLoss", "load_model"]
+
 Features = dict[str, Any]
 
 CITATION = """
@@ -67,6 +69,13 @@ class LossAdapter(nn.Module):
     Args:
         model: The ``SentenceTransformer`` to train.
         loss: With ``reduction="mean"`` or ``"sum"``. Whether candidates of other devices take part is its ``gather``.
+
+    Examples:
+        >>> from torch import nn
+        >>> from weince import DCLLoss
+        >>> from weince.integrations.sentence_transformers import LossAdapter
+        >>> model = nn.Sequential(nn.Identity())  # yours: SentenceTransformer("bert-base-uncased")
+        >>> loss = LossAdapter(model, DCLLoss(0.05, candidates="cross"))  # SentenceTransformerTrainer(loss=loss, ...)
     """
 
     def __init__(self, model: nn.Module, loss: weince.ContrastiveLoss) -> None:
@@ -146,7 +155,14 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
         loss: As in :class:`LossAdapter`, without learned parameters.
         mini_batch_size: Rows to embed at a time.
         mini_batch_num_tokens: Tokens to embed at a time, instead of rows.
-        show_progress_bar: Of the mini-batches.
+        show_progress_bar: Show a bar of the mini-batches.
+
+    Examples:
+        >>> from torch import nn
+        >>> from weince import DCLLoss
+        >>> from weince.integrations.sentence_transformers import CachedLossAdapter
+        >>> model = nn.Sequential(nn.Identity())  # yours: SentenceTransformer("bert-base-uncased")
+        >>> loss = CachedLossAdapter(model, DCLLoss(0.05, candidates="cross"), mini_batch_size=64)
     """
 
     def __init__(
@@ -214,6 +230,12 @@ class WeinceLoss(LossAdapter):
         temperature: ``1 / scale`` of ``MultipleNegativesRankingLoss``; a number or an ``nn.Parameter``.
         gather_across_devices: Contrast with the candidates of all devices.
         **options: As in :class:`weince.WeinceLoss`; ``candidates`` is ``"cross"``.
+
+    Examples:
+        >>> from torch import nn
+        >>> from weince.integrations.sentence_transformers import WeinceLoss
+        >>> model = nn.Sequential(nn.Identity())  # yours: SentenceTransformer("bert-base-uncased")
+        >>> loss = WeinceLoss(model, temperature=0.05)
     """
 
     def __init__(
@@ -235,9 +257,15 @@ class CachedWeinceLoss(CachedLossAdapter):
         temperature: ``1 / scale`` of ``CachedMultipleNegativesRankingLoss``.
         mini_batch_size: Rows to embed at a time.
         mini_batch_num_tokens: Tokens to embed at a time, instead of rows.
-        show_progress_bar: Of the mini-batches.
+        show_progress_bar: Show a bar of the mini-batches.
         gather_across_devices: Contrast with the candidates of all devices.
         **options: As in :class:`WeinceLoss`.
+
+    Examples:
+        >>> from torch import nn
+        >>> from weince.integrations.sentence_transformers import CachedWeinceLoss
+        >>> model = nn.Sequential(nn.Identity())  # yours: SentenceTransformer("bert-base-uncased")
+        >>> loss = CachedWeinceLoss(model, temperature=0.05, mini_batch_size=64)
     """
 
     def __init__(
@@ -265,6 +293,14 @@ def load_model(model: str | Path, *, device: str | None = None) -> SentenceTrans
 
     Raises:
         OSError: No such folder, no model in it, no such name, or no network; one line that says which.
+
+    Examples:
+        >>> from weince.integrations.sentence_transformers import load_model
+        >>> model = load_model("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> load_model("./missing")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: no model folder ./missing
     """
     name, folder = str(model), Path(model).is_dir()
     if not folder and (isinstance(model, Path) or Path(name).is_absolute() or name.startswith((".", "~"))):

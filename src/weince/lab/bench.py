@@ -77,7 +77,7 @@ def bench_loss(
         pairs: Sizes of batch to time.
         d: Width of the embeddings.
         device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``.
-        dtype: Of the embeddings: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.
+        dtype: Type of the embeddings: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.
         repeats: How many passes to time; their median counts.
         compiled: Time compiled InfoNCE too; compiling takes a while.
     """

@@ -62,16 +62,16 @@ class LossConfig:
             ``link`` (a blend of fixed weight, as ``weince diagnose`` names it), ``released`` (WEINCE as its
             authors' code trains it), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
             ``negatives_only``; or a loss of your own, ``my_package:MyLoss``.
-        temperature: Of the softmax part; the loss's own default if not given. Of ``weibit``, ``beta`` is its inverse.
-        lam: Of ``link``: weight of the shortfall logit.
-        beta: Of ``link``: slope of the shortfall logit.
+        temperature: Temperature of the softmax logit; the loss's own default if not given. For ``weibit``, 1 / beta.
+        lam: Weight of the shortfall logit; for ``link`` alone.
+        beta: Slope of the shortfall logit; for ``link`` alone.
         options: Further arguments of the loss by name, for example ``{hardness: 0.5}`` of ``hcl``.
         tail: What differs from the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
             ``{gate: rho, rho0: 0.05}``, ``{endpoint: 1.05}``, ``{positive: softmax}`` or ``{beta: slope}``.
         softmax_term: Weight of a further cross-entropy over the 50 hardest negatives with softmax logits; the
             preset's (0.5 for ``released``, else 0) if not given.
         shortfall_term: The same with a shortfall link whose slope follows the batch.
-        engine: ``auto``, ``dense``, ``chunked`` or ``fused``.
+        engine: ``auto``, ``dense`` (the whole matrix), ``chunked`` (linear memory) or ``fused`` (CUDA kernels).
     """
 
     preset: str = "infonce"

@@ -107,13 +107,20 @@ def _help_formatter() -> type[argparse.HelpFormatter]:
             return _unmarked(super()._expand_help(action))
 
         def _format_action_invocation(self, action: argparse.Action) -> str:
-            said = super()._format_action_invocation(action)
-            return re.sub(r"--[\w.]+", lambda option: option[0].replace("_", "-"), said)
+            return _hyphened(super()._format_action_invocation(action))
+
+        def _format_usage(self, *arguments: Any) -> str:
+            return _hyphened(super()._format_usage(*arguments))
 
         def start_section(self, heading: str | None) -> None:
             super().start_section(heading and _unmarked(heading))
 
     return Formatter
+
+
+def _hyphened(text: str) -> str:
+    """Options as they are written on a command line: ``--snapshot-every``."""
+    return re.sub(r"--[\w.]+", lambda option: option[0].replace("_", "-"), text)
 
 
 def _unmarked(text: str) -> str:

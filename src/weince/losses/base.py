@@ -142,11 +142,15 @@ class ContrastiveLoss(nn.Module):
         Args:
             batch: What is known of the batch: ``batch.stats``, the tail statistics, where :attr:`tail` is set.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define sums(batch), what it sums over candidates; got none"
+        )
 
     def combine(self, *sums: Any, **of_batch: Any) -> Tensor:
         """Losses ``(anchors,)`` from what :meth:`sums` asked for, in its order; autograd does the rest."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define combine(*sums), the loss of each anchor; got none"
+        )
 
     if TYPE_CHECKING:
 

@@ -68,15 +68,15 @@ QUICK = """
 import json, sys
 sys.path.insert(0, {tests!r})
 from lab.compare.made import files_of, value_of
-from weince.lab.compare import sweep
+from weince.lab.compare import cost
 from weince.lab.reproduce import execute
 def commands(run):
     files = files_of(run, value_of(run, {{}}))
     texts = {{name: json.dumps(files[name]) for name in ("run.yaml", "evaluation.json")}}
     return [[sys.executable, "-S", "-c", {write!r}, str(run.folder), json.dumps(texts)]]
 execute.commands = commands
-cost = dict(loss_ms=1.0, loss_mib=1.0, step_ms=2.0, step_mib=2.0, batch=9, width=9, hardware="a CPU")
-sweep.measure_costs = lambda runs: [cost for _ in runs]
+costs = dict(loss_ms=1.0, loss_mib=1.0, step_ms=2.0, step_mib=2.0, batch=9, width=9, hardware="a CPU")
+cost.measure_costs = lambda runs: [costs for _ in runs]
 from weince.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -161,8 +161,8 @@ def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch
     ("options", "said"),
     [
         (["--budget", "2 hours"], "--budget must be a number with s, m or h, such as 2h; got 2 hours"),
-        (["--set", "precision"], "--set are NAME=VALUE, got precision"),
-        (["--slurm-options", "time=9"], "--slurm-options are for --slurm, which is missing"),
+        (["--set", "precision"], "--set wants NAME=VALUE; got precision"),
+        (["--slurm-options", "time=9"], "--slurm-options wants --slurm; got no --slurm"),
         (["--set", "presision=bf16", "--dry-run"], "unrecognized arguments|presision"),
         (["--recipe", "strong"], "--recipe strong wants the configuration"),
     ],

@@ -99,10 +99,10 @@ def test_a_loss_of_ones_own(own):
 def test_recipes(tmp_path):
     assert recipe_config("cifar100_resnet18", "paper") == "cifar100_resnet18"
     assert recipe_config("cifar100_resnet18", "strong") == "cifar100_resnet18_strong"
-    with pytest.raises(ValueError, match="wants the configuration digits_tiny_strong, which is not there"):
+    with pytest.raises(ValueError, match="wants the configuration digits_tiny_strong; got none of that name"):
         recipe_config("digits_tiny", "strong")
     path = config_in(tmp_path)
-    with pytest.raises(ValueError, match=r"small_strong.yaml, which is not there"):
+    with pytest.raises(ValueError, match=r"small_strong.yaml; got none of that name"):
         recipe_config(path, "strong")
 
 

@@ -4,12 +4,14 @@ import csv
 import itertools
 import json
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.compare.made import comparison_of, config_in, fill
+from lab.compare.made import TEXT, comparison_of, config_in, fill
 
 from weince.lab.compare import compare
 from weince.lab.compare.grid import write_comparison
@@ -163,12 +165,12 @@ def test_names_are_escaped(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"losses": []}, "weince compare wants losses, such as infonce dcl: .* has no comparison yet"),
-        ({"losses": ["dcl", "dcl"]}, "dcl is named twice"),
+        ({"losses": []}, "weince compare wants losses, such as infonce dcl; got none, and no comparison in"),
+        ({"losses": ["dcl", "dcl"]}, "every loss must be named once; got dcl twice"),
         ({"tries": 0}, "--tries must be at least 1; got 0"),
         ({"budget": 10.0, "slurm": True}, "--budget is for runs on this machine"),
         ({"budget": 0.0}, "--budget must be above 0 seconds"),
-        ({"jobs": 0}, "jobs must be at least 1, got 0"),
+        ({"jobs": 0}, "jobs must be at least 1; got 0"),
         ({"losses": ["link"]}, "preset 'link' wants lam and beta"),
         ({"table_only": True}, "none of the 6 runs of digits_tiny is in"),
         ({"seeds": 9}, "--seeds 9: a number says how many"),
@@ -186,3 +188,42 @@ def test_half_a_width_is_that_of_the_t_interval(tmp_path):
     assert line["mean"] == pytest.approx(sum(runs) / 2)
     assert line["half"] == pytest.approx(12.7062047 * abs(runs[0] - runs[1]) / 2, rel=1e-6)
     assert math.isfinite(line["difference_half"])
+
+
+def test_the_table_of_the_strong_recipe_is_what_its_records_say(tmp_path):
+    kept = Path(__file__).parents[3] / "research" / "results" / "strong"
+    shutil.copy(kept / "runs.jsonl", tmp_path)
+    named = {"config": "cifar100_resnet18", "recipe": "strong", "try_epochs": 25}
+    page = compare(["infonce", "dcl", "hcl"], **named, out=tmp_path, table_only=True)
+    now, before = (
+        (folder / "cifar100_resnet18_strong" / "compare.md").read_text(encoding="utf-8").splitlines()
+        for folder in (page.parents[1], kept)
+    )
+    assert now[:-1] == before[:-1]  # the last line is the command
+
+
+def test_runs_that_were_tracked_are_drawn_along_the_way(tmp_path):
+    page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    assert "against minutes of training: the chosen settings, a mark for each run" in page.read_text()
+
+    def tracked(*votes):
+        lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+        for line in lines[1:]:  # one was not
+            line["log.csv"]["vote"] = votes
+        (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return compare(out=tmp_path, table_only=True).read_text()
+
+    assert "a line for each seed" not in tracked(None, None, None, 40.0)  # one look is no line
+    text = tracked(None, 30.0, None, 40.0)
+    words = "Vote of the 50 nearest neighbours on validation images against"
+    assert f"{words} epochs: a line for each seed" in text
+    assert f"{words} minutes of training: a line for each seed" in text
+    assert "a mark for each run" not in text
+
+
+def test_text_is_not_tracked_by_an_option(tmp_path):
+    config = config_in(tmp_path, TEXT)
+    with pytest.raises(
+        ValueError, match=r"--track is for runs on images; small is tracked as it is configured"
+    ):
+        compare(["dcl"], config=config, track=2, out=tmp_path)

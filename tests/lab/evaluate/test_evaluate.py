@@ -99,7 +99,9 @@ def test_unusable_images_are_named(images, message):
 
 
 def test_an_encoder_that_gives_maps_is_refused():
-    with pytest.raises(ValueError, match=r"must give \(b, f\) for b = 60, it gave \(60, 3, 6, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"must return \(n, features\) for n = 60 images; got \(60, 3, 6, 4\)"
+    ):
         extract(nn.Identity(), coloured().train_images, progress=False)
 
 

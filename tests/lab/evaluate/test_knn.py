@@ -154,7 +154,7 @@ def test_unusable_input_is_named():
         knn(train, train, temperature=0.0, progress=False)
     with pytest.raises(ValueError, match=r"\[0, 50\]"):
         knn(train, train, recalls=(0,), progress=False)
-    with pytest.raises(ValueError, match="rows of test features are not finite"):
+    with pytest.raises(ValueError, match="test features must be finite; got NaN or inf in"):
         knn(train, LabelledFeatures(train.features * torch.inf, train.labels), progress=False)
 
 

@@ -104,10 +104,13 @@ def test_labels_that_only_the_test_set_has_count_as_wrong():
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda x, y: (x.fill_(torch.nan), y), "40 of 40 rows of train features are not finite"),
+        (
+            lambda x, y: (x.fill_(torch.nan), y),
+            "train features must be finite; got NaN or inf in 40 of 40 rows",
+        ),
         (lambda x, y: (x[0], y), r"got \(3,\) and \(40,\)"),
         (lambda x, y: (x, y[1:]), r"got \(40, 3\) and \(39,\)"),
-        (lambda x, y: (x[:0], y[:0]), "no train features"),
+        (lambda x, y: (x[:0], y[:0]), "train features must have a row or more; got none"),
     ],
 )
 def test_unusable_features_are_named(spoil, message):
@@ -123,7 +126,7 @@ def test_unusable_options_are_named():
     with pytest.raises(ValueError, match=r"got \[\], 100, 256"):
         linear_probe(train, train, split=rows, seeds=(), progress=False)
     empty = Split(rows.train, np.zeros(0, dtype=np.int64))
-    with pytest.raises(ValueError, match="no rows to judge"):
+    with pytest.raises(ValueError, match="rows to be judged on; got none"):
         linear_probe(train, train, split=empty, epochs=1, progress=False)
 
 

@@ -52,7 +52,7 @@ def test_split_takes_the_fraction_exactly_and_depends_on_the_seed_alone():
     [
         (np.zeros((4, 2), dtype=int), 0.2, r"got int64 of shape \(4, 2\)"),
         (np.zeros(9), 0.2, "got float64"),
-        (np.zeros(9, dtype=int), 1.0, "strictly between 0 and 1, got 1.0"),
+        (np.zeros(9, dtype=int), 1.0, "strictly between 0 and 1; got 1.0"),
         (np.arange(9), 0.2, "no class of these 9 rows has 5 or more"),
         (np.zeros(0, dtype=int), 0.2, "no class of these 0 rows"),
     ],
@@ -95,7 +95,7 @@ def test_t_interval_at_its_edges():
     for values in ([], [1.0, math.nan], [math.inf]):
         with pytest.raises(ValueError, match="needs finite values"):
             t_interval(values)
-    with pytest.raises(ValueError, match=r"level must lie strictly between 0 and 1, got 95"):
+    with pytest.raises(ValueError, match=r"level must lie strictly between 0 and 1; got 95"):
         t_interval([1.0, 2.0], level=95)
 
 
@@ -121,7 +121,7 @@ def test_paired_test_at_its_edges():
         assert one.difference == value - 1.0
         assert math.isnan(one.p_value)
         assert math.isnan(one.half)
-    with pytest.raises(ValueError, match="as many a as b, got 2 and 1"):
+    with pytest.raises(ValueError, match="as many a as b; got 2 and 1"):
         paired_test([1.0, 2.0], [1.0])
 
 
@@ -139,7 +139,7 @@ def test_the_planted_winner_on_test_is_not_chosen():
 
 
 def test_selection_on_test_figures_is_refused():
-    with pytest.raises(ValueError, match="validation figures alone, not on 'linear_test_mean'"):
+    with pytest.raises(ValueError, match="by a validation figure; got 'linear_test_mean'"):
         select(PLANTED, "linear_test_mean")
 
 
@@ -152,7 +152,7 @@ def test_a_configuration_without_a_validation_figure_is_refused(figure):
 
 
 def test_nothing_to_choose_from():
-    with pytest.raises(ValueError, match="no configuration to choose from"):
+    with pytest.raises(ValueError, match="at least one configuration to choose from; got none"):
         select([], "linear_validation_mean")
 
 

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -119,3 +120,14 @@ def wait_for(happened, what: str, seconds: float = 60.0):
             return answer
         time.sleep(0.1)
     raise TimeoutError(f"{what} did not come within {seconds:.0f} seconds")
+
+
+@contextmanager
+def temporary_cluster() -> Iterator[Path]:
+    """The same in a folder of its own, which is removed with it."""
+    folder = Path(tempfile.mkdtemp(prefix="weince-slurm-", dir="/tmp"))
+    try:
+        with cluster(folder) as config:
+            yield config
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -40,7 +40,7 @@ def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
     done = []
     monkeypatch.setattr(execute, "carry_out", lambda run, *_: done.append(run))
-    monkeypatch.setattr(execute, "read_log", lambda _: [{"seconds": 50.0}] * 10)
+    monkeypatch.setattr(execute, "read_log", lambda _: [{"epoch": n, "seconds": 50.0} for n in range(10)])
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
     execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
     assert done == runs[:1]

@@ -477,7 +477,7 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
     assert said.count("to do") == 4
     assert "4 runs, 0 done; 1 configuration tried for each loss." in said
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="jobs must be at least 1; got 0"):
         reproduce(str(table), out=tmp_path, jobs=0)
 
 

@@ -250,16 +250,16 @@ def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
     ("changes", "message"),
     [
         ({"tille": "x"}, r"unknown key of a table 'tille' \(did you mean title\?\)"),
-        ({"title": None}, "title is missing"),
-        ({"title": 3}, "title must be a str, got 3"),
+        ({"title": None}, "a table needs title; got none"),
+        ({"title": 3}, "title must be a str; got 3"),
         ({"rows": "digits_tiny"}, "rows must be a list"),
         ({"rows": []}, "a table needs rows"),
         ({"figures": ["linaer"]}, r"unknown figure of measure evaluation 'linaer' \(did you mean linear\?\)"),
         ({"measure": "evaluate"}, r"unknown measure 'evaluate' \(did you mean evaluation\?\)"),
         ({"baseline": "infonce"}, "unknown baseline 'infonce'; known: InfoNCE, paper"),
-        ({"seeds": [7, 7]}, "every seed counts once, got 7, 7"),
+        ({"seeds": [7, 7]}, "every seed counts once; got 7, 7"),
         ({"losses": {"InfoNCE": {"sets": {}}}}, r"unknown key of loss InfoNCE 'sets' \(did you mean set\?\)"),
-        ({"losses": {"InfoNCE": 3}}, "wanted keys and values for a loss, got 3"),
+        ({"losses": {"InfoNCE": 3}}, "wanted keys and values for a loss; got 3"),
         ({"losses": {}}, "losses must map each loss"),
         ({"tries": [{}, {"loss.temperature": 0.2}]}, "several tries needs choose_by"),
         ({"tries": [None]}, "a try must map settings to values, .*; got None for InfoNCE"),
@@ -269,14 +269,14 @@ def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
         ),
         (
             {"tries": [{}, {"batch": 8}, {}], "choose_by": "linear"},
-            r"every try counts once, got \{\}, .* \{\} for",
+            r"every try counts once; got \{\}, .* \{\} for",
         ),
         (
             {
                 "losses": {"InfoNCE": {"set": {}, "tries": [{"batch": 8}, {"batch": 8.0}]}},
                 "choose_by": "linear",
             },
-            "every try counts once, .* for InfoNCE",
+            "every try counts once; .* for InfoNCE",
         ),
         (
             {"tries": [{}, {"batch": 8}], "choose_by": "link_lam"},
@@ -294,8 +294,8 @@ def test_what_a_table_cannot_say_is_named(tmp_path, changes, message):
     [
         ({"set": {"epoch": 3}}, r"digits_small, InfoNCE: unknown option 'epoch' \(did you mean epochs\?\)"),
         ({"set": {"epochs": "many"}}, "digits_small, InfoNCE: .*epochs"),
-        ({"set": {"seed": 3}}, "digits_small, InfoNCE: seed is not for a table to set"),
-        ({"tries": [{"out": "a"}]}, "digits_small, InfoNCE: out is not for a table to set"),
+        ({"set": {"seed": 3}}, "digits_small, InfoNCE: a table cannot set seed"),
+        ({"tries": [{"out": "a"}]}, "digits_small, InfoNCE: a table cannot set out"),
         ({"losses": {"InfoNCE": {"set": {"loss.preset": "infonse"}}}}, "infonce"),
         (
             {"rows": ["cifar100_resnet19"]},

@@ -1,10 +1,7 @@
 """A sweep on a real Slurm of one machine: jobs are killed and preempted under it, and it completes all the same."""
 
 import json
-import shutil
-import tempfile
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,14 +17,10 @@ needs_slurm = pytest.mark.skipif(bool(local.why_not()), reason=local.why_not() o
 
 @pytest.fixture
 def cluster(monkeypatch):
-    folder = Path(tempfile.mkdtemp(prefix="weince-slurm-", dir="/tmp"))
-    try:
-        with local.cluster(folder) as config:
-            monkeypatch.setenv("SLURM_CONF", str(config))
-            monkeypatch.setattr(ours, "POLL", 0.5)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with local.temporary_cluster() as config:
+        monkeypatch.setenv("SLURM_CONF", str(config))
+        monkeypatch.setattr(ours, "POLL", 0.5)
+        yield config.parent
 
 
 def jobs(out):

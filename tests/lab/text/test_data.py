@@ -173,3 +173,34 @@ def test_ahead_works_in_a_thread_and_passes_errors_on():
     next(rest)
     rest.close()
     assert len(made) <= 5  # not the whole file
+
+
+def test_pairs_are_drawn_in_two_halves_and_share_an_id_if_they_begin_alike(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a dog\tone dog\nred sun\tthe sun\n\na dog\ta small dog\n")
+    file = _read(path, pairs=True)
+    drawn = file.draw(np.array([2, 1, 0]))
+    assert drawn.sentences == ["a dog", "red sun", "a dog", "a small dog", "the sun", "one dog"]
+    assert (drawn.ids[:, None] == drawn.ids).tolist() == [
+        [True, False, True],
+        [False, True, False],
+        [True, False, True],
+    ]
+    assert file.draw(np.array([0, 1])).ids is None
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("a dog", "line 2: want two sentences with a tab between them; got 'a dog'"),
+        ("a\tb\tc", r"line 2: want two sentences with a tab between them; got 'a\\tb\\tc'"),
+        ("a dog\t ", "line 2: want two sentences"),
+        ("a" * LONGEST + "\tb", "line 2: a pair must have at most 65,536 bytes; got 65,539"),
+    ],
+)
+def test_a_line_that_is_no_pair(tmp_path, line, said):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(f"a dog\tone dog\n{line}\n")
+    with pytest.raises(ValueError, match=said):
+        SentenceFile(path, pairs=True)

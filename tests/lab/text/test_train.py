@@ -24,7 +24,7 @@ from weince.lab.text.encoder import SentenceEncoder, Tokens, load_backbone, toke
 from weince.lab.text.log import read_log
 from weince.lab.text.step import Step, tail_stats
 from weince.lab.text.sts import StsTask, evaluate_sts, read_sts
-from weince.lab.text.train import TextRun, train
+from weince.lab.text.train import TextRun, fingerprint, train
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_run_writes_what_it_says(run, preset, capsys):
 def test_one_step_is_simcse(run, toy_model):
     """Value and weights after a step against SimCSE written out by hand, with dropout off on both sides."""
     run = replace(run, head=True)
-    job = module._Job(run, read_sts(run.sts))
+    job = module.Job(run, read_sts(run.sts))
     for layer in job.encoder.modules():
         if isinstance(layer, torch.nn.Dropout):
             layer.p = 0.0
@@ -102,7 +102,7 @@ def test_one_step_is_simcse(run, toy_model):
 
 
 def test_dropout_makes_the_views_differ_and_evaluation_has_none(run):
-    job = module._Job(run, read_sts(run.sts))
+    job = module.Job(run, read_sts(run.sts))
     tokens = tokenise(job.tokenizer, ["the cat sees a bird", "a dog"], 32)
     twice = Tokens(*(part.repeat(2, 1) for part in tokens))
     z_i, z_j = job.encoder(twice).chunk(2)
@@ -115,7 +115,7 @@ def test_dropout_makes_the_views_differ_and_evaluation_has_none(run):
 
 
 def test_equal_sentences_are_not_negatives(run):
-    job = module._Job(run, read_sts(run.sts))
+    job = module.Job(run, read_sts(run.sts))
     job.encoder.backbone.eval()  # no dropout
     words = ["a dog", "the cat", "a dog", "red sun"]
     tokens = tokenise(job.tokenizer, words, 32)
@@ -196,7 +196,7 @@ def test_a_cuda_graph_computes_the_same(run, tmp_path):
 
 
 def test_learning_rate_falls_linearly(run):
-    job = module._Job(run, read_sts(run.sts))
+    job = module.Job(run, read_sts(run.sts))
     rates = []
     for numbers in batches(100, batch=16, epochs=1, seed=0):
         job.take_step(*job.prepare(numbers))
@@ -207,7 +207,7 @@ def test_learning_rate_falls_linearly(run):
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_precisions_train_and_vectors_stay_float32(run, precision):
     before = torch.get_float32_matmul_precision()
-    job = module._Job(replace(run, precision=precision), read_sts(run.sts))
+    job = module.Job(replace(run, precision=precision), read_sts(run.sts))
     seen = []
     job.loss.register_forward_pre_hook(lambda _, args: seen.extend(z.dtype for z in args))
     (z_i, z_j, loss), _ = job.take_step(*job.prepare(np.arange(16)))
@@ -227,7 +227,10 @@ def _same_weights(out, other):
 
 
 def _lines(out):
-    return [{key: row[key] for key in row if key != "sentences_per_second"} for row in read_log(out)]
+    return [
+        {key: row[key] for key in row if key not in ("sentences_per_second", "seconds")}
+        for row in read_log(out)
+    ]
 
 
 def test_a_run_cut_anywhere_ends_the_same(run, monkeypatch):
@@ -240,7 +243,7 @@ def test_a_run_cut_anywhere_ends_the_same(run, monkeypatch):
 
     for place, (name, count) in enumerate([("take_step", 5), ("save", 2), ("evaluate", 3)]):
         cut = replace(run, out=run.out.parent / f"cut{place}")
-        whole, calls = getattr(module._Job, name), []
+        whole, calls = getattr(module.Job, name), []
 
         def cutting(self, *args, whole=whole, calls=calls, count=count, **options):
             calls.append(1)
@@ -249,7 +252,7 @@ def test_a_run_cut_anywhere_ends_the_same(run, monkeypatch):
             return whole(self, *args, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(module._Job, name, cutting)
+            patch.setattr(module.Job, name, cutting)
             with pytest.raises(Cut):
                 train(cut)
         train(cut)
@@ -292,7 +295,7 @@ def test_a_killed_process_goes_on(run, tmp_path):
 
 def test_a_finished_run_is_left_alone_and_another_is_refused(run, monkeypatch):
     best = train(run)
-    monkeypatch.setattr(module, "_Job", None)
+    monkeypatch.setattr(module, "Job", None)
     assert train(run) == best
     with pytest.raises(ValueError, match=r"holds another run \(seed 0 -> 1\)"):
         train(replace(run, seed=1))
@@ -452,3 +455,63 @@ def test_the_bar_is_not_in_the_way_of_the_result(run, capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "[v2] bert" in shown.err
+
+
+@pytest.fixture
+def paired(run, tmp_path):
+    """A run on pairs: a sentence, and the same in another order."""
+    lines = run.text.read_text(encoding="utf-8").splitlines()
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{line}\t{' '.join(reversed(line.split()))}\n" for line in lines))
+    return replace(run, text=pairs, pairs=True, pooling="mean", head=False)
+
+
+def test_one_step_on_pairs_contrasts_the_means_of_their_tokens(paired):
+    """The loss against loops over sentences, each by itself, so that nothing is padded."""
+    job = module.Job(paired, read_sts(paired.sts))
+    job.encoder.eval()
+    drawn, tokens = job.prepare(np.arange(5))
+    with torch.no_grad():
+        rows = []
+        for sentence in drawn.sentences:
+            alone = tokenise(job.tokenizer, [sentence], 32)
+            rows.append(job.encoder.backbone(**alone._asdict()).last_hidden_state[0].double().mean(0))
+        rows = F.normalize(torch.stack(rows), dim=1)
+        expected = F.cross_entropy(rows[:5] @ rows[5:].T / 0.05, torch.arange(5))
+    (z_i, z_j, loss), ids = job.take_step(drawn, tokens)
+    assert ids is None
+    assert z_i.shape == z_j.shape == (5, 32)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_on_pairs_ends_with_an_encoder_that_takes_means(paired):
+    from sentence_transformers import SentenceTransformer
+
+    best = train(paired, bar=False)
+    result = json.loads((paired.out / "result.json").read_text())
+    again = evaluate_sts(str(best), paired.sts)  # by sentence-transformers, which pools as the folder says
+    assert again.tasks == pytest.approx(result["tasks"], abs=1e-4)
+    words = ["the cat sees a bird", "a dog"]
+    vectors = SentenceTransformer(str(best), device="cpu", local_files_only=True).encode(words)
+    backbone, tokenizer = load_backbone(str(best))
+    with torch.no_grad():
+        wanted = SentenceEncoder(backbone, pooling="mean").eval()(tokenise(tokenizer, words, 32))
+        other = SentenceEncoder(backbone).eval()(tokenise(tokenizer, words, 32))
+    np.testing.assert_allclose(vectors, wanted, atol=1e-6)
+    assert np.abs(vectors - other.numpy()).max() > 1e-3
+
+
+def test_what_a_run_starts_from_has_a_fingerprint(run, paired, tmp_path):
+    train(run, bar=False)
+    found = json.loads((run.out / "result.json").read_text())
+    assert found["fingerprint"] == fingerprint(run) == fingerprint(replace(run, seed=5, lr=0.1))
+    assert found["data"] == "sentences.txt, sts.tsv, model"
+    other = tmp_path / "other.tsv"
+    other.write_text(run.sts.read_text() + "STSB\tx\ttest\t1.0\ta\tb\n")
+    changed = [
+        replace(run, sentences=50),
+        paired,
+        replace(run, sts=other),
+        replace(run, model=str(run.out / "best")),
+    ]
+    assert len({fingerprint(one) for one in (run, *changed)}) == 5

@@ -384,16 +384,16 @@ def test_the_largest_uniform_stays_inside_the_image():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "size must be at least 1, got 0"),
-        ({"flip": 1.5}, r"flip is a probability in \[0, 1\], got 1.5"),
+        ({"size": 0}, "size must be at least 1; got 0"),
+        ({"flip": 1.5}, r"flip is a probability in \[0, 1\]; got 1.5"),
         ({"grey_p": -0.1}, "grey_p is a probability"),
         ({"jitter_p": float("nan")}, "jitter_p is a probability"),
-        ({"crop_scale": (0.0, 1.0)}, "crop_scale is .low, high. with 0 < low <= high <= 1, got"),
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale is .low, high. with 0 < low <= high <= 1; got"),
         ({"crop_scale": (0.5, 1.5)}, "crop_scale is"),
         ({"crop_ratio": (2.0, 1.0)}, "crop_ratio is"),
         ({"jitter": (0.8, 0.8, 0.8)}, "jitter is .brightness, contrast, saturation, hue."),
         ({"jitter": (0.8, 0.8, 0.8, 0.6)}, "hue at most 0.5"),
-        ({"size": 16, "blur_p": 0.5}, "blur needs views of at least 20 px, got 16"),
+        ({"size": 16, "blur_p": 0.5}, "blur needs views of at least 20 px; got 16"),
     ],
 )
 def test_wrong_options(options, message):
@@ -403,10 +403,10 @@ def test_wrong_options(options, message):
 
 @pytest.mark.parametrize("shape", [(4, 32, 32, 3), (3, 32, 32), (4, 1, 32, 32)])
 def test_wrong_shape(shape):
-    with pytest.raises(ValueError, match=r"images must be \(n, 3, height, width\), got"):
+    with pytest.raises(ValueError, match=r"images must be \(n, 3, height, width\); got"):
         Augment(32)(torch.zeros(shape), seeded())
 
 
 def test_generator_elsewhere():
-    with pytest.raises(ValueError, match="the images are on meta and the generator on cpu"):
+    with pytest.raises(ValueError, match="must be on one device; got meta and cpu"):
         Augment(32)(torch.zeros(2, 3, 8, 8, device="meta"), seeded())

@@ -85,11 +85,11 @@ def test_grey_and_oblong_npz(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_images": np.zeros((6, 8, 8, 3))}, "train_images must be uint8, got float64"),
+        ({"train_images": np.zeros((6, 8, 8, 3))}, "train_images must be uint8; got float64"),
         ({"train_images": noise(6, 3, 8, 8)}, r"train_images must be \(n, height, width, 3\).*got \(6, 3, 8, 8\)"),
         ({"test_images": noise(0, 8, 8, 3), "test_labels": np.array([], int)}, "test_images must be"),
-        ({"test_images": noise(2, 9, 9, 3)}, "images of different sizes .*size= brings them to one"),
-        ({"train_labels": np.array([0, 1, 2])}, r"train_labels must be .* \(6,\), got int64 of \(3,\)"),
+        ({"test_images": noise(2, 9, 9, 3)}, "want images of one size; got .*size= brings them to one"),
+        ({"train_labels": np.array([0, 1, 2])}, r"train_labels must be .* \(6,\); got int64 of \(3,\)"),
         ({"train_labels": np.array([0, 1, 2, 0, 1, 2.0])}, "train_labels must be integers"),
         ({"train_labels": np.array([0, 1, 3, 0, 1, 3])}, r"no training image of class 2 \(of 0 to 3\)"),
         ({"train_labels": np.array([-1, 0, 1, 0, 1, 2])}, "train_labels go from -1 to 2, the classes from 0 to 2"),

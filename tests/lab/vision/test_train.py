@@ -301,14 +301,14 @@ def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(t
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": 71}, "has 70 images, fewer than a batch of 71"),
+        ({"batch": 71}, "a batch of 71 needs as many images; got 70 in"),
         ({"batch": 1}, "batch must be at least 2 pairs"),
         ({"epochs": 0}, "epochs must be at least 1; got 0"),
         ({"seed": -1}, "seed must be at least 0; got -1"),
         ({"snapshot_every": -1}, "snapshot_every must be at least 0; got -1"),
         ({"graph": True}, "graph needs one process on one GPU"),
         ({"device": "tpu"}, "device must be auto, cpu, cuda or mps; got 'tpu'"),
-        ({"width": 16}, "width is of a ResNet; got width 16 for tiny"),
+        ({"width": 16}, "width is an option of ResNets; got width 16 for tiny"),
         ({"encoder": "resnet18", "width": 0}, "width must be at least 1; got 0"),
         ({"loss": LossConfig(engine="fused")}, "the loss cannot run here: .* got cpu"),
         ({"encoder": "resnet81"}, r"unknown encoder 'resnet81' \(did you mean resnet18\?\)"),

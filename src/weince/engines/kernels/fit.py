@@ -80,7 +80,7 @@ def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, VA
 
 @triton.jit
 def counted(marks, KP: tl.constexpr):
-    """Of every number the sum of those before it and itself, lane by lane: any order does, and in this one nearly all
+    """Running sums, each with its own number, lane by lane: any order does, and in this one nearly all
     sums are within a lane. ``(R, KP)``, of which lane ``l`` has numbers ``l``, ``l + 32``, ..."""
     marks = tl.reshape(marks, (marks.shape[0], KP // 32, 32))
     lane = tl.sum(marks, axis=1)

@@ -283,7 +283,7 @@ def near_kernel(
     OF_POSITIVES: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr,
     FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """Of every anchor the four nearest negatives (or positives by label) below ``NEAR``: columns, exact shortfalls.
+    """The four nearest negatives of every anchor (or positives by label) below ``NEAR``: columns, exact shortfalls.
 
     They are written from place ``FIRST`` of ``NEAREST`` on; -1 and infinity where there are fewer.
     """

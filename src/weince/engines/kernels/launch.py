@@ -270,7 +270,7 @@ def _tile(rows: int, shape: dict[str, int], use: str) -> Tile:
 
 
 def _sample_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
-    """Of the kernel that takes the sample, all of which is one tile."""
+    """Tile of the kernel that takes the sample, all of which is one tile."""
     tile = {"M": SAMPLE, "BM": 32, "BK": min(64 // shape["PARTS"] // 2, shape["DB"])}
     if INTERPRETED:
         return tile
@@ -279,7 +279,7 @@ def _sample_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
 
 
 def _exact_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
-    """Of the exact search."""
+    """Tile of the exact search."""
     if INTERPRETED:
         return {"BM": 16, "BN": 64}
     return Tile(16, 64, 4, 3).within(shape["DB"] * shape["PARTS"], limit).constants()
@@ -363,7 +363,7 @@ def search(
         a: ``(anchors, d)`` unit rows.
         c: ``(candidates, d)`` unit rows.
         pairs: The same as operands.
-        roles: Of the pairs.
+        roles: Roles of the pairs.
         most: Negatives that an anchor can have.
         config: How to fit; None for no fit.
         numbers: How many hardest negatives to find thresholds for.

@@ -53,7 +53,7 @@ def _unpack(numbers: tuple[float, ...]) -> TailConfig | None:
 
 
 def _pairs(operands: Sequence[Tensor], like: Tensor) -> Pairs:
-    """Of rows as wide as ``like``; the padding of one part is less than two parts take."""
+    """Pairs of rows as wide as ``like``; the padding of one part is less than two parts take."""
     x, width = operands[0], like.shape[1]
     parts = 1 if x.shape[1] == launch.operand_shape(width, 1)["DP"] else 2
     return Pairs(x, operands[1], operands[-2], operands[-1], launch.operand_shape(width, parts))
@@ -348,10 +348,10 @@ def sums(
     Args:
         anchors: ``(a, d)`` unit rows; gradients go there.
         candidates: ``(c, d)`` unit rows, likewise.
-        coefs: Of the links, see :class:`weince.engines.kernels.launch.Sums`; likewise.
-        thresholds: Of the hardest, a line each.
-        operands: Of anchors and candidates.
-        roles: Of the pairs.
+        coefs: Coefficients of the links, see :class:`weince.engines.kernels.launch.Sums`; likewise.
+        thresholds: Thresholds of the hardest, a line each.
+        operands: Operands of anchors and candidates.
+        roles: Roles of the pairs.
         given: Which roles these are.
         near: Exact shortfalls of the nearest candidates, or nothing.
         spec: What each sum is.

@@ -89,7 +89,7 @@ def coefficient(coefs, row, at, inside, n_anchors, EACH: tl.constexpr):
 
 @triton.jit
 def link_of(coefs, thresholds, row, at, n_anchors, ONE: tl.constexpr, EACH: tl.constexpr):
-    """Of some anchors: ``g, b, w, v`` for logits in bits, and the largest shortfall that takes part; 0 for none."""
+    """``g, b, w, v`` of some anchors for logits in bits, and the largest shortfall that takes part; 0 for none."""
     inside = at < n_anchors
     g = coefficient(coefs, row, at, inside, n_anchors, EACH) * LOG2E
     b = tl.zeros_like(g)
@@ -319,7 +319,7 @@ def finish_kernel(
 
 @triton.jit
 def worth_of(link, values, weights, row, at, n_anchors, ONE: tl.constexpr):
-    """Of some anchors: the constant of the logits relative to the sum, and ``g, w, v`` times the sum's weight."""
+    """Constant of the logits of some anchors, relative to the sum, and ``g, w, v`` times the sum's weight."""
     inside = at < n_anchors
     worth = tl.load(weights + row * n_anchors + at, mask=inside, other=0.0)
     constant = link[0] + link[1]

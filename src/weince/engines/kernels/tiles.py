@@ -43,7 +43,7 @@ def on_grid(x):
 
 @triton.jit
 def fast_log2(x):
-    """Of a positive number, in one instruction: good to 22 bits. (``tl.log2`` is some thirty.)"""
+    """Logarithm of a positive number, base 2, in one instruction: good to 22 bits. (``tl.log2`` is some thirty.)"""
     if INTERPRETED:
         y = tl.log2(x)
     else:
@@ -63,7 +63,7 @@ def fast_exp2(x):
 
 @triton.jit
 def fast_inverse(x):
-    """Of a positive number, in one instruction: good to 23 bits."""
+    """Inverse of a positive number, in one instruction: good to 23 bits."""
     if INTERPRETED:
         y = 1 / x
     else:
@@ -207,7 +207,7 @@ def along(values, ACROSS: tl.constexpr):
 
 @triton.jit
 def anchor_roles(at, n_anchors, positive_ptr, self_ptr, id_ptr, label_ptr, ROLES: tl.constexpr):
-    """Of some anchors: column of the positive, own column, id, label; -1 where there is none."""
+    """Roles of some anchors: column of the positive, own column, id, label; -1 where there is none."""
     inside = at < n_anchors
     positive = tl.zeros_like(at) - 1
     itself = positive

@@ -55,6 +55,7 @@ def compare(
     data: str | None = None,
     device: str | None = None,
     budget: float | None = None,
+    track: int | None = None,
     reuse: Sequence[Path] = (),
     add: Sequence[Path] = (),
     dry_run: bool = False,
@@ -81,6 +82,7 @@ def compare(
         data: Where the images are, if not where their name says.
         device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
         budget: Seconds; runs that would not end within them are not started.
+        track: Epochs between looks at how good a run is along the way; as the configuration says if not given.
         reuse: Archives of runs, of which those that match are taken over.
         add: Archives of others, to be added whole; then nothing is started.
         dry_run: Print the runs, which of them are done, and the minutes that the rest takes here.
@@ -103,22 +105,23 @@ def compare(
     check_folder(out)
     start_nothing = table_only or bool(add) or dry_run
     comparison = _asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set, out)
-    sweep = Sweep(comparison, out, data, device, reuse)
+    extra = _tracked(comparison, track)
+    sweep = Sweep(comparison, out, data, device, extra, reuse)
     if add:
         comparison = merge.add(comparison, add, out, sweep.evaluations())
-        sweep = Sweep(comparison, out, data, device, reuse)
+        sweep = Sweep(comparison, out, data, device, extra, reuse)
     sweep.take_over(look=not (start_nothing or slurm))
     jobs = _jobs(jobs)
     if dry_run:
         sweep.show(jobs)
         return out / comparison.name
     write_comparison(comparison, out / comparison.name)
-    failed: dict[str, str] = {}
-    if not start_nothing:
-        options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
-        failed = sweep.fill(budget, options, check=not slurm)
-    measure = not (start_nothing or slurm)
-    return sweep.write(command or "weince compare", failed, measure=measure)
+    if start_nothing:
+        return sweep.write(command or "weince compare", {})
+    options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
+    failed = sweep.fill(budget, options, check=not slurm)
+    sweep.time_losses((slurm_options or {}) if slurm else None)
+    return sweep.write(command or "weince compare", failed)
 
 
 def _asked(
@@ -138,12 +141,14 @@ def _asked(
         raise ValueError(f"--tries must be at least 1; got {tries}")
     twice = [loss for number, loss in enumerate(losses) if loss in losses[:number]]
     if twice:
-        raise ValueError(f"{twice[0]} is named twice")
+        raise ValueError(f"every loss must be named once; got {twice[0]} twice")
     chosen = None if config is None else recipe_config(config, recipe)
     before = find_comparison(out, chosen)
     if not losses:
         if before is None:
-            raise ValueError(f"weince compare wants losses, such as infonce dcl: {out} has no comparison yet")
+            raise ValueError(
+                f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
+            )
         return before
     chosen = chosen or (before.config if before else recipe_config(LAPTOP, recipe))
     first = baseline or (before.baseline if before else BASELINE)
@@ -160,6 +165,15 @@ def _asked(
     return now if before is None else joined(before, now)
 
 
+def _tracked(comparison: Comparison, track: int | None) -> dict[str, int]:
+    """The setting that says how often a run is looked at."""
+    if track is None:
+        return {}
+    if not comparison.task.track:
+        raise ValueError(f"--track is for runs on images; {comparison.name} is tracked as it is configured")
+    return {comparison.task.track: track}
+
+
 def _known(before: Comparison | None, baseline: str, names: Sequence[str]) -> dict[str, Any]:
     """The baseline's tries, if it is not named but known."""
     return {} if before is None or baseline in names else {baseline: before.losses[baseline]}
@@ -168,7 +182,7 @@ def _known(before: Comparison | None, baseline: str, names: Sequence[str]) -> di
 def _jobs(asked: int | None) -> int:
     if asked is not None:
         if asked < 1:
-            raise ValueError(f"jobs must be at least 1, got {asked}")
+            raise ValueError(f"jobs must be at least 1; got {asked}")
         return asked
     import torch
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from weince.lab import settings
 from weince.lab.bench import passed
@@ -20,6 +22,12 @@ from weince.lab.capture import EAGER_STEPS
 from weince.lab.configure import build_loss
 from weince.lab.reproduce.execute import hardware
 from weince.lab.reproduce.plan import Run
+from weince.lab.reproduce.records import add_file
+from weince.lab.reproduce.tasks import task_of
+from weince.lab.text.data import ahead, batches, steps_in_epoch
+from weince.lab.text.step import matmul_precision
+from weince.lab.text.sts import read_sts
+from weince.lab.text.train import Job, TextRun
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
 from weince.lab.vision.train import assemble, launch
@@ -52,18 +60,73 @@ def measure_costs(runs: Sequence[Run]) -> list[Cost]:
     return found
 
 
-def cost_of(run: VisionRun) -> Cost:
-    """Measure one run: its loss on random embeddings of its size, and its whole step on its images."""
-    began = time.perf_counter()
+@dataclass(frozen=True)
+class Timing:
+    """Measures the costs of runs, here or as a job of a cluster, and adds each to the record of its run."""
+
+    runs: Sequence[Run]
+
+    def __call__(self) -> None:
+        for run, cost in zip(self.runs, measure_costs(self.runs), strict=True):
+            add_file(run, RECORD, cost)
+
+
+class Ready(NamedTuple):
+    """A run that is ready to train, on one device.
+
+    Attributes:
+        step: Trains on a batch.
+        loss: A loss like its own.
+        device: Where it trains.
+        width: Of its embeddings.
+        steps: In an epoch.
+    """
+
+    step: Callable[[], None]
+    loss: nn.Module
+    device: torch.device
+    width: int
+    steps: int
+
+
+def _with_images(run: VisionRun) -> Ready:
+    run = replace(run, devices=1)
     fabric = launch(run)
     data = load(run.data, size=run.augment.size)
+    images = len(data.pretrain_images)
     *_, step = assemble(fabric, run, data)
     generator = torch.Generator().manual_seed(0)
 
     def train() -> None:
-        step(torch.randint(len(data.pretrain_images), (run.batch,), generator=generator).to(fabric.device))
+        step(torch.randint(images, (run.batch,), generator=generator).to(fabric.device))
 
-    on_gpu = fabric.device.type == "cuda"
+    return Ready(train, build_loss(run.loss), fabric.device, run.projection, images // run.batch)
+
+
+def _with_sentences(run: TextRun) -> Ready:
+    job = Job(run, read_sts(run.sts))
+    sentences = len(job.sentences)
+    drawn = ahead(batches(sentences, batch=run.batch, epochs=sys.maxsize, seed=0), job.prepare)
+
+    def train() -> None:
+        chosen, tokens = next(drawn)
+        with matmul_precision(run.precision):
+            job.take(tokens, None if chosen.ids is None else torch.from_numpy(chosen.ids).to(job.device))
+
+    width = int(job.encoder.backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
+    loss = build_loss(run.loss, candidates="cross")
+    return Ready(train, loss, job.device, width, steps_in_epoch(sentences, run.batch))
+
+
+READY: dict[type[Any], Callable[[Any], Ready]] = {VisionRun: _with_images, TextRun: _with_sentences}
+
+
+def cost_of(run: Any) -> Cost:
+    """Measure one run: its loss on random embeddings of its size, and its whole step on its data."""
+    began = time.perf_counter()
+    torch.compiler.reset()  # one process compiles for many runs, and torch gives up after a few of the same code
+    train, loss, device, width, steps = READY[type(run)](run)
+    on_gpu = device.type == "cuda"
     train()
     start = time.perf_counter() - began
     step_mib = _peak_mib(train, on_gpu)
@@ -71,14 +134,15 @@ def cost_of(run: VisionRun) -> Cost:
         train()
     seconds = _seconds(train, on_gpu)
 
-    loss = build_loss(run.loss).to(fabric.device)
+    loss.to(device)
+    generator = torch.Generator().manual_seed(0)
     z_i, z_j = (
-        torch.randn(run.batch, run.projection, generator=generator).to(fabric.device).requires_grad_()
-        for _ in range(2)
+        torch.randn(run.batch, width, generator=generator).to(device).requires_grad_() for _ in range(2)
     )
 
     def contrast() -> None:
         passed(loss, z_i, z_j)
+        z_i.grad = z_j.grad = None  # which would count as memory that was there before
 
     contrast()
     loss_mib = _peak_mib(contrast, on_gpu)
@@ -87,10 +151,10 @@ def cost_of(run: VisionRun) -> Cost:
         "loss_mib": loss_mib,
         "step_ms": 1e3 * seconds,
         "step_mib": step_mib,
-        "epoch_seconds": seconds * (len(data.pretrain_images) // run.batch),
+        "epoch_seconds": seconds * steps,
         "start_seconds": start,
         "batch": run.batch,
-        "width": run.projection,
+        "width": width,
         "hardware": hardware(run.device),
     }
 
@@ -131,11 +195,14 @@ def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
 
 
 def main() -> None:
-    runs = [
-        settings.read(VisionRun, arguments, command="weince train", examples="")
-        for arguments in json.load(sys.stdin)
-    ]
-    print(json.dumps([cost_of(run) for run in runs]))
+    print(json.dumps([cost_of(_run(arguments)) for arguments in json.load(sys.stdin)]))
+
+
+def _run(arguments: Sequence[str]) -> Any:
+    """Settings from the options of ``weince train``."""
+    chosen, _ = settings.take_config(arguments)
+    kind = task_of({} if chosen is None else settings.load(chosen)).settings
+    return settings.read(kind, arguments, command="weince train", examples="")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Figures of a comparison: a dot for each seed, accuracy against epochs and time, what tuning gave."""
+"""Figures of a comparison: a dot for each seed, how good runs are along the way, what tuning gave."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -10,10 +10,13 @@ from matplotlib.axes import Axes
 
 from weince.diagnose.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend, shorten
 from weince.lab.compare.grid import Comparison
-from weince.lab.compare.summary import MAIN, NAMES, Done, Summary
+from weince.lab.compare.summary import Done, Point, Summary, capital
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 MARKERS = "osD^vP*X<>pd"
+MINUTES = "minutes of training"
+FEW_LOOKS = 40
+"""Of a run along the way: as many have room for marks."""
 
 
 def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]:
@@ -22,32 +25,68 @@ def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]
     counted = [one for one in summary.done if one.chosen]
     found = [
         _dots(gallery, comparison, summary, counted, figure)
-        for figure in NAMES
+        for figure in comparison.task.figures
         if any(math.isfinite(one.figure(figure)) for one in counted)
     ]
-    shown = {line.loss for line in summary.lines if line.measured}
-    of_choice = [
-        one for one in summary.done if _is_choice(comparison, summary, one) and one.run.loss in shown
-    ]
-    if len({one.epochs for one in of_choice}) > 1:
-        found.append(_course(gallery, comparison, of_choice, "epochs", "epochs", lambda one: one.epochs))
-    if any(math.isfinite(one.seconds) for one in of_choice):
-        found.append(
-            _course(
-                gallery, comparison, of_choice, "time", "minutes of training", lambda one: one.seconds / 60
-            )
-        )
+    if any(len(one.course) > 1 for one in counted):
+        found += [
+            _along(gallery, comparison, counted, "epochs", "epochs", lambda point: point.epoch),
+            _along(gallery, comparison, counted, "time", MINUTES, lambda point: point.seconds / 60),
+        ]
+    else:
+        found += _ends(gallery, comparison, summary)
     if any(len(values) > 1 for values in summary.tuned.values()):
         found.append(_tuned(gallery, comparison, summary.tuned))
     return found
 
 
-def told(one: Done, words: str) -> str:
+def _ends(gallery: Gallery, comparison: Comparison, summary: Summary) -> list[Figure]:
+    """Where runs ended, for logs that do not say how good they were along the way."""
+    shown = {line.loss for line in summary.lines if line.measured}
+    of_choice = [
+        one for one in summary.done if _is_choice(comparison, summary, one) and one.run.loss in shown
+    ]
+    found = []
+    if len({one.epochs for one in of_choice}) > 1:
+        found.append(_course(gallery, comparison, of_choice, "epochs", "epochs", lambda one: one.epochs))
+    if any(math.isfinite(one.seconds) for one in of_choice):
+        found.append(_course(gallery, comparison, of_choice, "time", MINUTES, lambda one: one.seconds / 60))
+    return found
+
+
+def _along(
+    gallery: Gallery,
+    comparison: Comparison,
+    runs: Sequence[Done],
+    slug: str,
+    label: str,
+    x: Callable[[Point], float],
+) -> Figure:
+    """The tracked figure of each run, a line for each seed."""
+    (words, short), unit = comparison.task.tracked, comparison.task.unit
+    caption = f"{capital(words)} against {label}: a line for each seed"
+    with gallery.panel(slug, caption, height=3.3) as panel:
+        for loss in comparison.losses:
+            colour, marker = _look(comparison, loss)
+            for number, one in enumerate(one for one in runs if one.run.loss == loss and one.course):
+                panel.ax.plot(
+                    [x(point) for point in one.course], [point.value for point in one.course],
+                    marker=marker if len(one.course) <= FEW_LOOKS else None, markersize=3, linewidth=1.0,
+                    color=colour, alpha=0.7,
+                    label=shorten(loss, 16, among=comparison.losses) if number == 0 else None,
+                )  # fmt: skip
+        panel.ax.set(xlabel=label, ylabel=f"{short}, {unit}")
+        panel.ax.margins(0.08)
+        legend(panel.ax, 3)
+    return panel.done
+
+
+def told(one: Done, words: str, figures: Iterable[str]) -> str:
     """A run in a line: what a dot says when it is pointed at."""
-    figures = ", ".join(
-        f"{figure} {value:.2f}" for figure in NAMES if math.isfinite(value := one.figure(figure))
+    said = ", ".join(
+        f"{figure} {value:.2f}" for figure in figures if math.isfinite(value := one.figure(figure))
     )
-    return f"{one.run.loss}, {words}, seed {one.run.seed}, {one.epochs} epochs: {figures}. {one.run.name}"
+    return f"{one.run.loss}, {words}, seed {one.run.seed}, {one.epochs} epochs: {said}. {one.run.name}"
 
 
 def _is_choice(comparison: Comparison, summary: Summary, one: Done) -> bool:
@@ -63,7 +102,8 @@ def _dots(
     names = [line.loss for line in lines]
     words = {line.loss: line.words for line in lines}
     titles: dict[str, str] = {}
-    caption = f"{NAMES[figure].capitalize().replace('Map@r', 'MAP@R')}, %: a dot is a seed, a bar the mean"
+    axis = f"{comparison.task.figures[figure].words}, {comparison.task.unit}"
+    caption = f"{capital(axis)}: a dot is a seed, a bar the mean"
     with gallery.panel(f"seeds-{figure}", caption, height=0.9 + 0.27 * len(lines)) as panel:
         ax = panel.ax
         for place, line in enumerate(lines):
@@ -80,13 +120,13 @@ def _dots(
                     one.figure(figure), place + shift, "o", color=colour, markersize=4.5, alpha=0.75
                 )
                 dot.set_gid(f"dot{len(titles)}")
-                titles[f"dot{len(titles)}"] = told(one, words[line.loss])
+                titles[f"dot{len(titles)}"] = told(one, words[line.loss], comparison.task.figures)
         ax.set_yticks(range(len(lines)), [shorten(name, 20, among=names) for name in names])
         ax.set_ylim(len(lines) - 0.5, -0.5)
         ax.grid(axis="y", visible=False)
         ax.locator_params(axis="x", nbins=6)
         ax.margins(x=0.08)
-        ax.set_xlabel(f"{NAMES[figure]}, %")
+        ax.set_xlabel(axis)
     return _titled(panel.done, titles)
 
 
@@ -113,7 +153,9 @@ def _course(
     label: str,
     x: Callable[[Done], float],
 ) -> Figure:
-    caption = f"{NAMES[MAIN].capitalize()} against {label}: the chosen settings, a mark for each run"
+    main = comparison.task.main
+    called = comparison.task.figures[main].words
+    caption = f"{capital(called)} against {label}: the chosen settings, a mark for each run"
     titles: dict[str, str] = {}
     with gallery.panel(slug, caption, height=3.3) as panel:
         for loss in comparison.losses:
@@ -121,26 +163,28 @@ def _course(
             colour, marker = _look(comparison, loss)
             for number, one in enumerate(of_loss):
                 (dot,) = panel.ax.plot(
-                    x(one), one.figure(MAIN), marker, color=colour, markersize=4.5, alpha=0.8,
+                    x(one), one.figure(main), marker, color=colour, markersize=4.5, alpha=0.8,
                     label=shorten(loss, 16, among=comparison.losses) if number == 0 else None,
                 )  # fmt: skip
                 dot.set_gid(f"dot{len(titles)}")
-                titles[f"dot{len(titles)}"] = told(one, "")
-            _through_means(panel.ax, of_loss, x, colour)
-        panel.ax.set(xlabel=label, ylabel=f"{NAMES[MAIN]}, %")
+                titles[f"dot{len(titles)}"] = told(one, "", comparison.task.figures)
+            _through_means(panel.ax, of_loss, x, main, colour)
+        panel.ax.set(xlabel=label, ylabel=f"{called}, {comparison.task.unit}")
         panel.ax.margins(0.08)
         legend(panel.ax, 3)
     return _titled(panel.done, titles)
 
 
-def _through_means(ax: Axes, runs: Sequence[Done], x: Callable[[Done], float], colour: str) -> None:
+def _through_means(
+    ax: Axes, runs: Sequence[Done], x: Callable[[Done], float], main: str, colour: str
+) -> None:
     """A line through the means of each length of training, where there are several."""
     lengths: dict[int, list[Done]] = {}
     for one in runs:
         lengths.setdefault(one.epochs, []).append(one)
     if len(lengths) > 1:
         points = [
-            (sum(map(x, group)) / len(group), sum(one.figure(MAIN) for one in group) / len(group))
+            (sum(map(x, group)) / len(group), sum(one.figure(main) for one in group) / len(group))
             for group in lengths.values()
         ]
         ax.plot(*zip(*sorted(points), strict=True), color=colour, linewidth=1.0)
@@ -155,7 +199,8 @@ def _tuned(gallery: Gallery, comparison: Comparison, tuned: Mapping[str, Sequenc
                 range(1, len(values) + 1), values, marker + "-", color=colour, markersize=4.5, linewidth=1.2,
                 label=shorten(loss, 16, among=tuned),
             )  # fmt: skip
-        panel.ax.set(xlabel="tries", ylabel=f"{NAMES[MAIN]}, %")
+        called = comparison.task.figures[comparison.task.main].words
+        panel.ax.set(xlabel="tries", ylabel=f"{called}, {comparison.task.unit}")
         panel.ax.set_xticks(range(1, max(map(len, tuned.values())) + 1))
         panel.ax.margins(0.08)
         legend(panel.ax, 3)

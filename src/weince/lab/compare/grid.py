@@ -5,6 +5,7 @@ Every loss names its search space beside its class, an ordered grid; a compariso
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from weince.lab import settings
 from weince.lab.configure import PRESETS, find, unknown
 from weince.lab.reproduce.plan import flat
 from weince.lab.reproduce.tables import SEEDS, Loss, Table
+from weince.lab.reproduce.tasks import Task, task_of
 
 KEPT = "comparison.yaml"
-CHOOSE_BY = "linear"
-FIGURES = ("linear", "r1", "knn", "map_r")
 RECIPES = ("paper", "strong")
 
 Tries = Sequence[Mapping[str, Any]]
@@ -63,6 +63,11 @@ class Comparison:
         """Of the configuration, and of the folder of the page."""
         return Path(self.config).stem
 
+    @cached_property
+    def task(self) -> Task:
+        """What is trained, which decides the figures."""
+        return task_of(settings.load(self.config))
+
     def tries_table(self) -> Table:
         """The tries of all losses, with the first seed."""
         epochs = {} if self.try_epochs is None else {"epochs": self.try_epochs}
@@ -82,11 +87,12 @@ class Comparison:
         return Table(
             name=self.name,
             title=f"Losses on {self.name}",
-            figures=FIGURES,
+            figures=tuple(self.task.figures),
             rows=[self.config],
             losses=losses,
             baseline=baseline,
-            choose_by=CHOOSE_BY,
+            measure=self.task.measure,
+            choose_by=self.task.main,
             set=common,
             seeds=seeds,
         )
@@ -98,7 +104,8 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
     Args:
         loss: A preset, or a loss of one's own, ``my_package:MyLoss``, whose class may have a ``search_space`` too;
             without one it is tried with its defaults.
-        config: The configuration, whose temperature is not for a loss that has none.
+        config: The configuration, whose temperature is not for a loss that has none, and whose task may have
+            temperatures of its own.
     """
     if loss not in PRESETS and ":" not in loss:
         raise ValueError(unknown("loss", loss, PRESETS) + ", or your own, my_package:MyLoss")
@@ -110,8 +117,29 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
         raise ValueError(
             f"search_space of {loss} must list arguments by name, ({{'temperature': 0.1}},); got {got}"
         )
-    has_temperature = flat(settings.load(config)).get("loss.temperature") is not None
+    content = settings.load(config)
+    has_temperature = flat(content).get("loss.temperature") is not None
+    space = at_temperatures(space, task_of(content).temperatures)
     return [_as_settings(loss, tried, has_temperature) for tried in space]
+
+
+def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
+    """A search space at other temperatures: first all of them as its first try is otherwise, then as the next is.
+
+    It stays as it is if there are no others, or if it is over something else than temperatures.
+
+    >>> at_temperatures([{"temperature": 0.5}, {"temperature": 0.5, "hardness": 2.0}], [0.05, 0.1])[1:3]
+    [{'temperature': 0.1}, {'hardness': 2.0, 'temperature': 0.05}]
+    """
+    rests = [
+        {key: value for key, value in tried.items() if key != "temperature"}
+        for tried in space
+        if "temperature" in tried
+    ]
+    if not temperatures or not rests:
+        return space
+    different = [rest for number, rest in enumerate(rests) if rest not in rests[:number]]
+    return [{**rest, "temperature": temperature} for rest in different for temperature in temperatures]
 
 
 def _as_settings(loss: str, tried: Mapping[str, Any], has_temperature: bool) -> dict[str, Any]:
@@ -153,7 +181,9 @@ def recipe_config(config: str, recipe: str) -> str:
     try:
         settings.load(chosen)
     except ValueError:
-        raise ValueError(f"--recipe {recipe} wants the configuration {chosen}, which is not there") from None
+        raise ValueError(
+            f"--recipe {recipe} wants the configuration {chosen}; got none of that name"
+        ) from None
     return chosen
 
 
@@ -199,7 +229,10 @@ def read_comparison(path: Path) -> Comparison:
     content = settings.read_yaml(path, str(path))
     names = {item.name for item in fields(Comparison)}
     if not isinstance(content, dict) or content.keys() != names:
-        raise ValueError(f"{path} is not a comparison: it must have {', '.join(sorted(names))}")
+        raise ValueError(
+            f"{path} is not a comparison; wanted the keys {', '.join(sorted(names))}; "
+            f"got {', '.join(map(str, content)) if isinstance(content, dict) else repr(content)}"
+        )
     return Comparison(**content)
 
 

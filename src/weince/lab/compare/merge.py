@@ -1,7 +1,7 @@
 """Runs that were made elsewhere: recognised by their settings, checked, and brought into the archive.
 
 A run is another's if all settings that shape its weights are equal, whatever its folder is called and wherever its
-images lie. Figures of two runs compare if their data and their evaluation are the same as well.
+data lie. Figures of two runs compare if their data and their evaluation are the same as well.
 """
 
 import json
@@ -11,18 +11,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from weince.lab import settings
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.configure import LossConfig
-from weince.lab.evaluate import fingerprint
-from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of
+from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
-from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
-from weince.lab.vision.data import load
+from weince.lab.reproduce.tables import MEASURES
+from weince.lab.reproduce.tasks import task_of
 
-NEEDED = "run.yaml", "evaluation.json"
 PROTOCOL = {
     "fingerprint": "data fingerprint",
     "quick": "quick evaluation",
@@ -42,22 +38,22 @@ def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: 
         runs: Those that are wanted.
         archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
         out: Folder of the comparison.
-        of_data: Fingerprint of the images here; records of other images are left where they are, and counted on
+        of_data: Fingerprint of the data here; records of other data are left where they are, and counted on
             standard error. None if it is not known.
 
     Returns:
         The runs that were found.
     """
-    wanted = _identities(runs)
+    wanted, result = _identities(runs), runs[0].result.name
     found: dict[str, Files] = {}
     taken = []
     for archive in archives:
         other = 0
-        for files in _read(archive).values():
+        for files in _read(archive, result).values():
             run = wanted.get(_recorded_identity(files["run.yaml"]))
             if run is None or run.name in found:
                 continue
-            if of_data is not None and files["evaluation.json"].get("fingerprint") != of_data:
+            if of_data is not None and files[result].get("fingerprint") != of_data:
                 other += 1
                 continue
             found[run.name] = _as_ours(files, run)
@@ -70,10 +66,9 @@ def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: 
 
 
 def data_here(run: Run) -> str | None:
-    """Fingerprint of a run's images on this machine; None if they are not here."""
-    wanted = settings_of(run)
+    """Fingerprint of a run's data on this machine; None if they are not here."""
     try:
-        return fingerprint(load(wanted.data, size=wanted.augment.size))
+        return task_for(run).fingerprint(settings_of(run))
     except (OSError, ValueError):
         return None
 
@@ -92,14 +87,15 @@ def add(
     Raises:
         ValueError: A record has other data, another recipe or another protocol. Nothing is changed then.
     """
-    theirs = [(path, name, files) for path in archives for name, files in _read(path).items()]
-    evaluations = [(f"{path}, {name}", files["evaluation.json"]) for path, name, files in theirs]
+    result = MEASURES[comparison.task.measure].file
+    theirs = [(path, name, files) for path in archives for name, files in _read(path, result).items()]
+    evaluations = [(f"{path}, {name}", files[result]) for path, name, files in theirs]
     check_protocol([*(("this comparison", one) for one in ours[:1]), *evaluations])
     recipe = settings_of(plan(comparison.tries_table(), out)[0])
     epochs = {epochs_of(run) for run in _every_run(comparison, out)}
     for path, name, files in theirs:
         _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
-        comparison = _with_loss(comparison, settings.recorded(files["run.yaml"], VisionRun))
+        comparison = _with_loss(comparison, _recorded(files["run.yaml"]))
     runs = _identities(_every_run(comparison, out))
     found = {}
     for _, _, files in theirs:
@@ -125,9 +121,9 @@ def check_protocol(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> None
                 )
 
 
-def _check_recipe(name: str, content: Mapping[str, Any], recipe: VisionRun, epochs: set[int]) -> None:
-    found, wanted = settings.recorded(content, VisionRun), _plain(recipe)
-    free = {*FREE_TO_CHANGE, "data", "seed", "loss", "epochs"}
+def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: set[int]) -> None:
+    found, wanted = _recorded(content), settings.as_written(recipe)
+    free = {*task_of(wanted).incidental, "seed", "loss", "epochs"}
     differs = [
         f"{key} {_of(found, key)!r}, not {value!r}"
         for key, value in flat({k: v for k, v in wanted.items() if k not in free}).items()
@@ -180,14 +176,14 @@ def _every_run(comparison: Comparison, out: Path) -> list[Run]:
     return [*plan(tries, out), *plan(replace(tries, set=comparison.set, seeds=comparison.seeds), out)]
 
 
-def _read(path: Path) -> dict[str, Files]:
-    """The runs of an archive that an evaluation is of."""
+def _read(path: Path, result: str) -> dict[str, Files]:
+    """The runs of an archive, which must have been judged."""
     path = path / ARCHIVE if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"{path}: no such archive of runs")
     found = read_archive(path)
     for name, files in found.items():
-        missing = [needed for needed in NEEDED if needed not in files]
+        missing = [needed for needed in ("run.yaml", result) if needed not in files]
         if missing:
             raise ValueError(f"{path}: the run {name} has no {missing[0]}")
     return found
@@ -200,10 +196,9 @@ def _as_ours(files: Files, run: Run) -> Files:
     return {**files, "run.yaml": content, **signed}
 
 
-def _plain(run: VisionRun) -> dict[str, Any]:
-    """Settings as a ``run.yaml`` has them."""
-    content: dict[str, Any] = yaml.safe_load(settings.dump(run))
-    return content
+def _recorded(content: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a ``run.yaml``."""
+    return settings.recorded(content, task_of(content).settings)
 
 
 def _identities(runs: Sequence[Run]) -> dict[tuple[str, int], Run]:
@@ -211,17 +206,17 @@ def _identities(runs: Sequence[Run]) -> dict[tuple[str, int], Run]:
     texts: dict[str, str] = {}
     for run in runs:
         if run.key not in texts:
-            texts[run.key] = _text(_plain(settings_of(run)))
+            texts[run.key] = _text(settings.as_written(settings_of(run)))
     return {(texts[run.key], run.seed): run for run in runs}
 
 
 def _recorded_identity(content: Mapping[str, Any]) -> tuple[str, int]:
-    found = settings.recorded(content, VisionRun)
+    found = _recorded(content)
     return _text(found), found["seed"]
 
 
 def _text(content: Mapping[str, Any]) -> str:
-    kept = {k: v for k, v in content.items() if k not in {*FREE_TO_CHANGE, "data", "seed"}}
+    kept = {k: v for k, v in content.items() if k not in {*task_of(content).incidental, "seed"}}
     loss = {k: v for k, v in kept["loss"].items() if k != "engine"}
     return json.dumps(_numbers({**kept, "loss": loss}), sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""A comparison as files: a page to look at, ``compare.csv`` for tables, ``compare.json`` for programs."""
+"""A comparison as files: a page to look at, ``compare.md`` to keep, ``compare.csv`` and ``compare.json``."""
 
 import json
 import math
@@ -8,19 +8,17 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from weince.diagnose.html import style_sheet, templates
+from weince.diagnose.html import templates
 from weince.files import write_text_aside
 from weince.intervals import Interval
 from weince.lab.compare.figures import draw
-from weince.lab.compare.grid import CHOOSE_BY, FIGURES, Comparison, in_words
-from weince.lab.compare.summary import MAIN, NAMES, Done, Line, Summary
+from weince.lab.compare.grid import Comparison, in_words
+from weince.lab.compare.summary import Done, Line, Summary, capital
 from weince.lab.compare.verdict import Judged
-from weince.lab.reproduce.page import save_rows
+from weince.lab.reproduce.page import markdown_table, plain, save_rows
 
 SCHEMA = 1
 """Of ``compare.json``; raised when a field changes its meaning or goes."""
-
-SHORT = {"linear": "linear", "r1": "R@1", "knn": "vote", "map_r": "MAP@R"}
 
 
 class Heat(NamedTuple):
@@ -39,15 +37,16 @@ class Heat(NamedTuple):
 def write_page(
     comparison: Comparison, summary: Summary, folder: Path, failed: Mapping[str, str], command: str
 ) -> Path:
-    """Write ``compare.csv``, ``compare.json``, figures and ``index.html``; returns the last."""
+    """Write ``compare.csv``, ``compare.json``, ``compare.md``, figures and ``index.html``; returns the last."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = _facts(comparison, summary, command)
+    facts, task = _facts(comparison, summary, command), comparison.task
     for old in (folder / "figures").glob("*.*g"):  # a figure that is no longer drawn
         old.unlink()
     figures = draw(comparison, summary, folder / "figures")
     _write_csv(folder / "compare.csv", comparison, summary)
     content = as_json(comparison, summary, facts, failed)
     write_text_aside(folder / "compare.json", json.dumps(content, indent=1) + "\n", "comparison")
+    write_text_aside(folder / "compare.md", markdown(comparison, summary, facts), "table")
     page = (
         templates("weince.lab.compare")
         .get_template("compare.html")
@@ -57,18 +56,17 @@ def write_page(
             facts=facts,
             failed=list(failed.values()),
             notes=_notes(comparison, summary),
-            heat=heat(summary),
+            heat=heat(comparison, summary),
             figures=[(Markup(figure.svg), figure.caption) for figure in figures],
-            shown=[figure for figure in FIGURES if any(figure in line.measured for line in summary.lines)],
-            names=NAMES,
-            short=SHORT,
-            main=MAIN,
+            shown=[f for f in task.figures if any(f in line.measured for line in summary.lines)],
+            task=task,
+            main=task.main,
             value=_value,
             against=_against,
             p=_p,
             number=_number,
+            capital=capital,
             words=lambda one: in_words(comparison.losses[one.run.loss][one.run.trial]),
-            style=style_sheet(),
         )
     )
     write_text_aside(folder / "index.html", page, "page")
@@ -93,13 +91,14 @@ def _number(value: float | None, digits: int = 2, scale: float = 1.0) -> str:
     return "—" if value is None or math.isnan(value) else f"{scale * value:,.{digits}f}"
 
 
-def heat(summary: Summary) -> Heat | None:
+def heat(comparison: Comparison, summary: Summary) -> Heat | None:
     """The heat map; None if no try has a temperature."""
     cells: dict[str, dict[float, tuple[float, bool]]] = {}
     for one in summary.tries:
         if one.temperature is None or one.done is None:
             continue
-        value, row = one.done.figure(CHOOSE_BY, "validation"), cells.setdefault(one.loss, {})
+        value = one.done.figure(comparison.task.main, "validation")
+        row = cells.setdefault(one.loss, {})
         if one.temperature not in row or value > row[one.temperature][0]:
             row[one.temperature] = value, one.chosen
     values = [value for row in cells.values() for value, _ in row.values()]
@@ -130,7 +129,7 @@ def _facts(comparison: Comparison, summary: Summary, command: str) -> dict[str, 
         "epochs": ", ".join(map(str, length)) or "nothing yet",
         "seeds": ", ".join(map(str, comparison.seeds)),
         "tuning budget": f"{summary.budget}{short}; seed {comparison.seeds[0]}",
-        "chosen by": f"validation figure of {NAMES[CHOOSE_BY]}, never by a test figure",
+        "chosen by": f"{comparison.task.validation}, never by a test figure",
         "data": "; ".join(sorted({f"{record['data']} {record['fingerprint']}" for record in records})),
         "hardware": of("hardware"),
         "commit": of("commit"),
@@ -153,7 +152,8 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
         "cannot tell: neither.",
     ]
     reach = [
-        f"{NAMES[figure]} {smallest:.2f} (standard deviation of a difference {verdict.spreads[figure].deviation:.2f})"
+        f"{comparison.task.figures[figure].words} {smallest:.2f} (standard deviation of a difference "
+        f"{verdict.spreads[figure].deviation:.2f})"
         for figure, smallest in summary.smallest.items()
     ]
     if reach:
@@ -164,11 +164,47 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
     return notes
 
 
+def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str]) -> str:
+    """The advice and the leaderboard in Markdown, small enough to keep beside the records."""
+    figures = [f for f in comparison.task.figures if any(f in line.measured for line in summary.lines)]
+    names = {figure: comparison.task.figures[figure].short for figure in figures}
+    pairs = [column for figure in figures for column in (names[figure], f"{names[figure]}, difference")]
+    rows = [
+        [line.loss, line.words, str(max((one.n for one in line.measured.values()), default=0))]
+        + [cell for f in figures for cell in (_value(line.measured.get(f)), _word(line.judged.get(f)))]
+        for line in summary.lines
+    ]
+    parts = [f"# Which loss? {plain(comparison.name)}", "", *map(plain, summary.advice), ""]
+    parts += markdown_table(["loss", "settings", "seeds", *pairs], rows, {"seeds", *names.values()})
+    parts += ["", *(f"- {plain(note)}" for note in _notes(comparison, summary))]
+    parts += ["", "## What is missing", ""] if summary.missing else []
+    parts += [f"- {plain(line)}" for line in summary.missing]
+    main = comparison.task.main
+    tries = [
+        (
+            one.loss,
+            one.words,
+            _number(one.done and one.done.figure(main, "validation")),
+            "chosen" * one.chosen,
+        )
+        for one in summary.tries
+    ]
+    parts += ["", "## Every try", ""]
+    parts += markdown_table(["loss", "settings", "validation", ""], tries, {"validation"})
+    parts += ["", "## How it was made", "", *(f"- {name}: {plain(value)}" for name, value in facts.items())]
+    return "\n".join(parts) + "\n"
+
+
+def _word(one: Judged | None) -> str:
+    """A difference with its word, as a cell."""
+    return "baseline" if one is None else f"{_against(one)}, {one.word}"
+
+
 def as_json(
     comparison: Comparison, summary: Summary, facts: Mapping[str, str], failed: Mapping[str, str]
 ) -> dict[str, Any]:
     """All of it for programs; see docs/compare.md for the fields."""
-    verdict = summary.verdict
+    verdict, main = summary.verdict, comparison.task.main
     return {
         "schema": SCHEMA,
         "advice": list(summary.advice),
@@ -191,8 +227,8 @@ def as_json(
                 "settings": one.words,
                 "chosen": one.chosen,
                 "run": one.done.run.name if one.done else None,
-                "validation": _or_none(one.done.figure(CHOOSE_BY, "validation")) if one.done else None,
-                "test": _or_none(one.done.figure(MAIN)) if one.done else None,
+                "validation": _or_none(one.done.figure(main, "validation")) if one.done else None,
+                "test": _or_none(one.done.figure(main)) if one.done else None,
             }
             for one in summary.tries
         ],
@@ -236,6 +272,7 @@ def _judged_as_json(one: Judged) -> dict[str, Any]:
 
 
 def _run_as_json(comparison: Comparison, one: Done) -> dict[str, Any]:
+    main = comparison.task.main
     return {
         "run": one.run.name,
         "loss": one.run.loss,
@@ -243,8 +280,8 @@ def _run_as_json(comparison: Comparison, one: Done) -> dict[str, Any]:
         "seed": one.run.seed,
         "epochs": one.epochs,
         "counts": one.chosen,
-        **{f"{figure}_test": _or_none(one.figure(figure)) for figure in FIGURES},
-        f"{CHOOSE_BY}_validation": _or_none(one.figure(CHOOSE_BY, "validation")),
+        **{f"{figure}_test": _or_none(one.figure(figure)) for figure in comparison.task.figures},
+        f"{main}_validation": _or_none(one.figure(main, "validation")),
         "crowded": _or_none(one.crowded),
         "train_seconds": _or_none(one.seconds),
         "hardware": one.record["made"]["hardware"],

@@ -1,5 +1,6 @@
 """From the records of runs to what a page says: figures of each loss, words, what tuning gave, what it costs."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,20 +8,12 @@ from typing import Any, NamedTuple
 
 from weince.intervals import Interval, t_interval
 from weince.lab.compare.cost import RECORD, Cost
-from weince.lab.compare.grid import CHOOSE_BY, FIGURES, Comparison, in_words
+from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.verdict import Judged, Verdict, judge, reach, seeds_to_show
 from weince.lab.evaluate.protocol import budget, select
 from weince.lab.reproduce.plan import Run, epochs_of
 from weince.lab.reproduce.records import read_record
-
-NAMES = {
-    "linear": "linear accuracy",
-    "r1": "recall at 1",
-    "knn": "vote of the 50 nearest neighbours",
-    "map_r": "MAP@R",
-}
-MAIN = "linear"
-"""The figure that the advice goes by."""
+from weince.lab.reproduce.tables import MEASURES
 
 
 class Done(NamedTuple):
@@ -32,6 +25,7 @@ class Done(NamedTuple):
         epochs: How long it trained.
         seconds: Of its training; NaN if it has no log.
         crowded: Share of crowded anchors in its last epoch; NaN if its log does not say.
+        course: How good it was along the way, where its log says so.
         chosen: Whether it is of the try that counts, at full length.
     """
 
@@ -40,11 +34,22 @@ class Done(NamedTuple):
     epochs: int
     seconds: float
     crowded: float
+    course: Sequence["Point"]
     chosen: bool
 
     def figure(self, name: str, kind: str = "test") -> float:
-        """In percent; NaN if its evaluation is older than the figure."""
-        return float(self.record.get(f"{name}_{kind}_mean", math.nan))
+        """On a scale to 100; NaN if its evaluation is older than the figure."""
+        measure = MEASURES[self.run.measure]
+        key = (measure.test if kind == "test" else measure.validation).format(name)
+        return float(self.record.get(key, math.nan))
+
+
+class Point(NamedTuple):
+    """The tracked figure of a run after so many epochs and seconds of training."""
+
+    epoch: float
+    seconds: float
+    value: float
 
 
 class Try(NamedTuple):
@@ -85,7 +90,7 @@ class Summary(NamedTuple):
     """All that the page, the CSV and the JSON file say of the runs.
 
     Attributes:
-        lines: Of the losses, the best by linear accuracy first; those without a run last.
+        lines: Of the losses, the best by the task's main figure first; those without a run last.
         verdict: All comparisons.
         smallest: Of each figure, the smallest difference that these seeds show with 80 % power.
         tries: Of all losses, in their order.
@@ -118,9 +123,10 @@ def choose(
         records: Of the runs that are done, by name.
     """
     found = {}
+    key = MEASURES[comparison.task.measure].validation.format(comparison.task.main)
     for loss in comparison.losses:
         done = [
-            {"trial": run.trial, "validation": records[run.name][f"{CHOOSE_BY}_validation_mean"]}
+            {"trial": run.trial, "validation": records[run.name][key]}
             for run in tries
             if run.loss == loss and run.name in records
         ]
@@ -148,7 +154,9 @@ def summarise(
     counted = {run.name for run in seeds}
     every = {run.name: run for run in (*tries, *seeds)}
     done = {
-        name: _done(run, records[name], name in counted) for name, run in every.items() if name in records
+        name: _done(comparison, run, records[name], name in counted)
+        for name, run in every.items()
+        if name in records
     }
     chosen = {run.loss: run.trial for run in seeds}
     by_loss = {
@@ -157,7 +165,7 @@ def summarise(
     }
     figures = {
         figure: values
-        for figure in FIGURES
+        for figure in comparison.task.figures
         if len(values := {loss: of for loss, runs in by_loss.items() if (of := _by_seed(runs, figure))}) > 0
     }
     verdict = judge(figures, baseline=comparison.baseline, level_within=comparison.level_within)
@@ -176,9 +184,10 @@ def summarise(
     lines = [
         _line(comparison, loss, chosen.get(loss), runs, verdict, listed) for loss, runs in by_loss.items()
     ]
-    lines.sort(key=lambda line: -line.measured[MAIN].mean if MAIN in line.measured else math.inf)
+    main = comparison.task.main
+    lines.sort(key=lambda line: -line.measured[main].mean if main in line.measured else math.inf)
     tuned = {
-        loss: best_of([(one.figure(CHOOSE_BY, "validation"), one.figure(MAIN)) for one in found])
+        loss: best_of([(one.figure(main, "validation"), one.figure(main)) for one in found])
         for loss in comparison.losses
         if (found := [one.done for one in listed if one.loss == loss and one.done])
     }
@@ -196,11 +205,17 @@ def summarise(
     )
 
 
-def _done(run: Run, record: Mapping[str, Any], chosen: bool) -> Done:
+def _done(comparison: Comparison, run: Run, record: Mapping[str, Any], chosen: bool) -> Done:
     log = read_record(run, "log.csv")
-    seconds = sum(row.get("seconds", math.nan) for row in log) if log else math.nan
+    times = list(itertools.accumulate(row.get("seconds", math.nan) for row in log))
+    column = comparison.task.column
+    course = [
+        Point(row["epoch"], seconds, row[column])
+        for row, seconds in zip(log, times, strict=True)
+        if column in row
+    ]
     crowded = log[-1].get("crowded", math.nan) if log else math.nan
-    return Done(run, record, epochs_of(run), seconds, crowded, chosen)
+    return Done(run, record, epochs_of(run), times[-1] if times else math.nan, crowded, course, chosen)
 
 
 def _by_seed(runs: Sequence[Done], figure: str) -> dict[int, float]:
@@ -215,7 +230,9 @@ def _line(
     verdict: Verdict,
     tries: Sequence[Try],
 ) -> Line:
-    measured = {f: t_interval(values.values()) for f in FIGURES if (values := _by_seed(runs, f))}
+    measured = {
+        f: t_interval(values.values()) for f in comparison.task.figures if (values := _by_seed(runs, f))
+    }
     return Line(
         loss,
         "" if chosen is None else in_words(comparison.losses[loss][chosen]),
@@ -268,42 +285,46 @@ def advise(
     missing: Sequence[str],
 ) -> tuple[str, str]:
     """What the reader should do, and how far the seeds carry."""
+    main = comparison.task.main
     unfinished = "Unfinished: runs are missing, and the same command goes on with them. " if missing else ""
     base = next(line for line in lines if line.loss == comparison.baseline)
-    others = [line for line in lines if MAIN in line.judged]
-    if MAIN not in base.measured or not others:
+    others = [line for line in lines if main in line.judged]
+    if main not in base.measured or not others:
         return (
             f"Nothing can be told yet: {_and([base.loss])} and another loss need finished runs.",
             unfinished.strip() or "Run the same command again.",
         )
-    seeds = max(line.judged[MAIN].n for line in others)
+    seeds = max(line.judged[main].n for line in others)
     if seeds < 2:
         return (
             "Run more seeds: with one seed no difference can be told from chance.",
             f"{unfinished}Tuned by validation, {base.loss} does best at {base.words}.",
         )
-    return _choice(base, others), unfinished + _reach(comparison, others, verdict, smallest, seeds)
+    return _choice(comparison, base, others), unfinished + _reach(
+        comparison, others, verdict, smallest, seeds
+    )
 
 
-def _choice(base: Line, others: Sequence[Line]) -> str:
-    named = f"{base.loss} ({base.words})"
-    better = [line for line in others if line.judged[MAIN].word == "better"]
+def _choice(comparison: Comparison, base: Line, others: Sequence[Line]) -> str:
+    named, main = f"{base.loss} ({base.words})", comparison.task.main
+    called = comparison.task.figures[main].words
+    better = [line for line in others if line.judged[main].word == "better"]
     if better:
-        best = max(better, key=lambda line: line.judged[MAIN].difference)
-        one = best.judged[MAIN]
+        best = max(better, key=lambda line: line.judged[main].difference)
+        one = best.judged[main]
         return (
-            f"Use {best.loss} ({best.words}): its {NAMES[MAIN]} is {one.difference:.2f} ± {one.half:.2f} points "
+            f"Use {best.loss} ({best.words}): its {called} is {one.difference:.2f} ± {one.half:.2f} points "
             f"better than that of {named}, both tuned."
         )
-    return f"Stay with {named}: no loss here is shown to be better in {NAMES[MAIN]}{_others_said(others)}."
+    return f"Stay with {named}: no loss here is shown to be better in {called}{_others_said(others, main)}."
 
 
-def _others_said(others: Sequence[Line]) -> str:
+def _others_said(others: Sequence[Line], main: str) -> str:
     words = {"level": "level", "worse": "worse", "cannot tell": "not told apart"}
     said = [
         f"{_and(names)} {'is' if len(names) == 1 else 'are'} {called}"
         for word, called in words.items()
-        if (names := [line.loss for line in others if line.judged[MAIN].word == word])
+        if (names := [line.loss for line in others if line.judged[main].word == word])
     ]
     return f" ({'; '.join(said)})" if said else ""
 
@@ -316,23 +337,25 @@ def _reach(
     seeds: int,
 ) -> str:
     said = []
-    for figure, called in NAMES.items():
+    main, figures = comparison.task.main, comparison.task.figures
+    for figure, called in figures.items():
         better = [
-            line for line in others if figure != MAIN and line.judged.get(figure, _NONE).word == "better"
+            line for line in others if figure != main and line.judged.get(figure, _NONE).word == "better"
         ]
         if better:
             best = max(better, key=lambda line: line.judged[figure].difference)
-            said.append(f"{best.loss} is better in {called} by {best.judged[figure].difference:.2f}")
-    also = f"{_capital('; '.join(said))}. " if said else ""
-    if MAIN not in smallest:
+            said.append(f"in {called.words} {best.loss} is better by {best.judged[figure].difference:.2f}")
+    also = f"{capital('; '.join(said))}. " if said else ""
+    if main not in smallest:
         return also.strip()
     said_of = (
-        f"{seeds} seeds show a difference of {smallest[MAIN]:.2f} points in {NAMES[MAIN]} in 8 of 10 cases"
+        f"{seeds} seeds show a difference of {smallest[main]:.2f} points in {figures[main].words} "
+        "in 8 of 10 cases"
     )
     needed = seeds_to_show(
-        comparison.level_within, verdict.spreads[MAIN], len(others) + 1, verdict.comparisons
+        comparison.level_within, verdict.spreads[main], len(others) + 1, verdict.comparisons
     )
-    if any(line.judged[MAIN].word == "cannot tell" for line in others) and needed and needed > seeds:
+    if any(line.judged[main].word == "cannot tell" for line in others) and needed and needed > seeds:
         said_of += f"; for one of {comparison.level_within:g} it takes about {needed}"
     return f"{also}{said_of}."
 
@@ -344,5 +367,6 @@ def _and(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """A sentence begins with a capital."""
     return text[:1].upper() + text[1:]

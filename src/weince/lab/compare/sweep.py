@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from weince.lab.compare import merge
-from weince.lab.compare.cost import RECORD, Cost, measure_costs
+from weince.lab.compare.cost import Cost, Timing, measure_costs
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import choose, cost_of_run, summarise
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, epochs_of, plan
-from weince.lab.reproduce.records import add_file, keep_records
+from weince.lab.reproduce.records import keep_records
+from weince.lab.reproduce.slurm import call_on_slurm
 from weince.lab.reproduce.sweep import carry_out
 from weince.lab.reproduce.tables import Table
 
@@ -25,17 +26,23 @@ class Sweep:
     """The runs of a comparison: first the tries, then the seeds of those that were chosen."""
 
     def __init__(
-        self, comparison: Comparison, out: Path, data: str | None, device: str | None, reuse: Sequence[Path]
+        self,
+        comparison: Comparison,
+        out: Path,
+        data: str | None,
+        device: str | None,
+        extra: Mapping[str, Any],
+        reuse: Sequence[Path],
     ) -> None:
         self.comparison, self.out, self.archives = comparison, out, reuse
-        self.data, self.device = data, device
+        self.data, self.device, self.extra = data, device, extra
         self.tries = self._plan(comparison.tries_table())
         self.of_data: str | None = None  # fingerprint of the images here, where it is known
         self.failed: dict[str, str] = {}
         self.clock: Clock | None = None
 
     def _plan(self, table: Table) -> list[Run]:
-        return plan(table, self.out, data=self.data, device=self.device)
+        return plan(table, self.out, data=self.data, device=self.device, extra=self.extra)
 
     def records(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """What those runs measured that are done, by name."""
@@ -154,7 +161,7 @@ class Sweep:
                 markup=False,
             )
 
-    def write(self, command: str, failed: Mapping[str, str], *, measure: bool) -> Path:
+    def write(self, command: str, failed: Mapping[str, str]) -> Path:
         """Write the archive, the tables and the page from what is done."""
         from weince.lab.compare.page import write_page  # here, since matplotlib takes a while
 
@@ -165,8 +172,6 @@ class Sweep:
             raise ValueError(f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}")
         merge.check_protocol([(name, record) for name, record in records.items()])
         done = [run for run in runs if run.name in records]
-        if measure and (self.clock is None or self.clock.left() > 0):
-            self._measure(seeds, records)
         missing = self.missing(seeds)
         for line in missing:
             print(f"missing: {line}", file=sys.stderr)
@@ -178,16 +183,33 @@ class Sweep:
             raise ValueError(f"{len(failed)} runs failed, the page without them is {path}; {first}")
         return path
 
-    def _measure(self, seeds: Sequence[Run], records: Mapping[str, Any]) -> None:
-        """Time the chosen try of each loss on this machine, where its record does not say."""
+    def time_losses(self, slurm_options: Mapping[str, Any] | None) -> None:
+        """Time the chosen try of each loss where its record does not say, if there is time left.
+
+        Args:
+            slurm_options: Of the job that does it on a cluster; None to do it here.
+        """
+        if self.clock is not None and self.clock.left() <= 0:
+            return
+        seeds = self.seeds()
+        records = self.records(seeds)
         firsts = {run.loss: run for run in reversed(seeds) if run.name in records}
         known = {run.loss for run in seeds if run.name in records and cost_of_run(run)}
         wanted = [run for loss, run in firsts.items() if loss not in known]
         if not wanted:
             return
         print(f"timing the losses: {', '.join(run.loss for run in wanted)}", file=sys.stderr)
-        for run, cost in zip(wanted, measure_costs(wanted), strict=True):
-            add_file(run, RECORD, cost)
+        timing = Timing(wanted)
+        try:
+            if slurm_options is None:
+                timing()
+            else:
+                call_on_slurm(timing, wanted, out=self.out, options=slurm_options)
+        except ValueError as error:  # the runs are there, and their page is what was asked for
+            print(error, file=sys.stderr)
+        left = [run.loss for run in wanted if cost_of_run(run) is None]
+        if left:
+            print(f"not timed: {', '.join(left)}; the same command tries again", file=sys.stderr)
 
 
 def _grouped(comparison: Comparison, runs: Sequence[Run], what: str) -> list[str]:

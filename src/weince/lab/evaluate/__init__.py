@@ -41,8 +41,8 @@ class Evaluation(NamedTuple):
 
     Attributes:
         data: Name of the data set.
-        fingerprint: Of its images and labels.
-        width: Of the features.
+        fingerprint: Fingerprint of its images and labels.
+        width: Width of the features.
         quick: Whether the protocol was cut short.
         linear: The linear probes, one per seed.
         knn: The neighbours, one per split.
@@ -96,7 +96,7 @@ def evaluate(
         encoder: Maps ``(b, 3, height, width)`` in [0, 1] to ``(b, f)``.
         data: The images.
         device: Where to compute.
-        precision: Of the encoder, ``"fp32"`` or ``"bf16"``.
+        precision: Precision of the encoder, ``"fp32"`` or ``"bf16"``.
         batch: Images at a time.
         quick: One seed of each kind, and ten probe epochs instead of 100, or as many of the 100 as make 500 steps
             if the data are few: a look, not a figure to report.
@@ -108,7 +108,7 @@ def evaluate(
             "class or as an .npz with labels; weince diagnose needs none"
         )
     if len(np.unique(data.train_labels)) < 2:
-        raise ValueError(f"{data.name} has one class, an evaluation needs two or more to tell apart")
+        raise ValueError(f"an evaluation needs two classes or more; got one in {data.name}")
     train, test = (
         LabelledFeatures(
             extract(encoder, images, batch=batch, device=device, precision=precision, name=f"{kind} features",

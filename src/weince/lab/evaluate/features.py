@@ -22,14 +22,16 @@ class LabelledFeatures(NamedTuple):
         """Raise a ValueError unless the features are finite and there is a label for each row."""
         if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
             raise ValueError(
-                f"{name} features must be (n, f) with (n,) labels, got {tuple(self.features.shape)} "
+                f"{name} features must be (n, f) with (n,) labels; got {tuple(self.features.shape)} "
                 f"and {tuple(self.labels.shape)}"
             )
         if not len(self.labels):
-            raise ValueError(f"there are no {name} features")
+            raise ValueError(f"{name} features must have a row or more; got none")
         bad = int((~self.features.isfinite().all(1)).sum())
         if bad:
-            raise ValueError(f"{bad} of {len(self.features)} rows of {name} features are not finite")
+            raise ValueError(
+                f"{name} features must be finite; got NaN or inf in {bad} of {len(self.features)} rows"
+            )
 
 
 @torch.no_grad()
@@ -59,10 +61,10 @@ def extract(
         ``(n, f)`` float32.
     """
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or not len(images):
-        raise ValueError(f"images must be (n, height, width, 3) uint8, got {images.dtype} {images.shape}")
+        raise ValueError(f"images must be (n, height, width, 3) uint8; got {images.dtype} {images.shape}")
     if batch < 1 or precision not in ("fp32", "bf16"):
         raise ValueError(
-            f"batch must be at least 1 and precision fp32 or bf16, got {batch} and {precision!r}"
+            f"batch must be at least 1 and precision fp32 or bf16; got {batch} and {precision!r}"
         )
     place = torch.device(device)
     layout: Any = torch.channels_last if place.type == "cuda" else torch.contiguous_format
@@ -80,7 +82,7 @@ def extract(
                     h = encoder(x)
                 if h.ndim != 2 or len(h) != len(x):
                     raise ValueError(
-                        f"the encoder must give (b, f) for b = {len(x)}, it gave {tuple(h.shape)}"
+                        f"the encoder must return (n, features) for n = {len(x)} images; got {tuple(h.shape)}"
                     )
                 parts.append(h.float())
                 bar.advance(task, len(x))

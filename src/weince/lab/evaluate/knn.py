@@ -12,6 +12,8 @@ from weince.progress import bars
 from weince.scores import product, unit_rows
 
 RECALLS = (1, 2, 5, 10, 20, 50)
+VOTERS, VOTE_TEMPERATURE = 50, 0.1
+"""How many neighbours vote, and how much the nearest of them count."""
 MOST_SCORES = 2**27
 """Scores that are held at once, half a gigabyte."""
 
@@ -46,8 +48,8 @@ def knn(
     *,
     seeds: Sequence[int] = (1, 2, 3, 4, 5),
     recalls: Sequence[int] = RECALLS,
-    k: int = 50,
-    temperature: float = 0.1,
+    k: int = VOTERS,
+    temperature: float = VOTE_TEMPERATURE,
     chunk: int = 2048,
     device: str | torch.device = "cpu",
     progress: bool = True,
@@ -61,10 +63,10 @@ def knn(
     Args:
         train: Features of the labelled training set, split anew for every seed.
         test: Features of the test set.
-        seeds: Of the splits.
+        seeds: Seeds of the splits.
         recalls: The k of the recalls.
         k: Neighbours that vote.
-        temperature: Of the vote.
+        temperature: Temperature of the vote.
         chunk: The most queries at a time.
         device: Where to compute.
         progress: Show a bar.
@@ -120,7 +122,7 @@ def score(
         queries: Unit rows to look up.
         recalls: The k of the recalls.
         k: Neighbours that vote.
-        temperature: Of the vote.
+        temperature: Temperature of the vote.
         chunk: The most queries at a time.
     """
     classes = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1

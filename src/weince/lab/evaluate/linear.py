@@ -185,7 +185,7 @@ def _epoch(layers: Layers, x: Tensor, y: Tensor, order: Tensor, batch: int, lr: 
 def _accuracy(layers: Layers, x: Tensor, y: Tensor, chunk: int = 4096) -> tuple[float, ...]:
     """Percent of the rows that each seed's layer classifies rightly."""
     if not len(x):
-        raise ValueError("there are no rows to judge the probe on")
+        raise ValueError("a probe needs rows to be judged on; got none")
     right = torch.zeros(len(layers.weight), dtype=torch.int64, device=x.device)
     for start in range(0, len(x), chunk):
         logits = product(x[start : start + chunk], layers.weight.mT) + layers.bias

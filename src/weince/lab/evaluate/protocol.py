@@ -51,15 +51,15 @@ def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
 
     Args:
         labels: ``(n,)`` integers.
-        seed: Of the shuffles; the classes are shuffled in rising order of their labels.
+        seed: Seed of the shuffles; the classes are shuffled in rising order of their labels.
         fraction: Of each class, the first ``floor(fraction * size)`` of its shuffled rows validate. Classes too
             small for that are trained on whole.
     """
     classes = np.asarray(labels)
     if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
-        raise ValueError(f"labels must be (n,) integers, got {classes.dtype} of shape {classes.shape}")
+        raise ValueError(f"labels must be (n,) integers; got {classes.dtype} of shape {classes.shape}")
     if not 0.0 < fraction < 1.0:
-        raise ValueError(f"fraction must lie strictly between 0 and 1, got {fraction}")
+        raise ValueError(f"fraction must lie strictly between 0 and 1; got {fraction}")
     exact = Fraction(str(fraction))  # 0.29 * 100 is a little less than 29 in floating point
     rng = np.random.default_rng(seed)
     train, validation = [], []
@@ -106,7 +106,7 @@ def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread 
 def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> PairedTest:
     """Compare two losses on the same seeds: ``a[i]`` and ``b[i]`` share theirs."""
     if len(a) != len(b):
-        raise ValueError(f"a paired test needs as many a as b, got {len(a)} and {len(b)}")
+        raise ValueError(f"a paired test needs as many a as b; got {len(a)} and {len(b)}")
     differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     mean, half, n = t_interval(differences, level)
     # 0.3 - 0.1 and 0.6 - 0.4 differ in their last digit: a spread of rounding is none, or p would be next to 0.
@@ -127,13 +127,13 @@ def select(records: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, An
         metric: A key of every record. It must name a validation figure: a choice made on a test set is no test.
     """
     if "validation" not in metric:
-        raise ValueError(f"a configuration is chosen on validation figures alone, not on {metric!r}")
+        raise ValueError(f"a configuration is chosen by a validation figure; got {metric!r}")
     if not records:
-        raise ValueError("there is no configuration to choose from")
+        raise ValueError("want at least one configuration to choose from; got none")
     for record in records:
         value = record.get(metric)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"a configuration has no figure {metric!r} to be chosen by, got {value!r}")
+            raise ValueError(f"a configuration has no figure {metric!r} to be chosen by; got {value!r}")
     return max(records, key=lambda record: float(record[metric]))
 
 

@@ -102,7 +102,9 @@ def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes:
             f"{pairs.name}: all {items:,} items have the same features, so that no head can tell them apart"
         )
     if torch.equal(both[:items], both[items:]):
-        raise InputError(f"{pairs.name}: both views are the same; want features of two views of every item")
+        raise InputError(
+            f"{pairs.name}: want features of two views of every item; got two views that are the same"
+        )
     both = (both[:, varies] - both[:, varies].mean(0)) / spread[varies]
     variance, directions = torch.linalg.eigh(both.T @ both)
     kept = min(axes, both.shape[1])

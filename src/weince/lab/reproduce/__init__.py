@@ -53,7 +53,7 @@ def reproduce(
         out: Folder of everything: runs under ``out/runs``, the table under ``out/NAME``.
         jobs: Runs at once on this machine, or tasks at once on the cluster.
         slurm: Submit the runs to Slurm and wait for them.
-        slurm_options: Of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
+        slurm_options: Options of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
         data: Where the images are: a path, or ``NAME=PATH,NAME=PATH``.
         seeds: How many of the table's, or which; all of them if not given.
         only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` stands for anything.
@@ -74,10 +74,10 @@ def reproduce(
         ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
     """
     if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+        raise ValueError(f"jobs must be at least 1; got {jobs}")
     check_folder(out)
     if keep is not None:
-        check_folder(keep, "--keep")
+        check_folder(keep)
     command = command or f"weince reproduce {shlex.quote(table)}"
     if table == "overhead" and table_only:
         raise ValueError("overhead has no runs to make a table of: it times the losses on this machine")

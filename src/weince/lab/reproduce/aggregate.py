@@ -82,7 +82,7 @@ def aggregate(table: Table, runs: Sequence[Run], records: Mapping[Path, Record])
     Args:
         table: What is wanted.
         runs: Its runs, as planned.
-        records: Of the runs that are done, by folder.
+        records: Records of the runs that are done, by folder.
     """
     groups: dict[tuple[str, str], dict[int, list[Run]]] = {}
     for run in runs:

@@ -1,10 +1,11 @@
 """A deadline for a sweep: how long a run will take, and whether it would end in time."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 MARGIN = 1.1
-"""Of estimated epochs, since a device does less for few runs at once than for many."""
+"""Factor on estimated epochs, since a device does less for few runs at once than for many."""
 
 
 class Clock:
@@ -34,7 +35,20 @@ class Clock:
 
     def learn(self, took: float, epochs: Sequence[float], at_once: int) -> None:
         """Take in a run: seconds of all of it and of each epoch, and the most runs at once, itself counted."""
-        if len(epochs) > 1:
+        if epochs:
             usual = sorted(epochs)[len(epochs) // 2]  # the first one compiles
             self.epoch = usual / at_once
             self.overhead = max(took - usual * len(epochs), 0.0)
+
+
+def epoch_seconds(log: Sequence[Mapping[str, float]]) -> list[float]:
+    """Seconds of each epoch of a log, which may have several rows for one.
+
+    >>> epoch_seconds([{"epoch": 0.5, "seconds": 2.0}, {"epoch": 1, "seconds": 3.0}, {"epoch": 2, "seconds": 4.0}])
+    [5.0, 4.0]
+    """
+    found: dict[int, float] = {}
+    for row in log:
+        epoch = math.ceil(row["epoch"])
+        found[epoch] = found.get(epoch, 0.0) + row["seconds"]
+    return list(found.values())

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from weince.files import write_text_aside
-from weince.lab.reproduce.clock import Clock
-from weince.lab.reproduce.plan import Run, epochs_of, has_settings
+from weince.lab.reproduce.clock import Clock, epoch_seconds
+from weince.lab.reproduce.plan import Run, epochs_of, flat, has_settings, task_for
 from weince.lab.reproduce.processes import end_group, own_group, try_lock
 from weince.lab.reproduce.records import read_record
+from weince.lab.reproduce.tables import MEASURES
 from weince.lab.vision.log import read_log
 from weince.machine import version
 
@@ -58,7 +59,7 @@ def is_done(run: Run) -> bool:
         if made:
             return bool(made["key"] == run.key)
         # A record that was kept, or a run that was cut before it could sign: that one is measured again.
-        return not (run.folder / "model.safetensors").exists() and has_settings(
+        return not (run.folder / task_for(run).weights).exists() and has_settings(
             run, read_record(run, "run.yaml")
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -77,13 +78,16 @@ def _made(run: Run) -> dict[str, Any]:
 def commands(run: Run) -> list[list[str]]:
     """The processes of a run, one after the other."""
     weince = [sys.executable, "-m", "weince"]
+    train = [*weince, "train", *run.arguments()]
+    if run.measure == "sts":  # with which training ends
+        return [train]
     if run.measure == "evaluation":
         measure = [*weince, "evaluate", str(run.folder)]
         if "device" in run.extra:
             measure += ["--device", str(run.extra["device"])]
     else:
         measure = [sys.executable, "-m", "weince.lab.reproduce.tails", run.measure, str(run.folder)]
-    return [[*weince, "train", *run.arguments()], measure]
+    return [train, measure]
 
 
 def carry_out(
@@ -107,8 +111,10 @@ def carry_out(
             return
         (run.folder / "error.txt").unlink(missing_ok=True)
         try:
-            for command in commands(run):
-                began = time.time()
+            train, *measures = commands(run)
+            _process(run, train, lock, stop, {**os.environ, **(environment or {})})
+            began = time.time()
+            for command in measures:
                 _process(run, command, lock, stop, {**os.environ, **(environment or {})})
         except Failed as error:
             (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
@@ -228,7 +234,7 @@ def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dic
 
     Args:
         jobs: Runs at once.
-        cpus: Of the machine.
+        cpus: Cores of the machine.
         gpus: That can be used.
         visible: What ``CUDA_VISIBLE_DEVICES`` says of them, if anything.
     """
@@ -291,8 +297,8 @@ def run_here(
                     if error is not None:
                         failed[started.run.name] = str(error)
                     elif clock is not None:
-                        seconds = [row["seconds"] for row in read_log(started.run.folder / "log.csv")]
-                        clock.learn(time.monotonic() - started.at, seconds, started.at_once)
+                        epochs = epoch_seconds(read_log(started.run.folder / "log.csv"))
+                        clock.learn(time.monotonic() - started.at, epochs, started.at_once)
                     tell(started.run, "done" if error is None else "failed")
                 idle()
         finally:
@@ -339,6 +345,8 @@ def _late(waiting: list[Run], active: int, jobs: int, clock: Clock) -> list[Run]
 def record(run: Run) -> dict[str, Any]:
     """What a finished run measured, with where it was measured under ``made``."""
     found: dict[str, Any] = read_record(run, run.result.name)
+    by_key, keys = flat(found), MEASURES[run.measure].keys
+    found = found | {name: by_key[key] for name, key in keys.items() if key in by_key}
     made = _made(run)
     where = made.get("measures", {}).get(run.measure, NOT_RECORDED)
     return {**found, "made": {**where, "command": made.get("command", _repeatable(run))}}

@@ -2,14 +2,14 @@
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
-from weince.diagnose.html import style_sheet, templates
+from weince.diagnose.html import templates
 from weince.files import write_aside, write_text_aside
 from weince.intervals import Interval
 from weince.lab.evaluate.knn import RECALLS
@@ -55,7 +55,7 @@ class Page:
     """All that the files show.
 
     Attributes:
-        title: Of the table.
+        title: Title of the table.
         opening: What it shows, in one sentence.
         baseline: The loss that the others are compared with.
         summary: The lines.
@@ -203,39 +203,46 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
 
 def markdown(page: Page) -> str:
     """The table in Markdown."""
-    parts = [f"# {_plain(page.title)}", "", _plain(page.opening), ""]
+    parts = [f"# {plain(page.title)}", "", plain(page.opening), ""]
     if page.warning:
-        parts += [f"**{_plain(page.warning)}**", ""]
+        parts += [f"**{plain(page.warning)}**", ""]
     for table in by_figure(page.summary.chosen):
-        parts += [f"## {_plain(table.name)}", "", *_rows(table), ""]
-    parts += [*map(_plain, page.notes), ""]
+        parts += [f"## {plain(table.name)}", "", *_rows(table), ""]
+    parts += [*map(plain, page.notes), ""]
     if page.pictures:
         parts += ["## How the runs went", "", "Drawn in index.html:", ""]
-        parts += [f"- {_plain(picture.name)}: {_plain(picture.caption)}" for picture in page.pictures]
+        parts += [f"- {plain(picture.name)}: {plain(picture.caption)}" for picture in page.pictures]
         parts += [""]
     parts += ["## How it was made", ""]
-    parts += [f"- {name}: {_plain(value)}" for name, value in page.facts.items()]
+    parts += [f"- {name}: {plain(value)}" for name, value in page.facts.items()]
     if page.failed:
-        parts += ["", "## Runs that failed", "", *(f"- {_plain(line)}" for line in page.failed)]
+        parts += ["", "## Runs that failed", "", *(f"- {plain(line)}" for line in page.failed)]
     if page.summary.tries != page.summary.chosen:
         parts += ["", "## Every configuration that was tried"]
         for table in by_figure(page.summary.tries):
-            parts += ["", f"### {_plain(table.name)}", "", *_rows(table)]
+            parts += ["", f"### {plain(table.name)}", "", *_rows(table)]
     return "\n".join(parts) + "\n"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown leaves as it is, on one line."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(text.split()))
 
 
 def _rows(table: Drawn) -> list[str]:
-    rule = "|" + "".join(" ---: |" if name in NUMERIC else " --- |" for name in table.header)
-    return [_row(table.header), rule, *(_row(row) for row in table.rows)]
+    return markdown_table(table.header, table.rows, NUMERIC)
+
+
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Iterable[str]], numeric: Collection[str]
+) -> list[str]:
+    """Lines of a table in Markdown; columns of numbers, by their names, are set to the right."""
+    rule = "|" + "".join(" ---: |" if name in numeric else " --- |" for name in header)
+    return [_row(header), rule, *map(_row, rows)]
 
 
 def _row(row: Iterable[str]) -> str:
-    return "| " + " | ".join(_plain(cell) for cell in row) + " |"
+    return "| " + " | ".join(plain(cell) for cell in row) + " |"
 
 
 def html(page: Page) -> str:
@@ -248,7 +255,6 @@ def html(page: Page) -> str:
             numeric=NUMERIC,
             chosen=by_figure(page.summary.chosen),
             tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
-            style=style_sheet(),
             drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
         )
     )

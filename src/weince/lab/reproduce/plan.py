@@ -18,8 +18,7 @@ from typing import Any
 from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.reproduce.tables import MEASURES, Table
-from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
-from weince.lab.vision.data import NAMES
+from weince.lab.reproduce.tasks import Task, task_of
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,11 @@ class Run:
         row: Name of the configuration.
         loss: Column of the table.
         trial: Which of the loss's tries.
-        seed: Of the run.
+        seed: Seed of the run.
         config: What ``--config`` gets.
         changes: Settings that differ from the configuration, by dotted name.
         measure: A key of `MEASURES`.
-        folder: Of the run.
+        folder: Folder of the run.
         key: Hash of its settings.
         extra: Settings that leave the result as it is, such as the device.
     """
@@ -81,6 +80,7 @@ def plan(
     epochs: int | None = None,
     data: str | None = None,
     device: str | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> list[Run]:
     """The runs of a table, seed by seed, so that the first seed of everything is there first.
 
@@ -91,8 +91,10 @@ def plan(
         only: Keep the rows (``cifar100_resnet18``), cells (``cifar100_resnet18/InfoNCE``) or tries of a cell
             (``cifar100_resnet18/InfoNCE/temperature 0.1``) that match one of these names or patterns.
         epochs: Instead of the configurations', for a trial.
-        data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``.
+        data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``; of runs on text,
+            ``text=PATH,sts=PATH,model=PATH``.
         device: ``cpu`` or ``cuda`` instead of what is there.
+        extra: Further settings that leave the results as they are.
 
     Raises:
         ValueError: A configuration, setting or pattern is unknown; nothing has been started then.
@@ -103,13 +105,13 @@ def plan(
     kept = _asked_for(table, only)
     base = {row: flat(settings.load(row)) for row, *_ in kept}
     asked = {} if epochs is None else {"epochs": epochs}
+    apart = {**({"device": device} if device else {}), **(extra or {})}
     runs = []
     for seed in seeds or table.seeds:
         for row, loss, trial, tried in kept:
             changes = {**table.set, **table.losses[loss].set, **tried, **asked}
             folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
-            extra = {"device": device} if device else {}
-            run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, extra)
+            run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, apart)
             runs.append(run)
     runs = _with_data(runs, data, base)
     for run in {run.key: run for run in runs}.values():
@@ -157,8 +159,9 @@ def _place(
 
     What leaves the weights as they are, and where the images lie, is no part of them.
     """
-    changed = {name: value for name, value in flat(changes).items() if name not in FREE_TO_CHANGE}
-    every = {**{name: value for name, value in base.items() if name not in FREE_TO_CHANGE}, **changed}
+    free = task_of(base).free
+    changed = {name: value for name, value in flat(changes).items() if name not in free}
+    every = {**{name: value for name, value in base.items() if name not in free}, **changed}
     every.pop("seed", None)
     key = hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:12]
     differs = {name: value for name, value in sorted(changed.items()) if base.get(name) != value}
@@ -182,17 +185,19 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _with_data(runs: Sequence[Run], data: str | None, base: Mapping[str, Mapping[str, Any]]) -> list[Run]:
-    """The runs, told where their images are."""
-    names = [str({**base[run.config], **run.changes}.get("data", "")) for run in runs]
-    places = _places(data, set(names))
+    """The runs, told where their data are."""
+    named = [task_of(base[run.config]).data_names({**base[run.config], **run.changes}) for run in runs]
+    places = _places(data, {name for names in named for name in names.values()})
     return [
-        replace(run, extra={**run.extra, "data": places[name]}) if name in places else run
-        for run, name in zip(runs, names, strict=True)
+        replace(
+            run, extra={**run.extra, **{key: places[name] for key, name in names.items() if name in places}}
+        )
+        for run, names in zip(runs, named, strict=True)
     ]
 
 
 def _places(data: str | None, names: Collection[str]) -> dict[str, str]:
-    """Where the images of each data set are."""
+    """Where the data are, by their names."""
     if not data:
         return {}
     if "=" not in data:
@@ -216,17 +221,20 @@ def _absolute(place: str) -> str:
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """See that the images which were said to lie somewhere do."""
-    for place in dict.fromkeys(str(run.extra["data"]) for run in runs if "data" in run.extra):
-        if place not in NAMES and not Path(place).exists():
-            raise ValueError(f"--data {place}: no such path, nor a data set ({', '.join(NAMES)})")
+    """See that the data of runs are there.
+
+    Raises:
+        ValueError: Otherwise.
+    """
+    for run in {(run.config, *run.extra.items()): run for run in runs}.values():
+        task_for(run).check(settings_of(run))
 
 
 def _check(run: Run) -> None:
     """See that the settings make a run, before anything is started."""
     for name in run.changes.keys() & {"seed", "out"}:  # the run's own would take its place unsaid
         raise ValueError(
-            f"{run.row}, {run.loss}: {name} is not for a table to set: it has seeds, and runs have a place"
+            f"{run.row}, {run.loss}: a table cannot set {name}: its seeds and the folders of its runs do"
         )
     try:
         settings_of(run)
@@ -234,11 +242,16 @@ def _check(run: Run) -> None:
         raise ValueError(f"{run.row}, {run.loss}: {error}") from None
 
 
-def settings_of(run: Run) -> VisionRun:
-    """All settings of a run, the configuration's and its own."""
-    wanted: VisionRun = _read_once(
-        VisionRun, shown(settings.load(run.config)), tuple(replace(run, seed=0, folder=Path()).arguments())
-    )
+def task_for(run: Run) -> Task:
+    """The task of a run."""
+    return task_of(settings.load(run.config))
+
+
+def settings_of(run: Run) -> Any:
+    """All settings of a run, the configuration's and its own: an instance of its task's settings."""
+    content = settings.load(run.config)
+    arguments = tuple(replace(run, seed=0, folder=Path()).arguments())
+    wanted = _read_once(task_of(content).settings, shown(content), arguments)  # type: ignore[arg-type]
     return replace(wanted, seed=run.seed, out=run.folder)
 
 
@@ -251,11 +264,13 @@ def _read_once(kind: type[Any], content: str, arguments: tuple[str, ...]) -> Any
 def epochs_of(run: Run) -> int:
     """How long a run trains."""
     given = {**flat(settings.load(run.config)), **run.changes}
-    return int(given.get("epochs", VisionRun.epochs))
+    return int(given.get("epochs", task_for(run).settings.epochs))
 
 
 def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
-    """Whether the content of a ``run.yaml`` is of this run, wherever its images were."""
-    run_wanted = settings_of(run)
-    found, wanted = settings.recorded(content, type(run_wanted)), settings.as_written(run_wanted)
-    return all(found[name] == wanted[name] for name in wanted.keys() - FREE_TO_CHANGE - {"data"})
+    """Whether the content of a ``run.yaml`` is of this run, wherever its data were."""
+    task, wanted = task_for(run), settings.as_written(settings_of(run))
+    found = settings.recorded(content, task.settings)
+    return task_of(content) is task and all(
+        found[name] == wanted[name] for name in wanted.keys() - task.incidental
+    )

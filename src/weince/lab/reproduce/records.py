@@ -13,6 +13,7 @@ from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.reproduce.plan import Run
+from weince.lab.reproduce.tasks import task_of
 from weince.lab.settings import load
 from weince.lab.vision.log import read_log
 
@@ -53,7 +54,7 @@ def archive_of(run: Run) -> Path:
 def keep_records(runs: Sequence[Run], folder: Path) -> None:
     """Write the records of finished runs into the archive of a folder, beside those of other runs in it.
 
-    ``run.yaml`` loses the paths of this machine: images are named, and ``out`` is the run's place among the others.
+    ``run.yaml`` loses the paths of this machine: data are named, and ``out`` is the run's place among the others.
     """
     add_records(folder, {run.name: _gathered(run) if has_folder(run) else _archived(run) for run in runs})
 
@@ -113,7 +114,8 @@ def _line(name: str, files: Mapping[str, Any]) -> str:
 def _gathered(run: Run) -> dict[str, Any]:
     """The small files of a run's folder."""
     settings = _read(run.folder / "run.yaml")
-    settings |= {"data": _named(settings["data"]), "out": f"runs/{run.name}"}
+    settings |= {place: _named(settings[place]) for place in task_of(settings).places}
+    settings["out"] = f"runs/{run.name}"
     names = ["log.csv", *sorted(path.name for path in run.folder.glob("*.json"))]
     files = {name: _read(run.folder / name) for name in names if (run.folder / name).is_file()}
     if "log.csv" in files:
@@ -147,5 +149,5 @@ def _rows(columns: Mapping[str, Sequence[float | str | None]]) -> list[dict[str,
 
 
 def _named(data: str) -> str:
-    """Images by name: those of a file have its name, without its folder and ending."""
+    """Data by name: those of a file have its name, without its folder and ending."""
     return Path(data).stem if Path(data).is_absolute() else data

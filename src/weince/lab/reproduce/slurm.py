@@ -35,7 +35,7 @@ class Job:
     run: Run
 
     def __call__(self) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+        _use_what_is_given()
         carry_out(self.run)
 
     def checkpoint(self) -> Any:
@@ -43,6 +43,40 @@ class Job:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+@dataclass(frozen=True)
+class Once:
+    """A job for something that is no run."""
+
+    work: Callable[[], None]
+
+    def __call__(self) -> None:
+        _use_what_is_given()
+        self.work()
+
+
+def _use_what_is_given() -> None:
+    """Use the cores of a job and no others."""
+    os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+
+
+def call_on_slurm(
+    work: Callable[[], None], runs: Sequence[Run], *, out: Path, options: Mapping[str, Any] | None = None
+) -> None:
+    """Have some work about runs done by a job like theirs, and wait until that has left the queue.
+
+    Whether it was done shows in what it leaves.
+
+    Args:
+        work: What to call; it is pickled.
+        runs: Which it is about.
+        out: Folder of the sweep, on a file system that all nodes see.
+        options: Of sbatch as submitit names them.
+    """
+    job = _executor(out.absolute() / "slurm", runs, 1, options or {}).submit(Once(work))
+    while job.job_id in _queued():
+        time.sleep(POLL)
 
 
 def run_on_slurm(
@@ -62,7 +96,7 @@ def run_on_slurm(
         runs: What to do.
         out: Folder of the sweep, on a file system that all nodes see.
         jobs: Array tasks that may run at once.
-        options: Of sbatch as submitit names them, for example ``{"partition": "gpu", "time": 600}``.
+        options: Options of sbatch as submitit names them, for example ``{"partition": "gpu", "time": 600}``.
         tell: Told what happens to a run.
         idle: Called again and again while runs are under way.
 

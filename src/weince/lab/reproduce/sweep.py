@@ -30,9 +30,9 @@ def carry_out(
         out: Folder of the sweep.
         jobs: Runs at once on this machine, or tasks at once on the cluster.
         slurm: Submit the runs to Slurm and wait for them.
-        slurm_options: Of sbatch as submitit names them.
+        slurm_options: Options of sbatch as submitit names them.
         clock: A deadline, for runs on this machine.
-        name: Of the runs, for the bar.
+        name: Name of the runs, for the bar.
 
     Returns:
         Why runs failed, by their names.

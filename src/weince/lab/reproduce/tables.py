@@ -24,12 +24,14 @@ class Measure:
         figures: What is in it.
         test: Key of a figure that is reported, ``{}`` standing for its name.
         validation: Key of the figure that may be chosen by; empty if there is none.
+        keys: Dotted keys of the file for those that it calls otherwise.
     """
 
     file: str
     figures: tuple[str, ...]
     test: str = "{}"
     validation: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 MEASURES = {
@@ -38,6 +40,13 @@ MEASURES = {
         ("linear", "knn", *(f"r{k}" for k in RECALLS), "map_r"),
         "{}_test_mean",
         "{}_validation_mean",
+    ),
+    "sts": Measure(
+        "result.json",
+        ("stsb", "sts"),
+        "{}_test",
+        "{}_validation",
+        {"stsb_validation": "dev", "stsb_test": "tasks.STSB", "sts_test": "mean"},
     ),
     "link": Measure("link.json", ("link_lam", "link_gain", "link_ratio")),
     "frechet": Measure(
@@ -67,8 +76,8 @@ class Table:
     """What a table's file says.
 
     Attributes:
-        name: Of the file.
-        title: Of the table.
+        name: Name of the file.
+        title: Title of the table.
         shows: What it shows, in one sentence; made from the rest if not given.
         figures: What is shown of each run.
         rows: Configurations, by name or path.
@@ -79,7 +88,7 @@ class Table:
         tries: Settings to choose among, the same for every loss that has none of its own. The first is what the
             paper's figure stands beside.
         set: Settings of all runs.
-        seeds: Of the runs.
+        seeds: Seeds of the runs.
     """
 
     name: str
@@ -102,24 +111,26 @@ class Table:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
         for what in ("figures", "rows", "tries", "seeds"):
             if not getattr(self, what):
-                raise ValueError(f"a table needs {what}, this one has none")
+                raise ValueError(f"a table needs {what}; got none")
         known = MEASURES[self.measure].figures
         for figure in (*self.figures, *([self.choose_by] if self.choose_by else [])):
             if figure not in known:
                 raise ValueError(unknown(f"figure of measure {self.measure}", str(figure), known))
         wrong = [seed for seed in self.seeds if not isinstance(seed, int) or isinstance(seed, bool)]
         if wrong:
-            raise ValueError(f"seeds must be integers, got {wrong[0]!r}")
+            raise ValueError(f"seeds must be integers; got {wrong[0]!r}")
         for what, values in (("seed", list(self.seeds)), ("row", [Path(row).stem for row in self.rows])):
             if len(set(values)) < len(values):
-                raise ValueError(f"every {what} counts once, got {', '.join(map(str, values))}")
+                raise ValueError(f"every {what} counts once; got {', '.join(map(str, values))}")
         _check_names("set", self.set)
         for name, loss in self.losses.items():
             _check_names(f"set of {name}", loss.set)
             _check_tries(name, self.tries_of(name))
         tuned = any(len(self.tries_of(loss)) > 1 for loss in self.losses)
         if tuned and not (self.choose_by and MEASURES[self.measure].validation):
-            raise ValueError("a table with several tries needs choose_by, a figure with a validation value")
+            raise ValueError(
+                "a table with several tries needs choose_by, a figure with a validation value; got none"
+            )
 
     @property
     def runs(self) -> int:
@@ -173,7 +184,7 @@ def _check_tries(loss: str, tries: Sequence[Any]) -> None:
             )
         _check_names(f"a try of {loss}", tried)
         if tried in tries[:index]:
-            raise ValueError(f"every try counts once, got {', '.join(map(str, tries))} for {loss}")
+            raise ValueError(f"every try counts once; got {', '.join(map(str, tries))} for {loss}")
 
 
 def named_tables() -> dict[str, Path]:
@@ -205,7 +216,7 @@ def _table(path: Path, content: Any) -> Table:
     given = _checked(Table, content, "key of a table", without={"name"})
     losses = given.get("losses")
     if not isinstance(losses, dict) or not losses:
-        raise ValueError(f"losses must map each loss to its settings, got {losses!r}")
+        raise ValueError(f"losses must map each loss to its settings; got {losses!r}")
     given["losses"] = {
         str(loss): Loss(**_checked(Loss, said, f"key of loss {loss}")) for loss, said in losses.items()
     }
@@ -220,17 +231,17 @@ def _table(path: Path, content: Any) -> Table:
 def _checked(kind: type[Any], content: Any, what: str, without: Collection[str] = ()) -> dict[str, Any]:
     """A mapping whose keys are fields of a dataclass and whose lists and mappings are where they belong."""
     if not isinstance(content, dict):
-        raise ValueError(f"wanted keys and values for a {kind.__name__.lower()}, got {content!r}")
+        raise ValueError(f"wanted keys and values for a {kind.__name__.lower()}; got {content!r}")
     known = [item for item in fields(kind) if item.name not in without]
     for key, value in content.items():
         if key not in (names := [item.name for item in known]):
             raise ValueError(unknown(what, str(key), names))
         wanted = _KINDS.get(key, str)
         if not isinstance(value, wanted):
-            raise ValueError(f"{key} must be a {wanted.__name__}, got {value!r}")
+            raise ValueError(f"{key} must be a {wanted.__name__}; got {value!r}")
     for item in known:
         if item.default is MISSING and item.default_factory is MISSING and item.name not in content:
-            raise ValueError(f"{item.name} is missing: a {kind.__name__.lower()} needs it")
+            raise ValueError(f"a {kind.__name__.lower()} needs {item.name}; got none")
     return dict(content)
 
 

@@ -28,7 +28,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Drawn(NamedTuple):
-    """Sentences of a batch; ``ids`` are equal for equal sentences, and None if all are different."""
+    """Sentences of a batch; ``ids``, one an anchor, are equal for equal sentences, and None if all are different."""
 
     sentences: list[str]
     ids: NDArray[np.int64] | None
@@ -43,17 +43,18 @@ class SentenceFile:
     Args:
         path: UTF-8 text, one sentence a line.
         first: Read only so many sentences from the beginning.
+        pairs: Each line has two sentences with a tab between them.
 
     Raises:
         OSError: The file is missing or cannot be read.
-        ValueError: A line is not UTF-8, or there are fewer than two sentences.
+        ValueError: A line is not UTF-8 or no pair where it should be one, or there are fewer than two sentences.
     """
 
-    def __init__(self, path: Path, *, first: int | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, first: int | None = None, pairs: bool = False) -> None:
+        self.path, self.pairs = path, pairs
         if not path.is_file():
             raise FileNotFoundError(f"no such text file: {path}; want a file with one sentence a line")
-        starts, lengths, hashes, empty = _index(path, first)
+        starts, lengths, hashes, empty = _index(path, first, pairs)
         if len(starts) < 2:
             raise ValueError(f"{path}: at least 2 sentences are needed, one a line; found {len(starts)}")
         self.starts, self.lengths, self.hashes = starts, lengths, hashes
@@ -85,10 +86,16 @@ class SentenceFile:
             return self._file.read(length)
 
     def draw(self, numbers: NDArray[np.int64]) -> Drawn:
-        """The sentences of these numbers."""
-        ids = self.hashes[numbers]
+        """The sentences of these numbers; of pairs all first ones, then all second ones.
+
+        Pairs with the same first sentence have equal ids.
+        """
+        lines, ids = [self[number] for number in numbers], self.hashes[numbers]
+        if self.pairs:
+            first, second = zip(*(line.split("\t") for line in lines), strict=True)
+            lines, ids = [*first, *second], np.unique(first, return_inverse=True)[1].astype(np.int64)
         alike = len(np.unique(ids)) < len(ids)
-        return Drawn([self[number] for number in numbers], ids if alike else None)
+        return Drawn(lines, ids if alike else None)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -96,7 +103,7 @@ class SentenceFile:
 
 
 def _index(
-    path: Path, first: int | None
+    path: Path, first: int | None, pairs: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
     """Where lines start, their lengths in bytes, hashes of what is in them, and how many were empty."""
     starts, lengths, hashes = _Column(), _Column(), _Column()
@@ -113,6 +120,8 @@ def _index(
                     f"{path}, line {number}: not UTF-8 (byte {text[error.start]:#04x} at place {error.start + 1}); "
                     "convert the file first, for example with iconv"
                 ) from None
+            if sentence and pairs:
+                _check_pair(sentence, len(text), f"{path}, line {number}")
             if sentence:
                 starts.append(position + len(line) - len(text))
                 lengths.append(len(text))
@@ -122,6 +131,15 @@ def _index(
                 empty += 1
             position += len(line)
     return starts.array(), lengths.array(), hashes.array(), empty
+
+
+def _check_pair(line: str, size: int, where: str) -> None:
+    """See that a line of so many bytes is a pair, and that all of it will be read."""
+    parts = line.split("\t")
+    if len(parts) != 2 or not all(part.strip() for part in parts):
+        raise ValueError(f"{where}: want two sentences with a tab between them; got {line[:80]!r}")
+    if size > LONGEST:
+        raise ValueError(f"{where}: a pair must have at most {LONGEST:,} bytes; got {size:,}")
 
 
 class _Column:

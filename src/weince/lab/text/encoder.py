@@ -8,15 +8,15 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from weince.integrations.hub import cannot_load, only_here
 
-POOLING = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-"""How sentence-transformers is told that the vector of a sentence is that of its first token."""
+Pooling = Literal["cls", "mean"]
+"""The vector of a sentence: that of its first token, or the mean over its tokens."""
 
 
 class Tokens(NamedTuple):
@@ -27,16 +27,17 @@ class Tokens(NamedTuple):
 
 
 class SentenceEncoder(nn.Module):
-    """The vector of a sentence's first token, ``[CLS]``, in float32.
+    """The vector of a sentence, in float32.
 
     Args:
         backbone: A transformer of the ``transformers`` package.
         head: Put SimCSE's layer (linear, tanh) on top, in training mode only.
+        pooling: That of the first token, ``[CLS]``, or the mean over all tokens but padding.
     """
 
-    def __init__(self, backbone: nn.Module, *, head: bool = False) -> None:
+    def __init__(self, backbone: nn.Module, *, head: bool = False, pooling: Pooling = "cls") -> None:
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.pooling = backbone, pooling
         width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
         self.head: nn.Module | None = None
         if head:
@@ -48,12 +49,18 @@ class SentenceEncoder(nn.Module):
     def forward(self, tokens: Tokens) -> Tensor:
         """``(sentences, width)`` float32, not normalised."""
         output = self.backbone(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask)
-        first: Tensor = output.last_hidden_state[:, 0].float()
+        pooled = self._pool(output.last_hidden_state, tokens.attention_mask)
         if self.head is None or not self.training:
-            return first
-        with torch.autocast(first.device.type, enabled=False):
-            vector: Tensor = self.head(first)
+            return pooled
+        with torch.autocast(pooled.device.type, enabled=False):
+            vector: Tensor = self.head(pooled)
             return vector
+
+    def _pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        if self.pooling == "cls":
+            return hidden[:, 0].float()
+        counts = mask.unsqueeze(-1).float()
+        return (hidden.float() * counts).sum(1) / counts.sum(1)
 
 
 def load_backbone(model: str) -> tuple[nn.Module, Any]:
@@ -133,10 +140,10 @@ def save_encoder(
 
     Args:
         encoder: What to write.
-        tokenizer: Of the encoder.
+        tokenizer: Tokenizer of the encoder.
         folder: What was there is replaced.
         max_length: Word pieces that sentence-transformers is to keep of a sentence.
-        weights: Of the encoder's backbone, by name.
+        weights: Weights of the encoder's backbone, by name.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -151,7 +158,9 @@ def save_encoder(
         width = int(encoder.backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
         (part / "1_Pooling").mkdir()
         _write_json(part / "modules.json", modules)
-        _write_json(part / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **POOLING})
+        said = {"pooling_mode_cls_token": encoder.pooling == "cls"}
+        said |= {"pooling_mode_mean_tokens": encoder.pooling == "mean"}
+        _write_json(part / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **said})
         _write_json(
             part / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
         )

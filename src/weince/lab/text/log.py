@@ -17,14 +17,27 @@ PATIENCE = 30.0
 
 
 class Row(NamedTuple):
-    """A line of the log; ``lam`` and ``beta`` are means over the anchors of the line's last batch."""
+    """A line of the log.
+
+    Args:
+        step: The last step of the line.
+        epoch: Passes over the sentences so far.
+        loss: Mean over the steps of the line.
+        lam: Mean over the anchors of the last batch; ``beta`` likewise.
+        beta: See ``lam``.
+        dev: Spearman x 100 on STS-B's dev split, if it was looked at.
+        sentences_per_second: Speed of training.
+        seconds: Of training, since the line before; without looks at the dev split and checkpoints.
+    """
 
     step: int
+    epoch: float
     loss: float
     lam: float
     beta: float
     dev: float | None
     sentences_per_second: float
+    seconds: float
 
 
 def read_log(out: Path) -> list[dict[str, str]]:

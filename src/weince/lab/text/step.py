@@ -1,4 +1,4 @@
-"""One training step of SimCSE: embed each sentence twice, the loss, its gradient, the update.
+"""One training step: embed each sentence twice, or both of each pair; the loss, its gradient, the update.
 
 A small encoder takes less time than the host needs to launch it; captured as a CUDA graph, the host only copies the
 next word pieces.
@@ -25,11 +25,12 @@ class Step:
 
     Args:
         encoder: What is trained.
-        loss: Of the two views of a batch.
+        loss: Loss of the two views of a batch.
         lr: Learning rate of AdamW, which :func:`weince.lab.capture.set_rate` changes.
         clip: Largest norm of the gradient.
-        precision: Of the encoder.
+        precision: Precision of the encoder.
         graph: ``(sentences, length)`` of the batches to run as a CUDA graph; others run one operation at a time.
+        pairs: A batch holds the first and then the second sentences of pairs, and each goes through the encoder once.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Step:
         clip: float,
         precision: Precision,
         graph: tuple[int, int] | None = None,
+        pairs: bool = False,
     ) -> None:
+        self.views = 1 if pairs else 2  # of each sentence
         self.encoder, self.loss, self.clip, self.precision = encoder, loss, clip, precision
         self.device = next(encoder.parameters()).device
         if graph is not None and self.device.type != "cuda":
@@ -84,7 +87,7 @@ class Step:
 
     def _run(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
         with autocast(self.device, self.precision):
-            z_i, z_j = self.encoder(Tokens(*(part.repeat(2, 1) for part in tokens))).chunk(2)
+            z_i, z_j = self.encoder(Tokens(*(part.repeat(self.views, 1) for part in tokens))).chunk(2)
         loss = self.loss(z_i, z_j, ids=ids)
         assert isinstance(loss, Tensor)
         self.optimizer.zero_grad()

@@ -53,7 +53,7 @@ class StsScores(NamedTuple):
 
     Args:
         tasks: Spearman x 100 on the test split of each task.
-        mean: Of the tasks.
+        mean: Mean of the tasks.
         alignment: Mean squared distance of the pairs of STS-B's test split that people scored above 4.
         uniformity: Log of the mean of ``exp(-2 * squared distance)`` over all pairs of sentences of that split.
     """
@@ -125,7 +125,7 @@ class Prepared:
     """Sentences tokenised once, in batches of like length, to embed again and again.
 
     Args:
-        tokenizer: Of the encoder.
+        tokenizer: Tokenizer of the encoder.
         sentences: What to embed.
         max_length: The most word pieces of a sentence.
         batch: Sentences in a batch.

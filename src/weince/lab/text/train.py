@@ -1,10 +1,13 @@
 """Unsupervised SimCSE: a sentence twice through the encoder, dropout as the only difference (Gao et al., 2021).
 
+With ``pairs`` it is the other usual training of sentence encoders: two sentences that mean the same.
+
 ``train(TextRun(...))`` reads top to bottom. A folder of a run holds ``run.yaml``, ``log.csv``, ``checkpoints/``,
 ``best/`` (the encoder that ranks STS-B's dev pairs best, for transformers and sentence-transformers) and, once it is
 done, ``result.json`` with the test scores of that encoder. A run that was stopped goes on where it was.
 """
 
+import hashlib
 import json
 import math
 import time
@@ -21,6 +24,7 @@ from weince.lab.capture import Embedded, restore, set_rate
 from weince.lab.configure import LossConfig, build_loss, check_loss
 from weince.lab.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.lab.text.encoder import (
+    Pooling,
     SentenceEncoder,
     Tokens,
     check_model,
@@ -40,10 +44,10 @@ FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every", "
 
 @dataclass(frozen=True)
 class TextRun:
-    """One run of unsupervised SimCSE; the defaults are SimCSE's for BERT-base.
+    """One run on sentences or on pairs of them; the defaults are unsupervised SimCSE's for BERT-base.
 
     Args:
-        text: File with one sentence a line.
+        text: File with one sentence a line, or one pair, with a tab between its sentences.
         model: Encoder to start from: a folder, or a hub name.
         sts: Tab-separated file of STS pairs: task, subset, split, score and two sentences.
         out: Folder of the run; it goes on where an earlier run of the same settings stopped.
@@ -53,14 +57,16 @@ class TextRun:
         lr: Learning rate of AdamW at the start; it falls linearly to 0.
         epochs: Passes over the sentences.
         max_length: Word pieces of a sentence that are kept in training.
-        seed: Of the order of sentences, the dropout and the head.
+        seed: Seed of the order of sentences, the dropout and the head.
+        pairs: Train on pairs of sentences instead of each sentence twice.
+        pooling: The vector of a sentence: ``cls`` for that of its first token, ``mean`` for that of all.
         head: Put a layer (linear, tanh) on top of the encoder in training only.
         clip: Largest norm of the gradient.
         eval_every: Steps between evaluations on STS-B's dev split.
         checkpoint_every: Evaluations between checkpoints; 0 takes none, and a run that is stopped starts anew.
         log_every: Steps between lines of the log.
         precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
-        sentences: Use only so many sentences, from the beginning of the file.
+        sentences: Use only so many sentences or pairs, from the beginning of the file.
         device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
         graph: Run the step as a CUDA graph: faster for a small encoder. All sentences are padded to ``max_length``.
     """
@@ -76,6 +82,8 @@ class TextRun:
     epochs: int = 1
     max_length: int = 32
     seed: int = 0
+    pairs: bool = False
+    pooling: Pooling = "cls"
     head: bool = True
     clip: float = 1.0
     eval_every: int = 125
@@ -117,7 +125,7 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     if run.precision == "bf16" and find_device(run.device).type == "cpu":
         prepare_cpu_for_bf16()
     with matmul_precision(run.precision):
-        job = _Job(run, sts)
+        job = Job(run, sts)
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         job.resume()
         job.go(bar=bar)
@@ -125,19 +133,21 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     return run.out / "best"
 
 
-class _Job:
+class Job:
     """A run at work: what is built from its settings, and what changes from step to step."""
 
     def __init__(self, run: TextRun, sts: Sts) -> None:
         self.run = run
         self.device = find_device(run.device)
-        self.sentences = SentenceFile(run.text, first=run.sentences)
+        self.sentences = SentenceFile(run.text, first=run.sentences, pairs=run.pairs)
         self.steps = run.epochs * steps_in_epoch(len(self.sentences), run.batch)
         backbone, self.tokenizer = load_backbone(run.model)
+        self.fingerprint = _fingerprint(self.sentences, run.sts, backbone)
         self.dev = StsTask(self.tokenizer, sts["STSB", "dev"])
         torch.manual_seed(run.seed)
         # In float32 whatever the file holds: small steps are lost in weights of 16 bits.
-        self.encoder = SentenceEncoder(backbone, head=run.head).to(self.device, torch.float32).train()
+        encoder = SentenceEncoder(backbone, head=run.head, pooling=run.pooling)
+        self.encoder = encoder.to(self.device, torch.float32).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
         width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
         check_loss(self.loss, pairs=run.batch, width=width, device=self.device)
@@ -147,7 +157,8 @@ class _Job:
             lr=run.lr,
             clip=run.clip,
             precision=run.precision,
-            graph=(run.batch, run.max_length) if run.graph else None,
+            graph=((2 if run.pairs else 1) * run.batch, run.max_length) if run.graph else None,
+            pairs=run.pairs,
         )
         self.step, self.best, self.best_step = 0, -math.inf, 0
         self.best_weights: dict[str, Tensor] = {}  # while they are not on disk
@@ -232,7 +243,7 @@ class _Job:
                 sums.add(embedded.loss, len(drawn.sentences))
                 if not log:
                     continue
-                row = sums.row(self.step, tail_stats(self.loss, embedded, ids))
+                row = sums.row(self.step, self.step / in_epoch, tail_stats(self.loss, embedded, ids))
                 if evaluate:
                     row = row._replace(dev=self.evaluate())
                 append_log(run.out, row)
@@ -275,27 +286,48 @@ class _Sums:
     def add(self, loss: Tensor, sentences: int) -> None:
         self.loss, self.steps, self.sentences = self.loss + loss, self.steps + 1, self.sentences + sentences
 
-    def row(self, step: int, stats: TailStats) -> Row:
+    def row(self, step: int, epoch: float, stats: TailStats) -> Row:
         """A line of the log. Reading the three means is the only wait for the device between evaluations."""
         means = torch.stack([self.loss / self.steps, stats.lam.mean(), stats.beta.mean()])
         loss, lam, beta = means.tolist()
         if not math.isfinite(loss):
             raise ValueError(f"the loss is {loss} at step {step}: try a lower --lr or --precision fp32")
-        speed = self.sentences / (time.perf_counter() - self.since)
-        return Row(step, loss, lam, beta, None, speed)
+        seconds = time.perf_counter() - self.since
+        return Row(step, epoch, loss, lam, beta, None, self.sentences / seconds, seconds)
 
 
-def _write_result(job: _Job, sts: Sts, *, bar: bool) -> None:
+def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
     """Test scores of the best encoder, which was chosen on the dev split alone."""
     backbone, tokenizer = load_backbone(str(job.run.out / "best"))
-    scores = score_encoder(SentenceEncoder(backbone).to(job.device), tokenizer, sts, bar=bar)
+    encoder = SentenceEncoder(backbone, pooling=job.run.pooling).to(job.device)
+    scores = score_encoder(encoder, tokenizer, sts, bar=bar)
     result = {
         "dev": job.best,
         "best_step": job.best_step,
         "steps": job.steps,
         "sentences": len(job.sentences),
         **scores._asdict(),
+        "data": ", ".join(Path(place).name for place in (job.run.text, job.run.sts, job.run.model)),
+        "fingerprint": job.fingerprint,
     }
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
     files.write_text_aside(job.run.out / "result.json", text)
+
+
+def fingerprint(run: TextRun) -> str:
+    """Sixteen hexadecimal digits that tell what a run starts from: its sentences, its STS pairs and its encoder."""
+    sentences = SentenceFile(run.text, first=run.sentences, pairs=run.pairs)
+    try:
+        return _fingerprint(sentences, run.sts, load_backbone(run.model)[0])
+    finally:
+        sentences.close()
+
+
+def _fingerprint(sentences: SentenceFile, sts: Path, backbone: torch.nn.Module) -> str:
+    found = hashlib.blake2b(sentences.hashes.tobytes(), digest_size=8)
+    found.update(sts.read_bytes())
+    for name, weights in sorted(backbone.state_dict().items()):
+        if not name.startswith("pooler."):  # of which we make no use, and which a file need not have
+            found.update(name.encode() + weights.detach().cpu().float().contiguous().numpy().tobytes())
+    return found.hexdigest()

@@ -66,19 +66,19 @@ class Augment:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"size must be at least 1, got {self.size}")
+            raise ValueError(f"size must be at least 1; got {self.size}")
         for name in ("flip", "jitter_p", "grey_p", "blur_p"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a probability in [0, 1], got {getattr(self, name)}")
+                raise ValueError(f"{name} is a probability in [0, 1]; got {getattr(self, name)}")
         _check_range("crop_scale", self.crop_scale, most=1.0)
         _check_range("crop_ratio", self.crop_ratio, most=math.inf)
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[HUE] > 0.5:
             raise ValueError(
-                "jitter is (brightness, contrast, saturation, hue), none negative and hue at most 0.5, "
+                "jitter is (brightness, contrast, saturation, hue), none negative and hue at most 0.5; "
                 f"got {self.jitter}"
             )
         if self.blur_p and not blur_radius(self.size):
-            raise ValueError(f"blur needs views of at least 20 px, got {self.size}: set blur_p=0")
+            raise ValueError(f"blur needs views of at least 20 px; got {self.size}: set blur_p=0")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Views of a batch.
@@ -95,7 +95,9 @@ class Augment:
     def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
         """The random numbers for images ``(n, 3, height, width)``, which are asked for shape and device only."""
         if images.device.type != generator.device.type:
-            raise ValueError(f"the images are on {images.device} and the generator on {generator.device}")
+            raise ValueError(
+                f"images and generator must be on one device; got {images.device} and {generator.device}"
+            )
         return self.draws(images, self.uniforms(len(images), generator))
 
     def uniforms(self, n: int, generator: torch.Generator) -> Tensor:
@@ -112,7 +114,7 @@ class Augment:
     def draws(self, images: Tensor, u: Tensor) -> Draws:
         """What the numbers ``u`` mean for images ``(n, 3, height, width)``, of which only the shape matters."""
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be (n, 3, height, width), got {tuple(images.shape)}")
+            raise ValueError(f"images must be (n, 3, height, width); got {tuple(images.shape)}")
         height, width = images.shape[2:]
         crop, u = u[:, : 2 * CROP_TRIES + 2], u[:, 2 * CROP_TRIES + 2 :]
         jitter = self.jitter_p > 0 and max(self.jitter) > 0
@@ -312,4 +314,4 @@ def _middle_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[fl
 
 def _check_range(name: str, pair: tuple[float, float], *, most: float) -> None:
     if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= most:
-        raise ValueError(f"{name} is (low, high) with 0 < low <= high <= {most:g}, got {pair}")
+        raise ValueError(f"{name} is (low, high) with 0 < low <= high <= {most:g}; got {pair}")

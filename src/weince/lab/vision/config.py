@@ -21,6 +21,7 @@ FREE_TO_CHANGE = {
     "tensorboard",
     "snapshot_every",
     "checkpoint_every",
+    "track_every",
 }
 """Settings that a resumed run may change: they leave its weights as they are."""
 
@@ -42,7 +43,7 @@ class VisionRun:
         optimizer: How weights are updated.
         epochs: Passes over the images. At a constant rate without warm-up a run may be given more later.
         batch: Pairs of views in the global batch.
-        seed: Of the weights, the order of the images and the views.
+        seed: Seed of the weights, the order of the images and the views.
         precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
             projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
         device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
@@ -52,6 +53,8 @@ class VisionRun:
         out: Folder of the run. A run that is there already goes on.
         checkpoint_every: Epochs between checkpoints.
         snapshot_every: Epochs between weights that are kept (for ``weince diagnose --trend``); 0 keeps none.
+        track_every: Epochs between looks at how well neighbours vote on validation images (``vote`` in the log); 0
+            looks never. The images must have labels.
         tensorboard: Write TensorBoard's event files too.
     """
 
@@ -75,15 +78,16 @@ class VisionRun:
     out: Path = Path("runs/train")
     checkpoint_every: int = 1
     snapshot_every: int = 0
+    track_every: int = 0
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
         if self.width != 64 and not self.encoder.startswith("resnet"):
-            raise ValueError(f"width is of a ResNet; got width {self.width} for {self.encoder}")
+            raise ValueError(f"width is an option of ResNets; got width {self.width} for {self.encoder}")
         counted = dict.fromkeys(("width", "projection", "epochs", "devices", "checkpoint_every"), 1)
         check_range(
             self,
-            least={**counted, "seed": 0, "snapshot_every": 0},
+            least={**counted, "seed": 0, "snapshot_every": 0, "track_every": 0},
             below={"width": 31, "projection": 31, "batch": 31, "seed": 63},
         )
         if self.batch < 2:

@@ -26,7 +26,7 @@ from weince.lab.vision.pictures import FILES, Images, picture_size, read_picture
 Labels = NDArray[np.int64]
 NAMES = ("digits", *SOURCES)
 TEST_SHARE = 0.2
-"""Of each class, where the data come without a split."""
+"""Share of each class that is held out, where the data come without a split."""
 
 
 class ImageData(NamedTuple):
@@ -299,24 +299,24 @@ def _same_size(arrays: dict[str, Array], size: int | None, where: str) -> dict[s
     images = {key: _as_images(arrays[key], f"{where}: {key}") for key in arrays if key.endswith("images")}
     if size is None and len({x.shape[1:] for x in images.values()}) > 1:
         shapes = ", ".join(f"{key} {x.shape}" for key, x in images.items())
-        raise ValueError(f"{where}: images of different sizes ({shapes}): size= brings them to one")
+        raise ValueError(f"{where}: want images of one size; got {shapes}: size= brings them to one")
     height, width = images["train_images"].shape[1:3]
     return {key: resize(x, size or min(height, width)) for key, x in images.items()}
 
 
 def _as_images(array: Array, where: str) -> Images:
     if array.dtype != np.uint8:
-        raise ValueError(f"{where} must be uint8, got {array.dtype}")
+        raise ValueError(f"{where} must be uint8; got {array.dtype}")
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or not array.size:
-        raise ValueError(f"{where} must be (n, height, width, 3), or grey without the 3, got {array.shape}")
+        raise ValueError(f"{where} must be (n, height, width, 3), or grey without the 3; got {array.shape}")
     return array if array.shape[3] == 3 else np.repeat(array, 3, axis=3)
 
 
 def _as_labels(array: Array, count: int, where: str) -> Labels:
     if array.dtype.kind not in "iu" or array.shape != (count,):
-        raise ValueError(f"{where} must be integers of shape ({count},), got {array.dtype} of {array.shape}")
+        raise ValueError(f"{where} must be integers of shape ({count},); got {array.dtype} of {array.shape}")
     return np.array(array, np.int64)
 
 

@@ -70,7 +70,7 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
             libraries are installed; or a class or function of your own, ``package.module:name``.
         size: Height and width of the images in pixels.
         width: Channels of the first stage of a ResNet.
-        stem: Of a ResNet: ``"cifar"`` (3 x 3, no max-pool) or ``"imagenet"``. By default the first for up to 64 px.
+        stem: Stem of a ResNet: ``"cifar"`` (3 x 3, no max-pool), the default up to 64 px, or ``"imagenet"``.
     """
     if stem is not None:
         check_choice("stem", stem, get_args(Stem))
@@ -81,7 +81,7 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
         return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width)
     if name == "vit_small":
         if size not in PATCHES:
-            raise ValueError(f"vit_small is for images of {', '.join(map(str, PATCHES))} px, got {size}")
+            raise ValueError(f"vit_small is for images of {', '.join(map(str, PATCHES))} px; got {size}")
         return VisionTransformer(size, PATCHES[size])
     if name == "tiny":
         return Tiny()
@@ -182,7 +182,7 @@ class Projector(nn.Sequential):
     """Linear layers without bias, ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``.
 
     Args:
-        features: Of the encoder.
+        features: Features of the encoder.
         hidden: Width between the layers, ``features`` by default.
         out: Width of the embeddings.
         layers: Linear layers.
@@ -267,8 +267,8 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # either format has errors of its own, torch's with advice not to be followed
         raise ValueError(
-            f"{path} cannot be read as weights ({type(error).__name__}): wanted are safetensors, or a torch "
-            "checkpoint that holds tensors and plain values only"
+            f"{path} cannot be read as weights; want safetensors, or a torch checkpoint that holds tensors and "
+            f"plain values only; got {type(error).__name__}"
         ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):

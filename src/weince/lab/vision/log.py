@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "epoch", "loss", "rho", "beta", "daic", "lam", "alignment", "uniformity", "effective_rank", "crowded", "lr",
-    "views_per_second", "seconds",
+    "views_per_second", "seconds", "vote",
 )  # fmt: skip
 
 GEOMETRY = 1024
@@ -40,7 +40,7 @@ class Log:
     """``log.csv`` of a run, complete after every epoch.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         epoch: The epoch that comes next: rows of it and later ones, from a run that was cut, are dropped.
         tensorboard: Write event files too.
     """
@@ -60,7 +60,8 @@ class Log:
         write_aside(self.path, self._write, "log")
         if self.writer is not None:
             for name in COLUMNS[1:]:
-                self.writer.add_scalar(name, row[name], int(row["epoch"]))
+                if name in row:
+                    self.writer.add_scalar(name, row[name], int(row["epoch"]))
             self.writer.flush()
 
     def _write(self, path: Path) -> None:

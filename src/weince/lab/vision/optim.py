@@ -22,8 +22,8 @@ class OptimizerConfig:
             the parameters of norms too.
         schedule: ``constant`` (the paper's) or ``cosine`` down to 0.
         warmup: Share of the run's epochs over which the rate rises from 0, such as 0.1.
-        momentum: Of ``sgd`` and ``lars``.
-        trust: Of ``lars``: the step on a matrix at a rate of 1, relative to the matrix.
+        momentum: Momentum of ``sgd`` and ``lars``.
+        trust: Size of a step of ``lars`` at a rate of 1, as a share of the matrix's norm.
     """
 
     name: Literal["adam", "adamw", "sgd", "lars"] = "adam"

@@ -186,10 +186,10 @@ def two_views(
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         weights: A snapshot; the last weights if not given.
         images: The most images.
-        seed: Of the choice of images and of the views.
+        seed: Seed of the choice of images and of the views.
         of: Embeddings, where the loss acts, or the features before the projector.
         part: Which images: held out, or those that were trained on.
     """
@@ -236,7 +236,7 @@ def run_pairs(
         paths = snapshots(folder) if trend else [folder / "model.safetensors"]
         if trend and len(paths) < 2:
             raise ValueError(
-                f"{folder}: a trend needs weights of two epochs, got {len(paths)}; train with --snapshot_every"
+                f"{folder}: a trend needs weights of two epochs; got {len(paths)}; train with --snapshot-every"
             )
         for path in paths:
             name = f"{folder.name} {path.stem}" if trend else folder.name

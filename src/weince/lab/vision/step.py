@@ -81,11 +81,11 @@ class Step:
 
     Args:
         views: The model that embeds two views, as the launcher wrapped it.
-        loss: Of the embeddings.
-        optimizer: Of the model's parameters.
+        loss: Loss of the embeddings.
+        optimizer: Optimizer of the model's parameters.
         pixels: All images.
         augment: What makes views of them.
-        generator: Of the views' random numbers, on the device.
+        generator: Generator of the views' random numbers, on the device.
         batch: Pairs of the global batch.
         part: Which of its rows are this rank's. All ranks draw the numbers of all rows, so that a run on several
             ranks sees the views of a run on one.

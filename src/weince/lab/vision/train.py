@@ -32,6 +32,7 @@ from weince.lab.vision.log import Log, check_finite, collapse, measure, progress
 from weince.lab.vision.optim import build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
 from weince.lab.vision.step import Pixels, Step, TwoViews, allow_tf32
+from weince.lab.vision.track import Tracker
 from weince.machine import find_device, prepare_cpu_for_bf16
 from weince.tail import TailConfig
 
@@ -52,11 +53,12 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     data = _first(fabric, read) or read()  # what is downloaded or converted is there for the others
     if len(data.pretrain_images) < run.batch:
         raise ValueError(
-            f"{data.name} has {len(data.pretrain_images)} images, fewer than a batch of {run.batch}"
+            f"a batch of {run.batch} needs as many images; got {len(data.pretrain_images)} in {data.name}"
         )
 
     model, loss, optimizer, step = assemble(fabric, run, data)
     generator = step.generator
+    tracker = _first(fabric, partial(Tracker, run, data, fabric.device)) if run.track_every else None
 
     # Only now: a run that cannot start leaves no folder.
     _first(fabric, partial(claim, run))
@@ -78,7 +80,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
                     check_finite(float(step.total), epoch)
             row = _row(run, fabric, step, epoch, steps, began)
             shown.show(row)
-            _first(fabric, partial(_keep, run, log, row, model, loss, optimizer))
+            _first(fabric, partial(_keep, run, log, row, model, loss, optimizer, tracker))
     _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
     if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
         print(f"weince: {warning}", file=sys.stderr)
@@ -113,7 +115,7 @@ def launch(run: VisionRun) -> "Fabric":
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
     gpus = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": 1}[kind]
     if devices > gpus:
-        raise ValueError(f"{devices} devices were asked for; torch sees {gpus} GPU(s) here")
+        raise ValueError(f"devices must be at most the {gpus} GPU(s) that torch finds here; got {devices}")
     if kind == "cpu" and run.precision.startswith("bf16"):
         prepare_cpu_for_bf16()  # before the launch, so that all processes have it
     # Whether to use srun is for the user to know.
@@ -198,7 +200,7 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR) -> tuple[nn.Module,
 def _part(batch: int, rank: int, ranks: int) -> slice:
     """Which rows of a global batch are a rank's."""
     if batch % ranks:
-        raise ValueError(f"a batch of {batch} pairs cannot be shared equally by {ranks} processes")
+        raise ValueError(f"batch must be a multiple of the number of processes, {ranks}; got {batch}")
     size = batch // ranks
     return slice(rank * size, (rank + 1) * size)
 
@@ -209,7 +211,9 @@ def _asked(setting: bool | None, usual: bool) -> bool:
 
 def _graph(run: VisionRun, possible: bool) -> bool:
     if run.graph and not possible:
-        raise ValueError("graph needs one process on one GPU, and images that fit on it; leave it out")
+        raise ValueError(
+            "graph needs one process on one GPU that holds all images; this run has not: leave graph out"
+        )
     return _asked(run.graph, possible)
 
 
@@ -251,12 +255,20 @@ def _all_rows(fabric: "Fabric", z: Tensor) -> Tensor:
 
 
 def _keep(
-    run: VisionRun, log: Log | None, row: dict[str, float], model: nn.Module, loss: nn.Module, optimizer: Any
+    run: VisionRun,
+    log: Log | None,
+    row: dict[str, float],
+    model: SimCLR,
+    loss: nn.Module,
+    optimizer: Any,
+    tracker: Tracker | None,
 ) -> None:
     """Write what is due after an epoch: its row, and a snapshot and a checkpoint if it is their turn."""
     assert log is not None
-    log.add(row)
     epoch = int(row["epoch"])
+    if tracker is not None and (epoch % run.track_every == 0 or epoch == run.epochs):
+        row["vote"] = tracker.vote(model)
+    log.add(row)
     # First the snapshot: a run that is cut between the two does the epoch again.
     if run.snapshot_every and epoch % run.snapshot_every == 0:
         save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
