@@ -9,8 +9,9 @@ Writes NAME.md, NAME.csv and NAME.svg. About 6 minutes on a CPU for each seed.
 import argparse
 import csv
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
@@ -221,12 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = [(name, seed) for seed in options.seeds for name in LOSSES]
     missing = [head for head in wanted if head not in done]
     names, seeds = [name for name, _ in missing], [seed for _, seed in missing]
-    with (
-        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
-        bars() as bar,
-    ):
+    with ExitStack() as stack:
+        carry_out: Callable[..., Iterable[Outcome]] = map
+        if options.jobs > 1:
+            pool = ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"))
+            carry_out = stack.enter_context(pool).map
+        bar = stack.enter_context(bars())
         task = bar.add_task("heads", total=len(missing))
-        outcomes = pool.map(train, names, seeds, repeat(options.pairs), repeat(options.steps))
+        outcomes = carry_out(train, names, seeds, repeat(options.pairs), repeat(options.steps))
         for head, outcome in zip(missing, outcomes, strict=True):
             done[head] = outcome
             bar.advance(task)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tutorials
 from diagnose.browser import sound_page
 from lab.compare.made import CONFIG, comparison_of, config_in, fill
 from programs import Program
@@ -42,25 +43,27 @@ def told(folder):
     return found
 
 
-def test_a_comparison_from_end_to_end(tmp_path, config):
-    """Two runs on digits; then their records alone make the same page elsewhere."""
-    out, copy = tmp_path / "out", tmp_path / "copy"
-    once = ["--tries", "1", "--seeds", "1", "--set", "epochs=1"]
-    assert main([*command(config, out), *once]) == 0
-    found = json.loads((out / "small" / "compare.json").read_text())
-    assert [run["counts"] for run in found["runs"]] == [True] * 2
+def test_the_comparison_of_the_tutorial(tmp_path, monkeypatch):
+    """Four runs on digits from end to end; then their records alone make the same page elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    tutorials.check(Path(__file__).parents[3] / "docs" / "tutorials" / "compare-digits.ipynb")
+    out, copy = tmp_path / "compared", tmp_path / "copy"
+    found = json.loads((out / "digits_tiny" / "compare.json").read_text())
+    assert [run["counts"] for run in found["runs"]] == [True] * 4
     assert found["missing"] == []
     for line in found["losses"]:
         assert line["cost"]["loss_ms"] > 0
         assert line["cost"]["step_mib"] > line["cost"]["loss_mib"] > 0
         assert "CPU, torch" in line["cost"]["hardware"]
         assert line["figures"].keys() == {"linear", "r1", "knn", "map_r"}
-    (copy / "small").mkdir(parents=True)
+    (copy / "digits_tiny").mkdir(parents=True)
     shutil.copy(out / "runs.jsonl", copy)
-    shutil.copy(out / "small" / "comparison.yaml", copy / "small")
+    shutil.copy(out / "digits_tiny" / "comparison.yaml", copy / "digits_tiny")
     compare(out=copy, table_only=True)
-    assert told(copy / "small") == told(out / "small")
-    assert (copy / "small" / "compare.csv").read_text() == (out / "small" / "compare.csv").read_text()
+    assert told(copy / "digits_tiny") == told(out / "digits_tiny")
+    assert (copy / "digits_tiny" / "compare.csv").read_text() == (
+        out / "digits_tiny" / "compare.csv"
+    ).read_text()
 
 
 # A process that takes a while stands for training and measuring; its record's figures follow from the run.

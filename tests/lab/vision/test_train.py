@@ -41,7 +41,7 @@ from weince.lab.vision.runs import (
 from weince.lab.vision.train import train
 
 EPOCHS = 40
-KILLS = 20
+KILLS = 10
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_training_lowers_the_loss(whole):
 
 
 @pytest.mark.posix
-def test_twenty_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
+def test_ten_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
     """SIGKILL at random moments, among them while a checkpoint is being written."""
     chance, out, kills = random.Random(0), tmp_path / "killed", 0
     while kills < KILLS:
