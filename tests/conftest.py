@@ -39,6 +39,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"{marker}: not on {sys.platform}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for programs that they started."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_report_header() -> str | None:
     return AMX_AVOIDED
 
