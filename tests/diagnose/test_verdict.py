@@ -160,7 +160,7 @@ def test_a_clear_gain_asks_for_the_link(measured):
         (
             (0.1, 0.05, 0.11, 0.13),
             "varying",
-            "A bounded tail does not explain all of it: anchors of different difficulty explain the rest.",
+            "A bounded tail explains this gain in part: anchors of different difficulty explain the rest.",
         ),
         (
             (0.1, 0.05, 0.06, 0.15),
@@ -273,7 +273,7 @@ def test_a_temperature_that_is_off_is_named(measured):
     assert "loses 0.800 nats" in verdict.advice
     assert f"InfoNCELoss(temperature={measured.link.tau0:.3g})" in verdict.code
     halfway = f"{np.sqrt(measured.link.tau0):.2g}"
-    assert f"train at {halfway}, halfway, too" in verdict.worth
+    assert f"train at {halfway} too, which lies between the two" in verdict.worth
     fitted, between = verdict.train.splitlines()
     assert fitted == softmax_train(measured.link.tau0)
     assert between == f"weince train --loss.preset infonce --loss.temperature {halfway}"

@@ -154,9 +154,8 @@ class Writer:
             "The first curve is what a blend with weight λ gains over softmax on batches it was not fitted to: "
             "a peak well above 0 and away from λ = 0 asks for another link. The second is what softmax loses "
             "when only its temperature is off; compare the heights of the two. The last one asks what "
-            "explains a gain: "
-            "pairs or anchors of different difficulty, for which a temperature τ that varies stands, gain as much as "
-            "another link wherever no cap is needed."
+            "explains a gain. Its τ varies because some pairs, or some anchors, are harder than others: where that "
+            "gains as much as another link, no cap of the scores is needed to explain it."
         )
         draw = self.groups(
             lambda tag, m: figures_link.link_figures(self.gallery, tag, m, settings.temperature)

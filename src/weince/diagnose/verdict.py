@@ -49,7 +49,7 @@ class Thresholds:
             f"Another temperature is advised if softmax at the temperature you trained with (the option "
             f"temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
             f"No advice is given when softmax at its best temperature beats a random pick by less than "
-            f"{self.worth:g} nats per anchor: the pairs are then not pairs.",
+            f"{self.worth:g} nats per anchor: the two rows of a pair then have nothing to do with each other.",
             "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
             "heavy if it lies above 0, and undecided otherwise.",
         )
@@ -260,7 +260,7 @@ def _rivals_sentence(m: Measured, rules: Thresholds) -> str:
         "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
     }[_explained(m, rules)]
     if _explained(m, rules) == "varying" and _only_adds(m, rules):
-        said = "A bounded tail does not explain all of it: anchors of different difficulty explain the rest."
+        said = "A bounded tail explains this gain in part: anchors of different difficulty explain the rest."
     return (
         f"{said} Softmax whose temperature varies gains {number(r.pairs.gain.gain)} nats if it varies from pair "
         f"to pair and {number(r.anchors.gain.gain)} if it varies from anchor to anchor; the blend gains "
@@ -313,7 +313,7 @@ def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: 
         return f"No other temperature makes the positive more than {little} likelier."
     return (
         f"On these scores, that makes the positive {_times(_lost(m))} as your temperature does. Training changes the "
-        f"scores: train at {_halfway(m, used)}, halfway, too, and let a validation set decide."
+        f"scores: train at {_halfway(m, used)} too, which lies between the two, and let a validation set decide."
     )
 
 
@@ -394,7 +394,7 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
     )
     if _only_adds(m, rules):
         who, found = "anchors", m.rivals.anchors
-        rest = "Some anchors are much harder than others, which another link does not explain."
+        rest = "Some anchors are much harder than others, and no other link than softmax explains that."
     words, off = _temperature_words(m, settings, rules)
     advice = (
         f"{words} Keep softmax: another link is not needed to explain these scores. They show {who} that differ: "
