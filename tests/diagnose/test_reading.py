@@ -95,7 +95,7 @@ def test_labels_beside_pairs_are_said_to_be_unused(tmp_path):
     np.savez(tmp_path / "b.npz", z_i=z_i, z_j=z_j, labels=labels, ids=labels)
     without, used = load_pairs([tmp_path / "a.npz", tmp_path / "b.npz"])
     assert without.ids is None
-    assert "labels were not used: if pairs with equal labels" in without.notes[0]
+    assert "labels were not used: save them as ids" in without.notes[0]
     assert used.notes == ()
 
 

@@ -20,7 +20,7 @@ from weince.machine import prepare_cpu_for
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 WANTED = "z_i and z_j of shape (pairs, dim), or z of shape (rows, dim) with labels of shape (rows,)"
-_UNUSED = "The file's labels were not used: if pairs with equal labels are no negatives of each other, save them as ids."
+_UNUSED = "The file's labels were not used: save them as ids if pairs with equal labels are not negatives."
 _BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
