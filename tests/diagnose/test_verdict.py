@@ -10,20 +10,12 @@ from scipy.special import logsumexp
 from diagnose.synthetic import crowd, small, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.diagnose.bank import build_bank
+from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.settings import QUICK
 from weince.diagnose.tables import number
-from weince.diagnose.verdict import (
-    THRESHOLDS,
-    decide,
-    link_code,
-    link_train,
-    p_text,
-    softmax_code,
-    softmax_train,
-    tail_kind,
-)
+from weince.diagnose.verdict import THRESHOLDS, decide, p_text, tail_kind
 from weince.evt import Gain, LinkRivals, VaryingLink
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)

@@ -1,4 +1,4 @@
-"""From numbers to advice: what the data ask for, and the line of code that would follow from it.
+"""From numbers to advice: what the data ask for, in words; `lines` has what to copy.
 
 xi < 0 means a bounded tail; the endpoint is ``threshold - sigma / xi``.
 """
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from weince.diagnose.lines import both_code, link_code, link_train, short, softmax_code, softmax_train
 from weince.diagnose.measure import Measured
 from weince.diagnose.settings import Settings
 from weince.diagnose.tables import number
@@ -101,56 +102,6 @@ def p_text(p: float) -> str:
     if np.isnan(p):
         return "p not defined"
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def short(value: float) -> str:
-    """Three significant digits, as one would type them."""
-    return f"{float(f'{value:.3g}'):g}"
-
-
-def softmax_code(tau0: float) -> str:
-    """InfoNCE at the fitted temperature."""
-    return f"from weince import InfoNCELoss\n\nloss = InfoNCELoss(temperature={short(tau0)})"
-
-
-def link_code(lam: float, tau: float) -> str:
-    """The fitted link as a loss.
-
-    The test's logit is ``((1 - lam) * s + lam * g(s)) / tau``, ``g(s) = -log(1 - s)``; BlendLink's is
-    ``(1 - lam) * s / temperature + lam * beta * g(s)``. So temperature is tau, and beta is 1 / tau.
-    """
-    if lam > 0.9995:
-        return f"from weince import WeibitLoss\n\nloss = WeibitLoss(beta={short(1.0 / tau)})"
-    return (
-        "from weince import BlendLink, LinkLoss\n\n"
-        f"loss = LinkLoss(BlendLink(lam={short(lam)}, beta={short(1.0 / tau)}, temperature={short(tau)}))"
-    )
-
-
-def softmax_train(tau0: float) -> str:
-    """The command of `softmax_code`."""
-    return f"weince train --loss.preset infonce --loss.temperature {short(tau0)}"
-
-
-def link_train(lam: float, tau: float) -> str:
-    """The command of `link_code`."""
-    if lam > 0.9995:
-        return f"weince train --loss.preset weibit --loss.temperature {short(tau)}"
-    return (
-        f"weince train --loss.preset link --loss.lam {short(lam)} --loss.beta {short(1.0 / tau)} "
-        f"--loss.temperature {short(tau)}"
-    )
-
-
-def both_code(lam: float, tau: float, tau0: float) -> str:
-    """The temperature first, then the link."""
-    first, second = softmax_code(tau0).splitlines(), link_code(lam, tau).splitlines()
-    names = sorted(
-        ", ".join(line.removeprefix("from weince import ") for line in (first[0], second[0])).split(", ")
-    )
-    return "\n".join(
-        [f"from weince import {', '.join(names)}", "", f"{first[2]}  # first", f"{second[2]}  # then"]
-    )
 
 
 def _lost(m: Measured) -> float:

@@ -9,10 +9,8 @@ from lab.reproduce import slurm as local
 from weince.lab.compare import compare
 from weince.lab.reproduce import slurm as ours
 
-needs_slurm = pytest.mark.skipif(bool(local.why_not()), reason=local.why_not() or "Slurm can be started")
 
-
-@needs_slurm
+@local.needs_slurm
 @pytest.mark.slurm
 def test_runs_and_costs_come_from_jobs(tmp_path, monkeypatch, capfd):
     config = config_in(tmp_path, CONFIG.replace("epochs: 4", "epochs: 1"))

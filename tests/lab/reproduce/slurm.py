@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 
 CONFIG = """\
@@ -52,6 +54,9 @@ def why_not() -> str:
     if missing:
         return f"Slurm is not installed: no {', '.join(missing)}"
     return "" if os.geteuid() == 0 else "slurmd wants to be root"
+
+
+needs_slurm = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 def free_port() -> int:

@@ -12,8 +12,6 @@ from weince.lab.reproduce import plan, read_table, reproduce
 from weince.lab.reproduce import slurm as ours
 from weince.lab.reproduce.execute import is_done
 
-needs_slurm = pytest.mark.skipif(bool(local.why_not()), reason=local.why_not() or "Slurm can be started")
-
 
 @pytest.fixture
 def cluster(monkeypatch):
@@ -86,14 +84,14 @@ def test_a_queue_may_be_silent_for_a_while(tmp_path, monkeypatch):
     assert ours._queued() == {"12_0", "12_1"}
 
 
-@needs_slurm
+@local.needs_slurm
 @pytest.mark.slurm
 def test_an_unknown_option_of_sbatch_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"unknown option of Slurm 'partion' \(did you mean partition\?\)"):
         reproduce(str(small_table(tmp_path)), out=tmp_path, slurm=True, slurm_options={"partion": "gpu"})
 
 
-@needs_slurm
+@local.needs_slurm
 @pytest.mark.slurm
 def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path, cluster, monkeypatch):
     table = small_table(tmp_path, epochs=8)

@@ -1,0 +1,51 @@
+"""Lines to copy: a loss as code, and the command that trains with it."""
+
+
+def short(value: float) -> str:
+    """Three significant digits, as one would type them."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def softmax_code(tau0: float) -> str:
+    """InfoNCE at the fitted temperature."""
+    return f"from weince import InfoNCELoss\n\nloss = InfoNCELoss(temperature={short(tau0)})"
+
+
+def link_code(lam: float, tau: float) -> str:
+    """The fitted link as a loss.
+
+    The test's logit is ``((1 - lam) * s + lam * g(s)) / tau``, ``g(s) = -log(1 - s)``; BlendLink's is
+    ``(1 - lam) * s / temperature + lam * beta * g(s)``. So temperature is tau, and beta is 1 / tau.
+    """
+    if lam > 0.9995:
+        return f"from weince import WeibitLoss\n\nloss = WeibitLoss(beta={short(1.0 / tau)})"
+    return (
+        "from weince import BlendLink, LinkLoss\n\n"
+        f"loss = LinkLoss(BlendLink(lam={short(lam)}, beta={short(1.0 / tau)}, temperature={short(tau)}))"
+    )
+
+
+def softmax_train(tau0: float) -> str:
+    """The command of `softmax_code`."""
+    return f"weince train --loss.preset infonce --loss.temperature {short(tau0)}"
+
+
+def link_train(lam: float, tau: float) -> str:
+    """The command of `link_code`."""
+    if lam > 0.9995:
+        return f"weince train --loss.preset weibit --loss.temperature {short(tau)}"
+    return (
+        f"weince train --loss.preset link --loss.lam {short(lam)} --loss.beta {short(1.0 / tau)} "
+        f"--loss.temperature {short(tau)}"
+    )
+
+
+def both_code(lam: float, tau: float, tau0: float) -> str:
+    """The temperature first, then the link."""
+    first, second = softmax_code(tau0).splitlines(), link_code(lam, tau).splitlines()
+    names = sorted(
+        ", ".join(line.removeprefix("from weince import ") for line in (first[0], second[0])).split(", ")
+    )
+    return "\n".join(
+        [f"from weince import {', '.join(names)}", "", f"{first[2]}  # first", f"{second[2]}  # then"]
+    )
