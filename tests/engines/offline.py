@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from weince.engines.kernels import launch, relaunch
+from weince.engines.kernels import launch, relaunch, shapes
 from weince.engines.kernels.launch import Near, Pairs, Sums, roles_of
 from weince.engines.kernels.sums import LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
 from weince.tail import TailConfig
@@ -81,7 +81,7 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
     meta = {"device": "meta"}
     rows = torch.empty((n, d), **meta)
     x, inverse = launch.operand_like(rows.to(dtype))
-    pairs = Pairs(x, inverse, x, inverse, launch.operand_shape(d, 1 if dtype == torch.bfloat16 else 2))
+    pairs = Pairs(x, inverse, x, inverse, shapes.operand_shape(d, 1 if dtype == torch.bfloat16 else 2))
     columns = torch.empty((n,), dtype=torch.int64, **meta)
     ignore = torch.empty((n, n), dtype=torch.bool, **meta)
     given = [columns] * 6 + [ignore] if labels else [columns, columns]
@@ -118,7 +118,7 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
 def main():
     capability, limit = int(sys.argv[1]), int(sys.argv[2])
     driver.set_active(Absent(capability))
-    launch.SHARED = limit
+    shapes.SHARED = limit
     spy = Compiles()
     launch.launch = relaunch.launch = spy
     sizes = [size.split("x") for size in sys.argv[3:] if "x" in size] or [("8192", "128"), ("40000", "256")]

@@ -25,7 +25,7 @@ from weince.distributed import share  # noqa: E402
 from weince.engines.base import Need  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of, why_not  # noqa: E402
-from weince.engines.kernels import launch  # noqa: E402
+from weince.engines.kernels import launch, shapes  # noqa: E402
 from weince.engines.kernels.fit import log64  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
 from weince.links import (  # noqa: E402
@@ -437,13 +437,13 @@ def test_bfloat16_to_the_error_of_rounding_the_inputs():
 def test_the_search_with_good_and_bad_thresholds(monkeypatch, case):
     """Thresholds from a sample, tightened on the way; too low or too high, the exact search steps in."""
     plans = {
-        "one pass": launch.TailPlan(26, 0, 0, 64),
-        "two passes": launch.TailPlan(30, 2, 22, 128),
-        "too few": launch.TailPlan(1, 0, 0, 64),
-        "too many": launch.TailPlan(32, 0, 0, 64),
+        "one pass": shapes.TailPlan(26, 0, 0, 64),
+        "two passes": shapes.TailPlan(30, 2, 22, 128),
+        "too few": shapes.TailPlan(1, 0, 0, 64),
+        "too many": shapes.TailPlan(32, 0, 0, 64),
     }
     monkeypatch.setattr(launch, "ALL_KEPT", 16)
-    monkeypatch.setattr(launch, "SAMPLE", 32)
+    monkeypatch.setattr(shapes, "SAMPLE", 32)
     monkeypatch.setattr(launch, "plan", lambda count, k: plans[case])
     check_stats(TAIL, views(40 if case == "two passes" else 33, 24, noise=1.0), hardest=(10,))
 
@@ -547,9 +547,9 @@ LIMITS = [99 << 10, 163 << 10, 227 << 10]
 def test_tiles_fit_the_shared_memory_of_the_device(limit, use):
     for rows in (100, 8192, 40000):
         for d, parts in ((16, 1), (64, 2), (128, 1), (128, 2), (256, 1), (256, 2), (1000, 2)):
-            shape = launch.operand_shape(d, parts)
+            shape = shapes.operand_shape(d, parts)
             room = shape["DB"] * shape["PARTS"]
-            tuned = launch._tile(rows, shape, use)
+            tuned = shapes.tuned_tile(rows, shape, use)
             in_pieces = shape["DP"] > shape["DB"]
             tile = tuned.within(room, limit, in_pieces)
             assert tile.takes(room, in_pieces) <= limit
@@ -578,7 +578,7 @@ def test_forced_limits(monkeypatch, limit, dtype):
     def direct(kernel, grid, tensors, numbers, constants):
         taken.append((kernel[grid](*tensors, *numbers, **constants).metadata.shared, kernel.__name__))
 
-    monkeypatch.setattr(launch, "SHARED", limit)
+    monkeypatch.setattr(shapes, "SHARED", limit)
     monkeypatch.setattr(launch, "launch", direct)
     exact = dtype == torch.float32
     for n, d in ((700, 256), (3000, 256), (3000, 300)):
@@ -597,8 +597,8 @@ def test_forced_limits(monkeypatch, limit, dtype):
 def test_plans_leave_room(count):
     """The thresholds' expected survivors lie between K and the room, five standard deviations from both."""
     k = TAIL.tail_size(count - 2)
-    plan = launch.plan(count, k)
-    share = launch.SAMPLE / count
+    plan = shapes.plan(count, k)
+    share = shapes.SAMPLE / count
     assert plan.wanted >= share * k + 5 * (share * k * (1 - k / count)) ** 0.5
     first = plan.wanted / share / (plan.every or 1)
     last = plan.again * (plan.every - 1) if plan.every else 0

@@ -1,7 +1,6 @@
-"""Launches of the kernels: tile sizes, buffers and grids."""
+"""Launches of the kernels: buffers, grids and arguments."""
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,20 @@ from torch import Tensor
 
 from weince.engines.kernels import fit, hardest, rows, sums, tiles
 from weince.engines.kernels.relaunch import launch
+from weince.engines.kernels.shapes import (
+    INTERPRETED,
+    TailPlan,
+    blocks,
+    even,
+    exact_tile,
+    operand_shape,
+    parts_of,
+    plan,
+    power_of_2,
+    sample_tile,
+    shared_memory,
+    splits,
+)
 from weince.engines.kernels.sort import LANES, network_of
 from weince.tail import TailConfig
 
@@ -25,9 +38,6 @@ ALL_KEPT = 1024
 BUFFER = 60 << 20
 """Bytes of survivors at a time, or four times those of the unit rows if that is more."""
 
-SAMPLE = 1024
-"""Candidates in the sample that gives an anchor its threshold."""
-
 NEAR = 1e-3
 """Anchors with a candidate nearer than this get exact shortfalls of their nearest in every pass."""
 
@@ -42,8 +52,6 @@ SPAN = 8192
 
 ONE_PROGRAM = 16384
 """Up to this many anchors one program finds the pivot; beyond, torch sorts."""
-
-INTERPRETED: bool = tiles.INTERPRETED.value
 
 FIT_ROWS = 32 if INTERPRETED else 1
 """Anchors that one program fits."""
@@ -106,23 +114,6 @@ class Near(NamedTuple):
     close: Tensor
 
 
-def _parts(whole: int, size: int) -> int:
-    """How many parts of a size make up a whole. (Triton's own function takes the host long.)"""
-    return -(-whole // size)
-
-
-def _power(number: int) -> int:
-    """The least power of 2 that is no less."""
-    return 1 << max(0, number - 1).bit_length()
-
-
-@functools.cache
-def operand_shape(d: int, parts: int) -> dict[str, int]:
-    """Compile-time shape of operands: width with padding, columns multiplied at a time, parts."""
-    block = 128 if d > 256 else max(16, _power(d))
-    return {"DP": _parts(d, block) * block, "DB": block, "PARTS": parts}
-
-
 def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialised operand and inverse lengths of some rows."""
     parts = 1 if source.dtype == torch.bfloat16 else 2
@@ -139,10 +130,10 @@ def operand(source: Tensor) -> tuple[Tensor, Tensor]:
         source = source.contiguous()
     shape = operand_shape(d, 1 if source.dtype == torch.bfloat16 else 2)
     out, inverse = operand_like(source)
-    wide = _power(shape["DP"])
+    wide = power_of_2(shape["DP"])
     block = max(1, min(16, 4096 // wide))
     constants = {"DP": shape["DP"], "WIDE": wide, "PARTS": shape["PARTS"], "BR": block, "GRID": INTERPRETED}
-    grid = (_parts(len(out), block),)
+    grid = (parts_of(len(out), block),)
     launch(tiles.operands_kernel, grid, (source, out, inverse), (rows, d, source.stride(0)), constants)
     return out, inverse
 
@@ -152,7 +143,7 @@ WIDEST = 4096
 
 
 def _rows_at_once(d: int) -> dict[str, int]:
-    wide = max(16, _power(d))
+    wide = max(16, power_of_2(d))
     return {"BR": max(1, min(16, 4096 // wide)), "WIDE": wide}
 
 
@@ -165,7 +156,11 @@ def unit_rows(source: Tensor) -> tuple[Tensor, Tensor]:
     inverse = source.new_empty((n, 1), dtype=torch.float32)
     shape = _rows_at_once(d)
     launch(
-        rows.unit_kernel, (_parts(n, shape["BR"]),), (source, unit, inverse), (n, d, source.stride(0)), shape
+        rows.unit_kernel,
+        (parts_of(n, shape["BR"]),),
+        (source, unit, inverse),
+        (n, d, source.stride(0)),
+        shape,
     )
     return unit, inverse
 
@@ -179,155 +174,8 @@ def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtyp
     shape = _rows_at_once(d)
     largest = torch.finfo(dtype).max if dtype == torch.float16 else 0.0
     tensors, constants = (grad, unit, inverse, out), {**shape, "LARGEST": largest}
-    launch(rows.unit_gradient_kernel, (_parts(n, shape["BR"]),), tensors, (n, d, grad.stride(0)), constants)
+    launch(rows.unit_gradient_kernel, (parts_of(n, shape["BR"]),), tensors, (n, d, grad.stride(0)), constants)
     return out
-
-
-SHARED: int | None = None
-"""Bytes of shared memory that tiles may take, instead of what the device has; for tests."""
-
-
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have: 99 KiB on an RTX 4090 or L40S, 163 on an A100, 227 on an H100."""
-    return _shared_memory(device) if SHARED is None else SHARED
-
-
-@functools.cache
-def _shared_memory(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 227 << 10
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", 48 << 10))
-
-
-class Tile(NamedTuple):
-    """Rows and columns of a tile, warps that work on it, and tiles of columns that are loaded ahead."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-
-    def takes(self, room: int, in_pieces: bool) -> int:
-        """Bytes of shared memory, at the most, for operands ``room`` wide: rows, columns, a result, scratch.
-
-        ``in_pieces``: rows are too wide to keep, so that theirs are loaded ahead too, and the gradient's columns
-        again.
-        """
-        loaded = self.rows + self.stages * self.columns
-        if in_pieces:
-            loaded = self.stages * (self.rows + self.columns) + self.columns
-        return 2 * (room * loaded + self.rows * self.columns) + 4096
-
-    def within(self, room: int, limit: int, in_pieces: bool = False) -> "Tile":
-        """The tile, or a smaller one that fits."""
-        rows, columns, warps, stages = self
-        if self.takes(room, in_pieces) <= limit:
-            return self
-        if stages > 2:
-            return Tile(rows, columns, warps, stages - 1).within(room, limit, in_pieces)
-        if rows > 64:
-            return Tile(rows // 2, columns, warps, stages).within(room, limit, in_pieces)
-        if columns > 32:
-            return Tile(rows, columns // 2, warps, stages).within(room, limit, in_pieces)
-        if stages > 1:
-            return Tile(rows, columns, warps, 1).within(room, limit, in_pieces)
-        if rows > 16:
-            return Tile(rows // 2, columns, 4, 1).within(room, limit, in_pieces)
-        return self
-
-    def constants(self) -> dict[str, int]:
-        return {"BM": self.rows, "BN": self.columns, "num_warps": self.warps, "num_stages": self.stages}
-
-
-def blocks(rows: int, shape: dict[str, int], use: str, limit: int) -> dict[str, int]:
-    """Tile of a pass over all pairs that fits the shared memory: small for few rows, so that every multiprocessor has
-    one. Tuned on an H200; smaller ones follow from those."""
-    if INTERPRETED:
-        return {"BM": 64, "BN": 64}
-    in_pieces = shape["DP"] > shape["DB"]
-    return _tile(rows, shape, use).within(shape["DB"] * shape["PARTS"], limit, in_pieces).constants()
-
-
-def _tile(rows: int, shape: dict[str, int], use: str) -> Tile:
-    room = shape["DB"] * shape["PARTS"]
-    if rows <= 2048:
-        return Tile(16, 64, 4, 2 if room > 256 else 3)
-    if shape["DP"] > shape["DB"]:  # rows too wide to keep: both operands of a product come in pieces
-        if use == "gradient":
-            return Tile(64, 32, 4, 2) if shape["PARTS"] == 2 else Tile(64, 64, 8, 2)
-        return Tile(64, 64, 4, 2)
-    many = rows > 16384
-    if use == "gradient":
-        if shape["DB"] > 128:
-            return Tile(128, 32, 8, 2)
-        return Tile(64, 64, 4, 2) if many or shape["PARTS"] == 2 else Tile(64, 64, 8, 2)
-    if room > 256:
-        return Tile(128, 64, 8, 1)
-    if room == 256:
-        return Tile(128, 64, 8, 3) if many else Tile(64, 64, 4, 2)
-    return Tile(128, 64, 4, 3)
-
-
-def _sample_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
-    """Tile of the kernel that takes the sample, all of which is one tile."""
-    tile = {"M": SAMPLE, "BM": 32, "BK": min(64 // shape["PARTS"] // 2, shape["DB"])}
-    if INTERPRETED:
-        return tile
-    each = 2 * (SAMPLE + 32) * tile["BK"] * shape["PARTS"]
-    return {**tile, "num_warps": 16, "num_stages": max(1, min(3, (limit - (16 << 10)) // each))}
-
-
-def _exact_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
-    """Tile of the exact search."""
-    if INTERPRETED:
-        return {"BM": 16, "BN": 64}
-    return Tile(16, 64, 4, 3).within(shape["DB"] * shape["PARTS"], limit).constants()
-
-
-def splits(programs: int, tiles: int) -> tuple[int, int]:
-    """Into how many spans of column tiles a pass is cut so as to fill the device, and their length."""
-    wanted = 1 if INTERPRETED else min(16, max(1, 264 // programs))
-    span = _parts(tiles, wanted)
-    return _parts(tiles, span), span
-
-
-class TailPlan(NamedTuple):
-    """How to find the K hardest of many candidates.
-
-    ``wanted``: which of the sampled shortfalls is the threshold. ``every``: one tile of so many is searched first,
-    and the threshold then lowered to the ``again``-th smallest of what that kept; 0: all are searched at once.
-    ``width``: room for survivors.
-    """
-
-    wanted: int
-    every: int
-    again: int
-    width: int
-
-
-def plan(count: int, k: int) -> TailPlan:
-    """A plan by which K is missed, or the room overrun, once in millions of anchors.
-
-    The rank of the K-th in a sample of share f is Poisson with mean ``f K``, or narrower; ``above`` puts the
-    threshold more than five standard deviations above it, and allows for as much once more in what comes below that.
-    """
-
-    def above(mean: float) -> int:
-        return math.ceil(mean + 5 * math.sqrt(mean) + 5)
-
-    share = SAMPLE / count
-    wanted = above(share * k)
-    every = 0 if count <= 12 * SAMPLE else 4 if count <= 256 * SAMPLE else 16
-    if not every:
-        return TailPlan(wanted, 0, 0, min(count, _even(above(wanted) / share)))
-    again = above(k / every)
-    first = above(wanted) / share / every
-    return TailPlan(wanted, every, again, min(count, _even(first + above(again) * (every - 1))))
-
-
-def _even(number: float) -> int:
-    return math.ceil(number / 64) * 64
 
 
 @functools.cache  # never forgotten: a captured graph knows no more of it than its address
@@ -374,11 +222,11 @@ def search(
     found = empty_found(a, config is not None, len(numbers), roles.by_value)
     found.near.close.zero_()
     every = count <= ALL_KEPT
-    todo = TailPlan(0, 0, 0, _even(count)) if every else plan(count, depth)
+    todo = TailPlan(0, 0, 0, even(count)) if every else plan(count, depth)
     limit = shared_memory(device)
     shape = blocks(anchors, pairs.shape, "tail", limit)
     chunk = anchors if every else min(anchors, max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD)
-    chunk = _parts(_parts(anchors, _parts(anchors, chunk)), PAD) * PAD
+    chunk = parts_of(parts_of(anchors, parts_of(anchors, chunk)), PAD) * PAD
     keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
     counters = torch.empty((4, chunk), dtype=torch.int32, device=device)
     threshold, kept, loose, seen = counters.unbind()
@@ -394,20 +242,20 @@ def search(
         size = (start, anchors, count, *roles.strides)
         if not every:
             # All rows that a tile may have: beyond the last anchor, too, counters must not be what memory holds.
-            grid = (_parts(rows, PAD) * PAD // 32,)
+            grid = (parts_of(rows, PAD) * PAD // 32,)
             launch(hardest.sample_kernel, grid, (*tensors, threshold, kept, loose, seen), (*size, todo.wanted),
-                   {**_sample_tile(pairs.shape, limit), **constants})  # fmt: skip
+                   {**sample_tile(pairs.shape, limit), **constants})  # fmt: skip
         elif roles.by_value:
             seen.zero_()
         for phase in (1, 2) if todo.every else (0,):
             if phase == 2:
-                launch(hardest.refine_kernel, (_parts(rows, FIT_ROWS),), (threshold, kept, loose, keys),
+                launch(hardest.refine_kernel, (parts_of(rows, FIT_ROWS),), (threshold, kept, loose, keys),
                        (todo.width, todo.again),
-                       {"R": FIT_ROWS, "CP": _power(max(todo.width, 16)), **_warps(4)})  # fmt: skip
-            tiles_in_all = _parts(count, shape["BN"])
-            first = _parts(tiles_in_all, todo.every) if phase else 0
+                       {"R": FIT_ROWS, "CP": power_of_2(max(todo.width, 16)), **_warps(4)})  # fmt: skip
+            tiles_in_all = parts_of(count, shape["BN"])
+            first = parts_of(tiles_in_all, todo.every) if phase else 0
             part = (tiles_in_all, first, tiles_in_all - first)[phase]
-            programs = _parts(rows, shape["BM"])
+            programs = parts_of(rows, shape["BM"])
             parts, span = splits(programs, part)
             launch(hardest.survivors_kernel, (programs, parts), (*tensors, threshold, kept, seen, keys),
                    (*size, part, span, todo.width),
@@ -423,15 +271,15 @@ def search(
                     (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
                 )
         if not every:
-            launch(hardest.exact_kernel, (_parts(rows, 16),), (*tensors, kept, loose, seen, keys),
-                   (*size, depth, todo.width), {**_exact_tile(pairs.shape, limit), **constants})  # fmt: skip
+            launch(hardest.exact_kernel, (parts_of(rows, 16),), (*tensors, kept, loose, seen, keys),
+                   (*size, depth, todo.width), {**exact_tile(pairs.shape, limit), **constants})  # fmt: skip
         launch(
-            fit.fit_kernel, (_parts(rows, FIT_ROWS),),
+            fit.fit_kernel, (parts_of(rows, FIT_ROWS),),
             (keys.view(torch.int32), kept, seen, sizes, drops, table, a, c, found.stats, found.made, *found.near,
              found.thresholds),
             (start, anchors, todo.width, depth, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0),
              1e-6 if config is None else config.eps),
-            {"R": FIT_ROWS, "KP": room, "DE": min(128, _power(a.shape[1])), "VARIES": roles.by_value,
+            {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": roles.by_value,
              "ALL": every, "EXACT": EXACT, "NEAR": NEAR, "FLAGS": FLAGS, "FIT": config is not None,
              "HARDEST": limits, "LIMITS": len(numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
         )  # fmt: skip
@@ -461,8 +309,8 @@ def empty_near(a: Tensor, number: int) -> Near:
 
 def fit_room(k: int, kept: int) -> int:
     """Numbers that the fit sorts into what it has at a time: at least a tail, and half of what it gets, if known."""
-    half = _power(kept) // 2
-    return max(32, _power(k), min(512, half))
+    half = power_of_2(kept) // 2
+    return max(32, power_of_2(k), min(512, half))
 
 
 def _warps(number: int) -> dict[str, int]:
@@ -479,7 +327,7 @@ def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config:
         config.kappa_aic,
         config.margin,
     )
-    room = 1024 if pivot is not None else _power(anchors)
+    room = 1024 if pivot is not None else power_of_2(anchors)
     launch(fit.gate_kernel, (1,), (rho, daic, made, rho if pivot is None else pivot, lam), numbers,
            {"GIVEN": pivot is not None, "GATE": GATES[config.gate], "B": room, **_warps(16)})  # fmt: skip
     return lam
@@ -499,10 +347,10 @@ def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None,
     sizes = (len(a), len(c), *roles.strides, a.shape[1], a.stride(0), c.stride(0))
     for which in range(near is not None, 1 + positives):
         launch(
-            hardest.near_kernel, (_parts(len(a), shape["BM"]),),
+            hardest.near_kernel, (parts_of(len(a), shape["BM"]),),
             (*pairs[:4], *roles.pointers, roles.ignore, a, c, *result), sizes,
             {**shape, **pairs.shape, "ROLES": roles.flags, "OF_POSITIVES": bool(which),
-             "DE": min(128, _power(a.shape[1])), "FIRST": EXACT * which,
+             "DE": min(128, power_of_2(a.shape[1])), "FIRST": EXACT * which,
              "NEAREST": result.cols.shape[1], "NEAR": NEAR, "FLAGS": FLAGS},
         )  # fmt: skip
     return result
@@ -511,7 +359,7 @@ def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None,
 def counted(roles: Roles, anchors: int, count: int) -> Tensor:
     """Number of negatives of every anchor."""
     counts = torch.empty(anchors, dtype=torch.int64, device=roles.pointers[0].device)
-    launch(hardest.count_kernel, (_parts(anchors, 32),), (*roles.pointers, roles.ignore, counts),
+    launch(hardest.count_kernel, (parts_of(anchors, 32),), (*roles.pointers, roles.ignore, counts),
            (anchors, count, *roles.strides), {"BM": 32, "BN": 128, "ROLES": roles.flags})  # fmt: skip
     return counts
 
@@ -520,8 +368,8 @@ def apart(a: Tensor, c: Tensor, positive: Tensor) -> Tensor:
     """Exact shortfall of every anchor and its one positive."""
     result = torch.empty(len(a), dtype=torch.float32, device=a.device)
     sizes = (len(a), a.shape[1], a.stride(0), c.stride(0))
-    constants = {"BR": 16, "DE": min(128, _power(a.shape[1]))}
-    launch(tiles.positive_kernel, (_parts(len(a), 16),), (a, c, positive, result), sizes, constants)
+    constants = {"BR": 16, "DE": min(128, power_of_2(a.shape[1]))}
+    launch(tiles.positive_kernel, (parts_of(len(a), 16),), (a, c, positive, result), sizes, constants)
     return result
 
 
@@ -535,9 +383,9 @@ def apart_gradient(
         if symmetric
         else torch.zeros(c.shape, dtype=ours.dtype, device=c.device)
     )
-    launch(tiles.positive_gradient_kernel, (_parts(len(a), 16),), (a, c, positive, weights, ours, theirs),
+    launch(tiles.positive_gradient_kernel, (parts_of(len(a), 16),), (a, c, positive, weights, ours, theirs),
            (len(a), a.shape[1], a.stride(0), c.stride(0)),
-           {"BR": 16, "DE": min(128, _power(a.shape[1])), "SYMMETRIC": symmetric})  # fmt: skip
+           {"BR": 16, "DE": min(128, power_of_2(a.shape[1])), "SYMMETRIC": symmetric})  # fmt: skip
     return ours, theirs
 
 
@@ -573,8 +421,8 @@ def summed(
     """The sums ``(sums, anchors)`` and, for bits of ``learn``, their derivatives by the coefficients."""
     device, number = pairs.x.device, len(asked.spec)
     shape = blocks(anchors, pairs.shape, "sum", shared_memory(device))
-    programs = _parts(anchors, shape["BM"])
-    parts, tiles_each = splits(programs, _parts(count, shape["BN"]))
+    programs = parts_of(anchors, shape["BM"])
+    parts, tiles_each = splits(programs, parts_of(count, shape["BN"]))
     pieces = torch.empty((number, sums.SLOTS.value, parts, anchors), dtype=torch.float32, device=device)
     values = torch.empty((number, anchors), dtype=torch.float32, device=device)
     effects = torch.empty((number * asked.form if learn else 0, anchors), dtype=torch.float32, device=device)
@@ -587,7 +435,7 @@ def summed(
         (anchors, count, tiles_each * shape["BN"], *roles.strides, *asked.cap),
         {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "NEAR": NEAR, "LEARN": learn},
     )  # fmt: skip
-    launch(sums.finish_kernel, (_parts(anchors, 128),), (pieces, values, effects), (anchors, parts),
+    launch(sums.finish_kernel, (parts_of(anchors, 128),), (pieces, values, effects), (anchors, parts),
            {"BR": 128, "SPEC": constants["SPEC"], "SUMS": number, "FORM": asked.form, "LEARN": learn})  # fmt: skip
     return values, effects
 
@@ -606,7 +454,7 @@ def gradient(
         values, weights, result,
     )  # fmt: skip
     constants = asked.constants(rows if from_rows else columns, near)
-    grid = (_parts(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
+    grid = (parts_of(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
     for begin in range(0, columns, SPAN):
         launch(
             sums.gradient_kernel, grid, tensors,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weince.engines.kernels import launch
 from weince.engines.kernels.launch import Near, Pairs, Roles, Sums
+from weince.engines.kernels.shapes import operand_shape
 from weince.scores import first_order
 from weince.tail import TailConfig
 
@@ -55,8 +56,8 @@ def _unpack(numbers: tuple[float, ...]) -> TailConfig | None:
 def _pairs(operands: Sequence[Tensor], like: Tensor) -> Pairs:
     """Pairs of rows as wide as ``like``; the padding of one part is less than two parts take."""
     x, width = operands[0], like.shape[1]
-    parts = 1 if x.shape[1] == launch.operand_shape(width, 1)["DP"] else 2
-    return Pairs(x, operands[1], operands[-2], operands[-1], launch.operand_shape(width, parts))
+    parts = 1 if x.shape[1] == operand_shape(width, 1)["DP"] else 2
+    return Pairs(x, operands[1], operands[-2], operands[-1], operand_shape(width, parts))
 
 
 def _roles(roles: Sequence[Tensor], given: int, operands: Sequence[Tensor]) -> Roles:
