@@ -94,6 +94,18 @@ def test_nothing_is_recorded_on_a_cpu():
     assert loss not in replay._kept
 
 
+def test_a_new_key_takes_the_place_of_the_oldest():
+    """A temperature that changes in every step must neither fill the memory nor be the last that is counted."""
+    kept = {}
+    for step in range(3 * replay.MOST_KEYS):
+        replay._count(kept, (step,), 0)
+    replay._count(kept, (step,), 1)
+    assert list(kept) == [(step - back,) for back in reversed(range(replay.MOST_KEYS))]
+    assert kept[(step,)] == 2
+    replay._count(kept, None, 0)
+    assert None not in kept
+
+
 def test_who_may_be_replayed():
     assert InfoNCELoss()._may_replay()
     assert not InfoNCELoss(graph=False)._may_replay()
@@ -247,6 +259,24 @@ class TestOnAGpu:
         for _ in range(replay.BEFORE + 3):
             torch.testing.assert_close(step(loss, 0), wanted, rtol=1e-5, atol=1e-6)
         assert not recordings(loss)
+
+    def test_batches_without_gradients_are_not_recorded(self):
+        loss = on_gpu("infonce")
+        batch = [z.detach() for z in pairs(device="cuda")]
+        for _ in range(replay.BEFORE + 2):
+            loss(*batch)
+        assert not recordings(loss)
+
+    def test_streams_do_not_share_a_recording(self):
+        loss, other = on_gpu("infonce"), torch.cuda.Stream()
+        for seed in range(replay.BEFORE + 2):
+            wanted = step(loss, seed)
+            other.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other):
+                found = step(loss, seed)
+            torch.cuda.synchronize()
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert len(recordings(loss)) == 2
 
     def test_copies_and_pickles(self):
         loss = on_gpu("released")

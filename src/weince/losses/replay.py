@@ -26,7 +26,7 @@ MOST_ROWS = 16384
 """Anchors of the largest batch that is recorded unasked: beyond, the device takes longer than the host."""
 
 MOST_KEYS = 8
-"""Keys of a loss that are remembered; a loss of ever new shapes is computed as it comes."""
+"""Keys of a loss that are remembered; the oldest makes room for a new one."""
 
 log = logging.getLogger("weince")
 
@@ -56,13 +56,21 @@ def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, a
     if found == BEFORE:
         found = kept[key] = _recorded(loss, compute, batch)
     if isinstance(found, int):
-        if key is not None and (found or len(kept) < MOST_KEYS):
-            kept[key] = found + 1
+        _count(kept, key, found)
         return None
     if found is None or found.in_use:
         return None
     value: Tensor = _Replay.apply(found, *batch.values(), *found.parameters)  # type: ignore[no-untyped-call]
     return value
+
+
+def _count(kept: dict[Any, Any], key: tuple[Any, ...] | None, before: int) -> None:
+    """Count one more batch of a key, of which so many came before."""
+    if key is None:
+        return
+    if not before and len(kept) >= MOST_KEYS:
+        kept.pop(next(iter(kept)))
+    kept[key] = before + 1
 
 
 def _may_replay(batch: Batch) -> bool:
@@ -72,6 +80,7 @@ def _may_replay(batch: Batch) -> bool:
         and batch["z_i"].dtype != torch.float64  # which the kernels do not serve
         and scores.row_kernels is not None
         and torch.is_grad_enabled()
+        and any(value.requires_grad for value in batch.values())
         and not torch.cuda.is_current_stream_capturing()
         and not torch._C._are_functorch_transforms_active()
         and not torch.is_anomaly_enabled()
@@ -80,7 +89,8 @@ def _may_replay(batch: Batch) -> bool:
 
 def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...] | None:
     """All that a recording has fixed; None if a setting is a tensor, whose value or history may change."""
-    key: list[Any] = []
+    # On another stream another recording, or two batches at the same time would share their memory.
+    key: list[Any] = [_stream_of(batch["z_i"].device)]
     for name, value in batch.items():
         key += name, value.shape, value.dtype, value.requires_grad, value.device
     for module in loss.modules():
@@ -95,12 +105,20 @@ def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...] | None:
     return tuple(key)
 
 
+def _stream_of(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
 def _recorded(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch) -> "Recording | None":
     try:
-        return Recording(loss, compute, batch)
+        recording = Recording(loss, compute, batch)
     except RuntimeError as error:
-        log.debug("no CUDA graph of %s, which is computed as it comes: %s", type(loss).__name__, error)
+        log.debug(
+            "%s is computed as it comes, since CUDA makes no graph of it: %s", type(loss).__name__, error
+        )
         return None
+    log.debug("%s is replayed as a CUDA graph from now on", type(loss).__name__)
+    return recording
 
 
 class _Use:
