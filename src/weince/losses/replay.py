@@ -22,8 +22,8 @@ from weince.scores import no_autocast
 BEFORE = 4
 """Batches of a key that are computed as they come: a training step with a graph of its own is captured by then."""
 
-MOST_ROWS = 16384
-"""Anchors of the largest batch that is recorded unasked: beyond, the device takes longer than the host."""
+MOST_PAIRS = 8192
+"""The largest batch that is recorded unasked: beyond, the device takes longer than the host."""
 
 MOST_KEYS = 8
 """Keys of a loss that are remembered; the oldest makes room for a new one."""
@@ -46,7 +46,7 @@ def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, a
         batch: The batch.
         asked: Record batches of any size.
     """
-    if not _may_replay(batch) or not (asked or len(batch["z_i"]) <= MOST_ROWS // 2):
+    if not _may_replay(batch) or not (asked or len(batch["z_i"]) <= MOST_PAIRS):
         return None
     key, kept = _key(loss, batch), _kept.setdefault(loss, {})
     try:
