@@ -220,13 +220,15 @@ def test_numbers_that_change():
 # The sums
 
 
+def steep(s, k, m, a, b):
+    """Infinite, with its derivatives, at a score of 1, which is that of an anchor with itself."""
+    return -k * torch.log(1 - s) + m.exp() * s + a * torch.tanh(s) + b
+
+
 def links(numbers, anchors):
     return [
         FunctionLink(lambda s, k: k * s + 2 * s**3, k=numbers(3.0)),
-        # Infinite, with its derivatives, at a score of 1, which is that of an anchor with itself.
-        FunctionLink(
-            lambda s, k, m: -k * torch.log(1 - s) + m.exp() * s, k=numbers(0.8, anchors), m=numbers(0.5)
-        ),
+        FunctionLink(steep, k=numbers(0.8, anchors), m=numbers(0.5), a=numbers(0.7), b=numbers(2.0, anchors)),
     ]
 
 
