@@ -205,7 +205,7 @@ def test_keys():
 
 
 def test_numbers_that_change():
-    """A schedule must neither be missed nor compile kernels for ever."""
+    """A schedule must neither be missed nor compile kernels for every batch."""
     at = [0.0]
     link = FunctionLink(lambda s: at[0] * s.sin().sin())
     keys = []
@@ -215,6 +215,12 @@ def test_numbers_that_change():
     assert None not in keys[: own.MOST_VARIANTS]
     assert len(set(keys[: own.MOST_VARIANTS])) == own.MOST_VARIANTS
     assert keys[own.MOST_VARIANTS :] == [None, None]
+    at[0] = 1.0  # known, and used often enough to earn one more
+    assert {own.key_of(link) for _ in range(own.USES)} == {keys[0]}
+    at[0] = 100.0
+    assert own.key_of(link) not in {None, *keys}
+    at[0] = 101.0
+    assert own.key_of(link) is None
 
 
 # The sums

@@ -33,7 +33,10 @@ MOST_PARAMETERS = 4
 """Parameters of a link: the kernels have room for four coefficients."""
 
 MOST_VARIANTS = 8
-"""Times that a function with other numbers is translated. Each compiles kernels anew, which takes seconds."""
+"""Functions that differ in their numbers alone which are translated. Each compiles kernels, which takes seconds."""
+
+USES = 100
+"""Batches that earn one more of them: numbers that change now and then are worth it, those of every batch are not."""
 
 
 class Program(NamedTuple):
@@ -176,8 +179,15 @@ def build(source: str) -> Any:
     return names[name]
 
 
-_keys: dict[Program, int] = {}
-_variants: dict[Program, int] = {}
+class Shape:
+    """What functions that differ in their numbers alone have in common: how many there are, and how often they were
+    asked for."""
+
+    variants, uses = 0, 0
+
+
+_known: dict[Program, tuple[int, Shape]] = {}
+_shapes: dict[Program, Shape] = {}
 _functions: dict[int, Any] = {0: None}
 _numbers = itertools.count(1)
 
@@ -191,23 +201,23 @@ def key_of(link: FunctionLink) -> int | None:
     """Key of the Triton function that computes a link; None where the kernels cannot."""
     try:
         program = record(link)
-        if program not in _keys:
-            _keys[program] = _translate(link, program)
-        return _keys[program]
+        if program not in _known:
+            _known[program] = _translate(link, program)
+        key, shape = _known[program]
+        shape.uses += 1
+        return key
     except Exception as error:  # whatever a user's function raises when it meets no tensor
         log.debug("%r is left to the chunked engine: %s", link, error)
         return None
 
 
-def _translate(link: FunctionLink, program: Program) -> int:
-    seen = _variants.get(program.shape(), 0)
-    if seen == MOST_VARIANTS:
-        raise Untranslatable(
-            f"its numbers changed {MOST_VARIANTS} times; make them parameters, which may change"
-        )
+def _translate(link: FunctionLink, program: Program) -> tuple[int, Shape]:
+    shape = _shapes.setdefault(program.shape(), Shape())
+    if shape.variants >= MOST_VARIANTS + shape.uses // USES:
+        raise Untranslatable("its numbers change too often; make them parameters")
     tape, places = differentiate(program)
     check(link, tape, places)
     key = next(_numbers)
     _functions[key] = build(source_of(tape, places))
-    _variants[program.shape()] = seen + 1
-    return key
+    shape.variants += 1
+    return key, shape
