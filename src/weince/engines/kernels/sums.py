@@ -385,17 +385,19 @@ def pull_of(
 ):  # fmt: skip
     """Derivatives of a weighed sum by the scores of a tile, whoever takes part by role."""
     slope = along(worth[1], ACROSS)
+    z = d
     if BY_FUNCTION & ONE:
         z, steepness, _ = by_function(worth[0], link, d, FUNCTION, ACROSS)
         slope = slope * steepness
     else:
-        z = logits(worth[0], link, d, log_gap, log_rest, ONE, ACROSS)
         if USES_W & ONE:
             slope += along(worth[2], ACROSS) * inv_gap
         if USES_V & ONE:
             slope += along(worth[3], ACROSS) * inv_rest
     pull = tl.zeros_like(d) + slope
     if KIND & ONE != SUM:
+        if not BY_FUNCTION & ONE:
+            z = logits(worth[0], link, d, log_gap, log_rest, ONE, ACROSS)
         if KIND & ONE == LSE:
             pull = fast_exp2(z) * slope
         else:
