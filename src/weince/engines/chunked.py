@@ -191,7 +191,8 @@ class Chunked(Engine):
                     for into, (k, name, _) in zip(by_parameter, learned, strict=True):
                         into[rows] += found[k].effects[name] * shares[k]
                     slopes = [one.slopes for one in found if one.slopes is not None]
-                    tile.shortfall.copy_(sum_slopes(slopes, shares))
+                    columns = [one.columns for one in found]
+                    tile.shortfall.copy_(sum_slopes(slopes, columns, shares, len(candidates)))
                 by_anchor[band.rows()] += product(band.matrix, candidates)
                 by_candidate += product(band.matrix.T, anchors[band.rows()])
             by_candidate = self.passed(by_candidate, visit.owner)
