@@ -7,6 +7,9 @@ reversed the elementwise minimum holds the smaller half of both and the maximum 
 """
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +24,9 @@ SAMPLE = 1 << 15
 NETWORK = 512
 """Values that NumPy sorts in one network."""
 
+WORTH_THREADS = 1 << 16
+"""Values from which on sorting takes longer than waking threads for it."""
+
 
 def smallest(values: Tensor, k: int) -> Tensor:
     """``(rows, columns)`` to the ``(rows, k)`` smallest of each row, sorted upwards."""
@@ -32,18 +38,35 @@ def smallest(values: Tensor, k: int) -> Tensor:
 
 @torch.library.custom_op("weince::smallest", mutates_args=(), device_types="cpu")
 def _on_cpu(values: Tensor, k: int) -> Tensor:
-    rows, columns = values.shape
+    array, threads = values.numpy(), torch.get_num_threads()
+    if threads == 1 or array.size < WORTH_THREADS:
+        return torch.from_numpy(_of_rows(array, k=k))
+    shares = _pool(threads).map(partial(_of_rows, k=k), np.array_split(array, threads))
+    return torch.from_numpy(np.concatenate(list(shares)))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads to sort in. NumPy sorts in the one that calls it, and lets others run meanwhile."""
+    return ThreadPoolExecutor(threads, "weince")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process inherits the pool, but none of its threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def _of_rows(array: "NDArray[Any]", *, k: int) -> "NDArray[Any]":
+    rows, columns = array.shape
     runs = 1 << max(0, (columns // k).bit_length() - 1)  # a power of two, so that runs merge in pairs
     while -(-columns // runs) > NETWORK:
         runs *= 2
     missing = -columns % runs
-    array = values.numpy()
     if missing:
         array = np.pad(array, ((0, 0), (0, missing)), constant_values=np.inf)
     kept = np.sort(array.reshape(rows, runs, -1), axis=2)
     while kept.shape[1] > 1:
         kept = _merged(kept, k)
-    return torch.from_numpy(np.ascontiguousarray(kept[:, 0, :k]))
+    return np.ascontiguousarray(kept[:, 0, :k])
 
 
 def _merged(runs: "NDArray[Any]", k: int) -> "NDArray[Any]":
@@ -67,20 +90,20 @@ def _(values: Tensor, k: int) -> Tensor:
     return values.new_empty(values.shape[0], k)
 
 
-def least(values: Tensor, count: int) -> Tensor:
-    """``(n,)`` to the smallest, at most ``count`` of them, sorted upwards."""
+def least(values: Tensor, count: int, *, ordered: bool = True) -> Tensor:
+    """``(n,)`` to the smallest, at most ``count`` of them, sorted upwards unless their order does not matter."""
     count = min(count, len(values))
     if values.device.type == "cpu":
-        found: Tensor = _least_on_cpu(values, count)
+        found: Tensor = _least_on_cpu(values, count, ordered)
         return found
-    return values.topk(count, largest=False).values
+    return values.topk(count, largest=False, sorted=ordered).values
 
 
 @torch.library.custom_op("weince::least", mutates_args=(), device_types="cpu")
-def _least_on_cpu(values: Tensor, count: int) -> Tensor:
+def _least_on_cpu(values: Tensor, count: int, ordered: bool) -> Tensor:
     array = _thinned(values.numpy(), count)
     kept = np.partition(array, count - 1)[:count] if 0 < count < len(array) else array[:count]
-    return torch.from_numpy(np.sort(kept))
+    return torch.from_numpy(np.sort(kept) if ordered else kept.copy())
 
 
 def _thinned(array: "NDArray[Any]", count: int) -> "NDArray[Any]":
@@ -95,5 +118,5 @@ def _thinned(array: "NDArray[Any]", count: int) -> "NDArray[Any]":
 
 
 @_least_on_cpu.register_fake
-def _(values: Tensor, count: int) -> Tensor:
+def _(values: Tensor, count: int, ordered: bool) -> Tensor:
     return values.new_empty(count)
