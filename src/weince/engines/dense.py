@@ -83,10 +83,10 @@ class Dense(Engine):
     def _summed(self, parts: Sequence[Part], *, slopes: bool) -> list[PartSum]:
         """All sums of all anchors; first those that gather a few candidates, which need no matrix of derivatives."""
         every, found = Tile(self.contest, self.matrix), {}
-        few = [k for k, part in enumerate(parts) if few_take_part(part, self.matrix)]
-        rest = [k for k in range(len(parts)) if k not in few]
-        for k in few:
-            found[k] = every.sum(parts[k], self.thresholds[parts[k].hardest], slopes=slopes)
+        rest = [k for k, part in enumerate(parts) if not few_take_part(part, self.matrix)]
+        for k, part in enumerate(parts):
+            if k not in rest:
+                found[k] = every.sum(part, self._threshold(part), slopes=slopes)
         for k in rest:
             # The derivatives of the last sum go where the shortfalls were, which nobody reads after it.
             into = self.matrix if k == rest[-1] else torch.empty_like(self.matrix)
@@ -98,11 +98,12 @@ class Dense(Engine):
         values: list[Tensor] = []
         effects: list[dict[str, Tensor]] = []
         for start, stop, tile in self.tiles:
-            threshold = None if part.hardest is None else self.thresholds[part.hardest][start:stop]
-            one = tile.sum(part.rows(start, stop), threshold, slopes=into is not None)
+            threshold = self._threshold(part)
+            own = None if threshold is None else threshold[start:stop]
+            one = tile.sum(part.rows(start, stop), own, slopes=into is not None)
             values.append(one.value)
             effects.append(one.effects)
-            if into is not None:
+            if into is not None and one.slopes is not None:
                 into[start:stop] = one.slopes
         joined = {name: whole([own[name] for own in effects]) for name in effects[0]}
         return PartSum(whole(values), into, joined)
@@ -120,6 +121,9 @@ class Dense(Engine):
             self.sharp = True
             for *_, tile in self.tiles:
                 tile.sharpen()
+
+    def _threshold(self, part: Part) -> Tensor | None:
+        return None if part.hardest is None else self.thresholds[part.hardest]
 
 
 def _spans(matrix: Tensor) -> list[tuple[int, int]]:

@@ -70,7 +70,7 @@ def _of_rows(array: "NDArray[Any]", *, k: int) -> "NDArray[Any]":
 
 
 def _merged(runs: "NDArray[Any]", k: int) -> "NDArray[Any]":
-    """Sorted runs ``(rows, runs, length)`` merged in pairs; of those of ``k`` or more values the smaller half stays."""
+    """Sorted runs ``(rows, runs, length)`` merged in pairs; from ``k`` values on the larger half is dropped."""
     rows, count, length = runs.shape
     first, second = runs[:, : count // 2], runs[:, count // 2 :, ::-1]
     smaller = np.minimum(first, second)
