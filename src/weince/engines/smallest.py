@@ -63,13 +63,24 @@ def _of_rows(array: "NDArray[Any]", *, k: int) -> "NDArray[Any]":
     missing = -columns % runs
     if missing:
         array = np.pad(array, ((0, 0), (0, missing)), constant_values=np.inf)
-    kept = np.sort(array.reshape(rows, runs, -1), axis=2)
-    while kept.shape[1] > 1:
-        kept = _merged(kept, k)
-    return np.ascontiguousarray(kept[:, 0, :k])
+    ordered = np.sort(array.reshape(rows, runs, -1), axis=2)
+    most = 2 * k // runs + 16  # no run is likely to hold more of the smallest: twice its share
+    if most < ordered.shape[2] < k:  # else merging drops as many
+        likely = ordered[:, :, :most]
+        found = _merged(likely, k)
+        if (found[:, -1] <= likely[:, :, -1].min(axis=1)).all():
+            return np.ascontiguousarray(found)
+    return np.ascontiguousarray(_merged(ordered, k))
 
 
 def _merged(runs: "NDArray[Any]", k: int) -> "NDArray[Any]":
+    """The ``k`` smallest of sorted runs ``(rows, runs, length)``, sorted ``(rows, k)``."""
+    while runs.shape[1] > 1:
+        runs = _in_pairs(runs, k)
+    return runs[:, 0, :k]
+
+
+def _in_pairs(runs: "NDArray[Any]", k: int) -> "NDArray[Any]":
     """Sorted runs ``(rows, runs, length)`` merged in pairs; from ``k`` values on the larger half is dropped."""
     rows, count, length = runs.shape
     first, second = runs[:, : count // 2], runs[:, count // 2 :, ::-1]

@@ -130,8 +130,8 @@ class Tile:
         """The candidates of a sum over the hardest; sums over the same ones share them."""
         key = part.hardest, part.among
         if key not in self._few:
-            every = torch.ones_like(self.shortfall, dtype=torch.bool)
-            self._few[key] = Few(self, self._keep(every, part, False, threshold))
+            taking = (self.shortfall > threshold.unsqueeze(1)).logical_not_()
+            self._few[key] = Few(self, self._keep(taking, part, False, None))
         return self._few[key]
 
     def _log_sum_exp(self, logits: Tensor, part: Part, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
