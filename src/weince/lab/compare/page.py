@@ -152,14 +152,14 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
         "cannot tell: neither.",
     ]
     reach = [
-        f"{comparison.task.figures[figure].words} {smallest:.2f} (standard deviation of a difference "
+        f"{comparison.task.figures[figure].words}: {smallest:.2f} (standard deviation of a difference "
         f"{verdict.spreads[figure].deviation:.2f})"
         for figure, smallest in summary.smallest.items()
     ]
     if reach:
         notes.append(
-            "Smallest difference that these seeds show with 80 % power at Holm's first step, the hardest: "
-            f"{'; '.join(reach)}."
+            "Smallest difference that these seeds show with 80 % power at Holm's first step, the hardest. "
+            f"{capital('; '.join(reach))}."
         )
     return notes
 
