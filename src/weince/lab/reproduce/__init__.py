@@ -242,6 +242,6 @@ def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Pat
     check_writable(out / "overhead")
     facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
     notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
-    opening = "What the losses cost on this machine, beside what the paper reports."
+    opening = "This table shows what the losses cost on this machine, beside what the paper reports."
     page = Page(OVERHEAD, opening, "InfoNCE", overhead(device), facts, notes=notes)
     return write_page(page, out / "overhead")
