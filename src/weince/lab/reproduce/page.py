@@ -47,6 +47,7 @@ HEADER = (
     "p",
 )
 NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
+AS_IS = "as configured"
 PERCENT = MEASURES["evaluation"].figures
 
 
@@ -101,7 +102,7 @@ def cells(line: Line) -> tuple[str, ...]:
     return (
         line.row,
         line.loss,
-        line.tried or "as configured",
+        line.tried or AS_IS,
         text_or_dash(line.reported, digits),
         text_or_dash(line.measured, digits),
         n if n == str(line.planned) else f"{n} of {line.planned}",
@@ -201,6 +202,24 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
     return drawn
 
 
+def narrow(table: Drawn) -> Drawn:
+    """A table as a small screen wants it, without columns that say the same of every line.
+
+    A configuration that all lines share is named in the heading instead.
+    """
+    every = dict(zip(table.header, zip(*table.rows, strict=True), strict=True))
+    rows, tried = set(every["row"]), set(every["configuration"])
+    left_out = {
+        name for name, alone in (("row", len(rows) == 1), ("configuration", tried == {AS_IS})) if alone
+    }
+    kept = [i for i, name in enumerate(table.header) if name not in left_out]
+    return Drawn(
+        f"{table.name}, {rows.pop()}" if len(rows) == 1 else table.name,
+        tuple(table.header[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in table.rows),
+    )
+
+
 def markdown(page: Page) -> str:
     """The table in Markdown."""
     parts = [f"# {plain(page.title)}", "", plain(page.opening), ""]
@@ -253,8 +272,10 @@ def html(page: Page) -> str:
         .render(
             page=page,
             numeric=NUMERIC,
-            chosen=by_figure(page.summary.chosen),
-            tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
+            chosen=[narrow(table) for table in by_figure(page.summary.chosen)],
+            tries=[narrow(table) for table in by_figure(page.summary.tries)]
+            if page.summary.tries != page.summary.chosen
+            else (),
             drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
         )
     )
