@@ -1,5 +1,7 @@
 """The page of a table in a browser: what it says first, and tables wider than the window."""
 
+import json
+
 import pytest
 from lab.reproduce.test_curves import filled
 
@@ -70,3 +72,16 @@ def test_a_table_without_a_sentence_of_its_own_has_one(tmp_path):
     text = (folder / "table.md").read_text().splitlines()
     assert text[2] == "This table compares 2 losses on digits\\_small with InfoNCE, seed by seed."
     assert "trial" not in "\n".join(text)
+
+
+@pytest.mark.parametrize(("seeds", "tested"), [([7, 21], True), ([7], False)])
+def test_a_p_value_takes_two_seeds(tmp_path, seeds, tested):
+    *_, last = filled(tmp_path, seeds=seeds)[1]
+    found = json.loads(last.result.read_text())
+    last.result.write_text(json.dumps(found | {"linear_test_mean": 57.0}))  # or all differences are the same
+    folder = reproduce(str(tmp_path / "small.yaml"), out=tmp_path, table_only=True).parent
+    for name in ("table.md", "index.html"):
+        text = (folder / name).read_text()
+        assert ("p is not corrected" in text) is tested
+        assert ("they allow no test" in text) is not tested
+        assert "1.000" not in text

@@ -191,7 +191,7 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
         missing = [needed for needed in ("run.yaml", result) if needed not in files]
         if missing:
             raise ValueError(
-                f"{path}: the run {name} has no {missing[0]}; wanted a run that was trained and evaluated"
+                f"{path}: wanted run.yaml and {result} of every run; got {name}, which has no {missing[0]}"
             )
         wrong = [needed for needed in ("run.yaml", result) if not isinstance(files[needed], Mapping)]
         if wrong:

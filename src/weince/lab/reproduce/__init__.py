@@ -142,7 +142,8 @@ def _page(
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
     shown = [run for run in runs if _cell(run) in begun]
     summary = aggregate(table, shown, records)
-    warning = f"A trial of {epochs} epochs instead of the configured number: no figure to report."
+    length = f"{epochs} epoch{'s' * (epochs != 1)}"
+    warning = f"A trial of {length} instead of the configured number: no figure to report."
     return Page(
         table.title,
         table.opening,

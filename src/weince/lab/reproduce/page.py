@@ -143,10 +143,16 @@ def reading_notes(summary: Summary, choose_by: str) -> list[str]:
             f"{choose_by} over the seeds that all of its configurations have; test figures "
             "decide nothing. The column validation has that figure under every heading."
         )
-    if any(line.against for line in summary.chosen):
+    against = [line.against for line in summary.chosen if line.against]
+    if against:
+        tested = any(math.isfinite(one.p_value) for one in against)
         notes.append(
-            "Against the baseline: paired over the seeds that both have, two-sided t-test; p is not corrected for "
-            "the number of comparisons."
+            "Against the baseline: paired over the seeds that both have"
+            + (
+                ", two-sided t-test; p is not corrected for the number of comparisons."
+                if tested
+                else "; they allow no test."
+            )
         )
     return notes + spread_notes(summary)
 
