@@ -25,6 +25,7 @@ from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, sha
 from weince.engines.base import Engine, Need
 from weince.engines.choose import Choice, EngineName, choose, out_of_memory, start, warn_once
 from weince.links import Link, Scalar, check_positive
+from weince.losses.replay import replayed
 from weince.scores import no_autocast
 from weince.sums import LogSumExp, Sum
 from weince.tail import TailConfig, TailStats
@@ -55,6 +56,7 @@ class Options(TypedDict, total=False):
     engine: EngineName
     gather: Gather
     check_finite: bool | None
+    graph: bool | None
 
 
 class ContrastiveLoss(nn.Module):
@@ -72,6 +74,10 @@ class ContrastiveLoss(nn.Module):
             passes candidates round, so that no rank holds them all.
         check_finite: Raise on NaN or infinity in the embeddings. By default only on a CPU, where that costs no device
             sync.
+        graph: On CUDA, record a batch's step as a CUDA graph and replay it for later batches of its shape, which
+            spares the host most of its work. By default for the losses of this library and up to 8,192 pairs of
+            views; True also for a loss of your own, which then must not depend on anything that Python changes
+            between two batches but its attributes; False for none.
 
     Examples:
         >>> import torch
@@ -117,6 +123,7 @@ class ContrastiveLoss(nn.Module):
         self.engine: EngineName = options.get("engine", "auto")
         self.gather: Gather = options.get("gather", True)
         self.check_finite = options.get("check_finite")
+        self.graph = options.get("graph")
         check_choice("candidates", self.candidates, get_args(Candidates))
         check_choice("reduction", self.reduction, get_args(Reduction))
         check_choice("engine", self.engine, get_args(EngineName))
@@ -199,18 +206,50 @@ class ContrastiveLoss(nn.Module):
             ignore: boolean, anchors by candidates: pairs that are not negatives.
             return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
         """
-        spread = bool(self.gather) and is_spread()
+        given = {
+            "z_i": z_i,
+            "z_j": z_j,
+            "labels": labels,
+            "negatives": negatives,
+            "ids": ids,
+            "ignore": ignore,
+        }
+        batch = {name: value for name, value in given.items() if value is not None}
+        if not return_stats and self._may_replay():
+            value = replayed(self, self._compute, batch, asked=self.graph is True)
+            if value is not None:
+                return value
+        computed: Tensor | LossOutput = self._compute(batch, return_stats)
+        return computed
+
+    def _may_replay(self) -> bool:
+        """Whether a CUDA graph may stand for this loss. A user's own may do in Python what no graph repeats."""
+        if torch.compiler.is_compiling() or self.graph is False or self.check_finite:
+            return False
+        ours = type(self).__module__.startswith("weince.losses.")
+        return (ours or self.graph is True) and self.engine in ("auto", "fused") and not self._spread()
+
+    def _spread(self) -> bool:
+        """Whether candidates of other ranks take part."""
+        return bool(self.gather) and is_spread()
+
+    def _compute(self, batch: Mapping[str, Tensor], return_stats: bool = False) -> Any:
+        """The loss of a batch; a :class:`LossOutput` with statistics."""
+        spread = self._spread()
         found = contests(
-            self.candidates, z_i, z_j, labels=labels, negatives=negatives, ids=ids, ignore=ignore,
-            check_finite=self.check_finite, alone=not spread, views=self.same_view,
-        )  # fmt: skip
+            self.candidates,
+            **batch,
+            check_finite=self.check_finite,
+            alone=not spread,
+            views=self.same_view,
+        )
         need = Need(self.tail or (TailConfig() if return_stats else None), self.hardest)
         if spread:
             join = meet if self.gather == "ring" else share
             found = [join(contest, self._described(need)) for contest in found]
         results = [self._contrast(contest, need) for contest in found]
         loss = self._reduce(results, found[0].ranks)
-        self._look(loss, labels=labels, ids=ids, ignore=ignore)
+        self._look(loss, [name for name in batch if name in ("labels", "ids", "ignore")])
         if not return_stats:
             return loss
         stats = [result.stats for result in results if result.stats is not None]
@@ -268,20 +307,19 @@ class ContrastiveLoss(nn.Module):
         assert ranks is not None
         return total / (sum(ranks.anchors) * len(results))
 
-    def _look(self, loss: Tensor, **roles: Tensor | None) -> None:
+    def _look(self, loss: Tensor, roles: Sequence[str]) -> None:
         """Warn if the first batch has nothing to contrast: wrong labels are wrong from the start, and no later step
         has to wait for the device.
         """
         # Compiled code must not depend on what was read before; a fake tensor, as a meta one, has no value.
         if torch.compiler.is_compiling() or self._looked or loss.is_meta or type(loss) is not Tensor:
             return
-        given = " and ".join(name for name, value in roles.items() if value is not None)
-        if not given or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not roles or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
         self._looked = True
         if not loss.any():
             warn_once(
-                f"weince: the loss of a batch is 0; it seems that its {given} "
+                f"weince: the loss of a batch is 0; it seems that its {' and '.join(roles)} "
                 "leave no anchor a positive and a negative"
             )
 
@@ -387,6 +425,7 @@ def functional(
         roles = {name: options.pop(name) for name in of_call if name in options}
         made = loss(**options)
         made._looked = True  # every batch is its first, and reading one would wait for the device
+        made.graph = False  # nobody calls it twice
         return made(z_i, z_j, **roles)
 
     about = (loss.__doc__ or "").splitlines()[0]

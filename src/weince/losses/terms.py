@@ -32,7 +32,7 @@ class HardestTerms(nn.Module):
         for name, weight in (("softmax_term", softmax), ("shortfall_term", shortfall)):
             if not 0 <= weight < float("inf"):
                 raise ValueError(f"{name} must be a weight of at least 0; got {weight}")
-        self.weights = [weight for weight in (softmax, shortfall) if weight]
+        self.weights = tuple(weight for weight in (softmax, shortfall) if weight)
         self.softmax = softmax
         self.slope = RunningSlope() if shortfall else None
         self.hardest = (HARDEST,) if self.weights else ()

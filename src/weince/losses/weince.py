@@ -33,6 +33,7 @@ class WeinceOptions(TypedDict, total=False):
     engine: EngineName
     gather: Gather
     check_finite: bool | None
+    graph: bool | None
 
 
 class WeinceLoss(TemperatureLoss):

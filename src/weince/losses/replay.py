@@ -1,0 +1,218 @@
+"""A loss on a GPU as CUDA graphs: recorded once for a shape of batches, replayed for every later one.
+
+A loss is some sixty small operations, and starting them takes the host longer than a batch of a few thousand pairs
+takes the device. A replay starts them all at once. What a recording has fixed is its key: shapes and dtypes of the
+batch, settings of the loss, and where its parameters and buffers lie. Another key is another recording.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+
+from weince import scores
+from weince.links import Link
+from weince.scores import no_autocast
+
+BEFORE = 4
+"""Batches of a key that are computed as they come: a training step with a graph of its own is captured by then."""
+
+MOST_PAIRS = 8192
+"""The largest batch that is recorded unasked: beyond, the device takes longer than the host."""
+
+MOST_KEYS = 8
+"""Keys of a loss that are remembered; the oldest makes room for a new one."""
+
+log = logging.getLogger("weince")
+
+Batch = Mapping[str, Tensor]
+"""Embeddings, labels and whatever else a loss is called with, by name."""
+
+_kept: "WeakKeyDictionary[nn.Module, dict[Any, int | Recording | None]]" = WeakKeyDictionary()
+"""Of every loss, by key: how often it was seen, then its recording, None where CUDA refused one."""
+
+
+def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, asked: bool) -> Tensor | None:
+    """The loss of a batch from its recording; None where there is none, and it must be computed.
+
+    Args:
+        loss: The module, whose settings, parameters and buffers a recording is made with.
+        compute: The loss of a batch.
+        batch: The batch.
+        asked: Record batches of any size.
+    """
+    if not _may_replay(batch) or not (asked or len(batch["z_i"]) <= MOST_PAIRS):
+        return None
+    key, kept = _key(loss, batch), _kept.setdefault(loss, {})
+    try:
+        found = kept.get(key, 0)
+    except TypeError:  # a setting that has no hash may change unseen
+        return None
+    if found == BEFORE:
+        found = kept[key] = _recorded(loss, compute, batch)
+    if isinstance(found, int):
+        _count(kept, key, found)
+        return None
+    if found is None or found.in_use:
+        return None
+    value: Tensor = _Replay.apply(found, *batch.values(), *found.parameters)  # type: ignore[no-untyped-call]
+    return value
+
+
+def _count(kept: dict[Any, Any], key: tuple[Any, ...] | None, before: int) -> None:
+    """Count one more batch of a key, of which so many came before."""
+    if key is None:
+        return
+    if not before and len(kept) >= MOST_KEYS:
+        kept.pop(next(iter(kept)))
+    kept[key] = before + 1
+
+
+def _may_replay(batch: Batch) -> bool:
+    """Whether a batch is on a GPU, wants gradients, and nobody else traces, captures or transforms it."""
+    return (
+        all(type(value) in (Tensor, nn.Parameter) and value.is_cuda for value in batch.values())
+        and batch["z_i"].dtype != torch.float64  # which the kernels do not serve
+        and scores.row_kernels is not None
+        and torch.is_grad_enabled()
+        and any(value.requires_grad for value in batch.values())
+        and not torch.cuda.is_current_stream_capturing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.is_anomaly_enabled()
+    )
+
+
+def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...] | None:
+    """All that a recording has fixed; None if a setting is a tensor, whose value or history may change."""
+    # On another stream another recording, or two batches at the same time would share their memory.
+    key: list[Any] = [_stream_of(batch["z_i"].device)]
+    for name, value in batch.items():
+        key += name, value.shape, value.dtype, value.requires_grad, value.device
+    for module in loss.modules():
+        for name, setting in vars(module).items():
+            if name.startswith("_"):
+                continue
+            if isinstance(setting, Tensor) or (isinstance(setting, Link) and setting.tensors()):
+                return None
+            key.append(setting)
+        for own in (*module._parameters.values(), *module._buffers.values()):
+            key += () if own is None else (own.data_ptr(), own.dtype, own.requires_grad)
+    return tuple(key)
+
+
+def _stream_of(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _recorded(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch) -> "Recording | None":
+    try:
+        recording = Recording(loss, compute, batch)
+    except RuntimeError as error:
+        log.debug(
+            "%s is computed as it comes, since CUDA makes no graph of it: %s", type(loss).__name__, error
+        )
+        return None
+    log.debug("%s is replayed as a CUDA graph from now on", type(loss).__name__)
+    return recording
+
+
+class _Use:
+    """A forward pass whose backward pass may come; it is forgotten with the graph of autograd."""
+
+    done = False
+
+
+class Recording:
+    """Forward and backward pass of one batch as two CUDA graphs that share their memory."""
+
+    def __init__(self, loss: nn.Module, compute: Callable[..., Tensor], batch: Batch) -> None:
+        device = batch["z_i"].device
+        given = {
+            name: value.detach().clone().requires_grad_(value.requires_grad) for name, value in batch.items()
+        }
+        self.given = list(given.values())
+        self.parameters = [own for own in loss.parameters() if own.requires_grad]
+        self.turn = 0
+        self._use: Callable[[], _Use | None] = lambda: None
+        sources = [value for value in (*self.given, *self.parameters) if value.requires_grad]
+        before = [buffer.clone() for buffer in loss.buffers()]
+        pool = torch.cuda.graph_pool_handle()
+        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.device(device), torch.cuda.stream(aside), no_autocast(device):
+            value = compute(given)  # once as it comes: kernels cannot be loaded during a capture
+            torch.autograd.grad(value.sum(), sources, allow_unused=True)
+            for buffer, old in zip(loss.buffers(), before, strict=True):
+                buffer.copy_(old)
+            self.weight = torch.ones_like(value)
+            with _captured(pool) as self.forward:
+                value = compute(given)
+            # Kept while the backward pass is captured: what it reads must not be where it writes, or a second
+            # backward pass would read what the first has left.
+            with _captured(pool) as self.backward:
+                found = torch.autograd.grad(value, sources, self.weight, allow_unused=True, retain_graph=True)
+        torch.cuda.current_stream(device).wait_stream(aside)
+        self.value, left = value.detach(), iter(found)
+        wanted = (source.requires_grad for source in (*self.given, *self.parameters))
+        self.gradients = [next(left) if want else None for want in wanted]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a backward pass may still come that needs what the last forward pass left."""
+        use = self._use()
+        return use is not None and not use.done
+
+    def play(self, batch: list[Tensor]) -> tuple[Tensor, _Use]:
+        """The loss of a batch."""
+        torch._foreach_copy_(self.given, batch)
+        self.forward.replay()
+        self.turn += 1
+        use = _Use()
+        self._use = ref(use)
+        return self.value.clone(), use
+
+    def play_back(self, weight: Tensor) -> list[Tensor | None]:
+        """Gradients of the batch and the parameters, of a loss that is worth so much."""
+        self.weight.copy_(weight)
+        self.backward.replay()
+        return [None if found is None else found.clone() for found in self.gradients]
+
+
+@contextmanager
+def _captured(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of what runs under it. Other threads go on with what they do on the device."""
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # what it would free may call the device, which a capture forbids
+    try:
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            yield graph
+        finally:
+            graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, *tensors: Tensor) -> Tensor:
+        value, ctx.use = recording.play(list(tensors[: len(recording.given)]))
+        ctx.recording, ctx.turn = recording, recording.turn
+        return value
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.turn != ctx.recording.turn:
+            raise RuntimeError(
+                "a second backward pass must come before the next batch, whose CUDA graph has taken its memory; "
+                "got it after that: make the loss with graph=False"
+            )
+        ctx.use.done = True
+        return None, *ctx.recording.play_back(weight)

@@ -1,0 +1,295 @@
+"""Losses as CUDA graphs. What a recording is made for is tested everywhere, recordings on a GPU."""
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from weince import (
+    ContrastiveLoss,
+    DCLLoss,
+    InfoNCELoss,
+    LinkLoss,
+    LogSumExp,
+    SigLIPLoss,
+    SoftmaxLink,
+    WeinceLoss,
+)
+from weince.losses import replay
+
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+MAKERS = {
+    "infonce": lambda **options: InfoNCELoss(0.2, **options),
+    "learned": lambda **options: InfoNCELoss(nn.Parameter(torch.tensor(0.2)), max_scale=100.0, **options),
+    "dcl": lambda **options: DCLLoss(0.2, **options),
+    "paper": WeinceLoss.paper,
+    "released": WeinceLoss.released,
+    "siglip": SigLIPLoss,
+}
+
+
+class Own(ContrastiveLoss):
+    def sums(self, batch):
+        return LogSumExp(SoftmaxLink(0.1))
+
+    def combine(self, lse):
+        return lse.value - lse.positive
+
+
+def pairs(seed=0, n=40, d=16, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    z_i = torch.randn(n, d, generator=generator)
+    z_j = z_i + 0.5 * torch.randn(n, d, generator=generator)
+    return z_i.to(device).requires_grad_(), z_j.to(device).requires_grad_()
+
+
+def key(loss, **batch):
+    z_i, z_j = pairs()
+    return replay._key(loss, {"z_i": z_i, "z_j": z_j, **batch})
+
+
+def test_a_key_holds_all_that_a_recording_has_fixed():
+    loss = WeinceLoss.released(0.2)
+    before = key(loss)
+    assert hash(before) == hash(key(loss))
+    changes = [(loss, "temperature", 0.1), (loss, "reduction", "sum"), (loss, "tail", WeinceLoss.paper().tail),
+               (loss, "training", False), (loss.terms.slope, "momentum", 0.5),
+               (loss.terms.slope, "slope_now", loss.terms.slope.slope_now.double())]  # fmt: skip
+    for module, name, value in changes:
+        old = getattr(module, name)
+        setattr(module, name, value)
+        assert key(loss) != before, name
+        setattr(module, name, old)
+        assert key(loss) == before, name
+    assert key(loss, ids=torch.arange(40)) != before
+
+
+def test_a_parameter_may_change_but_not_move():
+    loss = InfoNCELoss(nn.Parameter(torch.tensor(0.2)))
+    before = key(loss)
+    with torch.no_grad():
+        loss.temperature.mul_(2)
+    assert key(loss) == before
+    loss.temperature.requires_grad_(False)
+    assert key(loss) != before
+
+
+def test_a_tensor_among_the_settings_is_never_recorded():
+    """Its value may have a history, to which a recording would send no gradient."""
+    scale = nn.Parameter(torch.tensor(0.0))
+    assert key(InfoNCELoss(scale.exp())) is None
+    assert key(LinkLoss(SoftmaxLink(scale.exp()))) is None
+
+
+def test_nothing_is_recorded_on_a_cpu():
+    loss = InfoNCELoss()
+    for _ in range(replay.BEFORE + 2):
+        loss(*pairs())
+    assert loss not in replay._kept
+
+
+def test_a_new_key_takes_the_place_of_the_oldest():
+    """A temperature that changes in every step must neither fill the memory nor be the last that is counted."""
+    kept = {}
+    for step in range(3 * replay.MOST_KEYS):
+        replay._count(kept, (step,), 0)
+    replay._count(kept, (step,), 1)
+    assert list(kept) == [(step - back,) for back in reversed(range(replay.MOST_KEYS))]
+    assert kept[(step,)] == 2
+    replay._count(kept, None, 0)
+    assert None not in kept
+
+
+def test_who_may_be_replayed():
+    assert InfoNCELoss()._may_replay()
+    assert not InfoNCELoss(graph=False)._may_replay()
+    assert not InfoNCELoss(engine="dense")._may_replay()
+    assert not InfoNCELoss(check_finite=True)._may_replay()
+    assert not Own()._may_replay()
+    assert Own(graph=True)._may_replay()
+
+
+def on_gpu(name, **options):
+    return MAKERS[name](**options).cuda()
+
+
+def step(loss, seed, **arguments):
+    """Loss of a batch, gradients of the embeddings and of what is learned."""
+    leaves = [*pairs(seed, device="cuda"), *loss.parameters()]
+    value = loss(*leaves[:2], **arguments)
+    return value.detach(), *torch.autograd.grad(value.sum(), leaves)
+
+
+def recordings(loss):
+    return [one for one in replay._kept.get(loss, {}).values() if isinstance(one, replay.Recording)]
+
+
+def both(name, **options):
+    return on_gpu(name, **options), on_gpu(name, graph=False, **options)
+
+
+class TestOnAGpu:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("layout", ["views", "cross", "clip"])
+    @pytest.mark.parametrize("name", MAKERS)
+    def test_a_replay_is_the_step_that_it_replays(self, name, layout):
+        """On batches other than the recorded one, and what the loss remembers moves as it should."""
+        ours, plain = both(name, candidates=layout)
+        for seed in range(replay.BEFORE + 4):
+            ids = torch.arange(40).cuda() % 37
+            torch.testing.assert_close(
+                step(ours, seed, ids=ids), step(plain, seed, ids=ids), rtol=1e-5, atol=1e-6
+            )
+        assert len(recordings(ours)) == 1
+        assert not recordings(plain)
+        for mine, theirs in zip(ours.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+    def test_labels(self):
+        ours, plain = both("infonce", candidates="labels")
+        for seed in range(replay.BEFORE + 3):
+            labels = torch.randint(9, (40,), generator=torch.Generator().manual_seed(seed)).cuda()
+            wanted = step(plain, seed, labels=labels)
+            torch.testing.assert_close(step(ours, seed, labels=labels), wanted, rtol=1e-5, atol=1e-6)
+        assert len(recordings(ours)) == 1
+
+    @pytest.mark.parametrize("reduction", ["sum", "none"])
+    def test_reductions(self, reduction):
+        ours, plain = both("paper", reduction=reduction)
+        for seed in range(replay.BEFORE + 2):
+            torch.testing.assert_close(step(ours, seed), step(plain, seed), rtol=1e-5, atol=1e-6)
+
+    def test_a_setting_that_changes_is_followed(self):
+        ours, plain = both("infonce")
+        for seed in range(3 * replay.BEFORE):
+            for loss in (ours, plain):
+                loss.temperature = 0.1 if seed < replay.BEFORE + 2 else 0.5
+            torch.testing.assert_close(step(ours, seed), step(plain, seed), rtol=1e-5, atol=1e-6)
+
+    def test_two_batches_before_one_backward_pass(self):
+        """As with accumulated gradients, or two heads that share a loss."""
+        ours, plain = both("released")
+        for seed in range(replay.BEFORE + 2):
+            found = []
+            for loss in (ours, plain):
+                leaves = [*pairs(seed, device="cuda"), *pairs(seed + 50, device="cuda")]
+                total = loss(*leaves[:2]) + 2 * loss(*leaves[2:])
+                found.append((total.detach(), *torch.autograd.grad(total, leaves)))
+            torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        assert len(recordings(ours)) == 1
+
+    def test_a_batch_without_a_backward_pass_frees_its_recording(self):
+        loss = on_gpu("infonce")
+        for seed in range(replay.BEFORE + 2):
+            loss(*pairs(seed, device="cuda"))
+        (one,) = recordings(loss)
+        assert not one.in_use
+
+    def test_a_second_backward_pass(self):
+        loss = on_gpu("paper")
+        for seed in range(replay.BEFORE + 1):
+            wanted = step(loss, seed)
+        leaves = pairs(replay.BEFORE, device="cuda")
+        value = loss(*leaves)
+        for _ in range(2):
+            found = torch.autograd.grad(value, leaves, retain_graph=True)
+            torch.testing.assert_close((value.detach(), *found), wanted)
+        step(loss, 0)
+        with pytest.raises(RuntimeError, match="graph=False"):
+            torch.autograd.grad(value, leaves)
+
+    def test_gradients_are_the_users_own(self):
+        """A replay does not write into what was returned before."""
+        loss = on_gpu("infonce")
+        kept = [step(loss, seed) for seed in range(replay.BEFORE + 4)]
+        again = [step(loss, seed) for seed in range(replay.BEFORE + 4)]
+        torch.testing.assert_close(kept, again, rtol=1e-5, atol=1e-6)
+
+    def test_trained_by_an_optimizer(self):
+        """A learned temperature moves by the same steps, though a recording holds only its address."""
+        found = []
+        for loss in both("learned"):
+            optimizer = torch.optim.SGD(loss.parameters(), lr=0.01)
+            for seed in range(replay.BEFORE + 4):
+                optimizer.zero_grad()
+                loss(*pairs(seed, device="cuda")).backward()
+                optimizer.step()
+            found.append(float(loss.temperature.detach()))
+        assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+    def test_nothing_waits_for_the_device(self):
+        loss = on_gpu("released")
+        for seed in range(replay.BEFORE + 1):
+            step(loss, seed)
+        leaves = pairs(0, device="cuda")
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            torch.autograd.grad(loss(*leaves), leaves)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def test_inside_a_graph_of_the_user(self):
+        loss, leaves = on_gpu("infonce"), pairs(0, device="cuda")
+        for _ in range(replay.BEFORE + 2):
+            wanted = step(loss, 0)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            value = loss(*leaves)
+            found = torch.autograd.grad(value, leaves)
+        graph.replay()
+        torch.testing.assert_close((value.detach(), *found), wanted, rtol=1e-5, atol=1e-6)
+
+    def test_an_own_loss_that_no_graph_can_hold(self):
+        """It reads a value, which a capture refuses: computed as it comes, and never tried again."""
+
+        class Reads(Own):
+            def combine(self, lse):
+                return (lse.value - lse.positive) * (1 if float(lse.value.detach().mean()) > -1e9 else 2)
+
+        loss = Reads(graph=True).cuda()
+        wanted = step(Own(graph=False).cuda(), 0)
+        for _ in range(replay.BEFORE + 3):
+            torch.testing.assert_close(step(loss, 0), wanted, rtol=1e-5, atol=1e-6)
+        assert not recordings(loss)
+
+    def test_batches_without_gradients_are_not_recorded(self):
+        loss = on_gpu("infonce")
+        batch = [z.detach() for z in pairs(device="cuda")]
+        for _ in range(replay.BEFORE + 2):
+            loss(*batch)
+        assert not recordings(loss)
+
+    def test_streams_do_not_share_a_recording(self):
+        loss, other = on_gpu("infonce"), torch.cuda.Stream()
+        for seed in range(replay.BEFORE + 2):
+            wanted = step(loss, seed)
+            other.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other):
+                found = step(loss, seed)
+            torch.cuda.synchronize()
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert len(recordings(loss)) == 2
+
+    def test_copies_and_pickles(self):
+        loss = on_gpu("released")
+        for seed in range(replay.BEFORE + 2):
+            step(loss, seed)
+        for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+            torch.testing.assert_close(step(other, 3), step(copy.deepcopy(loss), 3))
+
+    def test_a_loss_that_is_gone_takes_its_recordings_with_it(self):
+        loss = on_gpu("infonce")
+        for seed in range(replay.BEFORE + 2):
+            step(loss, seed)
+        known = len(replay._kept)
+        del loss
+        gc.collect()
+        assert len(replay._kept) == known - 1
