@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,20 @@ def test_what_is_refused(tmp_path, options, said):
     with pytest.raises(ValueError, match=said):
         compare(**({"losses": ["dcl"], "out": tmp_path} | options))
     assert not list(tmp_path.iterdir())  # the right call after it finds nothing in its way
+
+
+def test_a_loss_without_runs_is_no_baseline(tmp_path):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl")
+    fill(comparison, tmp_path, gains={"dcl": 9.0})
+    write_comparison(comparison_of(comparison.config, "infonce", "dcl", "hcl"), tmp_path / "small")
+    page = compare(out=tmp_path, table_only=True)
+    row = next(
+        line for line in (page.parent / "compare.md").read_text().splitlines() if line.startswith("| hcl")
+    )
+    assert "baseline" not in row
+    assert row.count("—") == 8
+    told = json.loads((page.parent / "compare.json").read_text())["advice"][1]
+    assert re.search(r"In recall at 1 \(\+.*\), vote .* \(\+.*\) and MAP@R \(\+.*\) dcl is better\.", told)
 
 
 def test_a_page_of_another_configuration_says_what_is_there(tmp_path):

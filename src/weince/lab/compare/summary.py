@@ -341,7 +341,7 @@ def _reach(
     smallest: Mapping[str, float],
     seeds: int,
 ) -> str:
-    said = []
+    gains: dict[str, list[str]] = {}
     main, figures = comparison.task.main, comparison.task.figures
     for figure, called in figures.items():
         better = [
@@ -349,8 +349,10 @@ def _reach(
         ]
         if better:
             best = max(better, key=lambda line: line.judged[figure].difference)
-            said.append(f"in {called.words} {best.loss} is better by {best.judged[figure].difference:.2f}")
-    also = f"{capital('; '.join(said))}. " if said else ""
+            gain = f"{called.words} ({best.judged[figure].difference:+.2f})"
+            gains.setdefault(best.loss, []).append(gain)
+    said = "; ".join(f"in {_and(of)} {loss} is better" for loss, of in gains.items())
+    also = f"{capital(said)}. " if said else ""
     if main not in smallest:
         return also.strip()
     said_of = (
