@@ -1,273 +1,323 @@
-"""The fused engine on a GPU: forward and backward, beside torch InfoNCE, Inf-CL and the dense engine in the same run.
+"""Losses on a GPU: forward and backward, ours and others' in one run, beside what we want.
 
-    python benchmarks/loss_gpu.py                              the standard sizes
-    python benchmarks/loss_gpu.py --sizes 256x64 4096x128      some of them
-    python benchmarks/loss_gpu.py --write benchmarks/loss_gpu.md --plot benchmarks/loss_gpu.png
-    python benchmarks/loss_gpu.py --read one.log two.log --write ...    what cut or several runs printed
+    python benchmarks/loss_gpu.py                              all sizes; 150 s on an H200
+    python benchmarks/loss_gpu.py --pairs 256 4096             some of them
+    python benchmarks/loss_gpu.py --write benchmarks/loss_gpu.md
 
-Random rows in two views. The median of many steps counts, warm, timed with device events (L2 flushed between
-steps); one warm step where it takes half a second.
-The peak is what a step allocates beyond its inputs. ``graph`` replays the same step from a CUDA graph, ``compiled``
-is torch.compile. A loss whose matrix would not fit is left out. Inf-CL (``pip install inf_cl``) is measured where
-it is installed: InfoNCE without the matrix, its products of float32 in TensorFloat-32, an anchor among its own
-negatives. The plot shows the sizes with d = 128.
+Random rows in two views. ``eager`` is the plain call, ``loss(z_i, z_j).backward()``, in a loop that waits for the
+device at its ends only; ``compiled`` the same of a loss under torch.compile; ``graph`` replays a CUDA graph of the
+step. The median of several loops counts. The peak is what a step takes beyond the embeddings. ``ratio`` is to torch
+InfoNCE, compiled, at the same size.
+
+Others are torch InfoNCE as people write it by hand, and where they are installed Inf-CL (``pip install inf_cl``) and
+KeOps (``pip install pykeops``). In both of these an anchor is among its own negatives.
 """
 
 import argparse
 import gc
-import re
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
-from weince import WeinceLoss
-from weince.engines.choose import EngineName
+from weince import DCLLoss, InfoNCELoss, LinkLoss, SupConLoss, WeinceLoss
+from weince.files import write_text_aside
 
-try:
-    from inf_cl import cal_flash_loss
-except ImportError:
-    cal_flash_loss = None
-
-SIZES = ["256x64", "32768x256", *(f"{2**power}x128" for power in range(8, 20))]
-COMPILED, DENSE, INFO_NCE_UP_TO, GRAPH_UP_TO = (256, 4096), (256, 4096, 16384), 32768, 4096
-INFO_NCE_COMPILED = (256, 1024, 4096, 16384, 32768)
-INF_CL_UP_TO = 131072
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[..., Tensor]
+TEMPERATURE = 0.5
+MOST_MEBIBYTES = 600  # wanted of each of ours
+ROUNDS, ROUND_SECONDS, SLOW_SECONDS = 7, 0.03, 0.3
 
 
-def info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
+def torch_info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
     """What people write by hand."""
     rows = F.normalize(torch.cat([z_i, z_j]).float())
-    logits = rows @ rows.T / 0.5
-    logits = logits.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), -torch.inf)
+    itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    logits = (rows @ rows.T / TEMPERATURE).masked_fill(itself, -torch.inf)
     return F.cross_entropy(logits, torch.arange(len(rows), device=rows.device).roll(len(z_i)))
 
 
-def inf_cl(z_i: Tensor, z_j: Tensor) -> Tensor:
-    """The same by Inf-CL, but that an anchor is its own negative too."""
-    rows = F.normalize(torch.cat([z_i, z_j]).float())
-    positive = torch.arange(len(rows), device=rows.device).roll(len(z_i))
-    loss: Tensor = cal_flash_loss(rows, rows, positive, 1 / 0.5, head_dim=min(256, rows.shape[1])).mean()
-    return loss
+def inf_cl() -> Loss:
+    """InfoNCE without the matrix; its products of float32 are in TensorFloat-32."""
+    from inf_cl import cal_flash_loss
 
-
-def weince(engine: EngineName) -> Loss:
     def loss(z_i: Tensor, z_j: Tensor) -> Tensor:
-        value = WeinceLoss.paper(0.5, engine=engine)(z_i, z_j)
-        assert isinstance(value, Tensor)
+        rows = F.normalize(torch.cat([z_i, z_j]).float())
+        positive = torch.arange(len(rows), device=rows.device).roll(len(z_i))
+        width = min(256, rows.shape[1])
+        value: Tensor = cal_flash_loss(rows, rows, positive, 1 / TEMPERATURE, head_dim=width).mean()
         return value
 
     return loss
 
 
-class Row(NamedTuple):
+def keops() -> Loss:
+    """InfoNCE of a symbolic matrix. KeOps compiles kernels at run time, with a C++ compiler and CUDA's headers."""
+    from pykeops.torch import LazyTensor
+
+    def loss(z_i: Tensor, z_j: Tensor) -> Tensor:
+        rows = F.normalize(torch.cat([z_i, z_j]).float())
+        logits = (LazyTensor(rows[:, None, :]) | LazyTensor(rows[None, :, :])) / TEMPERATURE
+        positive = (rows * rows.roll(len(z_i), 0)).sum(1) / TEMPERATURE
+        value: Tensor = (logits.logsumexp(dim=1).flatten() - positive).mean()
+        return value
+
+    return loss
+
+
+TORCH, INF_CL, KEOPS = "torch InfoNCE", "Inf-CL", "KeOps"
+OTHERS: dict[str, Callable[[], Loss]] = {TORCH: lambda: torch_info_nce, INF_CL: inf_cl, KEOPS: keops}
+OURS: dict[str, Callable[[], Loss]] = {
+    "InfoNCE": lambda: InfoNCELoss(TEMPERATURE),
+    "DCL": lambda: DCLLoss(TEMPERATURE),
+    "paper": lambda: WeinceLoss.paper(TEMPERATURE),
+    "negatives only": lambda: WeinceLoss.negatives_only(TEMPERATURE),
+    "released": lambda: WeinceLoss.released(TEMPERATURE),
+    "SupCon": lambda: SupConLoss(TEMPERATURE),
+    "own link": lambda: LinkLoss(lambda s: 2 * s + s**3),
+}
+MAIN = ("InfoNCE", "DCL", "paper", "negatives only", "released")
+
+
+class Size(NamedTuple):
+    """A batch, and which losses are timed with it in which way; those that others are compared with come first."""
+
     pairs: int
     d: int
-    dtype: str
-    name: str
-    milliseconds: float
-    mebibytes: float
+    dtype: torch.dtype
+    losses: dict[str, tuple[str, ...]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.pairs:,} x {self.d} {str(self.dtype).removeprefix('torch.')}"
 
 
-def measure(
-    loss: Loss, pairs: int, d: int, dtype: torch.dtype, *, graph: bool = False
-) -> tuple[float, float]:
-    """Median milliseconds of a step, and mebibytes at its peak."""
-    z_i, z_j = (torch.randn(pairs, d, device="cuda").to(dtype).requires_grad_() for _ in range(2))
+SMALL = {"compiled": (TORCH,), "eager": (TORCH, INF_CL, *MAIN), "graph": (TORCH, "InfoNCE", "paper")}
+MIDDLE = {"compiled": (TORCH,), "eager": (TORCH, INF_CL, *MAIN)}
+SIZES = (
+    Size(256, 64, torch.float32, SMALL),
+    Size(256, 128, torch.float32, SMALL),
+    Size(1024, 128, torch.float32, MIDDLE),
+    Size(4096, 128, torch.float32, SMALL | {"eager": (TORCH, INF_CL, *OURS)}),
+    Size(4096, 128, torch.bfloat16, {"compiled": (TORCH,), "graph": ("InfoNCE", "paper")}),
+    Size(8192, 128, torch.float32, MIDDLE),
+    Size(
+        16384, 128, torch.float32,
+        {"compiled": (TORCH,), "eager": (INF_CL, "InfoNCE", "SupCon", "own link")},
+    ),
+    Size(32768, 256, torch.bfloat16, {"compiled": (TORCH,), "eager": (INF_CL, *MAIN)}),
+    Size(4096, 128, torch.float32, {"eager": (KEOPS,)}),  # last, since it compiles for a while
+)  # fmt: skip
+
+
+class Wanted(NamedTuple):
+    """Milliseconds at the most; or so many times what another loss takes at the same size, named with its way."""
+
+    most: float
+    times: tuple[str, str] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.most:g} ms" if self.times is None else f"{self.most:g} x {', '.join(self.times)}"
+
+
+COMPILED, EAGER = (TORCH, "compiled"), ("InfoNCE", "eager")
+WANTED: dict[tuple[str, str, str], Wanted] = {
+    ("256 x 64 float32", "paper", "eager"): Wanted(0.67),
+    ("256 x 128 float32", "paper", "eager"): Wanted(0.44),
+    ("256 x 64 float32", "paper", "graph"): Wanted(0.05),
+    ("256 x 128 float32", "paper", "graph"): Wanted(0.06),
+    ("1,024 x 128 float32", "InfoNCE", "eager"): Wanted(1.2, COMPILED),
+    ("4,096 x 128 float32", "InfoNCE", "eager"): Wanted(1.2, COMPILED),
+    ("8,192 x 128 float32", "InfoNCE", "eager"): Wanted(1.2, COMPILED),
+    ("4,096 x 128 float32", "own link", "eager"): Wanted(3, EAGER),
+    ("4,096 x 128 float32", "paper", "graph"): Wanted(1.0),
+    ("4,096 x 128 bfloat16", "paper", "graph"): Wanted(0.6),
+    ("16,384 x 128 float32", "SupCon", "eager"): Wanted(1.5, EAGER),
+    ("16,384 x 128 float32", "own link", "eager"): Wanted(3, EAGER),
+    ("32,768 x 256 bfloat16", "InfoNCE", "eager"): Wanted(28),
+    ("32,768 x 256 bfloat16", "DCL", "eager"): Wanted(28),
+    ("32,768 x 256 bfloat16", "paper", "eager"): Wanted(36),
+    ("32,768 x 256 bfloat16", "released", "eager"): Wanted(50),
+}
+
+
+class Row(NamedTuple):
+    """What was measured of a loss; ``note`` says why there is nothing."""
+
+    size: str
+    loss: str
+    way: str
+    milliseconds: float = float("nan")
+    mebibytes: float = float("nan")
+    note: str = ""
+
+
+def measure(name: str, way: str, size: Size, device: str = "cuda") -> Row:
+    """One loss at one size; what goes wrong becomes a note, so that the other rows are still measured."""
+    try:
+        return Row(size.name, name, way, *_measured(name, way, size, device))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Row(size.name, name, way, note=reason.replace("|", "/")[:120])
+    finally:
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measured(name: str, way: str, size: Size, device: str) -> tuple[float, float]:
+    """Milliseconds of a step, and mebibytes that it takes beyond the embeddings."""
+    z_i, z_j = (
+        torch.randn(size.pairs, size.d, device=device).to(size.dtype).requires_grad_() for _ in range(2)
+    )
+    roles = {"labels": torch.arange(size.pairs, device=device) % 1000} if name == "SupCon" else {}
+    memory = Memory(device)
+    loss = (OTHERS | OURS)[name]()
+    if isinstance(loss, torch.nn.Module):
+        loss.to(device)
+    if way == "compiled":
+        torch.compiler.reset()
+        loss = torch.compile(loss, dynamic=False)
 
     def step() -> None:
         z_i.grad = z_j.grad = None
-        loss(z_i, z_j).backward()
+        loss(z_i, z_j, **roles).backward()  # type: ignore[no-untyped-call]
 
-    for _ in range(2):  # the first warms up
+    timed = captured(step) if way == "graph" else step
+    taken = seconds(timed, 1, device)
+    for _ in range(1 if taken > 10 * SLOW_SECONDS else 5):  # the first compiled what it runs
+        taken = seconds(timed, 1, device)
+    peak = memory.of(step)  # of a graph too, whose memory is no other
+    if taken > SLOW_SECONDS:
+        return 1e3 * taken, peak
+    steps = max(1, round(ROUND_SECONDS / taken))
+    return 1e3 * statistics.median(seconds(timed, steps, device) for _ in range(ROUNDS)), peak
+
+
+def seconds(step: Callable[[], None], steps: int, device: str) -> float:
+    """Seconds of a step in a loop of so many, which waits for the device before and after."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return (time.perf_counter() - start) / steps
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """The replay of a step as a CUDA graph."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+class Memory:
+    """What is taken beyond what there was at the start; unknown on a CPU."""
+
+    def __init__(self, device: str) -> None:
+        self.known = device == "cuda"
+        if self.known:
+            torch.cuda.empty_cache()
+            self.allocated, self.reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    def of(self, step: Callable[[], Any]) -> float:
+        """Mebibytes at the peak of a step, or held between steps: the memory of a graph is never given back."""
+        if not self.known:
+            return float("nan")
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        held = torch.cuda.memory_reserved() - self.reserved
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        start = time.perf_counter()
         step()
         torch.cuda.synchronize()
-        taken = time.perf_counter() - start
-        peak = (torch.cuda.max_memory_allocated() - before) / 2**20
-    if taken > 0.5:
-        return 1e3 * taken, peak
-    timed: Callable[[], None] = step
-    if graph:
-        aside = torch.cuda.Stream()
-        with torch.cuda.stream(aside):
-            step()
-        torch.cuda.synchronize()
-        z_i.grad = z_j.grad = None
-        recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded):
-            loss(z_i, z_j).backward()
-        timed = recorded.replay
-    return triton.testing.do_bench(timed, warmup=20, rep=80, return_mode="median"), peak
+        return max(held, torch.cuda.max_memory_allocated() - self.allocated) / 2**20
 
 
-def cases(pairs: int, dtype: torch.dtype) -> list[tuple[str, Loss, bool]]:
-    """Name, loss, and whether to replay it from a graph."""
-    found = [("WEINCE fused", weince("fused"), False)]
-    if pairs in COMPILED and dtype == torch.float32:
-        found.append(("WEINCE fused, compiled", torch.compile(weince("fused"), dynamic=False), False))
-    if pairs <= GRAPH_UP_TO:
-        found.append(("WEINCE fused, graph", weince("fused"), True))
-    if dtype == torch.float32 and pairs <= INFO_NCE_UP_TO:
-        found.append(("torch InfoNCE", info_nce, False))
-    if dtype == torch.float32 and pairs in INFO_NCE_COMPILED:
-        found.append(("torch InfoNCE, compiled", torch.compile(info_nce, dynamic=False), False))
-    if dtype == torch.float32 and pairs <= INF_CL_UP_TO and cal_flash_loss is not None:
-        found.append(("Inf-CL", inf_cl, False))
-    if dtype == torch.float32 and pairs in DENSE:
-        found.append(("WEINCE dense", weince("dense"), False))
-    return found
+def verdict(row: Row, found: dict[tuple[str, str, str], Row]) -> tuple[str, str, str]:
+    """Of a row, given all that was measured: its ratio, what is wanted, and whether that is met."""
+    wanted = WANTED.get((row.size, row.loss, row.way))
+    yardstick = found.get((row.size, *COMPILED))
+    ratio = "" if yardstick is None or row.note else f"{row.milliseconds / yardstick.milliseconds:.2f}"
+    if row.loss in OTHERS:
+        return ratio, "", ""
+    most = float("inf") if wanted is None else wanted.most
+    if wanted is not None and wanted.times is not None:
+        other = found.get((row.size, *wanted.times))
+        most *= float("nan") if other is None else other.milliseconds
+    too_much = row.mebibytes > MOST_MEBIBYTES
+    met = "memory" if too_much else "yes" if row.milliseconds <= most else "no"
+    return ratio, "" if wanted is None else str(wanted), met if wanted is not None or too_much else ""
 
 
-def run(sizes: list[tuple[int, int]], dtypes: list[torch.dtype]) -> list[Row]:
-    todo = [(n, d, dtype, *case) for n, d in sizes for dtype in dtypes for case in cases(n, dtype)]
-    rows = []
-    for n, d, dtype, name, loss, graph in track(todo, description="losses"):
-        torch.compiler.reset()
-        try:
-            milliseconds, peak = measure(loss, n, d, dtype, graph=graph)
-        except torch.cuda.OutOfMemoryError:
-            milliseconds, peak = float("nan"), float("nan")
-        rows.append(Row(n, d, str(dtype).removeprefix("torch."), name, milliseconds, peak))
-        print(*rows[-1], flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
-    return rows
+HEADINGS = ("pairs x d, inputs", "loss", "way", "ms", "ratio", "peak MiB", "wanted", "met")
 
 
-def ceiling() -> float:
-    """Measured bf16 rate of a large product, in TFLOP/s."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / triton.testing.do_bench(lambda: a @ b, return_mode="median") / 1e9
+def line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
-def share(row: Row, peak: float) -> str:
-    """Of the measured rate: four products over all pairs, each of four (scores) or three parts in float32."""
-    if not row.name.startswith("WEINCE fused"):
-        return ""
-    products = 4 if row.dtype == "bfloat16" else 15
-    rate = products * 2 * (2 * row.pairs) ** 2 * row.d / row.milliseconds / 1e9
-    return f"{100 * rate / peak:.0f} %"
+def cells(row: Row, found: dict[tuple[str, str, str], Row]) -> tuple[str, ...]:
+    ratio, wanted, met = verdict(row, found)
+    ms = row.note or f"{row.milliseconds:.3f}"
+    mebibytes = "" if row.mebibytes != row.mebibytes else f"{row.mebibytes:.0f}"
+    return row.size, row.loss, row.way, ms, ratio, mebibytes, wanted, met
 
 
-def machine() -> str:
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
-
-
-def read_logs(paths: list[Path]) -> tuple[list[Row], float, str]:
-    """The rows that runs printed, and the rate and the machine of the first."""
-    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
-    found = re.findall(
-        r"^(\d+) (\d+) (float32|bfloat16) (.+) ([\d.]+|nan) ([\d.]+|nan)\s*$", text, re.MULTILINE
-    )
-    rows = [Row(int(n), int(d), dtype, name, float(ms), float(mib)) for n, d, dtype, name, ms, mib in found]
-    rate = re.search(r"bf16 products ([\d.]+) TFLOP/s(?: on (.*))?", text)
-    if not rows or rate is None:
-        raise SystemExit(f"no rows of this benchmark in {', '.join(map(str, paths))}")
-    return rows, float(rate[1]), rate[2] or "an unnamed GPU"
-
-
-def markdown(rows: list[Row], peak: float, command: str, where: str) -> str:
-    lines = [
+def markdown(lines: list[str], where: str) -> str:
+    head = [
         "# Forward and backward on a GPU",
         "",
-        f"{command}, on one {where};",
-        f"bf16 products measured at {peak:.0f} TFLOP/s. Median of many warm steps on random data, where they take",
-        "less than half a second; peak beyond the inputs. `loss_gpu.png` shows the rows with d = 128.",
+        f"Written by `python benchmarks/loss_gpu.py --write`, on {where}. What the columns mean is said there.",
+        f"Wanted of each of ours besides: no more than {MOST_MEBIBYTES} MiB.",
         "",
-        "| pairs | d | inputs | loss | ms | MiB | share of that rate |",
-        "|---|---|---|---|---|---|---|",
     ]
-    for row in sorted(rows, key=lambda row: (row.pairs, row.d, row.dtype != "float32")):
-        time_, memory = f"{row.milliseconds:.3f}", f"{row.mebibytes:.0f}"
-        lines.append(
-            f"| {row.pairs:,} | {row.d} | {row.dtype} | {row.name} | {time_} | {memory} | {share(row, peak)} |"
-        )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*head, *lines, ""])
 
 
-def plot(rows: list[Row], path: Path) -> None:
-    """Time and memory against the number of pairs, d = 128."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in rows if row.d == 128 and row.name != "WEINCE fused, compiled"]
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for number, (name, dtype) in enumerate(sorted({(row.name, row.dtype) for row in rows})):
-        own = sorted(
-            (row for row in rows if (row.name, row.dtype) == (name, dtype)), key=lambda row: row.pairs
-        )
-        style = {"linestyle": "--"} if "WEINCE" not in name else {"linestyle": ":"} if "graph" in name else {}
-        for panel, field in zip(panels, ("milliseconds", "mebibytes"), strict=True):
-            if field == "mebibytes" and "graph" in name:
-                continue  # the same as without
-            values = [getattr(row, field) for row in own]
-            panel.plot(
-                [row.pairs for row in own],
-                values,
-                marker="o",
-                markersize=3,
-                color=f"C{number}",
-                label=f"{name}, {dtype}",
-                **style,
-            )
-    for panel, label in zip(
-        panels, ("milliseconds, forward and backward", "peak MiB beyond the inputs"), strict=True
-    ):
-        panel.set_xscale("log", base=2)
-        panel.set(yscale="log", xlabel="pairs (d = 128)", ylabel=label)
-        panel.grid(alpha=0.3)
-    panels[0].legend(fontsize=7)
-    figure.savefig(path, dpi=120)
+def jobs(sizes: tuple[Size, ...]) -> Iterator[tuple[str, str, Size]]:
+    for size in sizes:
+        for way, names in size.losses.items():
+            for name in names:
+                yield name, way, size
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="PAIRSxD")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--write", type=Path, help="write the table as markdown")
-    parser.add_argument("--plot", type=Path, help="draw time and memory against the pairs")
+    known = sorted({size.pairs for size in SIZES})
+    parser.add_argument("--pairs", type=int, nargs="+", choices=known, default=known)
     parser.add_argument(
-        "--read", type=Path, nargs="+", metavar="LOG", help="measure nothing, take what was printed"
+        "--write", type=Path, metavar="FILE", help="write the table as Markdown, anew after each row"
     )
     options = parser.parse_args()
-    if options.read:
-        rows, peak, where = read_logs(options.read)
-        command = f"`python benchmarks/loss_gpu.py --read` of {len(options.read)} runs"
-    elif not torch.cuda.is_available():
-        parser.error("wanted a CUDA device; found none")
-    else:
-        sizes = [(int(n), int(d)) for n, d in (size.split("x") for size in options.sizes)]
-        peak, where = statistics.median(ceiling() for _ in range(3)), machine()
-        print("bf16 products", peak, "TFLOP/s on", where, flush=True)
-        rows = run(sizes, [getattr(torch, name) for name in options.dtypes])
-        asked = "" if set(options.sizes) == set(SIZES) else " --sizes " + " ".join(options.sizes)
-        command = f"`python benchmarks/loss_gpu.py{asked}`"
-    table = Table("pairs", "d", "inputs", "loss", "ms", "MiB", "share")
-    for row in rows:
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row), share(row, peak))
-    Console().print(table)
-    if options.write:
-        options.write.write_text(markdown(rows, peak, command, where))
-    if options.plot:
-        plot(rows, options.plot)
+    if not torch.cuda.is_available():
+        parser.error("wanted a CUDA device; torch sees none here")
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    lines = [line(HEADINGS), line(("---", "---", "---", "---:", "---:", "---:", "---", "---"))]
+    print(where, "", *lines, sep="\n", flush=True)
+    found: dict[tuple[str, str, str], Row] = {}
+    for name, way, size in jobs(tuple(size for size in SIZES if size.pairs in options.pairs)):
+        row = measure(name, way, size)
+        found[size.name, name, way] = row
+        lines.append(line(cells(row, found)))
+        print(lines[-1], flush=True)
+        if options.write:
+            write_text_aside(options.write, markdown(lines, where))
+    failed = [row for row in found.values() if row.note and row.loss in OURS]
+    sys.exit(f"{len(failed)} rows of ours failed; see above" if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """What is supported: every loss on every engine, in every layout, with ids, ignored pairs and a learned temperature.
 
-    python benchmarks/support.py                        a table for the terminal; about a minute on a CPU
+    python benchmarks/support.py                        a table for the terminal; two minutes on a CPU
     python benchmarks/support.py --write support.md
 
-Each cell is a forward and a backward pass of a small batch. ``yes`` means that every feature works; else the cell
-says what does not, and a line below the table why. ``gathered`` and ``ring`` run on two ranks. Without a GPU the
-kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1), if Triton is installed.
+Each cell is a forward and a backward pass of a small batch, whose value is compared with that of the dense engine.
+``yes`` means that every feature works; else the cell says what does not, and a line below the table why. A cell that
+is empty, or says no for a reason that ``excuse`` does not know, is an error. ``gathered`` and ``ring`` run on two
+ranks. Without a GPU the kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import argparse
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import weince
+from weince.files import write_text_aside
 
 LAYOUTS = ("views", "cross", "clip", "labels")
 FEATURES = ("plain", "ids", "ignore", "learned")
@@ -67,36 +70,92 @@ def _cubic(s: Tensor) -> Tensor:
     return 5 * s + s**3
 
 
+NOTHING_TO_LEARN = "nothing to learn"
+RANKS = 2
+CLOSE = 1e-3
+"""Relative difference from the dense engine's value: in the kernels, rows in two parts of bfloat16 have 16 bits."""
+
+
+def excuse(loss: str, layout: str, engine: str, feature: str) -> str | None:
+    """What a combination that cannot be is refused with, in part; None where it must work."""
+    made = LOSSES[loss]
+    if feature == "learned" and made.learns is None:
+        return NOTHING_TO_LEARN
+    example = made.make()
+    if layout == "labels" and not example.several_positives:
+        return "wants one positive per anchor"
+    if layout != "views" and example.same_view:
+        return "contrasts within a view"
+    if feature == "ignore" and engine in RANKED:
+        return "ignore= marks pairs of one process"
+    return None
+
+
+def faults(found: dict[tuple[str, ...], str], engines: tuple[str, ...]) -> list[str]:
+    """Cells that are empty, that fail for no known reason, or that work where there is a reason why not."""
+    wrong = []
+    for cell in cells(engines):
+        for feature in FEATURES:
+            outcome, reason = found.get((*cell, feature), ""), excuse(*cell, feature)
+            if outcome != "yes" if reason is None else reason not in outcome:
+                wrong.append(f"{', '.join((*cell, feature))}: wanted {reason or 'yes'!r}; got {outcome!r}")
+    return wrong
+
+
+def batch(layout: str, feature: str, ranks: range) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Embeddings and roles of the rows of some ranks."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = [torch.Generator().manual_seed(rank) for rank in ranks]
+    z_i, z_j = (
+        torch.cat([torch.randn(N, D, generator=own) for own in rows]).to(device).requires_grad_()
+        for _ in range(2)
+    )
+    roles: dict[str, Tensor] = {}
+    every = torch.arange(N, device=device).repeat(len(ranks))
+    if layout == "labels":
+        roles["labels"] = every % 4
+    if feature == "ids":
+        roles["ids"] = every % 6
+    if feature == "ignore":
+        anchors = len(z_i) * (2 if layout in ("views", "labels") else 1)
+        roles["ignore"] = torch.zeros(anchors, anchors, dtype=torch.bool, device=device)
+        roles["ignore"][0, 2] = True
+    return z_i, z_j, roles
+
+
 def attempt(loss: str, layout: str, engine: str, feature: str) -> str:
     """``yes``, or why not, of one combination."""
     made, options = LOSSES[loss], dict[str, Any](candidates=layout)
     if feature == "learned":
         if made.learns is None:
-            return "nothing to learn"
+            return NOTHING_TO_LEARN
         if made.learns != "itself":
             options[made.learns] = nn.Parameter(torch.tensor(0.5))
-    if engine == "ring":
-        options["gather"] = "ring"
-    elif engine != "gathered":
-        options |= {"engine": engine, "gather": False}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = torch.Generator().manual_seed(dist.get_rank() if dist.is_initialized() else 0)
-    z_i, z_j = (torch.randn(N, D, generator=rows).to(device).requires_grad_() for _ in range(2))
-    roles: dict[str, Tensor] = {}
-    anchors = 2 * N if layout in ("views", "labels") else N
-    if layout == "labels":
-        roles["labels"] = (torch.arange(N) % 4).to(device)
-    if feature == "ids":
-        roles["ids"] = (torch.arange(N) % 6).to(device)
-    if feature == "ignore":
-        roles["ignore"] = torch.zeros(anchors, anchors, dtype=torch.bool, device=device)
+    ranked = engine in RANKED
+    own = range(dist.get_rank(), dist.get_rank() + 1) if ranked else range(1)
+    z_i, z_j, roles = batch(layout, feature, own)
+    where = (
+        {"gather": "ring" if engine == "ring" else True} if ranked else {"engine": engine, "gather": False}
+    )
     try:
-        value = made.make(**options).to(device)(z_i, z_j, **roles)
+        made_here = made.make(**options, **where).to(z_i.device)
+        value = made_here(z_i, z_j, **roles)
         value.backward()
     except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
         return str(error).splitlines()[0]
-    finite = bool(value.isfinite()) and bool(z_i.grad.isfinite().all())
-    return "yes" if finite else "not finite"
+    learned = [parameter.grad for parameter in made_here.parameters()]
+    if any(grad is None or not grad.isfinite().all() for grad in (z_i.grad, z_j.grad, *learned)):
+        return "a gradient is not finite, or there is none"
+    value = value.detach()
+    if ranked:
+        dist.all_reduce(value)
+        value /= RANKS
+    z_i, z_j, roles = batch(layout, feature, range(RANKS if ranked else 1))
+    wanted = made.make(**options, engine="dense", gather=False).to(z_i.device)(z_i, z_j, **roles)
+    close = torch.isclose(value, wanted, rtol=CLOSE, atol=1e-6)
+    return (
+        "yes" if close else f"the value is {float(value):.6g}, that of the dense engine {float(wanted):.6g}"
+    )
 
 
 def cells(engines: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
@@ -108,7 +167,7 @@ def cells(engines: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
 
 def _rank(rank: int, folder: str, found: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     for cell in cells(RANKED):
         for feature in FEATURES:
             outcome = attempt(*cell, feature)
@@ -120,7 +179,7 @@ def _rank(rank: int, folder: str, found: Any) -> None:
 def on_two_ranks(folder: str) -> dict[tuple[str, ...], str]:
     with mp.Manager() as manager:
         found = manager.dict()
-        mp.spawn(_rank, args=(folder, found), nprocs=2)
+        mp.spawn(_rank, args=(folder, found), nprocs=RANKS)
         return dict(found)
 
 
@@ -144,7 +203,7 @@ def table(found: dict[tuple[str, ...], str]) -> list[str]:
             for engine in (*ENGINES, *RANKED):
                 outcome = {feature: found[loss, layout, engine, feature] for feature in FEATURES}
                 bad = {
-                    feature: why for feature, why in outcome.items() if why not in ("yes", "nothing to learn")
+                    feature: why for feature, why in outcome.items() if why not in ("yes", NOTHING_TO_LEARN)
                 }
                 numbers = {feature: notes.setdefault(why, len(notes) + 1) for feature, why in bad.items()}
                 if "plain" in bad:
@@ -181,7 +240,10 @@ def main() -> None:
             "Written by `python benchmarks/support.py --write FILE`.",
             "",
         ]
-        options.write.write_text("\n".join([*head, *lines, ""]))
+        write_text_aside(options.write, "\n".join([*head, *lines, ""]))
+    wrong = faults(found, (*ENGINES, *RANKED))
+    number = len(list(cells((*ENGINES, *RANKED)))) * len(FEATURES)
+    sys.exit("\n".join(wrong) if wrong else print(f"\nall of {number} combinations work or have a reason"))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from weince.engines.kernels import launch, relaunch, shapes
+from weince.engines.kernels import launch, own, relaunch, shapes
 from weince.engines.kernels.launch import Near, Pairs, Sums, roles_of
-from weince.engines.kernels.sums import LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
+from weince.engines.kernels.sums import BY_FUNCTION, LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
+from weince.links import FunctionLink
 from weince.tail import TailConfig
 
 
@@ -76,6 +77,20 @@ def spills(kernel):
         return " ".join(re.findall(r"(\d+ bytes spill stores|Used \d+ registers)", out.stderr))
 
 
+def cubic(s, k, m):
+    return k * s + m * s**3
+
+
+def every_operation(s, k, m):
+    """A link of one's own that does all that the kernels can."""
+    f, far = torch.nn.functional, 2 + s
+    z = k * s**3 + m / far + far.log() + far.log2() + s.exp() + torch.exp2(s) + s.tanh() + s.sin() * s.cos()
+    z = z + far.sqrt() + far.rsqrt() + torch.expm1(s) + torch.log1p(s / 2) + far**1.3 + far**m + f.softplus(s)
+    z = z + f.relu(s) + s.sigmoid() + s.abs() * s.sign() + torch.sinh(s) + torch.cosh(s) + torch.atanh(s / 2)
+    z = z + torch.erf(s) + torch.maximum(s, k) * torch.minimum(s, m) + s.clamp(-0.5, 0.5)
+    return torch.where(((s > 0) & (s < 0.9)) | ~(s >= -0.5), z, -z)
+
+
 def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
     """Launch, or rather compile, what a batch of n rows would."""
     meta = {"device": "meta"}
@@ -104,15 +119,19 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
         spec = (shortfall, LSE.value | 1 << 12, SOFTPLUS.value | USES_B.value, LSE.value | USES_V.value)
     if labels:
         spec = (*spec, OF_POSITIVES.value | shortfall, OF_POSITIVES.value | 1)
-    asked = Sums(
-        spec, (1e-6, 1e-6, 1e-6), torch.empty((4 * len(spec), n), **meta), torch.empty((1, n), **meta)
-    )
-    values, _ = launch.summed(pairs, roles, near, asked, n, n, 15 if several else 0)
+    one = torch.ones(())
+    key = own.key_of(FunctionLink(every_operation if labels else cubic, k=one, m=one))
+    function = (LSE.value | USES_B.value | BY_FUNCTION.value | key << 16,)
     ways = [(True, True)] if symmetric else [(True, False), (False, True)]
-    for from_rows, from_cols in ways:
-        launch.gradient(
-            pairs, roles, near, asked, values, values, (n, n, d), from_rows=from_rows, from_cols=from_cols
+    for each in (spec, function):
+        asked = Sums(
+            each, (1e-6, 1e-6, 1e-6), torch.empty((4 * len(each), n), **meta), torch.empty((1, n), **meta)
         )
+        values, _ = launch.summed(pairs, roles, near, asked, n, n, 15 if several else 0)
+        for from_rows, from_cols in ways:
+            launch.gradient(
+                pairs, roles, near, asked, values, values, (n, n, d), from_rows=from_rows, from_cols=from_cols
+            )
 
 
 def main():

@@ -8,7 +8,7 @@ from weince.engines.smallest import smallest
 
 @given(
     rows=st.integers(1, 9),
-    columns=st.integers(1, 300),
+    columns=st.one_of(st.integers(1, 300), st.integers(500, 5000)),  # more than are sorted in one piece
     share=st.floats(0, 1),
     ties=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
@@ -22,6 +22,19 @@ def test_same_as_sorting_everything(rows, columns, share, ties, dtype, seed):
     values[values > 0.9 * values.max()] = torch.inf
     k = max(1, round(share * columns))
     assert torch.equal(smallest(values, k), values.sort(dim=1).values[:, :k])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_whose_smallest_values_stand_together(threads):
+    """All in one run of columns that is sorted at a time, instead of spread over all runs."""
+    before = torch.get_num_threads()
+    values = torch.cat([torch.rand(20, 600), 1 + torch.rand(20, 4000)], 1)
+    torch.set_num_threads(threads)
+    try:
+        found = smallest(values, 700)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, values.sort(dim=1).values[:, :700])
 
 
 @pytest.mark.usefixtures("fresh_compiler")

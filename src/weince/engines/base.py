@@ -175,11 +175,27 @@ def _parts(one: Sum, several: bool) -> list[Part]:
     return among
 
 
-def sum_slopes(slopes: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """Derivatives of sums by the scores, ``(a, c)`` each, weighed by what each sum of an anchor is worth, in one."""
-    total = slopes[0].mul_(weights[0].unsqueeze(1))
-    for slope, weight in zip(slopes[1:], weights[1:], strict=True):
-        total.addcmul_(slope, weight.unsqueeze(1))
+def sum_slopes(
+    slopes: Sequence[Tensor], columns: Sequence[Tensor | None], weights: Sequence[Tensor], candidates: int
+) -> Tensor:
+    """Derivatives of sums by the scores, weighed by what each sum of an anchor is worth, in one ``(a, c)``.
+
+    Args:
+        slopes: Of each sum, ``(a, c)``, or ``(a, m)`` of some candidates alone.
+        columns: Which those are, ``(a, m)``; None for all.
+        weights: What each sum is worth, ``(a,)``.
+        candidates: How many there are.
+    """
+    total: Tensor | None = None
+    for slope, column, weight in zip(slopes, columns, weights, strict=True):
+        if column is None:
+            each = weight.unsqueeze(1)
+            total = slope * each if total is None else total.addcmul_(slope, each)
+    if total is None:
+        total = slopes[0].new_zeros(len(slopes[0]), candidates)
+    for slope, column, weight in zip(slopes, columns, weights, strict=True):
+        if column is not None:
+            total.scatter_add_(1, column, slope * weight.unsqueeze(1))
     return total
 
 

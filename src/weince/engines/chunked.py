@@ -191,7 +191,8 @@ class Chunked(Engine):
                     for into, (k, name, _) in zip(by_parameter, learned, strict=True):
                         into[rows] += found[k].effects[name] * shares[k]
                     slopes = [one.slopes for one in found if one.slopes is not None]
-                    tile.shortfall.copy_(sum_slopes(slopes, shares))
+                    columns = [one.columns for one in found]
+                    tile.shortfall.copy_(sum_slopes(slopes, columns, shares, len(candidates)))
                 by_anchor[band.rows()] += product(band.matrix, candidates)
                 by_candidate += product(band.matrix.T, anchors[band.rows()])
             by_candidate = self.passed(by_candidate, visit.owner)
@@ -261,17 +262,17 @@ class Least:
         if self.look and self.bound is not None:
             values = values[values < self.bound]
         if len(values) > self.count:
-            values = least(values, self.count)
+            values = least(values, self.count, ordered=False)
         if self.taken + len(values) > len(self.buffer):
-            kept = self.sorted()
+            kept = least(self.buffer[: self.taken], self.count, ordered=False)
             self.buffer[: len(kept)] = kept
-            self.taken, self.bound = len(kept), kept[-1].clone()
+            self.taken, self.bound = len(kept), kept.amax()
         self.buffer[self.taken : self.taken + len(values)] = values
         self.taken += len(values)
 
     def sorted(self) -> Tensor:
         """Upwards; fewer if fewer were taken in."""
-        return least(self.buffer[: self.taken], min(self.count, self.taken))
+        return least(self.buffer[: self.taken], self.count)
 
 
 def _share(part: Part, value: Tensor, total: Tensor) -> Tensor | float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
 from weince.engines.smallest import least
 from weince.engines.survey import Hardest, whole
-from weince.engines.tile import Part, Tile
+from weince.engines.tile import Part, PartSum, Tile, few_take_part
 from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
 
@@ -69,29 +69,44 @@ class Dense(Engine):
         wanted = wanted and torch.is_grad_enabled()
         with torch.no_grad(), no_autocast(anchors.device):
             self._prepare(parts)
-            values: list[list[Tensor]] = [[] for _ in parts]
-            effects: list[list[Tensor]] = [[] for _ in learned]
-            # The derivatives of the first sum go where the shortfalls were, which nobody reads after them.
-            slopes = [self.matrix, *(torch.empty_like(self.matrix) for _ in parts[1:])] if wanted else []
-            for start, stop, tile in self.tiles:
-                found = [
-                    tile.sum(part.rows(start, stop), self._threshold(part, start, stop), slopes=wanted)
-                    for part in parts
-                ]
-                for k, one in enumerate(found):
-                    values[k].append(one.value)
-                    if one.slopes is not None:
-                        slopes[k][start:stop] = one.slopes
-                for into, (k, name, _) in zip(effects, learned, strict=True):
-                    into.append(found[k].effects[name])
+            found = self._summed(parts, slopes=wanted)
         if not wanted:
-            return [whole(value) for value in values]
-        owners = [k for k, _, _ in learned]
+            return [one.value for one in found]
+        effects = [found[k].effects[name] for k, name, _ in learned]
         sums = _Kept.apply(  # type: ignore[no-untyped-call]
-            len(parts), owners, anchors, candidates, *map(whole, values), *slopes, *map(whole, effects),
+            len(parts), [k for k, _, _ in learned], anchors, candidates, *(one.value for one in found),
+            *(one.slopes for one in found), *(one.columns for one in found), *effects,
             *(value for _, _, value in learned),
         )  # fmt: skip
         return list(sums)
+
+    def _summed(self, parts: Sequence[Part], *, slopes: bool) -> list[PartSum]:
+        """All sums of all anchors; first those that gather a few candidates, which need no matrix of derivatives."""
+        every, found = Tile(self.contest, self.matrix), {}
+        rest = [k for k, part in enumerate(parts) if not few_take_part(part, self.matrix)]
+        for k, part in enumerate(parts):
+            if k not in rest:
+                found[k] = every.sum(part, self._threshold(part), slopes=slopes)
+        for k in rest:
+            # The derivatives of the last sum go where the shortfalls were, which nobody reads after it.
+            into = self.matrix if k == rest[-1] else torch.empty_like(self.matrix)
+            found[k] = self._tiled(parts[k], into if slopes else None)
+        return [found[k] for k in range(len(parts))]
+
+    def _tiled(self, part: Part, into: Tensor | None) -> PartSum:
+        """One sum of all anchors, tile by tile; its derivatives go into a matrix, if there is one."""
+        values: list[Tensor] = []
+        effects: list[dict[str, Tensor]] = []
+        for start, stop, tile in self.tiles:
+            threshold = self._threshold(part)
+            own = None if threshold is None else threshold[start:stop]
+            one = tile.sum(part.rows(start, stop), own, slopes=into is not None)
+            values.append(one.value)
+            effects.append(one.effects)
+            if into is not None and one.slopes is not None:
+                into[start:stop] = one.slopes
+        joined = {name: whole([own[name] for own in effects]) for name in effects[0]}
+        return PartSum(whole(values), into, joined)
 
     def _prepare(self, parts: Sequence[Part]) -> None:
         if any(part.link.near_cap for part in parts):
@@ -107,8 +122,8 @@ class Dense(Engine):
             for *_, tile in self.tiles:
                 tile.sharpen()
 
-    def _threshold(self, part: Part, start: int, stop: int) -> Tensor | None:
-        return None if part.hardest is None else self.thresholds[part.hardest][start:stop]
+    def _threshold(self, part: Part) -> Tensor | None:
+        return None if part.hardest is None else self.thresholds[part.hardest]
 
 
 def _spans(matrix: Tensor) -> list[tuple[int, int]]:
@@ -122,12 +137,12 @@ def _spans(matrix: Tensor) -> list[tuple[int, int]]:
 class _Kept(torch.autograd.Function):
     """Gives sums their gradient from the derivatives that were kept.
 
-    Tensors come as: anchors, candidates, then values and derivatives of every sum, then for every learned parameter
-    its effects on the sum that ``owners`` names, then the parameters.
+    Tensors come as: anchors, candidates, then values, derivatives and their columns of every sum, then for every
+    learned parameter its effects on the sum that ``owners`` names, then the parameters.
     """
 
     @staticmethod
-    def forward(count: int, owners: list[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(count: int, owners: list[int], *tensors: Any) -> tuple[Tensor, ...]:
         return tuple(value.clone() for value in tensors[2 : 2 + count])
 
     @staticmethod
@@ -139,13 +154,14 @@ class _Kept(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count, owners = ctx.count, ctx.owners
         anchors, candidates, *rest = ctx.saved_tensors
-        slopes, effects = rest[:count], rest[count : count + len(owners)]
-        parameters = rest[count + len(owners) :]
+        slopes, columns, rest = rest[:count], rest[count : 2 * count], rest[2 * count :]
+        effects, parameters = rest[: len(owners)], rest[len(owners) :]
         by_anchor = by_candidate = None
         with no_autocast(anchors.device):
             pull, weight = slopes[0], grads[0].unsqueeze(1)
-            if count > 1:
-                pull, weight = sum_slopes([slopes[0].clone(), *slopes[1:]], grads), torch.ones_like(weight)
+            if count > 1 or columns[0] is not None:
+                pull = sum_slopes(slopes, columns, grads, len(candidates))
+                weight = torch.ones_like(weight)
             if ctx.needs_input_grad[2]:
                 by_anchor = first_order(product(pull, candidates) * weight, anchors)
             if ctx.needs_input_grad[3]:
@@ -154,5 +170,5 @@ class _Kept(torch.autograd.Function):
             first_order(to_parameter(grads[owner] * effect, parameter), parameter)
             for owner, effect, parameter in zip(owners, effects, parameters, strict=True)
         ]
-        nothing = (None,) * (2 * count + len(owners))
+        nothing = (None,) * (3 * count + len(owners))
         return None, None, by_anchor, by_candidate, *nothing, *by_parameter

@@ -1,8 +1,8 @@
 """The fused engine: Triton kernels for CUDA, memory linear in the batch.
 
 No tile of the score matrix is ever written: one pass finds the hardest negatives, if a loss asks for them, one
-computes the sums, up to eight of them, one the gradient. Links that the kernels do not have go through the chunked
-engine.
+computes the sums, up to eight of them, one the gradient. A user's own link is translated for the kernels; what cannot
+be goes through the chunked engine.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,17 @@ from weince.candidates import Contest
 from weince.engines.base import Engine, Need
 from weince.engines.chunked import Chunked, Near
 from weince.engines.tile import Part
-from weince.links import AffineLink, AtanhLink, BlendLink, Link, PowerLink, Scalar, ShortfallLink, SoftmaxLink
+from weince.links import (
+    AffineLink,
+    AtanhLink,
+    BlendLink,
+    FunctionLink,
+    Link,
+    PowerLink,
+    Scalar,
+    ShortfallLink,
+    SoftmaxLink,
+)
 from weince.tail import TailConfig, TailStats, nearest_rank
 
 LARGEST_TAIL = 1024
@@ -41,7 +51,7 @@ try:
     _missing = too_old(triton.__version__)
     if _missing is None:
         from weince.engines.kernels import launch as _launch
-        from weince.engines.kernels import ops, sums
+        from weince.engines.kernels import ops, own, sums
 
         scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
 except ImportError:
@@ -66,7 +76,8 @@ def why_not(contest: Contest, need: Need) -> str | None:
 class Form(NamedTuple):
     """A link as the kernels know it: ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))``.
 
-    None: there is no such term. ``falls``: the logit never rises with the shortfall.
+    None: there is no such term. ``falls``: the logit never rises with the shortfall. ``function``: key of a function
+    of the score and of ``g, b, w, v`` that gives the logit instead; 0 for none.
     """
 
     g: Scalar | None = None
@@ -76,6 +87,7 @@ class Form(NamedTuple):
     cap: tuple[float, float] | None = None
     floor: float | None = None
     falls: bool = True
+    function: int = 0
 
 
 def form_of(link: Link) -> Form | None:
@@ -94,6 +106,11 @@ def form_of(link: Link) -> Form | None:
         return Form(b=link.alpha * -_LOG_2, v=link.alpha, floor=2 * link.eps)
     if isinstance(link, AtanhLink) and kind is AtanhLink:
         return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
+    # A compiled graph would record the recording.
+    if isinstance(link, FunctionLink) and kind is FunctionLink and not torch.compiler.is_compiling():
+        key = own.key_of(link)
+        g, b, w, v, *_ = (*link.parameters.values(), None, None, None, None)
+        return None if key is None else Form(g, b, w, v, falls=False, function=key)
     return None
 
 
@@ -108,11 +125,15 @@ class _Pass(NamedTuple):
     forms: list[Form]
 
     def takes(self, form: Form) -> bool:
-        """Whether what its logarithms are taken of is what those of the others are."""
+        """Whether what its logarithms are taken of is what those of the others are, and its function is theirs."""
         same = all(
             ours is None or theirs is None or ours == theirs
             for mine in self.forms
-            for ours, theirs in ((mine.cap, form.cap), (mine.floor, form.floor))
+            for ours, theirs in (
+                (mine.cap, form.cap),
+                (mine.floor, form.floor),
+                (mine.function or None, form.function or None),
+            )
         )
         return same and len(self.parts) < MOST_SUMS
 
@@ -288,9 +309,10 @@ class Fused(Engine):
             (sums.USES_W, form.w is not None),
             (sums.USES_V, form.v is not None),
             (sums.TOP_KNOWN, known),
+            (sums.BY_FUNCTION, form.function > 0),
         ):
             bits |= bit.value * holds
-        return int(bits | limit << 12)
+        return int(bits | limit << 12 | form.function << 16)
 
 
 def _passes(parts: Sequence[Part]) -> tuple[list[_Pass], list[int]]:

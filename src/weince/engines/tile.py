@@ -42,12 +42,14 @@ class Part(NamedTuple):
 
 class PartSum(NamedTuple):
     """A sum of some anchors: ``value`` ``(a,)``, its derivatives ``slopes`` by the scores ``(a, c)``, and ``effects``
-    ``(a,)`` by each learned parameter of the link.
+    ``(a,)`` by each learned parameter of the link. With ``columns`` ``(a, m)`` the slopes are of those candidates
+    alone, and those of all others are 0.
     """
 
     value: Tensor
     slopes: Tensor | None
     effects: dict[str, Tensor]
+    columns: Tensor | None = None
 
 
 class Tile:
@@ -60,6 +62,7 @@ class Tile:
 
     def __init__(self, contest: Contest, shortfall: Tensor) -> None:
         self.contest, self.shortfall = contest, shortfall
+        self._few: dict[tuple[int | None, str], Few] = {}
 
     def hidden(self) -> Tensor:
         """``(a, c)`` shortfalls of negatives, ``inf`` elsewhere."""
@@ -100,6 +103,12 @@ class Tile:
             threshold: ``(a,)`` largest shortfall of the hardest negatives, where only those take part.
             slopes: Whether the derivatives are wanted.
         """
+        if few_take_part(part, self.shortfall):
+            assert threshold is not None
+            return self._among(part, threshold).sum(part, None, slopes=slopes)
+        return self._sum(part, threshold, slopes=slopes)
+
+    def _sum(self, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
         shortfall = self.shortfall
         if isinstance(part.link, FunctionLink):  # which need not be finite where no candidate takes part
             shortfall = self._keep(shortfall.clone(), part, 1.0, threshold)
@@ -116,6 +125,14 @@ class Tile:
             return PartSum(value, None, {})
         effects = _effects(part.link, shortfall, weight)
         return PartSum(value, weight.mul_(part.link.slope(shortfall)), effects)
+
+    def _among(self, part: Part, threshold: Tensor) -> "Few":
+        """The candidates of a sum over the hardest; sums over the same ones share them."""
+        key = part.hardest, part.among
+        if key not in self._few:
+            taking = (self.shortfall > threshold.unsqueeze(1)).logical_not_()
+            self._few[key] = Few(self, self._keep(taking, part, False, None))
+        return self._few[key]
 
     def _log_sum_exp(self, logits: Tensor, part: Part, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
         """Log-sum-exp ``(a,)`` and its derivatives by the logits, the softmax weights ``(a, c)``; in place."""
@@ -140,6 +157,40 @@ class Tile:
         if part.among == "same view":
             self.contest.hide_other_view(matrix, value)
         return self.contest.hide(matrix, value)
+
+
+def few_take_part(part: Part, matrix: Tensor) -> bool:
+    """Whether a sum gathers its few candidates first. Their number is read, so not where that would wait."""
+    return part.hardest is not None and free_to_look(matrix)
+
+
+class Few(Tile):
+    """Some anchors against a few candidates of each, gathered from a tile.
+
+    Args:
+        tile: Anchors against all candidates.
+        taking: ``(a, c)``, True for the candidates that take part.
+    """
+
+    def __init__(self, tile: Tile, taking: Tensor) -> None:
+        anchors, candidates = taking.shape
+        flat = taking.flatten().nonzero().squeeze(1)
+        ends = torch.searchsorted(flat, torch.arange(anchors + 1, device=flat.device) * candidates)
+        counts = ends.diff()
+        row = flat // candidates
+        place = torch.arange(len(flat), device=flat.device) - ends[row]
+        # Ties at the last place all take part, so that anchors can differ in their number.
+        self.columns = flat.new_zeros(anchors, max(1, int(counts.max())))
+        self.columns[row, place] = flat % candidates
+        self.absent = torch.arange(self.columns.shape[1], device=flat.device) >= counts.unsqueeze(1)
+        shortfall = tile.shortfall.gather(1, self.columns).masked_fill_(self.absent, 1.0)
+        super().__init__(tile.contest, shortfall)
+
+    def sum(self, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
+        return self._sum(part, threshold, slopes=slopes)._replace(columns=self.columns)
+
+    def _keep(self, matrix: Tensor, part: Part, value: float, threshold: Tensor | None) -> Tensor:
+        return matrix.masked_fill_(self.absent, value)
 
 
 def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:

@@ -2,12 +2,12 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weince.engines.kernels import fit, hardest, rows, sums, tiles
+from weince.engines.kernels import fit, hardest, own, rows, sums, tiles
 from weince.engines.kernels.relaunch import launch
 from weince.engines.kernels.shapes import (
     INTERPRETED,
@@ -390,8 +390,9 @@ def apart_gradient(
 
 
 class Sums(NamedTuple):
-    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.sums`), what their logarithms are
-    taken of, coefficients ``(sums * 1 or 4, 1 or anchors)`` and thresholds ``(., anchors)``."""
+    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.sums`) with the key of its function in
+    :mod:`weince.engines.kernels.own` from bit 16 on, what their logarithms are taken of, coefficients
+    ``(sums * 1 or 4, 1 or anchors)`` and thresholds ``(., anchors)``."""
 
     spec: tuple[int, ...]
     cap: tuple[float, ...]
@@ -402,15 +403,16 @@ class Sums(NamedTuple):
     def form(self) -> int:
         return self.coefs.shape[0] // len(self.spec)
 
-    def constants(self, anchors: int, near: Near | None) -> dict[str, int]:
+    def constants(self, anchors: int, near: Near | None) -> dict[str, Any]:
         """What is known when a kernel is compiled."""
         each = self.coefs.shape[1] > 1 or anchors == 1
         packed = any_ = 0
         for index, one in enumerate(self.spec):
-            packed |= one << (16 * index)
-            any_ |= one
+            packed |= (one & 0xFFFF) << (16 * index)
+            any_ |= one & 0xFFFF
         return {
             "SPEC": packed, "ANY": any_, "SUMS": len(self.spec), "FORM": self.form, "EACH": each,
+            "FUNCTION": own.function(max(one >> 16 for one in self.spec)),
             "NEAREST": 0 if near is None else near.cols.shape[1],
         }  # fmt: skip
 

@@ -6,12 +6,16 @@ A logit is ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))
 ``d``. The coefficients ``g, b, w, v`` are numbers of an anchor or of all; ``offset``, ``lowest`` and ``floor`` are
 the same for all sums of a pass. Inside the kernels logits are in bits, that is, divided by ``log(2)``.
 
+Or a logit is what ``FUNCTION`` makes of the score and of the same four numbers: a user's link, see
+:mod:`weince.engines.kernels.own`. A pass has one such function at the most.
+
 ``SPEC`` says what the sums of a pass are, 16 bits for each:
 
 - bits 0 and 1: ``LSE``, ``SUM`` or ``SOFTPLUS``
 - ``SAME_VIEW``: among the negatives of the anchor's view; ``OF_POSITIVES``: among the positives by label
 - ``USES_B, USES_W, USES_V``: which coefficients are not 0 (``g`` is always read)
 - ``TOP_KNOWN``: the nearest negative has the largest logit, and it is known
+- ``BY_FUNCTION``: ``FUNCTION`` gives the logits
 - bits 12 to 15: number of the thresholds, from 1, above which a shortfall takes no part; 0 for none
 
 ``ANY`` is all of them or-ed together. ``SUMS``: how many sums there are. ``FORM``: coefficients to a sum, 1 (``g``
@@ -55,6 +59,7 @@ USES_B = tl.constexpr(16)
 USES_W = tl.constexpr(32)
 USES_V = tl.constexpr(64)
 TOP_KNOWN = tl.constexpr(128)
+BY_FUNCTION = tl.constexpr(256)
 
 # Bits of ``LEARN``: the coefficients whose derivatives are wanted.
 LEARN_G = tl.constexpr(1)
@@ -89,16 +94,20 @@ def coefficient(coefs, row, at, inside, n_anchors, EACH: tl.constexpr):
 
 @triton.jit
 def link_of(coefs, thresholds, row, at, n_anchors, ONE: tl.constexpr, EACH: tl.constexpr):
-    """``g, b, w, v`` of some anchors for logits in bits, and the largest shortfall that takes part; 0 for none."""
+    """``g, b, w, v`` of some anchors for logits in bits, or as a function takes them, and the largest shortfall that
+    takes part; 0 for none."""
     inside = at < n_anchors
-    g = coefficient(coefs, row, at, inside, n_anchors, EACH) * LOG2E
+    g = coefficient(coefs, row, at, inside, n_anchors, EACH)
     b = tl.zeros_like(g)
     w = b
     v = b
     limit = b
     if USES_B & ONE:
-        b = coefficient(coefs, row + 1, at, inside, n_anchors, EACH) * LOG2E
-    if USES_W & ONE:  # their logarithms are to the base 2 already
+        b = coefficient(coefs, row + 1, at, inside, n_anchors, EACH)
+    if not BY_FUNCTION & ONE:  # w and v are factors of logarithms to the base 2 already
+        g *= LOG2E
+        b *= LOG2E
+    if USES_W & ONE:
         w = coefficient(coefs, row + 2, at, inside, n_anchors, EACH)
     if USES_V & ONE:
         v = coefficient(coefs, row + 3, at, inside, n_anchors, EACH)
@@ -119,6 +128,26 @@ def logits(constant, link, d, log_gap, log_rest, ONE: tl.constexpr, ACROSS: tl.c
 
 
 @triton.jit
+def by_function(constant, link, d, FUNCTION: tl.constexpr, ACROSS: tl.constexpr):
+    """Logits in bits, with ``constant`` added, their slopes by the score, and their derivatives by the four numbers
+    of the link. The compiler drops what nobody uses."""
+    found = FUNCTION(
+        1 - d, along(link[0], ACROSS), along(link[1], ACROSS), along(link[2], ACROSS), along(link[3], ACROSS)
+    )
+    z = found[0] * LOG2E + along(constant, ACROSS)
+    return z, found[1], (found[2], found[3], found[4], found[5])
+
+
+@triton.jit
+def constant_of(link, ONE: tl.constexpr):
+    """What does not depend on the score in the logits of some anchors."""
+    constant = link[0] + link[1]
+    if BY_FUNCTION & ONE:
+        constant = tl.zeros_like(constant)
+    return constant
+
+
+@triton.jit
 def log1p_bits(u):
     """``log2(1 + u)`` of ``0 <= u <= 1`` with all digits of a small one: ``2 atanh(u / (2 + u))`` as a series."""
     s = u * fast_inverse(2 + u)
@@ -135,7 +164,7 @@ def log1p_bits(u):
 def start_of(link, nearest, offset, lowest, floor, ONE: tl.constexpr):
     """What a sum starts from: the constant of its logits; and top, total, and weighted sums of ``s``, of 1, and of
     both logarithms. A log-sum-exp is relative to ``top``, which rises with what comes unless it is known."""
-    constant = link[0] + link[1]
+    constant = constant_of(link, ONE)
     top = tl.zeros_like(constant)
     nothing = top
     if TOP_KNOWN & ONE:
@@ -151,8 +180,18 @@ def start_of(link, nearest, offset, lowest, floor, ONE: tl.constexpr):
 
 
 @triton.jit
-def add_tile(state, z, d, log_gap, log_rest, ONE: tl.constexpr, LEARN: tl.constexpr):
-    """A sum with one more tile of logits, ``-inf`` where a pair takes no part."""
+def weighed(weight, effect, ONE: tl.constexpr):
+    """Derivatives of a sum by a coefficient."""
+    product = weight * effect
+    if BY_FUNCTION & ONE:  # which need not be finite where a pair takes no part
+        product = tl.where(weight > 0, product, 0.0)
+    return product
+
+
+@triton.jit
+def add_tile(state, z, effects, ONE: tl.constexpr, LEARN: tl.constexpr):
+    """A sum with one more tile of logits, ``-inf`` where a pair takes no part. ``effects``: the derivatives of the
+    logits by ``g, b, w, v``."""
     top, total, by_g, by_b, by_w, by_v = state
     shrink = 1.0
     if KIND & ONE == LSE:
@@ -172,13 +211,13 @@ def add_tile(state, z, d, log_gap, log_rest, ONE: tl.constexpr, LEARN: tl.conste
         value = tl.where(z > float("-inf"), z, 0.0)
     total = total * shrink + tl.sum(value, axis=1)
     if LEARN_G & LEARN:
-        by_g = by_g * shrink + tl.sum(weight * (1 - d), axis=1)
+        by_g = by_g * shrink + tl.sum(weighed(weight, effects[0], ONE), axis=1)
     if LEARN_B & LEARN:
-        by_b = by_b * shrink + tl.sum(weight, axis=1)
+        by_b = by_b * shrink + tl.sum(weighed(weight, effects[1], ONE), axis=1)
     if LEARN_W & LEARN:
-        by_w = by_w * shrink + tl.sum(weight * log_gap, axis=1)
+        by_w = by_w * shrink + tl.sum(weighed(weight, effects[2], ONE), axis=1)
     if LEARN_V & LEARN:
-        by_v = by_v * shrink + tl.sum(weight * log_rest, axis=1)
+        by_v = by_v * shrink + tl.sum(weighed(weight, effects[3], ONE), axis=1)
     return top, total, by_g, by_b, by_w, by_v
 
 
@@ -208,7 +247,7 @@ def sum_kernel(
     n_rows, n_cols, span, stride_a, stride_c, offset, lowest, floor,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, ROLES: tl.constexpr,
     SPEC: tl.constexpr, ANY: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, EACH: tl.constexpr,
-    NEAREST: tl.constexpr, NEAR: tl.constexpr, LEARN: tl.constexpr,
+    FUNCTION: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
     """What ``span`` columns add to every sum: for each sum, slot and span a line with a number of every row."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -259,12 +298,16 @@ def sum_kernel(
         if (BY_VALUE & ROLES) == 0:
             touched = touches(start, reach, n_cols, BN)
         for k in tl.static_range(SUMS):
-            z = logits(constants[k], links[k], d, log_gap, log_rest, (SPEC >> (16 * k)) & 0xFFFF, False)
+            if BY_FUNCTION & (SPEC >> (16 * k)):
+                z, _, effects = by_function(constants[k], links[k], d, FUNCTION, False)
+            else:
+                z = logits(constants[k], links[k], d, log_gap, log_rest, (SPEC >> (16 * k)) & 0xFFFF, False)
+                effects = (1 - d, 1.0, log_gap, log_rest)
             z = take_part(
                 z, rows, cols, own, view, view_c, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c,
                 links[k][4], d, touched, ROLES, (SPEC >> (16 * k)) & 0xFFFF,
             )  # fmt: skip
-            more = add_tile(states[k], z, d, log_gap, log_rest, (SPEC >> (16 * k)) & 0xFFFF, LEARN)
+            more = add_tile(states[k], z, effects, (SPEC >> (16 * k)) & 0xFFFF, LEARN)
             states = put(states, k, more, SUMS)
     step = tl.num_programs(1) * n_rows
     for k in tl.static_range(SUMS):
@@ -310,39 +353,51 @@ def finish_kernel(
         for j in tl.static_range(FORM):
             if LEARN > 0:
                 effect = by[j] * share
-                if j == 2:
-                    effect = -effect
-                if j > 1:
-                    effect = effect * LN2
+                if not BY_FUNCTION & (SPEC >> (16 * k)):
+                    if j == 2:
+                        effect = -effect
+                    if j > 1:
+                        effect = effect * LN2
                 tl.store(effects + (k * FORM + j) * n_rows + rows, effect, mask=inside)
 
 
 @triton.jit
 def worth_of(link, values, weights, row, at, n_anchors, ONE: tl.constexpr):
-    """Constant of the logits of some anchors, relative to the sum, and ``g, w, v`` times the sum's weight."""
+    """Constant of the logits of some anchors, relative to the sum, and ``g, w, v`` times the sum's weight; where a
+    function gives the logits, that weight instead of ``g``."""
     inside = at < n_anchors
     worth = tl.load(weights + row * n_anchors + at, mask=inside, other=0.0)
-    constant = link[0] + link[1]
+    constant = constant_of(link, ONE)
     if KIND & ONE == LSE:
         value = tl.load(values + row * n_anchors + at, mask=inside, other=0.0)
         # Without candidates there is nothing to weigh, whatever the logits are.
         constant -= tl.where(value > float("-inf"), value, float("inf")) * LOG2E
-    return constant, link[0] * LN2 * worth, link[2] * worth, link[3] * worth
+    by_score = link[0] * LN2 * worth
+    if BY_FUNCTION & ONE:
+        by_score = worth
+    return constant, by_score, link[2] * worth, link[3] * worth
 
 
 @triton.jit
 def pull_of(
-    link, worth, d, log_gap, log_rest, inv_gap, inv_rest, is_view, ONE: tl.constexpr, ACROSS: tl.constexpr
-):
+    link, worth, d, log_gap, log_rest, inv_gap, inv_rest, is_view,
+    ONE: tl.constexpr, FUNCTION: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
     """Derivatives of a weighed sum by the scores of a tile, whoever takes part by role."""
     slope = along(worth[1], ACROSS)
-    if USES_W & ONE:
-        slope += along(worth[2], ACROSS) * inv_gap
-    if USES_V & ONE:
-        slope += along(worth[3], ACROSS) * inv_rest
+    z = d
+    if BY_FUNCTION & ONE:
+        z, steepness, _ = by_function(worth[0], link, d, FUNCTION, ACROSS)
+        slope = slope * steepness
+    else:
+        if USES_W & ONE:
+            slope += along(worth[2], ACROSS) * inv_gap
+        if USES_V & ONE:
+            slope += along(worth[3], ACROSS) * inv_rest
     pull = tl.zeros_like(d) + slope
     if KIND & ONE != SUM:
-        z = logits(worth[0], link, d, log_gap, log_rest, ONE, ACROSS)
+        if not BY_FUNCTION & ONE:
+            z = logits(worth[0], link, d, log_gap, log_rest, ONE, ACROSS)
         if KIND & ONE == LSE:
             pull = fast_exp2(z) * slope
         else:
@@ -363,7 +418,8 @@ def gradient_kernel(
     n_rows, n_cols, begin, end, width, stride_a, stride_c, offset, lowest, floor,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, ROLES: tl.constexpr,
     SPEC: tl.constexpr, ANY: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, EACH: tl.constexpr,
-    NEAREST: tl.constexpr, FLAGS: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLS: tl.constexpr, ADD: tl.constexpr,
+    FUNCTION: tl.constexpr, NEAREST: tl.constexpr, FLAGS: tl.constexpr, FROM_ROWS: tl.constexpr,
+    FROM_COLS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the rows of ``x``, ``(rows, width)``: tiles of the derivative by scores, times ``y``, over some
     columns.
@@ -440,7 +496,7 @@ def gradient_kernel(
             for k in tl.static_range(SUMS):
                 pull = pull_of(
                     links[k], worths[k], d, log_gap, log_rest, inv_gap, inv_rest, is_view,
-                    (SPEC >> (16 * k)) & 0xFFFF, False,
+                    (SPEC >> (16 * k)) & 0xFFFF, FUNCTION, False,
                 )  # fmt: skip
                 if OF_POSITIVES & (SPEC >> (16 * k)):
                     pulled_positives += pull
@@ -468,7 +524,7 @@ def gradient_kernel(
                 link = link_of(coefs, thresholds, k * FORM, cols, n_cols, (SPEC >> (16 * k)) & 0xFFFF, EACH)
                 pull = pull_of(
                     link, worth_of(link, values, weights, k, cols, n_cols, (SPEC >> (16 * k)) & 0xFFFF),
-                    d, log_gap, log_rest, inv_gap, inv_rest, is_view, (SPEC >> (16 * k)) & 0xFFFF, True,
+                    d, log_gap, log_rest, inv_gap, inv_rest, is_view, (SPEC >> (16 * k)) & 0xFFFF, FUNCTION, True,
                 )  # fmt: skip
                 if OF_POSITIVES & (SPEC >> (16 * k)):
                     pulled_positives += pull

@@ -1,0 +1,341 @@
+"""Links of one's own in the kernels: what is recorded of a function, and the sums against dense ones in float64."""
+
+import logging
+import math
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+
+triton = pytest.importorskip("triton", minversion="3.5")
+
+import triton.language as tl  # noqa: E402
+from fused_cases import DEVICE, agree, batch, views  # noqa: E402
+
+from weince import KLBallLoss, LinkLoss  # noqa: E402
+from weince.candidates import contests  # noqa: E402
+from weince.engines.dense import Dense  # noqa: E402
+from weince.engines.fused import Fused, form_of  # noqa: E402
+from weince.engines.kernels import own  # noqa: E402
+from weince.engines.kernels.tape import Traced  # noqa: E402
+from weince.engines.tile import Part  # noqa: E402
+from weince.links import FunctionLink, SoftmaxLink  # noqa: E402
+
+
+@pytest.fixture
+def no_loop(monkeypatch):
+    """The chunked engine must not step in."""
+    monkeypatch.setattr(Fused, "_chunked", lambda engine: pytest.fail("left to the chunked engine"))
+
+
+# What is recorded
+
+ONE = torch.tensor(1.0)
+
+
+@triton.jit
+def apply_kernel(scores, k, m, out, COUNT: tl.constexpr, FUNCTION: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    unused = tl.zeros((COUNT,), tl.float32)
+    found = FUNCTION(tl.load(scores + at), tl.load(k + at), tl.load(m + at), unused, unused)
+    for slot in tl.static_range(4):
+        tl.store(out + slot * COUNT + at, unused + found[slot])
+
+
+def exact(function, inputs):
+    """Value and derivatives ``(4, n)`` by autograd."""
+
+    def total(*inputs):
+        value = function(*inputs)
+        return value.sum(), value
+
+    slopes, value = torch.func.grad(total, (0, 1, 2), has_aux=True)(*inputs)
+    return torch.stack([value, *slopes])
+
+
+def recorded(function):
+    return own.differentiate(own.record(FunctionLink(function, k=ONE, m=ONE)))
+
+
+OPERATIONS = {
+    "numbers": lambda s, k, m: (3 - s) * k / (2 + m) - 2 / (s + 3) + (-s) * 1e-3,
+    "whole powers": lambda s, k, m: s**2 - 3 * s**3 + (s + 2) ** -2 + torch.pow(s, 7) + s.square() * s**0,
+    "powers": lambda s, k, m: (s + 1.1) ** 0.5 + (s + 2) ** 1.7 + (s + 2) ** -0.3 + 2**s,
+    "learned powers": lambda s, k, m: (s + 1.5) ** k - (k + 1).pow(s),
+    "exponentials": lambda s, k, m: s.exp() + torch.exp2(s * k) + torch.expm1(1e-3 * s) * 1e3,
+    "logarithms": lambda s, k, m: (s + 2).log() + torch.log2(k + 2) * s + torch.log1p(1e-3 * s) * 1e3,
+    "roots": lambda s, k, m: (s + 1.5).sqrt() + torch.rsqrt(s + k + 1) + torch.reciprocal(s + 2),
+    "hyperbolic": lambda s, k, m: torch.tanh(k * s) + torch.sinh(2 * s) - torch.cosh(s) + torch.atanh(s / 2),
+    "small hyperbolic": lambda s, k, m: 1e3 * ((1e-3 * s).tanh() + (1e-3 * s).sinh() + torch.atanh(1e-3 * s)),
+    "waves": lambda s, k, m: torch.sin(3 * s) * torch.cos(k * s) + torch.erf(s),
+    "sigmoids": lambda s, k, m: (4 * s).sigmoid() + F.softplus(k * s, beta=2.0) + F.logsigmoid(s) + F.tanh(s),
+    "two softplus": lambda s, k, m: torch.logaddexp(3 * s, k) + F.softplus(30 * s),
+    "kinks": lambda s, k, m: s.abs() + (s - 0.1).relu() * k + F.relu(m - s) - s.sign(),
+    "extremes": lambda s, k, m: torch.maximum(s, m) * torch.minimum(s, 0.2 * k) + s.clamp(-0.3, 0.4),
+    "limits": lambda s, k, m: (
+        torch.clamp(s, max=0.25) + s.clamp(min=0.5 * m) + (s + 1.1).clamp_min(0.3).log()
+    ),
+    "choices": lambda s, k, m: torch.where((s > 0.1) & ~(s >= 0.6) | (s < -0.5), k * s, m) + (s <= 0.3) * s,
+    "masks": lambda s, k, m: (s > k - 0.8).float() * s + torch.where(s == 0.5, 1.0, 2.0) * s,
+    "tensors": lambda s, k, m: torch.tensor(2.0) * s - torch.tensor(0.5) ** s + torch.tensor(3.0) / (s + 2),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation(name):
+    """In Triton, against torch in float64; a few units of the last place of float32 each."""
+    function, count = OPERATIONS[name], 256
+    places = torch.linspace(0, 1, count, dtype=torch.float64)
+    inputs = [(-0.995 + 1.99 * places), 0.6 + 0.7 * places.roll(31), 0.9 - 0.5 * places.roll(77)]
+    inputs = [value.float().to(DEVICE) for value in inputs]
+    out = torch.empty(4, count, device=DEVICE)
+    key = own.key_of(FunctionLink(function, k=ONE, m=ONE))
+    apply_kernel[(1,)](*inputs, out, COUNT=count, FUNCTION=own.function(key))
+    wanted = exact(function, [value.double().cpu() for value in inputs])
+    torch.testing.assert_close(out.double().cpu(), wanted, rtol=3e-6, atol=3e-6)
+
+
+def trees():
+    """Functions of a score and two parameters, by the text that makes them."""
+    leaves = st.sampled_from(["s", "k", "m", "0.7", "2", "(s + 1.5)"])
+    shapes = [
+        "({} + {})", "({} - {})", "({} * {})", "torch.maximum(s * {}, s + {})", "torch.where(s > {}, s * {}, k)",
+        "torch.tanh(s * {})", "torch.exp(-(s * {}).abs())", "torch.log(1 + (s - {}) ** 2)", "F.softplus(s * {})",
+        "(s + {}).clamp(-0.45, 0.61)", "(s / (2 + (m * {}).sigmoid()))", "(1 + (s * {}).square()).sqrt()",
+    ]  # fmt: skip
+
+    def grown(inner):
+        return st.sampled_from(shapes).flatmap(
+            lambda shape: st.tuples(*[inner] * shape.count("{}")).map(lambda parts: shape.format(*parts))
+        )
+
+    return st.recursive(leaves, grown, max_leaves=12).map(lambda text: f"s * 1.01 + 0 * (k + m) + {text}")
+
+
+@given(trees())
+def test_derivatives_of_whatever_is_recorded(text):
+    function = eval(f"lambda s, k, m: {text}")
+    score = torch.linspace(-0.987, 0.991, 23, dtype=torch.float64)
+    inputs = [score, 0.83 + 0.1 * score, 1.21 - 0.2 * score]
+    tape, places = recorded(function)
+    ours = torch.stack([value.expand_as(score) for value in own.evaluate(tape, places, inputs)])
+    torch.testing.assert_close(ours, exact(function, inputs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, k, m: s.relu() + s.abs(),
+        lambda s, k, m: F.softplus(s) * 2,
+        lambda s, k, m: s.clamp(0.0, 0.5) + s.clamp_max(-0.5),
+        lambda s, k, m: torch.maximum(s, 0 * k) - torch.minimum(0.5 * k, s),
+        lambda s, k, m: (s + 0.5) ** 2 + (s.abs() + 1) ** k,
+    ],
+)
+def test_derivatives_at_kinks_are_those_of_torch(function):
+    score = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
+    inputs = [score, torch.ones_like(score), torch.ones_like(score)]
+    tape, places = recorded(function)
+    ours = torch.stack([value.expand_as(score) for value in own.evaluate(tape, places, inputs)])
+    torch.testing.assert_close(ours, exact(function, inputs), rtol=0, atol=1e-15)
+
+
+def test_what_is_not_chosen_need_not_be_finite():
+    """Where autograd multiplies an infinite slope by 0."""
+    tape, places = recorded(lambda s, k, m: torch.where(s > 0, s.sqrt(), s))
+    _, slope, *_ = own.evaluate(tape, places, [torch.tensor([-1.0, 0.0, 0.25]), ONE, ONE])
+    assert slope.tolist() == [1.0, 1.0, 1.0]
+
+
+FAR = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda s: s.softmax(1), "no softmax"),
+        (lambda s: torch.lgamma(s + 2), "no lgamma"),
+        (lambda s: s * FAR, "no number"),
+        (lambda s: s if s > 0 else 2 * s, "decides by the value"),
+        (lambda s: s * s.shape[0], "no shape"),
+        (lambda s: s.mul_(2), "no mul_"),
+        (lambda s: torch.add(s, s, alpha=2), "alpha"),
+        (lambda s: torch.tensor(2.0), "returns no tensor"),
+        (lambda s: s > 0, "returns no tensor"),
+        (lambda s: s if isinstance(s, Traced) else 2 * s, "not what it computes"),
+        (lambda s: s**65, "power of 65"),
+        (lambda s: torch.where(s, s, 2 * s), "no comparison"),
+        (lambda s: math.sin(s), "real number"),
+        (lambda s: {}["missing"], "missing"),
+    ],
+)  # fmt: skip
+def test_what_is_left_to_the_chunked_engine(function, why, caplog):
+    with caplog.at_level(logging.DEBUG, "weince"):
+        assert form_of(FunctionLink(function)) is None
+    assert why in caplog.text
+
+
+def test_parameters_that_do_not_fit():
+    five = {name: ONE for name in "abcde"}
+    assert form_of(FunctionLink(lambda s, **rest: s * sum(rest.values()), **five)) is None
+    assert form_of(FunctionLink(lambda s, k: k * 2, k=ONE)) is None  # the same for all candidates
+
+
+def test_keys():
+    """A function that does the same has the same key, whatever it is called and whatever its parameters are."""
+    keys = [
+        own.key_of(FunctionLink(function, **parameters))
+        for function, parameters in (
+            (lambda s: s * 2.5, {}),
+            (lambda t: t * 2.5, {}),
+            (lambda s: s * -2.5, {}),
+            (lambda s, k: s * k, {"k": ONE}),
+            (lambda s, temperature: s * temperature, {"temperature": 2 * ONE}),
+        )
+    ]
+    assert keys[0] == keys[1]
+    assert keys[3] == keys[4]
+    assert len(set(keys)) == 3
+
+
+def test_numbers_that_change():
+    """A schedule must neither be missed nor compile kernels for every batch."""
+    at = [0.0]
+    link = FunctionLink(lambda s: at[0] * s.sin().sin())
+    keys = []
+    for step in range(own.MOST_VARIANTS + 2):
+        at[0] = 1.0 + step
+        keys.append(own.key_of(link))
+    assert None not in keys[: own.MOST_VARIANTS]
+    assert len(set(keys[: own.MOST_VARIANTS])) == own.MOST_VARIANTS
+    assert keys[own.MOST_VARIANTS :] == [None, None]
+    at[0] = 1.0  # known, and used often enough to earn one more
+    assert {own.key_of(link) for _ in range(own.USES)} == {keys[0]}
+    at[0] = 100.0
+    assert own.key_of(link) not in {None, *keys}
+    at[0] = 101.0
+    assert own.key_of(link) is None
+
+
+# The sums
+
+
+def steep(s, k, m, a, b):
+    """Infinite, with its derivatives, at a score of 1, which is that of an anchor with itself."""
+    return -k * torch.log(1 - s) + m.exp() * s + a * torch.tanh(s) + b
+
+
+def links(numbers, anchors):
+    return [
+        FunctionLink(lambda s, k: k * s + 2 * s**3, k=numbers(3.0)),
+        FunctionLink(steep, k=numbers(0.8, anchors), m=numbers(0.5), a=numbers(0.7), b=numbers(2.0, anchors)),
+    ]
+
+
+def parts(engine, numbers):
+    """Parts of every kind, of two functions and of a link that the kernels have."""
+    first, second = links(numbers, len(engine.contest.anchors))
+    found = [
+        Part(first, "lse"),
+        Part(second, "lse"),
+        Part(SoftmaxLink(numbers(0.3)), "lse"),
+        Part(second, "lse", "negatives", 5),
+        Part(first, "softplus"),
+        Part(second, "sum"),
+    ]
+    if engine.contest.views is not None:
+        found.append(Part(second, "lse", "same view"))
+    if engine.contest.labels is not None:
+        found += [Part(second, kind, "positives") for kind in ("lse", "sum", "softplus")]
+    return found
+
+
+@pytest.mark.usefixtures("no_loop")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on the infinite logits
+@pytest.mark.parametrize("layout", ["views, ignore, same", "cross, negatives", "labels, ids, ignore"])
+def test_sums_on_layouts(layout):
+    rows, name, options = batch(layout)
+    agree(parts, rows, name, **options)
+
+
+@pytest.mark.usefixtures("no_loop")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_function_alone(dtype):
+    tolerance = {} if dtype == torch.float32 else {"value": 1e-4, "gradient": 4e-3}
+    agree(
+        lambda engine, numbers: [Part(FunctionLink(lambda s: 5 * s + s.exp()), "lse")],
+        views(35, 20, dtype=dtype),
+        **tolerance,
+    )
+
+
+def test_what_the_kernels_lack_beside_what_they_have():
+    def mixed(engine, numbers):
+        lacking = FunctionLink(lambda s, k: k * torch.special.i0(s), k=numbers(1.5))
+        had = FunctionLink(lambda s, k: k * s**3, k=numbers(3.0))
+        return [Part(lacking, "lse"), Part(had, "lse"), Part(SoftmaxLink(0.4), "lse")]
+
+    agree(mixed, views(9, 16))
+
+
+def loss_of(z_i, z_j, k, engine=Fused):
+    (contest,) = contests("views", z_i, z_j)
+    (value,) = engine(contest).evaluate([Part(FunctionLink(lambda s, k: k * s + s**3, k=k), "lse")])
+    return value.mean()
+
+
+@pytest.mark.usefixtures("no_loop")
+def test_in_a_transform_and_without_gradient():
+    (z_i, z_j), k = views(6, 8), torch.tensor(2.0, device=DEVICE)
+    wanted = torch.func.grad(loss_of, (0, 2))(z_i, z_j, k, Dense)
+    torch.testing.assert_close(torch.func.grad(loss_of, (0, 2))(z_i, z_j, k), wanted, rtol=1e-4, atol=1e-6)
+    with torch.inference_mode():
+        value = loss_of(z_i, z_j, k)
+    torch.testing.assert_close(value.clone(), loss_of(z_i, z_j, k, Dense), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_in_a_compiled_graph_it_takes_the_loop():
+    (z_i, z_j), k = views(6, 8), torch.tensor(2.0, device=DEVICE, requires_grad=True)
+    wanted = torch.autograd.grad(loss_of(z_i, z_j, k), k)
+    traced = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(traced(z_i, z_j, k), k), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("no_loop")
+def test_losses_that_use_such_links():
+    z_i, z_j = views(7, 12)
+    for loss in (LinkLoss(lambda s: 5 * s + s**3), KLBallLoss(0.4)):
+        found = []
+        for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
+            leaves = [z.to(dtype).requires_grad_() for z in (z_i, z_j)]
+            (contest,) = contests("views", *leaves)
+            value = loss._losses(engine(contest)).losses.mean()
+            gradient = torch.cat(torch.autograd.grad(value, leaves)).double()
+            found.append((float(value.detach()), gradient))
+        (ours, mine), (theirs, gradient) = found
+        assert abs(ours - theirs) < 2e-5
+        assert float((mine - gradient).norm()) <= 2e-4 * float(gradient.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.usefixtures("no_loop")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["views", "cross", "labels"])
+def test_large_batches(layout, dtype):
+    options = {"labels": torch.arange(3000, device=DEVICE) % 700} if layout == "labels" else {}
+    agree(
+        parts,
+        views(3000, 128, clusters=40, dtype=dtype),
+        layout,
+        value=3e-5 if dtype == torch.float32 else 1e-4,
+        gradient=1e-4 if dtype == torch.float32 else 4e-3,
+        **options,
+    )

@@ -1,0 +1,122 @@
+"""The fused engine against the dense one in float64: batches of every layout, and how the two are compared.
+
+Import it after Triton is told to interpret, where there is no GPU.
+"""
+
+import torch
+
+from weince.candidates import contests
+from weince.engines.base import Need
+from weince.engines.dense import Dense
+from weince.engines.fused import Fused
+from weince.scores import shortfalls
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NOTHING = Need()
+
+
+def views(n, d, *, clusters=3, noise=0.5, seed=0, dtype=torch.float32):
+    """Two noisy views of clustered rows, of varying length."""
+    torch.manual_seed(seed)
+    centres = torch.randn(clusters, d, device=DEVICE)
+    rows = centres[torch.randint(clusters, (n,), device=DEVICE)] + noise * torch.randn(n, d, device=DEVICE)
+    other = rows + 0.5 * noise * torch.randn(n, d, device=DEVICE)
+    length = torch.rand(n, 1, device=DEVICE) + 0.2
+    return (rows * length).to(dtype), other.to(dtype)
+
+
+def named(rows):
+    return dict(zip(("z_i", "z_j", "negatives"), rows, strict=False))
+
+
+class Numbers:
+    """Makes the parameters of links: numbers of a dtype that want a gradient, one or one for each anchor."""
+
+    def __init__(self, dtype):
+        self.dtype, self.made = dtype, []
+
+    def __call__(self, value, anchors=None):
+        spread = torch.tensor(value) if anchors is None else value * torch.linspace(0.7, 1.2, anchors)
+        self.made.append(spread.to(DEVICE, self.dtype).requires_grad_())
+        return self.made[-1]
+
+
+def clear(leaves, layout, numbers, options):
+    """Which anchors of each contest have no tie at the last of so many hardest negatives.
+
+    Within rounding, that is: rows in two parts of bfloat16 have 16 bits.
+    """
+    found = []
+    for contest in contests(layout, **named([leaf.detach().double() for leaf in leaves]), **options):
+        hidden = contest.hide(shortfalls(contest.anchors, contest.candidates), torch.inf)
+        nearest = hidden.topk(min(max(numbers, default=0) + 1, hidden.shape[1]), dim=1, largest=False).values
+        gaps = nearest.diff(dim=1)
+        places = [number - 1 for number in numbers if number <= gaps.shape[1]]
+        found.append(~((gaps[:, places] < 2**-16) & (gaps[:, places] > 0)).any(1))
+    return found
+
+
+def evaluate(engine, dtype, leaves, layout, parts, need, options, judged=None):
+    """Values of all parts, gradients of their weighed sum by embeddings and by parameters, and the engines.
+
+    ``judged``: which anchors of each contest count.
+    """
+    rows = [leaf.detach().to(dtype if leaf.dtype == torch.float32 else leaf.dtype) for leaf in leaves]
+    if dtype == torch.float64:
+        rows = [row.double() for row in rows]
+    rows = [row.requires_grad_() for row in rows]
+    numbers, values, engines = Numbers(dtype), [], []
+    for index, contest in enumerate(contests(layout, **named(rows), **options)):
+        engines.append(engine(contest, need))
+        found = engines[-1].evaluate(parts(engines[-1], numbers))
+        values += found if judged is None else [value.where(judged[index], 0.0) for value in found]
+    weights = 0.5 + torch.rand(len(values), len(values[0]), generator=torch.Generator().manual_seed(1)).to(
+        DEVICE
+    )
+    found = torch.stack(values)
+    total = (found.masked_fill(found == -torch.inf, 0) * weights).sum()
+    leaves = [*rows, *numbers.made]
+    return found.detach().double(), [g.double() for g in torch.autograd.grad(total, leaves)], engines
+
+
+def agree(
+    parts, leaves, layout="views", need=NOTHING, *, value=2e-5, gradient=1e-4, hardest=(2, 5), **options
+):
+    """Check Fused against Dense in float64, in value and gradient; returns the engines of Fused."""
+    # A sum of the hardest few jumps where the last of them ties: no rounding decides that as another does.
+    judged = clear(leaves, layout, need.hardest or hardest, options)
+    ours, our_gradients, engines = evaluate(
+        Fused, torch.float32, leaves, layout, parts, need, options, judged
+    )
+    before = iter(engines)
+
+    def same(engine, numbers):  # links of the same statistics: those of float32 are another test's business
+        own = next(before)
+        if own.stats is not None:
+            engine.stats = type(own.stats)(*(line.double() for line in own.stats))
+        return parts(engine, numbers)
+
+    exact, gradients, _ = evaluate(Dense, torch.float64, leaves, layout, same, need, options, judged)
+    torch.testing.assert_close(ours, exact, rtol=value, atol=value)
+    for mine, theirs in zip(our_gradients, gradients, strict=True):
+        assert float((mine - theirs).norm()) <= gradient * max(float(theirs.norm()), 1e-3)
+    return engines
+
+
+def batch(layout, n=12, d=40):
+    """Rows and options of a layout; its first word is the name."""
+    name, rows, options = layout.split(",")[0], views(n, d), {}
+    if "negatives" in layout:
+        rows = (*rows, torch.randn(7, d, device=DEVICE))
+    if "ids" in layout:
+        options["ids"] = torch.arange(n, device=DEVICE) % (n - 3)
+    if "labels" in layout:
+        options["labels"] = torch.arange(n, device=DEVICE) % 4
+    if "ignore" in layout:
+        size = n if name == "clip" else 2 * n
+        options["ignore"] = (torch.rand(size, size, generator=torch.Generator().manual_seed(2)) < 0.2).to(
+            DEVICE
+        )
+    if "same" in layout:
+        options["views"] = True
+    return rows, name, options
