@@ -106,6 +106,16 @@ def test_a_new_key_takes_the_place_of_the_oldest():
     assert None not in kept
 
 
+@pytest.mark.parametrize(
+    "waits",
+    [torch.Tensor.item, bool, torch.nonzero, lambda x: x[x > 0], lambda x: x.to("meta"), torch.unique],
+)
+def test_what_waits_for_the_device_is_found_without_a_capture(waits):
+    value = torch.ones(1)
+    with replay.NoWaiting(), pytest.raises(RuntimeError, match="waits for the device"):
+        waits(value)
+
+
 def test_who_may_be_replayed():
     assert InfoNCELoss()._may_replay()
     assert not InfoNCELoss(graph=False)._may_replay()
@@ -250,18 +260,23 @@ class TestOnAGpu:
         graph.replay()
         torch.testing.assert_close((value.detach(), *found), wanted, rtol=1e-5, atol=1e-6)
 
-    def test_an_own_loss_that_no_graph_can_hold(self):
-        """It reads a value, which a capture refuses: computed as it comes, and never tried again."""
+    @pytest.mark.parametrize("wait", [lambda x: float(x.detach().mean()), lambda _: torch.cuda.synchronize()])
+    def test_an_own_loss_that_no_graph_can_hold(self, wait):
+        """It waits for the device, which is found before a capture, or by it: computed as it comes from then on."""
 
-        class Reads(Own):
+        class Waits(Own):
             def combine(self, lse):
-                return (lse.value - lse.positive) * (1 if float(lse.value.detach().mean()) > -1e9 else 2)
+                wait(lse.value)
+                return lse.value - lse.positive
 
-        loss = Reads(graph=True).cuda()
+        loss = Waits(graph=True).cuda()
         wanted = step(Own(graph=False).cuda(), 0)
         for _ in range(replay.BEFORE + 3):
             torch.testing.assert_close(step(loss, 0), wanted, rtol=1e-5, atol=1e-6)
         assert not recordings(loss)
+        assert (
+            torch.randn(8, device="cuda").isfinite().all()
+        )  # a failed capture would hold random numbers back
 
     def test_batches_without_gradients_are_not_recorded(self):
         loss = on_gpu("infonce")

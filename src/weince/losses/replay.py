@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from weince import scores
 from weince.links import Link
@@ -113,12 +115,45 @@ def _recorded(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch) -> 
     try:
         recording = Recording(loss, compute, batch)
     except RuntimeError as error:
+        _leave_capture(batch["z_i"].device)
         log.debug(
             "%s is computed as it comes, since CUDA makes no graph of it: %s", type(loss).__name__, error
         )
         return None
     log.debug("%s is replayed as a CUDA graph from now on", type(loss).__name__)
     return recording
+
+
+def _leave_capture(device: torch.device) -> None:
+    """Capture next to nothing: after a capture that failed torch's random numbers wait for one that succeeds."""
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        one = torch.zeros((), device=device)
+        with _captured(torch.cuda.graph_pool_handle()):
+            one.add_(1)
+
+
+WAITING = frozenset(
+    {"_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount"}
+    | {"_unique2", "unique_dim", "unique_consecutive"}
+)
+"""Operations that wait for the device, for a number or for the shape of their result."""
+
+
+class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where an operation under it waits for the device: a capture that meets one fails and leaves torch's
+    allocator in the state of a capture."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        result = function(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves((args, result)) if isinstance(value, Tensor)]
+        by_mask = name.startswith("index") and any(one.dtype == torch.bool for one in tensors[1:-1])
+        moved = len({value.device for value in tensors if value.ndim}) > 1  # from or to the host
+        if name in WAITING or by_mask or moved:
+            raise RuntimeError(f"{name} waits for the device; got it in a loss that is to be recorded")
+        return result
 
 
 class _Use:
@@ -145,8 +180,9 @@ class Recording:
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(aside), no_autocast(device):
-            value = compute(given)  # once as it comes: kernels cannot be loaded during a capture
-            torch.autograd.grad(value.sum(), sources, allow_unused=True)
+            with NoWaiting():  # type: ignore[no-untyped-call]
+                value = compute(given)  # once as it comes: kernels cannot be loaded during a capture
+                torch.autograd.grad(value.sum(), sources, allow_unused=True)
             for buffer, old in zip(loss.buffers(), before, strict=True):
                 buffer.copy_(old)
             self.weight = torch.ones_like(value)
