@@ -25,7 +25,7 @@ NETWORK = 512
 """Values that NumPy sorts in one network."""
 
 WORTH_THREADS = 1 << 16
-"""Values from which on sorting takes longer than waking threads for it."""
+"""Fewer values are sorted sooner than a thread wakes up."""
 
 
 def smallest(values: Tensor, k: int) -> Tensor:
@@ -38,8 +38,9 @@ def smallest(values: Tensor, k: int) -> Tensor:
 
 @torch.library.custom_op("weince::smallest", mutates_args=(), device_types="cpu")
 def _on_cpu(values: Tensor, k: int) -> Tensor:
-    array, threads = values.numpy(), torch.get_num_threads()
-    if threads == 1 or array.size < WORTH_THREADS:
+    array = values.numpy()
+    threads = min(torch.get_num_threads(), len(array))
+    if threads <= 1 or array.size < WORTH_THREADS:
         return torch.from_numpy(_of_rows(array, k=k))
     shares = _pool(threads).map(partial(_of_rows, k=k), np.array_split(array, threads))
     return torch.from_numpy(np.concatenate(list(shares)))
@@ -48,7 +49,7 @@ def _on_cpu(values: Tensor, k: int) -> Tensor:
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Threads to sort in. NumPy sorts in the one that calls it, and lets others run meanwhile."""
-    return ThreadPoolExecutor(threads, "weince")
+    return ThreadPoolExecutor(threads, "weince-sort")
 
 
 if hasattr(os, "register_at_fork"):  # a forked process inherits the pool, but none of its threads
