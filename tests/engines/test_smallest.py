@@ -2,9 +2,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import run
 
-from weince.engines.smallest import WORTH_THREADS, smallest
+from weince.engines.smallest import smallest
 
 
 @given(
@@ -29,45 +28,6 @@ def test_rows_whose_smallest_values_stand_together():
     """All in one run of columns that is sorted at a time, instead of spread over all runs."""
     values = torch.cat([torch.rand(3, 600), 1 + torch.rand(3, 4000)], 1)
     assert torch.equal(smallest(values, 700), values.sort(dim=1).values[:, :700])
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_threads(rows):
-    values = torch.rand(rows, WORTH_THREADS)
-    assert torch.equal(smallest(values, 9), values.sort(dim=1).values[:, :9])
-
-
-@pytest.mark.posix
-def test_a_fork_has_threads_of_its_own():
-    """It inherits the pool without its threads, and would wait for them for ever."""
-    program = """
-import multiprocessing
-import torch
-from weince.engines.smallest import WORTH_THREADS, smallest
-
-def work():
-    return smallest(torch.rand(4, 1 << 16), 3)
-
-if __name__ == "__main__":
-    torch.set_num_threads(2)
-    work()
-    child = multiprocessing.get_context("fork").Process(target=work)
-    child.start()
-    child.join(30)
-    print("ended with", child.exitcode)
-    child.kill()
-"""
-    done = run("-c", program)
-    assert done.stdout == "ended with 0\n", done.stderr
 
 
 @pytest.mark.usefixtures("fresh_compiler")
