@@ -82,6 +82,7 @@ OURS: dict[str, Callable[[], Loss]] = {
     "released": lambda: WeinceLoss.released(TEMPERATURE),
     "SupCon": lambda: SupConLoss(TEMPERATURE),
     "own link": lambda: LinkLoss(lambda s: 2 * s + s**3),
+    "own link, graph=True": lambda: LinkLoss(lambda s: 2 * s + s**3, graph=True),
 }
 MAIN = ("InfoNCE", "DCL", "paper", "negatives only", "released")
 
@@ -137,6 +138,7 @@ WANTED: dict[tuple[str, str, str], Wanted] = {
     ("4,096 x 128 float32", "InfoNCE", "eager"): Wanted(1.2, COMPILED),
     ("8,192 x 128 float32", "InfoNCE", "eager"): Wanted(1.2, COMPILED),
     ("4,096 x 128 float32", "own link", "eager"): Wanted(3, EAGER),
+    ("4,096 x 128 float32", "own link, graph=True", "eager"): Wanted(3, EAGER),
     ("4,096 x 128 float32", "paper", "graph"): Wanted(1.0),
     ("4,096 x 128 bfloat16", "paper", "graph"): Wanted(0.6),
     ("16,384 x 128 float32", "SupCon", "eager"): Wanted(1.5, EAGER),

@@ -115,7 +115,8 @@ def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> Table
     return Table(
         name=f"recipes_{epochs}",
         title=f"{search.title}: {epochs} epochs, one seed, %",
-        shows=f"How recipes of InfoNCE do after {epochs} epochs; the search chose among them by validation alone.",
+        shows=f"This table shows how recipes of InfoNCE do after {epochs} epochs; the search chose among them by "
+        "validation alone.",
         figures=["linear", "knn", "r1"],
         rows=[search.config],
         losses=losses,

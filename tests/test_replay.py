@@ -112,6 +112,9 @@ def test_who_may_be_replayed():
     assert not InfoNCELoss(engine="dense")._may_replay()
     assert not InfoNCELoss(check_finite=True)._may_replay()
     assert not Own()._may_replay()
+    assert LinkLoss(SoftmaxLink(0.1))._may_replay()
+    assert not LinkLoss(lambda s: 5 * s)._may_replay()  # which may read a schedule
+    assert LinkLoss(lambda s: 5 * s, graph=True)._may_replay()
     assert Own(graph=True)._may_replay()
 
 

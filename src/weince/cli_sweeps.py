@@ -7,6 +7,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from weince.machine import DEVICES
 
@@ -48,6 +49,29 @@ examples:
   weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
 The same command again runs what is missing.
 """
+SHARED: dict[str, dict[str, Any]] = {
+    "--out": {"type": Path, "help": "folder to write (default: %(default)s)"},
+    "--jobs": {"type": int},
+    "--seeds": {"type": int, "nargs": "+"},
+    "--device": {
+        "choices": DEVICES[1:],
+        "help": "device to train on (default: a CUDA device if there is one, else the CPU)",
+    },
+    "--dry-run": {"action": "store_true"},
+    "--table-only": {"action": "store_true"},
+    "--slurm": {"action": "store_true", "help": "submit the runs to Slurm (needs weince[slurm])"},
+    "--slurm-options": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "options of submitit's executor, such as partition=gpu time=60 (minutes)",
+    },
+}
+"""Options of several commands; each command adds what it alone says of one."""
+
+
+def _add_shared(parser: argparse.ArgumentParser, name: str, **own: Any) -> None:
+    parser.add_argument(name, **SHARED[name], **own)
 
 
 def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -63,15 +87,13 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "table", nargs="?", metavar="TABLE", help="name of a table (see --list), or a YAML file"
     )
     parser.add_argument("--list", action="store_true", help="list the tables: name, runs, what it shows")
-    parser.add_argument(
-        "--out", type=Path, default=Path("reproduced"), help="folder to write (default: %(default)s)"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
+    _add_shared(parser, "--out", default=Path("reproduced"))
+    _add_shared(parser, "--jobs", default=1, help="runs at once (default: %(default)s)")
     parser.add_argument(
         "--data",
         help="where the images are: PATH, or NAME=PATH,NAME=PATH (default: as the configuration says)",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: the table's)")
+    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: the table's)")
     parser.add_argument(
         "--only",
         nargs="+",
@@ -83,31 +105,17 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         type=int,
         help="epochs of every run, for a trial; the table then says so (default: the configuration's)",
     )
-    parser.add_argument(
-        "--device",
-        choices=DEVICES[1:],
-        help="device to train on (default: a CUDA device if there is one, else the CPU)",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
-    parser.add_argument(
-        "--table-only",
-        action="store_true",
-        help="start nothing, write the table from the runs that are there",
-    )
+    _add_shared(parser, "--device")
+    _add_shared(parser, "--dry-run", help="print the plan, start nothing")
+    _add_shared(parser, "--table-only", help="start nothing, write the table from the runs that are there")
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="DIR",
         help="write the runs' records, without weights, into DIR/runs.jsonl",
     )
-    parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
-    parser.add_argument(
-        "--slurm-options",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="options of submitit's executor, such as partition=gpu time=60 (minutes)",
-    )
+    _add_shared(parser, "--slurm")
+    _add_shared(parser, "--slurm-options")
     parser.set_defaults(run=_run_reproduce, interrupted="the same command again runs what is missing")
 
 
@@ -122,20 +130,7 @@ def _run_reproduce(options: argparse.Namespace) -> None:
             "reproduce wants a TABLE, a name of weince reproduce --list or a YAML file; got none"
         )
     path = reproduce(
-        options.table,
-        out=options.out,
-        jobs=options.jobs,
-        slurm=options.slurm,
-        slurm_options=_slurm_options(options),
-        data=options.data,
-        seeds=_seeds(options.seeds),
-        only=options.only,
-        epochs=options.epochs,
-        device=options.device,
-        dry_run=options.dry_run,
-        table_only=options.table_only,
-        keep=options.keep,
-        command=options.command_line,
+        options.table, only=options.only, epochs=options.epochs, keep=options.keep, **_shared(options)
     )
     if not options.dry_run:
         print(path)
@@ -169,7 +164,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--try-epochs", type=int, metavar="N", help="epochs of a try (default: those of a run)"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", help=f"{SEEDS_HELP} (default: 4)")
+    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: 4)")
     parser.add_argument(
         "--baseline",
         metavar="LOSS",
@@ -189,19 +184,13 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="NAME=VALUE",
         help="settings of all runs, named as in weince train, such as epochs=50",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("compared"), help="folder to write (default: %(default)s)"
-    )
-    parser.add_argument("--jobs", type=int, help="runs at once (default: one per GPU or core, at most 4)")
+    _add_shared(parser, "--out", default=Path("compared"))
+    _add_shared(parser, "--jobs", help="runs at once (default: one per GPU or core, at most 4)")
     parser.add_argument(
         "--data",
         help="where the data are: a path; of text, text=PATH,sts=PATH,model=PATH (default: as configured)",
     )
-    parser.add_argument(
-        "--device",
-        choices=DEVICES[1:],
-        help="device to train on (default: a CUDA device if there is one, else the CPU)",
-    )
+    _add_shared(parser, "--device")
     parser.add_argument(
         "--budget",
         metavar="TIME",
@@ -229,20 +218,10 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="ARCHIVE",
         help="add what others ran (their runs.jsonl), if data, recipe and protocol are the same; start nothing",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the runs and the minutes, start nothing"
-    )
-    parser.add_argument(
-        "--table-only", action="store_true", help="start nothing, write the page from the runs that are there"
-    )
-    parser.add_argument("--slurm", action="store_true", help="submit the runs to Slurm (needs weince[slurm])")
-    parser.add_argument(
-        "--slurm-options",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="options of submitit's executor, such as partition=gpu time=60 (minutes)",
-    )
+    _add_shared(parser, "--dry-run", help="print the runs and the minutes, start nothing")
+    _add_shared(parser, "--table-only", help="start nothing, write the page from the runs that are there")
+    _add_shared(parser, "--slurm")
+    _add_shared(parser, "--slurm-options")
     parser.set_defaults(run=_run_compare, interrupted="the same command again runs what is missing")
 
 
@@ -257,24 +236,15 @@ def _run_compare(options: argparse.Namespace) -> None:
         config=options.config,
         recipe=options.recipe,
         tries=options.tries,
-        seeds=_seeds(options.seeds),
         baseline=options.baseline,
         level_within=options.level_within,
         try_epochs=options.try_epochs,
         set=given,
-        out=options.out,
-        jobs=options.jobs,
-        slurm=options.slurm,
-        slurm_options=_slurm_options(options),
-        data=options.data,
-        device=options.device,
         budget=None if options.budget is None else _duration(options.budget),
         track=options.track,
         reuse=options.reuse,
         add=options.add,
-        dry_run=options.dry_run,
-        table_only=options.table_only,
-        command=options.command_line,
+        **_shared(options),
     )
     if not options.dry_run:
         print(path)
@@ -317,10 +287,8 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--steps", type=int, help="training steps of each head (default: as many as the minutes allow)"
     )
     parser.add_argument("--batch-size", type=int, default=256, help="items in a batch (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, help="processes at once (default: one per core)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("heads"), help="folder to write (default: %(default)s)"
-    )
+    _add_shared(parser, "--jobs", help="processes at once (default: one per core)")
+    _add_shared(parser, "--out", default=Path("heads"))
     parser.set_defaults(run=_run_predict, interrupted="the same command goes on with the missing heads")
 
 
@@ -342,6 +310,22 @@ def _run_predict(options: argparse.Namespace) -> None:
     )
     print(path.read_text(encoding="utf-8"))
     print(path)
+
+
+def _shared(options: argparse.Namespace) -> dict[str, Any]:
+    """What compare and reproduce take under the same names."""
+    return {
+        "out": options.out,
+        "jobs": options.jobs,
+        "slurm": options.slurm,
+        "slurm_options": _slurm_options(options),
+        "data": options.data,
+        "seeds": _seeds(options.seeds),
+        "device": options.device,
+        "dry_run": options.dry_run,
+        "table_only": options.table_only,
+        "command": options.command_line,
+    }
 
 
 def _seeds(given: list[int] | None) -> int | list[int] | None:

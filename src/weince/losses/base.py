@@ -223,11 +223,14 @@ class ContrastiveLoss(nn.Module):
         return computed
 
     def _may_replay(self) -> bool:
-        """Whether a CUDA graph may stand for this loss. A user's own may do in Python what no graph repeats."""
+        """Whether a CUDA graph may stand for this loss."""
         if torch.compiler.is_compiling() or self.graph is False or self.check_finite:
             return False
-        ours = type(self).__module__.startswith("weince.losses.")
-        return (ours or self.graph is True) and self.engine in ("auto", "fused") and not self._spread()
+        return (self.graph or self._is_ours()) and self.engine in ("auto", "fused") and not self._spread()
+
+    def _is_ours(self) -> bool:
+        """Whether this library wrote all of it. A user's code may do in Python what no graph repeats."""
+        return type(self).__module__.startswith("weince.losses.")
 
     def _spread(self) -> bool:
         """Whether candidates of other ranks take part."""

@@ -5,7 +5,7 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import as_link
+from weince.links import FunctionLink, as_link
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.sums import AnyLink, LogSumExp, Summed
 
@@ -41,6 +41,10 @@ class LinkLoss(ContrastiveLoss):
 
     def combine(self, lse: Summed) -> Tensor:
         return lse.cross_entropy()
+
+    def _is_ours(self) -> bool:
+        own = isinstance(self.link, FunctionLink) or type(self.link).__module__ != "weince.links"
+        return super()._is_ours() and not own
 
 
 link_loss = functional(

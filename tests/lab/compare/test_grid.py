@@ -132,8 +132,8 @@ def test_losses_tries_and_seeds_are_added():
     assert [len(tries) for tries in both.losses.values()] == [3, 3, 2]
     assert both.seeds == [7, 21, 63]
     for changes, said in (
-        ({"set": {"precision": "bf16"}}, "has set none, this one {'precision': 'bf16'}"),
-        ({"try_epochs": 5}, "has try_epochs none, this one 5"),
+        ({"set": {"precision": "bf16"}}, "set must be none, as in .*; got {'precision': 'bf16'}"),
+        ({"try_epochs": 5}, "try epochs must be none, as in .*; got 5"),
     ):
         with pytest.raises(ValueError, match=said):
             joined(before, comparison_of(config, "infonce", "hcl", **changes))

@@ -62,8 +62,16 @@ def test_two_users_records_are_merged(two):
         (lambda line: line["evaluation.json"].update(probe_seeds=[1, 2]), r"seeds of the probe is \[1, 2\]"),
         (lambda line: line["run.yaml"].update(batch=128), "another recipe: it has batch 128, not 256"),
         (lambda line: line["run.yaml"]["optimizer"].update(lr=0.1), "it has optimizer.lr 0.1, not 0.002"),
-        (lambda line: line["run.yaml"].update(epochs=9), "it has epochs 9, not 4"),
-        (lambda line: line.pop("evaluation.json"), "has no evaluation.json"),
+        (lambda line: line["run.yaml"].update(epochs=9), r"it has epochs 9, not 4 \(--try-epochs"),
+        (
+            lambda line: line.pop("evaluation.json"),
+            "wanted run.yaml and evaluation.json .* has no evaluation.json",
+        ),
+        (
+            lambda line: line.update({"run.yaml": 3}),
+            r"run.yaml of the run .* must be names with values; got 3",
+        ),
+        (lambda line: line["evaluation.json"].pop("linear_validation_mean"), "wants linear_validation_mean"),
     ],
 )
 def test_what_does_not_compare_is_refused_and_changes_nothing(two, change, said):
@@ -125,7 +133,7 @@ def test_figures_of_two_data_sets_are_not_compared(two):
 
 
 def test_an_archive_that_is_not_there(two):
-    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such archive of runs"):
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such archive of runs; wanted a runs.jsonl"):
         compare(out=two[0], add=[Path("nowhere.jsonl")])
 
 

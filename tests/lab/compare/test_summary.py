@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -172,13 +173,38 @@ def test_names_are_escaped(tmp_path):
         ({"budget": 0.0}, "--budget must be above 0 seconds"),
         ({"jobs": 0}, "jobs must be at least 1; got 0"),
         ({"losses": ["link"]}, "preset 'link' wants lam and beta"),
-        ({"table_only": True}, "none of the 6 runs of digits_tiny is in"),
+        ({"table_only": True}, "none of the 6 runs of digits_tiny is in .*; wanted one .*; got no runs"),
+        ({"table_only": True, "dry_run": True}, "--dry-run prints .* got it with --table-only"),
+        ({"add": [Path("runs.jsonl")], "dry_run": True}, "--dry-run prints .* got it with --add"),
+        ({"seeds": [7, 21, 7]}, "every seed must be named once; got 7 twice"),
         ({"seeds": 9}, "--seeds 9: a number says how many"),
     ],
 )
 def test_what_is_refused(tmp_path, options, said):
     with pytest.raises(ValueError, match=said):
         compare(**({"losses": ["dcl"], "out": tmp_path} | options))
+    assert not list(tmp_path.iterdir())  # the right call after it finds nothing in its way
+
+
+def test_a_loss_without_runs_is_no_baseline(tmp_path):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl")
+    fill(comparison, tmp_path, gains={"dcl": 9.0})
+    write_comparison(comparison_of(comparison.config, "infonce", "dcl", "hcl"), tmp_path / "small")
+    page = compare(out=tmp_path, table_only=True)
+    row = next(
+        line for line in (page.parent / "compare.md").read_text().splitlines() if line.startswith("| hcl")
+    )
+    assert "baseline" not in row
+    assert row.count("—") == 8
+    told = json.loads((page.parent / "compare.json").read_text())["advice"][1]
+    assert re.search(r"In recall at 1 \(\+.*\), vote .* \(\+.*\) and MAP@R \(\+.*\) dcl is better\.", told)
+
+
+def test_a_page_of_another_configuration_says_what_is_there(tmp_path):
+    made(tmp_path, "infonce", "dcl", seeds=[7])
+    with pytest.raises(ValueError, match=r"runs of digits_tiny is in .*; got runs of small$"):
+        compare(["dcl"], config="digits_tiny", out=tmp_path, table_only=True)
+    assert not (tmp_path / "digits_tiny").exists()
 
 
 def test_half_a_width_is_that_of_the_t_interval(tmp_path):

@@ -373,7 +373,7 @@ def test_an_archive_that_is_none_is_refused_with_its_line(tmp_path, script):
     run = finished(tmp_path, script, small_table(tmp_path))[0]
     shutil.rmtree(run.folder)
     (tmp_path / "full" / "runs.jsonl").write_text('{"run": "a/b/c"}\n[]\n')
-    with pytest.raises(ValueError, match="line 2: not the record of a run"):
+    with pytest.raises(ValueError, match=r"line 2: not the record of a run; wanted a JSON .*; got \[\]$"):
         read_record(run, "run.yaml")
 
 

@@ -1,18 +1,23 @@
 """The page of a table in a browser: what it says first, and tables wider than the window."""
 
+import json
+
 import pytest
 from lab.reproduce.test_curves import filled
 
 from weince.lab.reproduce import reproduce
+from weince.lab.reproduce.page import Drawn, narrow
 
 
 @pytest.fixture(scope="module")
 def page_of_trial(tmp_path_factory):
-    """A trial of two losses with long names."""
+    """A trial of two losses, one with a long name, and two temperatures of each."""
     folder = tmp_path_factory.mktemp("page")
     long = "a loss whose name, with all that was changed in it, is as long as the names of our own tables are"
     losses = {"InfoNCE": {"set": {"loss.preset": "infonce"}}, long: {"set": {"loss.preset": "paper"}}}
-    filled(folder, losses=losses, set={"epochs": 3}, shows="Whether names may be long.")
+    tries = [{"loss.temperature": 0.5}, {"loss.temperature": 0.2}]
+    shows = "This table shows whether names may be long."
+    filled(folder, losses=losses, tries=tries, choose_by="linear", set={"epochs": 3}, shows=shows)
     return reproduce(str(folder / "small.yaml"), out=folder, epochs=3, table_only=True)
 
 
@@ -23,7 +28,7 @@ def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
     page.goto(page_of_trial.as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     opening, warning = (page.locator("header p").nth(place) for place in (0, 1))
-    assert opening.inner_text() == "Whether names may be long."
+    assert opening.inner_text() == "This table shows whether names may be long."
     assert (
         warning.inner_text() == "A trial of 3 epochs instead of the configured number: no figure to report."
     )
@@ -32,6 +37,8 @@ def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
     assert wide.get_attribute("tabindex") == "0"
     scrolls = wide.evaluate("t => t.scrollWidth > t.clientWidth")
     assert scrolls is (width == 390)
+    hint = wide.locator("caption").evaluate("c => getComputedStyle(c, '::after').content")
+    assert ("scroll sideways for more" in hint) is scrolls
     # Where it ends, there is a shadow as long as there is more behind it: the last of the four backgrounds.
     assert wide.evaluate("t => getComputedStyle(t).backgroundAttachment") == "local, local, scroll, scroll"
     if scrolls:
@@ -47,9 +54,34 @@ def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
     context.close()
 
 
+def test_the_page_leaves_out_columns_that_say_the_same_of_every_line():
+    header = "row", "loss", "configuration", "measured"
+    lines = ("a", "x", "as configured", "1"), ("a", "y", "as configured", "2")
+    assert narrow(Drawn("Vote", header, lines)) == (
+        "Vote, a", ("loss", "measured"), (("x", "1"), ("y", "2")),
+    )  # fmt: skip
+    tuned = Drawn("Vote", header, (*lines, ("b", "x", "temperature 0.2", "3")))
+    assert narrow(tuned) == tuned
+    one = narrow(Drawn("Vote", header, (lines[0], ("a", "x", "temperature 0.2", "3"))))
+    assert one.header == ("loss", "configuration", "measured")
+
+
 def test_a_table_without_a_sentence_of_its_own_has_one(tmp_path):
     filled(tmp_path)
     folder = reproduce(str(tmp_path / "small.yaml"), out=tmp_path, table_only=True).parent
     text = (folder / "table.md").read_text().splitlines()
-    assert text[2] == "2 losses on digits\\_small, compared with InfoNCE seed by seed."
+    assert text[2] == "This table compares 2 losses on digits\\_small with InfoNCE, seed by seed."
     assert "trial" not in "\n".join(text)
+
+
+@pytest.mark.parametrize(("seeds", "tested"), [([7, 21], True), ([7], False)])
+def test_a_p_value_takes_two_seeds(tmp_path, seeds, tested):
+    *_, last = filled(tmp_path, seeds=seeds)[1]
+    found = json.loads(last.result.read_text())
+    last.result.write_text(json.dumps(found | {"linear_test_mean": 57.0}))  # or all differences are the same
+    folder = reproduce(str(tmp_path / "small.yaml"), out=tmp_path, table_only=True).parent
+    for name in ("table.md", "index.html"):
+        text = (folder / name).read_text()
+        assert ("p is not corrected" in text) is tested
+        assert ("they allow no test" in text) is not tested
+        assert "1.000" not in text

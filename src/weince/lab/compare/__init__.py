@@ -102,6 +102,9 @@ def compare(
             if slurm
             else f"--budget must be above 0 seconds; got {budget:g}"
         )
+    if dry_run and (add or table_only):
+        other = "--add" if add else "--table-only"
+        raise ValueError(f"--dry-run prints the runs and stops; wanted it alone; got it with {other}")
     check_folder(out)
     start_nothing = table_only or bool(add) or dry_run
     comparison = _asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set, out)
@@ -115,9 +118,13 @@ def compare(
     if dry_run:
         sweep.show(jobs)
         return out / comparison.name
-    write_comparison(comparison, out / comparison.name)
     if start_nothing:
-        return sweep.write(command or "weince compare", {})
+        path = sweep.write(command or "weince compare", {})
+        write_comparison(
+            comparison, path.parent
+        )  # not before: a call without a single run leaves nothing behind
+        return path
+    write_comparison(comparison, out / comparison.name)
     options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
     failed = sweep.fill(budget, options, check=not slurm)
     sweep.time_losses((slurm_options or {}) if slurm else None)

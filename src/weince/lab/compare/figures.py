@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from weince.diagnose.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend, shorten
+from weince.diagnose.style import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend, shorten
 from weince.lab.compare.grid import Comparison
 from weince.lab.compare.summary import Done, Point, Summary, capital
 
@@ -107,7 +107,7 @@ def _dots(
     with gallery.panel(f"seeds-{figure}", caption, height=0.9 + 0.27 * len(lines)) as panel:
         ax = panel.ax
         for place, line in enumerate(lines):
-            colour = INK if line.loss == comparison.baseline else BLUE
+            colour, marker = _look(comparison, line.loss)
             ax.plot(
                 [line.measured[figure].mean] * 2, [place - 0.32, place + 0.32], color=colour, linewidth=2.2
             )
@@ -117,7 +117,7 @@ def _dots(
             for number, one in enumerate(of_loss):
                 shift = 0.12 * (number - (len(of_loss) - 1) / 2)
                 (dot,) = ax.plot(
-                    one.figure(figure), place + shift, "o", color=colour, markersize=4.5, alpha=0.75
+                    one.figure(figure), place + shift, marker, color=colour, markersize=4.5, alpha=0.75
                 )
                 dot.set_gid(f"dot{len(titles)}")
                 titles[f"dot{len(titles)}"] = told(one, words[line.loss], comparison.task.figures)

@@ -52,6 +52,9 @@ class Comparison:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
         if not self.level_within > 0:
             raise ValueError(f"--level-within must be above 0 points; got {self.level_within}")
+        twice = [seed for number, seed in enumerate(self.seeds) if seed in self.seeds[:number]]
+        if twice:
+            raise ValueError(f"every seed must be named once; got {twice[0]} twice")
         if self.try_epochs is not None and self.try_epochs < 1:
             raise ValueError(f"--try-epochs must be at least 1; got {self.try_epochs}")
         owned = [name for name in self.set if name.partition(".")[0] in ("loss", "seed", "out")]
@@ -197,7 +200,8 @@ def joined(before: Comparison, now: Comparison) -> Comparison:
         had, wants = getattr(before, what), getattr(now, what)
         if had != wants:
             raise ValueError(
-                f"the comparison that is there has {what} {_said(had)}, this one {_said(wants)}: choose another --out"
+                f"{what.replace('_', ' ')} must be {_said(had)}, as in the comparison that is there; "
+                f"got {_said(wants)}: for another recipe choose another --out"
             )
     losses = {**before.losses, **now.losses}
     for name in before.losses.keys() & now.losses.keys():

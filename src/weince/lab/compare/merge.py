@@ -17,7 +17,7 @@ from weince.lab.configure import LossConfig
 from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
 from weince.lab.reproduce.tables import MEASURES
-from weince.lab.reproduce.tasks import task_of
+from weince.lab.reproduce.tasks import Task, task_of
 
 PROTOCOL = {
     "fingerprint": "data fingerprint",
@@ -44,12 +44,12 @@ def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: 
     Returns:
         The runs that were found.
     """
-    wanted, result = _identities(runs), runs[0].result.name
+    wanted, result, task = _identities(runs), runs[0].result.name, task_for(runs[0])
     found: dict[str, Files] = {}
     taken = []
     for archive in archives:
         other = 0
-        for files in _read(archive, result).values():
+        for files in _read(archive, task).values():
             run = wanted.get(_recorded_identity(files["run.yaml"]))
             if run is None or run.name in found:
                 continue
@@ -88,7 +88,9 @@ def add(
         ValueError: A record has other data, another recipe or another protocol. Nothing is changed then.
     """
     result = MEASURES[comparison.task.measure].file
-    theirs = [(path, name, files) for path in archives for name, files in _read(path, result).items()]
+    theirs = [
+        (path, name, files) for path in archives for name, files in _read(path, comparison.task).items()
+    ]
     evaluations = [(f"{path}, {name}", files[result]) for path, name, files in theirs]
     check_protocol([*(("this comparison", one) for one in ours[:1]), *evaluations])
     recipe = settings_of(plan(comparison.tries_table(), out)[0])
@@ -130,7 +132,8 @@ def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: se
         if _of(found, key) != value
     ]
     if found["epochs"] not in epochs:
-        differs.append(f"epochs {found['epochs']}, not {' or '.join(map(str, sorted(epochs)))}")
+        wanted_epochs = " or ".join(map(str, sorted(epochs)))
+        differs.append(f"epochs {found['epochs']}, not {wanted_epochs} (--try-epochs is for shorter tries)")
     if differs:
         raise ValueError(f"{name}: another recipe: it has {'; '.join(differs)}")
 
@@ -176,16 +179,27 @@ def _every_run(comparison: Comparison, out: Path) -> list[Run]:
     return [*plan(tries, out), *plan(replace(tries, set=comparison.set, seeds=comparison.seeds), out)]
 
 
-def _read(path: Path, result: str) -> dict[str, Files]:
-    """The runs of an archive, which must have been judged."""
+def _read(path: Path, task: Task) -> dict[str, Files]:
+    """The runs of an archive, which must have been judged by the figure that a comparison chooses by."""
+    measure = MEASURES[task.measure]
+    result, figure = measure.file, measure.validation.format(task.main)
     path = path / ARCHIVE if path.is_dir() else path
     if not path.is_file():
-        raise ValueError(f"{path}: no such archive of runs")
+        raise ValueError(f"{path}: no such archive of runs; wanted a {ARCHIVE}, or a folder with one")
     found = read_archive(path)
     for name, files in found.items():
         missing = [needed for needed in ("run.yaml", result) if needed not in files]
         if missing:
-            raise ValueError(f"{path}: the run {name} has no {missing[0]}")
+            raise ValueError(
+                f"{path}: wanted run.yaml and {result} of every run; got {name}, which has no {missing[0]}"
+            )
+        wrong = [needed for needed in ("run.yaml", result) if not isinstance(files[needed], Mapping)]
+        if wrong:
+            raise ValueError(
+                f"{path}: {wrong[0]} of the run {name} must be names with values; got {files[wrong[0]]!r}"
+            )
+        if _of(files[result], measure.keys.get(figure, figure)) is None:
+            raise ValueError(f"{path}: {result} of the run {name} wants {figure}, to choose by; got none")
     return found
 
 

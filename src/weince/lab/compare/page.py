@@ -152,14 +152,14 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
         "cannot tell: neither.",
     ]
     reach = [
-        f"{comparison.task.figures[figure].words} {smallest:.2f} (standard deviation of a difference "
+        f"{comparison.task.figures[figure].words}: {smallest:.2f} (standard deviation of a difference "
         f"{verdict.spreads[figure].deviation:.2f})"
         for figure, smallest in summary.smallest.items()
     ]
     if reach:
         notes.append(
-            "Smallest difference that these seeds show with 80 % power at Holm's first step, the hardest: "
-            f"{'; '.join(reach)}."
+            "Smallest difference that these seeds show with 80 % power at Holm's first step, the hardest. "
+            f"{capital('; '.join(reach))}."
         )
     return notes
 
@@ -171,7 +171,7 @@ def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str])
     pairs = [column for figure in figures for column in (names[figure], f"{names[figure]}, difference")]
     rows = [
         [line.loss, line.words, str(max((one.n for one in line.measured.values()), default=0))]
-        + [cell for f in figures for cell in (_value(line.measured.get(f)), _word(line.judged.get(f)))]
+        + [cell for f in figures for cell in (_value(line.measured.get(f)), _word(comparison, line, f))]
         for line in summary.lines
     ]
     parts = [f"# Which loss? {plain(comparison.name)}", "", *map(plain, summary.advice), ""]
@@ -195,9 +195,12 @@ def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str])
     return "\n".join(parts) + "\n"
 
 
-def _word(one: Judged | None) -> str:
-    """A difference with its word, as a cell."""
-    return "baseline" if one is None else f"{_against(one)}, {one.word}"
+def _word(comparison: Comparison, line: Line, figure: str) -> str:
+    """The difference of a loss with its word, as a cell."""
+    if line.loss == comparison.baseline:
+        return "baseline"
+    one = line.judged.get(figure)
+    return "—" if one is None else f"{_against(one)}, {one.word}"
 
 
 def as_json(

@@ -286,7 +286,7 @@ def advise(
 ) -> tuple[str, str]:
     """What the reader should do, and how far the seeds carry."""
     main = comparison.task.main
-    unfinished = "Unfinished: runs are missing, and the same command goes on with them. " if missing else ""
+    unfinished = "Unfinished: runs are missing; the same command again runs them. " if missing else ""
     base = next(line for line in lines if line.loss == comparison.baseline)
     others = [line for line in lines if main in line.judged]
     if main not in base.measured or not others:
@@ -320,12 +320,17 @@ def _choice(comparison: Comparison, base: Line, others: Sequence[Line]) -> str:
 
 
 def _others_said(others: Sequence[Line], main: str) -> str:
-    words = {"level": "level", "worse": "worse", "cannot tell": "not told apart"}
+    called = {
+        word: [line.loss for line in others if line.judged[main].word == word]
+        for word in ("level", "worse", "cannot tell")
+    }
+    open_ = called.pop("cannot tell")
     said = [
-        f"{_and(names)} {'is' if len(names) == 1 else 'are'} {called}"
-        for word, called in words.items()
-        if (names := [line.loss for line in others if line.judged[main].word == word])
+        f"{_and(names)} {'is' if len(names) == 1 else 'are'} {word}"
+        for word, names in called.items()
+        if names
     ]
+    said += [f"for {_and(open_)} these seeds cannot tell"] if open_ else []
     return f" ({'; '.join(said)})" if said else ""
 
 
@@ -336,7 +341,7 @@ def _reach(
     smallest: Mapping[str, float],
     seeds: int,
 ) -> str:
-    said = []
+    gains: dict[str, list[str]] = {}
     main, figures = comparison.task.main, comparison.task.figures
     for figure, called in figures.items():
         better = [
@@ -344,8 +349,10 @@ def _reach(
         ]
         if better:
             best = max(better, key=lambda line: line.judged[figure].difference)
-            said.append(f"in {called.words} {best.loss} is better by {best.judged[figure].difference:.2f}")
-    also = f"{capital('; '.join(said))}. " if said else ""
+            gain = f"{called.words} ({best.judged[figure].difference:+.2f})"
+            gains.setdefault(best.loss, []).append(gain)
+    said = "; ".join(f"in {_and(of)} {loss} is better" for loss, of in gains.items())
+    also = f"{capital(said)}. " if said else ""
     if main not in smallest:
         return also.strip()
     said_of = (
@@ -356,7 +363,7 @@ def _reach(
         comparison.level_within, verdict.spreads[main], len(others) + 1, verdict.comparisons
     )
     if any(line.judged[main].word == "cannot tell" for line in others) and needed and needed > seeds:
-        said_of += f"; for one of {comparison.level_within:g} it takes about {needed}"
+        said_of += f"; run about {needed} to show one of {comparison.level_within:g}"
     return f"{also}{said_of}."
 
 

@@ -13,7 +13,7 @@ from weince.lab.compare.summary import choose, cost_of_run, summarise
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, epochs_of, plan
-from weince.lab.reproduce.records import keep_records
+from weince.lab.reproduce.records import ARCHIVE, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
 from weince.lab.reproduce.sweep import carry_out
 from weince.lab.reproduce.tables import Table
@@ -169,7 +169,10 @@ class Sweep:
         runs = list({run.folder: run for run in (*self.tries, *seeds)}.values())
         records = self.records(runs)
         if not records:
-            raise ValueError(f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}")
+            raise ValueError(
+                f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}; wanted one that is "
+                f"finished and has these settings; got {self._there()}"
+            )
         merge.check_protocol([(name, record) for name, record in records.items()])
         done = [run for run in runs if run.name in records]
         missing = self.missing(seeds)
@@ -182,6 +185,13 @@ class Sweep:
             first = next(iter(failed.values()))
             raise ValueError(f"{len(failed)} runs failed, the page without them is {path}; {first}")
         return path
+
+    def _there(self) -> str:
+        """What the folder has instead of the runs that are wanted, in words."""
+        archive = self.out / ARCHIVE
+        named = [name.partition("/")[0] for name in (read_archive(archive) if archive.is_file() else ())]
+        named += [path.name for path in (self.out / "runs").glob("*") if path.is_dir()]
+        return f"runs of {', '.join(sorted(set(named)))}" if named else "no runs"
 
     def time_losses(self, slurm_options: Mapping[str, Any] | None) -> None:
         """Time the chosen try of each loss where its record does not say, if there is time left.

@@ -142,7 +142,8 @@ def _page(
     begun = {_cell(run) for run in runs if run.folder in records or run.name in failed}
     shown = [run for run in runs if _cell(run) in begun]
     summary = aggregate(table, shown, records)
-    warning = f"A trial of {epochs} epochs instead of the configured number: no figure to report."
+    length = f"{epochs} epoch{'s' * (epochs != 1)}"
+    warning = f"A trial of {length} instead of the configured number: no figure to report."
     return Page(
         table.title,
         table.opening,
@@ -242,6 +243,6 @@ def _overhead(out: Path, device: str | None, command: str, dry_run: bool) -> Pat
     check_writable(out / "overhead")
     facts = {"hardware": execute.hardware(device or "auto"), "commit": execute.commit(), "command": command}
     notes = ("One forward and one backward pass of the loss alone, on embeddings that are there already.",)
-    opening = "What the losses cost on this machine, beside what the paper reports."
+    opening = "This table shows what the losses cost on this machine, beside what the paper reports."
     page = Page(OVERHEAD, opening, "InfoNCE", overhead(device), facts, notes=notes)
     return write_page(page, out / "overhead")

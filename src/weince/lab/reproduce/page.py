@@ -47,6 +47,7 @@ HEADER = (
     "p",
 )
 NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
+AS_IS = "as configured"
 PERCENT = MEASURES["evaluation"].figures
 
 
@@ -101,7 +102,7 @@ def cells(line: Line) -> tuple[str, ...]:
     return (
         line.row,
         line.loss,
-        line.tried or "as configured",
+        line.tried or AS_IS,
         text_or_dash(line.reported, digits),
         text_or_dash(line.measured, digits),
         n if n == str(line.planned) else f"{n} of {line.planned}",
@@ -142,10 +143,16 @@ def reading_notes(summary: Summary, choose_by: str) -> list[str]:
             f"{choose_by} over the seeds that all of its configurations have; test figures "
             "decide nothing. The column validation has that figure under every heading."
         )
-    if any(line.against for line in summary.chosen):
+    against = [line.against for line in summary.chosen if line.against]
+    if against:
+        tested = any(math.isfinite(one.p_value) for one in against)
         notes.append(
-            "Against the baseline: paired over the seeds that both have, two-sided t-test; p is not corrected for "
-            "the number of comparisons."
+            "Against the baseline: paired over the seeds that both have"
+            + (
+                ", two-sided t-test; p is not corrected for the number of comparisons."
+                if tested
+                else "; they allow no test."
+            )
         )
     return notes + spread_notes(summary)
 
@@ -201,6 +208,24 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
     return drawn
 
 
+def narrow(table: Drawn) -> Drawn:
+    """A table as a small screen wants it, without columns that say the same of every line.
+
+    A configuration that all lines share is named in the heading instead.
+    """
+    every = dict(zip(table.header, zip(*table.rows, strict=True), strict=True))
+    rows, tried = set(every["row"]), set(every["configuration"])
+    left_out = {
+        name for name, alone in (("row", len(rows) == 1), ("configuration", tried == {AS_IS})) if alone
+    }
+    kept = [i for i, name in enumerate(table.header) if name not in left_out]
+    return Drawn(
+        f"{table.name}, {rows.pop()}" if len(rows) == 1 else table.name,
+        tuple(table.header[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in table.rows),
+    )
+
+
 def markdown(page: Page) -> str:
     """The table in Markdown."""
     parts = [f"# {plain(page.title)}", "", plain(page.opening), ""]
@@ -253,8 +278,10 @@ def html(page: Page) -> str:
         .render(
             page=page,
             numeric=NUMERIC,
-            chosen=by_figure(page.summary.chosen),
-            tries=by_figure(page.summary.tries) if page.summary.tries != page.summary.chosen else (),
+            chosen=[narrow(table) for table in by_figure(page.summary.chosen)],
+            tries=[narrow(table) for table in by_figure(page.summary.tries)]
+            if page.summary.tries != page.summary.chosen
+            else (),
             drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
         )
     )

@@ -102,8 +102,12 @@ def read_archive(path: Path) -> dict[str, dict[str, Any]]:
             try:
                 files = dict(json.loads(line))
                 found[str(files.pop("run"))] = files
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{path}, line {number}: not the record of a run: {error!r}") from None
+            except (ValueError, TypeError, KeyError):
+                got = line.strip()
+                raise ValueError(
+                    f"{path}, line {number}: not the record of a run; wanted a JSON object with the key run; "
+                    f"got {got[:60] + '...' * (len(got) > 60)}"
+                ) from None
     return found
 
 

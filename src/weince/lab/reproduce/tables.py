@@ -141,9 +141,8 @@ class Table:
     def opening(self) -> str:
         """One sentence that says what the table shows."""
         rows = ", ".join(Path(row).stem for row in self.rows)
-        return (
-            self.shows or f"{len(self.losses)} losses on {rows}, compared with {self.baseline} seed by seed."
-        )
+        compared = f"{len(self.losses)} losses on {rows} with {self.baseline}, seed by seed"
+        return self.shows or f"This table compares {compared}."
 
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
