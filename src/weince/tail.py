@@ -205,15 +205,17 @@ def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
     dropped = (size * config.drop).floor().clamp_min(1) if config.drop else torch.zeros_like(size)
     used = (rank > dropped) & (rank <= size)
     points = wide(used.sum(1, keepdim=True).clamp_min(1))
+    mask = wide(used)  # a product with truth values would convert them each time
 
     # Shifted by the smallest, so that equal shortfalls have no spread at all; 0 beyond an anchor's negatives.
     log_d = wide(hardest.clamp(config.eps, LARGEST)).log()
-    log_d = (log_d - log_d[:, :1]) * used
+    log_d = _centred((log_d - log_d[:, :1]) * mask, mask, points)
+    sxx = _dot(log_d, log_d)
     log_f = torch.where(used, rank / (size + 1), 0.5).log()
-    weibull = _line(log_d, log_f, used, points)
-    gumbel = _line(log_d, log_f.neg().log(), used, points)
+    weibull = _line(log_d, sxx, _centred(log_f, mask, points))
+    gumbel = _line(log_d, sxx, _centred(log_f.neg().log(), mask, points))
 
-    made = (points >= FEWEST_POINTS) & (weibull.sxx > FLOOR)
+    made = (points >= FEWEST_POINTS) & (sxx > FLOOR)
     daic = points * (gumbel.sse.log() - weibull.sse.log())  # the terms of the AIC that do not cancel
     return TailFit(
         beta=torch.where(made, weibull.slope.clamp_min(0), 0.0).squeeze(1),
@@ -227,18 +229,19 @@ def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
 class _Line(NamedTuple):
     slope: Tensor
     sse: Tensor
-    sxx: Tensor
     syy: Tensor
 
 
-def _line(x: Tensor, y: Tensor, used: Tensor, points: Tensor) -> _Line:
-    """Least squares of ``y`` on ``x`` with an intercept, row by row, over the used entries; ``(a, 1)`` each."""
-    x = (x - x.sum(1, keepdim=True) / points) * used
-    y = (y - (y * used).sum(1, keepdim=True) / points) * used
-    sxx = _dot(x, x)
+def _line(x: Tensor, sxx: Tensor, y: Tensor) -> _Line:
+    """Least squares of ``y`` on ``x``, both centred, row by row; ``(a, 1)`` each."""
     slope = _dot(x, y) / sxx.clamp_min(FLOOR)
     residual = y - slope * x
-    return _Line(slope, _dot(residual, residual).clamp_min(FLOOR), sxx, _dot(y, y))
+    return _Line(slope, _dot(residual, residual).clamp_min(FLOOR), _dot(y, y))
+
+
+def _centred(values: Tensor, mask: Tensor, points: Tensor) -> Tensor:
+    """Less their mean, row by row, over the entries where the mask is 1; 0 elsewhere."""
+    return (values - (values * mask).sum(1, keepdim=True) / points) * mask
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -24,17 +24,10 @@ def test_same_as_sorting_everything(rows, columns, share, ties, dtype, seed):
     assert torch.equal(smallest(values, k), values.sort(dim=1).values[:, :k])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_rows_whose_smallest_values_stand_together(threads):
+def test_rows_whose_smallest_values_stand_together():
     """All in one run of columns that is sorted at a time, instead of spread over all runs."""
-    before = torch.get_num_threads()
-    values = torch.cat([torch.rand(20, 600), 1 + torch.rand(20, 4000)], 1)
-    torch.set_num_threads(threads)
-    try:
-        found = smallest(values, 700)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found, values.sort(dim=1).values[:, :700])
+    values = torch.cat([torch.rand(3, 600), 1 + torch.rand(3, 4000)], 1)
+    assert torch.equal(smallest(values, 700), values.sort(dim=1).values[:, :700])
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -17,7 +17,7 @@ from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
 from weince.engines.dense import BLOCK
 from weince.engines.smallest import least
 from weince.engines.survey import Hardest
-from weince.engines.tile import Part, PartSum, Tile
+from weince.engines.tile import NEAR, Part, PartSum, Tile
 from weince.links import FunctionLink, Link
 from weince.scores import first_order, free_to_look, no_autocast, product, shortfalls
 from weince.tail import TailConfig
@@ -104,9 +104,20 @@ class Chunked(Engine):
         self.sharp = self.need.tail is not None
         self.thresholds: dict[int, Tensor] = {}
         self.found: Hardest | None = None
-        self.near: Near | None = None  # where another engine found them
+        self.near: Near | None = None  # where they are known
         if self.need.tail is not None:
             self.stats = self.find(self.need.tail, self.need.hardest).stats()
+            self.near = self._none_near()
+
+    def _none_near(self) -> "Near | None":
+        """That no candidate is near the cap, if the survey tells; then later sweeps need not look."""
+        anchors = self.contest.anchors
+        if self.stats is None or self.contest.labels is not None or not free_to_look(anchors):
+            return None
+        if not self.stats.rho.amin() >= NEAR:
+            return None
+        none = anchors.new_empty(len(anchors), 0)
+        return Near(none.long(), none)
 
     def visits(self) -> Iterator[Visit]:
         """All candidates in turn: here, all at once."""

@@ -17,7 +17,7 @@ from weince.engines.tile import Part, PartSum, Tile, few_take_part
 from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
 
-BLOCK = 1 << 18
+BLOCK = 1 << 19
 """Scores worked on at a time on the CPU, so that they stay in its cache. A GPU takes all at once."""
 
 

@@ -7,9 +7,6 @@ reversed the elementwise minimum holds the smaller half of both and the maximum 
 """
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +21,6 @@ SAMPLE = 1 << 15
 NETWORK = 512
 """Values that NumPy sorts in one network."""
 
-WORTH_THREADS = 1 << 16
-"""Values from which on sorting takes longer than waking threads for it."""
-
 
 def smallest(values: Tensor, k: int) -> Tensor:
     """``(rows, columns)`` to the ``(rows, k)`` smallest of each row, sorted upwards."""
@@ -38,29 +32,12 @@ def smallest(values: Tensor, k: int) -> Tensor:
 
 @torch.library.custom_op("weince::smallest", mutates_args=(), device_types="cpu")
 def _on_cpu(values: Tensor, k: int) -> Tensor:
-    array, threads = values.numpy(), torch.get_num_threads()
-    if threads == 1 or array.size < WORTH_THREADS:
-        return torch.from_numpy(_of_rows(array, k=k))
-    shares = _pool(threads).map(partial(_of_rows, k=k), np.array_split(array, threads))
-    return torch.from_numpy(np.concatenate(list(shares)))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads to sort in. NumPy sorts in the one that calls it, and lets others run meanwhile."""
-    return ThreadPoolExecutor(threads, "weince")
-
-
-if hasattr(os, "register_at_fork"):  # a forked process inherits the pool, but none of its threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-def _of_rows(array: "NDArray[Any]", *, k: int) -> "NDArray[Any]":
-    rows, columns = array.shape
+    rows, columns = values.shape
     runs = 1 << max(0, (columns // k).bit_length() - 1)  # a power of two, so that runs merge in pairs
     while -(-columns // runs) > NETWORK:
         runs *= 2
     missing = -columns % runs
+    array = values.numpy()
     if missing:
         array = np.pad(array, ((0, 0), (0, missing)), constant_values=np.inf)
     ordered = np.sort(array.reshape(rows, runs, -1), axis=2)
@@ -69,8 +46,8 @@ def _of_rows(array: "NDArray[Any]", *, k: int) -> "NDArray[Any]":
         likely = ordered[:, :, :most]
         found = _merged(likely, k)
         if (found[:, -1] <= likely[:, :, -1].min(axis=1)).all():
-            return np.ascontiguousarray(found)
-    return np.ascontiguousarray(_merged(ordered, k))
+            return torch.from_numpy(np.ascontiguousarray(found))
+    return torch.from_numpy(np.ascontiguousarray(_merged(ordered, k)))
 
 
 def _merged(runs: "NDArray[Any]", k: int) -> "NDArray[Any]":
