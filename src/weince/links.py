@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from weince.scores import free_to_look
+from weince.scores import free_to_look, unseen
 
 Scalar = float | Tensor
 
@@ -163,7 +163,8 @@ class SoftmaxLink(Link):
         check_positive("temperature", self.temperature)
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        return (1 - shortfall) / column(self.temperature, shortfall)
+        temperature, score = column(self.temperature, shortfall), 1 - shortfall
+        return score.div_(temperature) if unseen() else score / temperature
 
     def slope(self, shortfall: Tensor) -> Tensor:
         return (shortfall.new_ones(()) / column(self.temperature, shortfall)).expand_as(shortfall)
@@ -214,10 +215,11 @@ class ShortfallLink(Link):
         check_endpoint(self.endpoint)
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        return -column(self.beta, shortfall) * self._gap(shortfall).clamp_min(self.eps).log()
+        gap, slope = self._gap(shortfall).clamp_min(self.eps), -column(self.beta, shortfall)
+        return gap.log_().mul_(slope) if unseen() else gap.log() * slope
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        return _inverse(self._gap(shortfall), self.eps) * column(self.beta, shortfall)
+        return _inverse(self._gap(shortfall), self.eps).mul_(column(self.beta, shortfall))
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         return shortfall if self.endpoint == 1 else shortfall + (self.endpoint - 1)
@@ -283,11 +285,14 @@ class BlendLink(Link):
 
     def logit(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        return (1 - shortfall) * gumbel - self._gap(shortfall).log() * weibull
+        gap = self._gap(shortfall)
+        if unseen():  # the same in one place
+            return gap.log_().mul_(-weibull).addcmul_(shortfall, gumbel, value=-1).add_(gumbel)
+        return (1 - shortfall) * gumbel - gap.log() * weibull
 
     def slope(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        return _inverse(shortfall, self.eps, self.offset) * weibull + gumbel
+        return _inverse(shortfall, self.eps, self.offset).mul_(weibull).add_(gumbel)
 
     def _weights(self, shortfall: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the score and of minus the logarithm, per anchor or for all."""
@@ -296,8 +301,7 @@ class BlendLink(Link):
         return (1 - lam) / column(self.temperature, shortfall), lam * beta
 
     def _gap(self, shortfall: Tensor) -> Tensor:
-        gap = shortfall.clamp_min(self.eps)
-        return gap + self.offset if self.offset else gap
+        return shortfall.clamp_min(self.eps).add_(self.offset)
 
     @property
     def offset(self) -> float:

@@ -25,6 +25,16 @@ def free_to_look(values: Tensor) -> bool:
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+"""Whether torch.func is at work; without an answer, it may be."""
+
+
+def unseen() -> bool:
+    """Whether neither autograd nor torch.func nor a compiler looks on, so that a value of one's own may be
+    overwritten. On a CPU that takes half the time: memory for another value is slow to come."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform())
+
+
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Keeps what runs under it in the dtype of its inputs."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

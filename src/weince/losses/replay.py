@@ -84,7 +84,7 @@ def _may_replay(batch: Batch) -> bool:
         and torch.is_grad_enabled()
         and any(value.requires_grad for value in batch.values())
         and not torch.cuda.is_current_stream_capturing()
-        and not torch._C._are_functorch_transforms_active()
+        and not scores.in_transform()
         and not torch.is_anomaly_enabled()
     )
 

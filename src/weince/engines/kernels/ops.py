@@ -17,7 +17,7 @@ from torch import Tensor
 from weince.engines.kernels import launch
 from weince.engines.kernels.launch import Near, Pairs, Roles, Sums
 from weince.engines.kernels.shapes import operand_shape
-from weince.scores import first_order
+from weince.scores import first_order, in_transform
 from weince.tail import TailConfig
 
 
@@ -326,9 +326,6 @@ def apart(anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool
     found: Tensor = _Apart.apply(anchors, candidates, positive, symmetric)  # type: ignore[no-untyped-call]
     return found
 
-
-in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-"""Whether torch.func is at work; without an answer, it may be."""
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
