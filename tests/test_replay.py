@@ -116,6 +116,13 @@ def test_what_waits_for_the_device_is_found_without_a_capture(waits):
         waits(value)
 
 
+def test_what_does_not_wait_may_run():
+    flags, place = torch.ones(3, dtype=torch.bool), torch.tensor([1])
+    with replay.NoWaiting():
+        flags[place] = flags[place].logical_not()
+        assert torch.ones(3).masked_fill(flags, 2).where(flags, 0).sum().add(1).ndim == 0
+
+
 def test_who_may_be_replayed():
     assert InfoNCELoss()._may_replay()
     assert not InfoNCELoss(graph=False)._may_replay()

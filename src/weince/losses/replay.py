@@ -148,12 +148,15 @@ class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = function.overloadpacket.__name__
         result = function(*args, **(kwargs or {}))
-        tensors = [value for value in tree_leaves((args, result)) if isinstance(value, Tensor)]
-        by_mask = name.startswith("index") and any(one.dtype == torch.bool for one in tensors[1:-1])
-        moved = len({value.device for value in tensors if value.ndim}) > 1  # from or to the host
+        by_mask = name.startswith("index") and any(one.dtype == torch.bool for one in _tensors(args[1]))
+        moved = len({one.device for one in _tensors((args, result)) if one.ndim}) > 1  # from or to the host
         if name in WAITING or by_mask or moved:
             raise RuntimeError(f"{name} waits for the device; got it in a loss that is to be recorded")
         return result
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 class _Use:
