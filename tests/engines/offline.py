@@ -20,7 +20,7 @@ from triton.runtime import driver
 
 from weince.engines.kernels import launch, own, relaunch, shapes
 from weince.engines.kernels.launch import Near, Pairs, Sums, roles_of
-from weince.engines.kernels.sums import BY_FUNCTION, LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
+from weince.engines.kernels.logits import BY_FUNCTION, LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
 from weince.links import FunctionLink
 from weince.tail import TailConfig
 

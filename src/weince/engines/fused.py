@@ -51,7 +51,7 @@ try:
     _missing = too_old(triton.__version__)
     if _missing is None:
         from weince.engines.kernels import launch as _launch
-        from weince.engines.kernels import ops, own, sums
+        from weince.engines.kernels import logits, ops, own
 
         scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
 except ImportError:
@@ -300,16 +300,16 @@ class Fused(Engine):
         return torch.stack([line.expand(width) for line in lines]), learn
 
     def _spec(self, part: Part, form: Form, limit: int) -> int:
-        bits = {"lse": sums.LSE, "sum": sums.SUM, "softplus": sums.SOFTPLUS}[part.kind].value
+        bits = {"lse": logits.LSE, "sum": logits.SUM, "softplus": logits.SOFTPLUS}[part.kind].value
         known = self.nearest_known and form.falls and part.among == "negatives" and part.kind == "lse"
         for bit, holds in (
-            (sums.SAME_VIEW, part.among == "same view"),
-            (sums.OF_POSITIVES, part.among == "positives"),
-            (sums.USES_B, form.b is not None),
-            (sums.USES_W, form.w is not None),
-            (sums.USES_V, form.v is not None),
-            (sums.TOP_KNOWN, known),
-            (sums.BY_FUNCTION, form.function > 0),
+            (logits.SAME_VIEW, part.among == "same view"),
+            (logits.OF_POSITIVES, part.among == "positives"),
+            (logits.USES_B, form.b is not None),
+            (logits.USES_W, form.w is not None),
+            (logits.USES_V, form.v is not None),
+            (logits.TOP_KNOWN, known),
+            (logits.BY_FUNCTION, form.function > 0),
         ):
             bits |= bit.value * holds
         return int(bits | limit << 12 | form.function << 16)

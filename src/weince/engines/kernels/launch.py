@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.kernels import fit, hardest, own, rows, sums, tiles
+from weince.engines.kernels.gradient import gradient_kernel
 from weince.engines.kernels.relaunch import launch
 from weince.engines.kernels.shapes import (
     INTERPRETED,
@@ -390,8 +391,8 @@ def apart_gradient(
 
 
 class Sums(NamedTuple):
-    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.sums`) with the key of its function in
-    :mod:`weince.engines.kernels.own` from bit 16 on, what their logarithms are taken of, coefficients
+    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.logits`) with the key of its function
+    in :mod:`weince.engines.kernels.own` from bit 16 on, what their logarithms are taken of, coefficients
     ``(sums * 1 or 4, 1 or anchors)`` and thresholds ``(., anchors)``."""
 
     spec: tuple[int, ...]
@@ -459,7 +460,7 @@ def gradient(
     grid = (parts_of(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
     for begin in range(0, columns, SPAN):
         launch(
-            sums.gradient_kernel, grid, tensors,
+            gradient_kernel, grid, tensors,
             (rows, columns, begin, min(begin + SPAN, columns), d, *roles.strides, *asked.cap),
             {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "FLAGS": FLAGS, "FROM_ROWS": from_rows,
              "FROM_COLS": from_cols, "ADD": begin > 0},

@@ -1,0 +1,271 @@
+# mypy: ignore-errors
+# ruff: noqa: RUF005 - Triton does not know what it proposes
+"""The gradient of the sums by anchors and candidates, in a second pass over the tiles. ``logits.py`` says what a sum is."""
+
+import triton
+import triton.language as tl
+
+from weince.engines.kernels.logits import (
+    BY_FUNCTION,
+    KIND,
+    LSE,
+    OF_POSITIVES,
+    SAME_VIEW,
+    SUM,
+    USES_V,
+    USES_W,
+    by_function,
+    constant_of,
+    link_of,
+    logits,
+)
+from weince.engines.kernels.tiles import (
+    BY_VALUE,
+    IGNORE,
+    LN2,
+    LOG2E,
+    along,
+    anchor_roles,
+    fast_exp2,
+    fast_inverse,
+    fast_log2,
+    gap,
+    pair_roles,
+    part,
+    products,
+    sharpen,
+    shortfall,
+    span_of,
+    touches,
+    view_of,
+    wide_products,
+)
+
+
+@triton.jit
+def worth_of(link, values, weights, row, at, n_anchors, ONE: tl.constexpr):
+    """Constant of the logits of some anchors, relative to the sum, and ``g, w, v`` times the sum's weight; where a
+    function gives the logits, that weight instead of ``g``."""
+    inside = at < n_anchors
+    worth = tl.load(weights + row * n_anchors + at, mask=inside, other=0.0)
+    constant = constant_of(link, ONE)
+    if KIND & ONE == LSE:
+        value = tl.load(values + row * n_anchors + at, mask=inside, other=0.0)
+        # Without candidates there is nothing to weigh, whatever the logits are.
+        constant -= tl.where(value > float("-inf"), value, float("inf")) * LOG2E
+    by_score = link[0] * LN2 * worth
+    if BY_FUNCTION & ONE:
+        by_score = worth
+    return constant, by_score, link[2] * worth, link[3] * worth
+
+
+@triton.jit
+def pull_of(
+    link, worth, d, log_gap, log_rest, inv_gap, inv_rest, is_view,
+    ONE: tl.constexpr, FUNCTION: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Derivatives of a weighed sum by the scores of a tile, whoever takes part by role."""
+    slope = along(worth[1], ACROSS)
+    z = d
+    if BY_FUNCTION & ONE:
+        z, steepness, _ = by_function(worth[0], link, d, FUNCTION, ACROSS)
+        slope = slope * steepness
+    else:
+        if USES_W & ONE:
+            slope += along(worth[2], ACROSS) * inv_gap
+        if USES_V & ONE:
+            slope += along(worth[3], ACROSS) * inv_rest
+    pull = tl.zeros_like(d) + slope
+    if KIND & ONE != SUM:
+        if not BY_FUNCTION & ONE:
+            z = logits(worth[0], link, d, log_gap, log_rest, ONE, ACROSS)
+        if KIND & ONE == LSE:
+            pull = fast_exp2(z) * slope
+        else:
+            odds = fast_exp2(-tl.abs(z))
+            pull = tl.where(z < 0, odds, 1.0) * fast_inverse(1 + odds) * slope
+    if SAME_VIEW & ONE:
+        pull = tl.where(is_view, pull, 0.0)
+    if ONE >> 12 > 0:
+        pull = tl.where(d <= along(link[4], ACROSS), pull, 0.0)
+    return pull
+
+
+@triton.jit
+def gradient_kernel(
+    x, inv_x, y, inv_y,
+    positive_ptr, self_ptr, id_a, id_c, label_a, label_c, view_a, view_c, ignore_ptr,
+    near_cols, near_d, close_ptr, coefs, thresholds, values, weights, gradient,
+    n_rows, n_cols, begin, end, width, stride_a, stride_c, offset, lowest, floor,
+    BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, ROLES: tl.constexpr,
+    SPEC: tl.constexpr, ANY: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, EACH: tl.constexpr,
+    FUNCTION: tl.constexpr, NEAREST: tl.constexpr, FLAGS: tl.constexpr, FROM_ROWS: tl.constexpr,
+    FROM_COLS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the rows of ``x``, ``(rows, width)``: tiles of the derivative by scores, times ``y``, over some
+    columns.
+
+    ``values``, ``weights``: of every sum and anchor, the sum and what it is worth. ``FROM_ROWS``: the rows are
+    anchors. ``FROM_COLS``: the columns are. Both where all rows meet all rows: a tile then serves the pair in both
+    roles. Rows and columns beyond the last need no mask: their operands or their weights are 0. ``ADD``: to what is
+    there.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    first = tl.program_id(1) * DB
+    inv_rows = tl.load(inv_x + rows)
+    a = part(x, rows, 0, PARTS * DP, DB)
+    a_low = a
+    if PARTS == 2:
+        a_low = part(x, rows, DP, PARTS * DP, DB)
+    own = (rows, rows, rows, rows)
+    close_rows = 0
+    links = ()
+    worths = ()
+    view = rows
+    if SAME_VIEW & ANY:  # which of the two it is says nothing: a row is of the same view in both roles
+        view = view_of(view_a if FROM_ROWS else view_c, rows, n_rows)
+    if FROM_ROWS:
+        own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+        if NEAREST > 0:
+            close_rows = tl.load(close_ptr + tl.program_id(0) * BM // FLAGS)
+            if BM > FLAGS:
+                close_rows += tl.load(close_ptr + tl.program_id(0) * BM // FLAGS + 1)
+        for k in tl.static_range(SUMS):
+            own_link = link_of(coefs, thresholds, k * FORM, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF, EACH)
+            links = links + (own_link,)
+            worths = worths + (
+                worth_of(own_link, values, weights, k, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF),
+            )
+    reach = span_of(own)
+    acc = tl.zeros((BM, DB), tl.float32)
+    for start in range(begin, end, BN):
+        cols = start + tl.arange(0, BN)
+        score = tl.zeros((BM, BN), tl.float32)
+        b = part(y, cols, first, PARTS * DP, DB)
+        b_low = b
+        if PARTS == 2:
+            b_low = part(y, cols, first + DP, PARTS * DP, DB)
+        if DP == DB:
+            score = products(a, a_low, b, b_low, score, PARTS)
+        else:
+            score = wide_products(x, rows, y, cols, score, DP, DB, PARTS)
+        d = shortfall(score, inv_rows, inv_y, cols, PARTS)
+        if NEAREST > 0 and FROM_ROWS:  # noqa: SIM102
+            if close_rows > 0:
+                d = sharpen(d, cols, near_cols, near_d, rows, n_rows, False, NEAREST)
+        if NEAREST > 0 and FROM_COLS:  # noqa: SIM102
+            if tl.load(close_ptr + start // FLAGS) > 0:
+                d = sharpen(d, cols, near_cols, near_d, rows, n_cols, True, NEAREST)
+        log_gap = d
+        inv_gap = d
+        if USES_W & ANY:
+            wide = gap(d, offset, lowest)
+            log_gap = fast_log2(wide)
+            inv_gap = tl.where(d > lowest, fast_inverse(wide), 0.0)
+        log_rest = d
+        inv_rest = d
+        if USES_V & ANY:
+            rest = tl.maximum(2 - d, floor)
+            log_rest = fast_log2(rest)
+            inv_rest = tl.where(2 - d > floor, fast_inverse(rest), 0.0)
+        is_view = True
+        if SAME_VIEW & ANY:
+            is_view = view[:, None] == view_of(view_c if FROM_ROWS else view_a, cols, n_cols)[None, :]
+        pulled = tl.zeros((BM, BN), tl.float32)
+        pulled_positives = tl.zeros((BM, BN), tl.float32)
+        if FROM_ROWS:
+            for k in tl.static_range(SUMS):
+                pull = pull_of(
+                    links[k], worths[k], d, log_gap, log_rest, inv_gap, inv_rest, is_view,
+                    (SPEC >> (16 * k)) & 0xFFFF, FUNCTION, False,
+                )  # fmt: skip
+                if OF_POSITIVES & (SPEC >> (16 * k)):
+                    pulled_positives += pull
+                else:
+                    pulled += pull
+            if IGNORE & ROLES:  # the only role that may differ if the two are exchanged
+                is_negative, _ = pair_roles(
+                    rows,
+                    cols,
+                    own,
+                    id_c,
+                    label_c,
+                    ignore_ptr,
+                    n_rows,
+                    n_cols,
+                    stride_a,
+                    stride_c,
+                    ROLES,
+                    False,
+                )
+                pulled = tl.where(is_negative, pulled, 0.0)
+        if FROM_COLS:
+            more = tl.zeros((BM, BN), tl.float32)
+            for k in tl.static_range(SUMS):
+                link = link_of(coefs, thresholds, k * FORM, cols, n_cols, (SPEC >> (16 * k)) & 0xFFFF, EACH)
+                pull = pull_of(
+                    link, worth_of(link, values, weights, k, cols, n_cols, (SPEC >> (16 * k)) & 0xFFFF),
+                    d, log_gap, log_rest, inv_gap, inv_rest, is_view, (SPEC >> (16 * k)) & 0xFFFF, FUNCTION, True,
+                )  # fmt: skip
+                if OF_POSITIVES & (SPEC >> (16 * k)):
+                    pulled_positives += pull
+                else:
+                    more += pull
+            if IGNORE & ROLES or not FROM_ROWS:
+                theirs = anchor_roles(cols, n_cols, positive_ptr, self_ptr, id_a, label_a, ROLES)
+                is_negative, is_positive = pair_roles(
+                    cols,
+                    rows,
+                    theirs,
+                    id_c,
+                    label_c,
+                    ignore_ptr,
+                    n_cols,
+                    n_rows,
+                    stride_a,
+                    stride_c,
+                    ROLES,
+                    True,
+                )
+                more = tl.where(is_negative, more, 0.0)
+                if OF_POSITIVES & ANY and not FROM_ROWS:
+                    pulled_positives = tl.where(is_positive, pulled_positives, 0.0)
+            pulled += more
+        if FROM_ROWS:
+            touched = True
+            if (BY_VALUE & ROLES) == 0:
+                touched = touches(start, reach, end, BN)
+            if touched:
+                is_negative, is_positive = pair_roles(
+                    rows,
+                    cols,
+                    own,
+                    id_c,
+                    label_c,
+                    id_c,
+                    n_rows,
+                    n_cols,
+                    stride_a,
+                    stride_c,
+                    ROLES & 15,
+                    False,
+                )
+                pulled = tl.where(is_negative, pulled, 0.0)
+                if OF_POSITIVES & ANY:
+                    pulled_positives = tl.where(is_positive, pulled_positives, 0.0)
+        if OF_POSITIVES & ANY:
+            pulled += pulled_positives
+        if PARTS == 1:
+            pulled = pulled * tl.load(inv_y + cols)[None, :]
+        high = pulled.to(x.dtype.element_ty)
+        acc = tl.dot(high, b, acc)
+        if PARTS == 2:
+            low = (pulled - high.to(tl.float32)).to(x.dtype.element_ty)
+            acc = tl.dot(high, b_low, acc)
+            acc = tl.dot(low, b, acc)
+    k = first + tl.arange(0, DB)
+    target = gradient + rows.to(tl.int64)[:, None] * width + k[None, :]
+    fits = (rows < n_rows)[:, None] & (k < width)[None, :]
+    if ADD:
+        acc += tl.load(target, mask=fits, other=0.0)
+    tl.store(target, acc, mask=fits)

@@ -1,0 +1,105 @@
+# mypy: ignore-errors
+"""What a pass over the tiles sums, and the logits of its pairs: shared by the kernels of the sums and of their gradient.
+
+A logit is ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))`` of a score ``s`` and its shortfall
+``d``. The coefficients ``g, b, w, v`` are numbers of an anchor or of all; ``offset``, ``lowest`` and ``floor`` are
+the same for all sums of a pass. Inside the kernels logits are in bits, that is, divided by ``log(2)``.
+
+Or a logit is what ``FUNCTION`` makes of the score and of the same four numbers: a user's link, see
+:mod:`weince.engines.kernels.own`. A pass has one such function at the most.
+
+``SPEC`` says what the sums of a pass are, 16 bits for each:
+
+- bits 0 and 1: ``LSE``, ``SUM`` or ``SOFTPLUS``
+- ``SAME_VIEW``: among the negatives of the anchor's view; ``OF_POSITIVES``: among the positives by label
+- ``USES_B, USES_W, USES_V``: which coefficients are not 0 (``g`` is always read)
+- ``TOP_KNOWN``: the nearest negative has the largest logit, and it is known
+- ``BY_FUNCTION``: ``FUNCTION`` gives the logits
+- bits 12 to 15: number of the thresholds, from 1, above which a shortfall takes no part; 0 for none
+
+``ANY`` is all of them or-ed together. ``SUMS``: how many sums there are. ``FORM``: coefficients to a sum, 1 (``g``
+alone) or 4; ``EACH``: one for each anchor. ``NEAREST``: candidates of an anchor whose exact shortfalls are known, 0
+for none; the first four are negatives.
+"""
+
+import triton
+import triton.language as tl
+
+from weince.engines.kernels.tiles import LOG2E, along
+
+LSE = tl.constexpr(0)
+SUM = tl.constexpr(1)
+SOFTPLUS = tl.constexpr(2)
+KIND = tl.constexpr(3)
+SAME_VIEW = tl.constexpr(4)
+OF_POSITIVES = tl.constexpr(8)
+USES_B = tl.constexpr(16)
+USES_W = tl.constexpr(32)
+USES_V = tl.constexpr(64)
+TOP_KNOWN = tl.constexpr(128)
+BY_FUNCTION = tl.constexpr(256)
+
+
+@triton.jit
+def coefficient(coefs, row, at, inside, n_anchors, EACH: tl.constexpr):
+    """One coefficient of some anchors."""
+    if EACH:
+        value = tl.load(coefs + row * n_anchors + at, mask=inside, other=0.0)
+    else:
+        value = tl.zeros(at.shape, tl.float32) + tl.load(coefs + row)
+    return value
+
+
+@triton.jit
+def link_of(coefs, thresholds, row, at, n_anchors, ONE: tl.constexpr, EACH: tl.constexpr):
+    """``g, b, w, v`` of some anchors for logits in bits, or as a function takes them, and the largest shortfall that
+    takes part; 0 for none."""
+    inside = at < n_anchors
+    g = coefficient(coefs, row, at, inside, n_anchors, EACH)
+    b = tl.zeros_like(g)
+    w = b
+    v = b
+    limit = b
+    if USES_B & ONE:
+        b = coefficient(coefs, row + 1, at, inside, n_anchors, EACH)
+    if not BY_FUNCTION & ONE:  # w and v are factors of logarithms to the base 2 already
+        g *= LOG2E
+        b *= LOG2E
+    if USES_W & ONE:
+        w = coefficient(coefs, row + 2, at, inside, n_anchors, EACH)
+    if USES_V & ONE:
+        v = coefficient(coefs, row + 3, at, inside, n_anchors, EACH)
+    if ONE >> 12 > 0:
+        limit = tl.load(thresholds + ((ONE >> 12) - 1) * n_anchors + at, mask=inside, other=0.0)
+    return g, b, w, v, limit
+
+
+@triton.jit
+def logits(constant, link, d, log_gap, log_rest, ONE: tl.constexpr, ACROSS: tl.constexpr):
+    """In bits, but for what ``constant`` leaves out: ``constant - g d - w log2(gap) + v log2(2 - d)``."""
+    z = along(constant, ACROSS) - along(link[0], ACROSS) * d
+    if USES_W & ONE:
+        z -= along(link[2], ACROSS) * log_gap
+    if USES_V & ONE:
+        z += along(link[3], ACROSS) * log_rest
+    return z
+
+
+@triton.jit
+def by_function(constant, link, d, FUNCTION: tl.constexpr, ACROSS: tl.constexpr):
+    """Logits in bits, with ``constant`` added, their slopes by the score, and their derivatives by the four numbers
+    of the link. The compiler drops what nobody uses."""
+    found = FUNCTION(
+        1 - d, along(link[0], ACROSS), along(link[1], ACROSS), along(link[2], ACROSS), along(link[3], ACROSS)
+    )
+    z = found[0] * LOG2E + along(constant, ACROSS)
+    return z, found[1], (found[2], found[3], found[4], found[5])
+
+
+@triton.jit
+def constant_of(link, ONE: tl.constexpr):
+    """What does not depend on the score in the logits of some anchors."""
+    constant = link[0] + link[1]
+    if BY_FUNCTION & ONE:
+        constant = tl.zeros_like(constant)
+    return constant
