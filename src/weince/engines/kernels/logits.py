@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What a pass over the tiles sums, and the logits of its pairs: shared by the kernels of the sums and of their gradient.
+"""What a pass over the tiles sums, and the logits of its pairs: what the kernels of the sums and the gradient share.
 
 A logit is ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))`` of a score ``s`` and its shortfall
 ``d``. The coefficients ``g, b, w, v`` are numbers of an anchor or of all; ``offset``, ``lowest`` and ``floor`` are
