@@ -26,7 +26,7 @@ study, views = script("predict_study"), script("two_views")
 def test_the_archive_has_the_trainings_of_the_findings():
     reached, losses = study.outcomes(study.ARCHIVES)
     sizes = {str(group): len(by) for group, by in reached.items()}
-    assert sizes == {
+    of_findings = {
         "cifar100_resnet18, 25 epochs": 26,
         "cifar100_resnet18, 100 epochs": 14,
         "cifar10_resnet18, 25 epochs": 4,
@@ -35,6 +35,8 @@ def test_the_archive_has_the_trainings_of_the_findings():
         "cifar100_resnet18_strong, 25 epochs": 15,
         "cifar100_resnet18_strong, 100 epochs": 4,
     }
+    assert sizes.keys() == of_findings.keys()
+    assert all(sizes[group] >= number for group, number in of_findings.items())  # more may come
     by = reached[study.Group("cifar100", "cifar100_resnet18", 100)]
     assert by["infonce 0.2"] == pytest.approx(np.mean([53.366, 54.294, 53.784, 53.66]))
     assert losses["paper 0.5, gate aic"] == LossConfig("paper", 0.5, tail={"gate": "aic"})

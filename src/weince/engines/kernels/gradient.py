@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: RUF005 - Triton does not know what it proposes
-"""The gradient of the sums by anchors and candidates, in a second pass over the tiles; a sum is what ``logits`` says."""
+"""The gradient of the sums by anchors and candidates, a second pass over the tiles; ``logits`` says what a sum is."""
 
 import triton
 import triton.language as tl
