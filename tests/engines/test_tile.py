@@ -1,5 +1,6 @@
 """Sums over the hardest negatives: gathered first, they are what masks over the whole matrix give."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,3 +42,50 @@ def test_few_as_masks(pairs, number, among, kind, own, ties, seed):
     assert few.effects.keys() == wanted.effects.keys() != set()
     for name, effect in wanted.effects.items():
         torch.testing.assert_close(few.effects[name], effect, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("hardest", [None, 3])
+@pytest.mark.parametrize("kind", ["lse", "sum", "softplus"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, k: 5 * k * s.abs().sqrt(),  # slopes are infinite at 0
+        lambda s, k: k * s.abs().log(),  # and here the logits, and their derivatives by k
+        lambda s, k: k * torch.log(1 - s),  # the same at 1, the score of an anchor with itself
+        lambda s, k: k * torch.where(s < 0.97, s, torch.nan),
+    ],
+)
+def test_who_takes_no_part_has_no_infinite_slope(function, kind, hardest):
+    """Against loops over those that take part."""
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+    ignore = torch.zeros(8, 8, dtype=torch.bool)
+    ignore[2] = True  # an anchor without candidates
+    ignore[3, 4:] = True  # one with fewer than are asked for
+    (contest,) = contests("views", *z.split(4), ignore=ignore)
+    matrix = shortfalls(contest.anchors, contest.candidates)
+    hidden = Tile(contest, matrix).hidden()
+    threshold = None if hardest is None else hidden.sort(dim=1).values[:, hardest - 1]
+    k = torch.full((8,), 0.7, dtype=torch.float64, requires_grad=True)
+    found = Tile(contest, matrix).sum(
+        Part(FunctionLink(function, k=k), kind, "negatives", hardest), threshold, slopes=True
+    )
+    slopes = found.slopes
+    if found.columns is not None:
+        slopes = torch.zeros_like(matrix).scatter_add_(1, found.columns, slopes)
+    for row, shortfall in enumerate(hidden):
+        order = shortfall.argsort()[: shortfall.isfinite().sum()][:hardest]
+        score = (1 - shortfall[order]).requires_grad_()
+        logits = function(score, k[row])
+        total = {
+            "lse": logits.logsumexp(0),
+            "sum": logits.sum(),
+            "softplus": torch.nn.functional.softplus(logits).sum(),
+        }[kind]
+        wanted, by_k = torch.zeros_like(shortfall), torch.zeros_like(k)
+        if len(order):
+            by_score, by_k = torch.autograd.grad(total, [score, k])
+            wanted[order] = by_score
+        torch.testing.assert_close(found.value[row], total.detach())
+        torch.testing.assert_close(slopes[row], wanted)
+        torch.testing.assert_close(found.effects["k"][row], by_k[row])

@@ -109,9 +109,8 @@ class Tile:
         return self._sum(part, threshold, slopes=slopes)
 
     def _sum(self, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
-        shortfall = self.shortfall
-        if isinstance(part.link, FunctionLink):  # which need not be finite where no candidate takes part
-            shortfall = self._keep(shortfall.clone(), part, 1.0, threshold)
+        any_function = isinstance(part.link, FunctionLink)
+        shortfall = self._taking_part(part, threshold) if any_function else self.shortfall
         logits = part.link.logit(shortfall)
         if part.kind == "lse":
             value, weight = self._log_sum_exp(logits, part, threshold)
@@ -124,7 +123,21 @@ class Tile:
         if not slopes:
             return PartSum(value, None, {})
         effects = _effects(part.link, shortfall, weight)
-        return PartSum(value, weight.mul_(part.link.slope(shortfall)), effects)
+        weight.mul_(part.link.slope(shortfall))
+        if any_function:  # 0 times an infinite slope is NaN
+            self._keep(weight, part, 0.0, threshold)
+        return PartSum(value, weight, effects)
+
+    def _taking_part(self, part: Part, threshold: Tensor | None) -> Tensor:
+        """Shortfalls, with the anchor's smallest one in place of all pairs that take no part.
+
+        A user's function and its derivatives need not be finite anywhere else: by a parameter, 0 times an infinite
+        derivative is NaN. An anchor without candidates gets the smallest shortfall of all anchors.
+        """
+        kept = self._keep(self.shortfall.clone(), part, torch.inf, threshold)
+        nearest = kept.amin(1, keepdim=True)
+        nearest = torch.where(nearest.isinf(), kept.amin().nan_to_num(posinf=1.0), nearest)
+        return torch.where(kept.isinf(), nearest, kept)
 
     def _among(self, part: Part, threshold: Tensor) -> "Few":
         """The candidates of a sum over the hardest; sums over the same ones share them."""
