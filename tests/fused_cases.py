@@ -80,13 +80,22 @@ def evaluate(engine, dtype, leaves, layout, parts, need, options, judged=None):
 
 
 def agree(
-    parts, leaves, layout="views", need=NOTHING, *, value=2e-5, gradient=1e-4, hardest=(2, 5), **options
+    parts,
+    leaves,
+    layout="views",
+    need=NOTHING,
+    *,
+    value=2e-5,
+    gradient=1e-4,
+    hardest=(2, 5),
+    engine=Fused,
+    **options,
 ):
-    """Check Fused against Dense in float64, in value and gradient; returns the engines of Fused."""
+    """Check an engine, Fused if not told, against Dense in float64, in value and gradient; returns its engines."""
     # A sum of the hardest few jumps where the last of them ties: no rounding decides that as another does.
     judged = clear(leaves, layout, need.hardest or hardest, options)
     ours, our_gradients, engines = evaluate(
-        Fused, torch.float32, leaves, layout, parts, need, options, judged
+        engine, torch.float32, leaves, layout, parts, need, options, judged
     )
     before = iter(engines)
 

@@ -20,6 +20,7 @@ from fused_cases import DEVICE, agree, batch, views  # noqa: E402
 
 from weince import KLBallLoss, LinkLoss  # noqa: E402
 from weince.candidates import contests  # noqa: E402
+from weince.engines.chunked import Chunked  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of  # noqa: E402
 from weince.engines.kernels import own  # noqa: E402
@@ -273,6 +274,49 @@ def test_one_function_alone(dtype):
         views(35, 20, dtype=dtype),
         **tolerance,
     )
+
+
+@pytest.mark.usefixtures("no_loop")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on logarithms of negative numbers
+@pytest.mark.parametrize("kind", ["lse", "sum", "softplus"])
+def test_nan_is_seen(kind):
+    """A logit that is NaN makes the sum of its anchor NaN, and its derivatives. The sums of the others keep their
+    values, and an anchor without candidates has none."""
+    z = torch.randn(40, 8, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    z[:, 0] = z[:, 0].abs() + 4  # all scores above 0,
+    z[30] = -z[30]  # but for those of one row,
+    ignore = torch.zeros(40, 40, dtype=torch.bool, device=DEVICE)
+    ignore[:10, 30] = (
+        True  # which the first eleven anchors do not meet: it is the positive of the last of them
+    )
+    ignore[8] = True
+    found = []
+    for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
+        leaves = [half.to(dtype).requires_grad_() for half in z.split(20)]
+        k = torch.full((40,), 0.8, dtype=dtype, device=DEVICE, requires_grad=True)
+        (contest,) = contests("views", *leaves, ignore=ignore)
+        link = FunctionLink(lambda s, k: k * s.log(), k=k)
+        (value,) = engine(contest).evaluate([Part(link, kind)])
+        *by_rows, by_k = torch.autograd.grad(value.sum(), [*leaves, k])
+        assert value.isnan().tolist() == by_k.isnan().tolist() == [False] * 11 + [True] * 29
+        assert float(value[8].detach()) == (-math.inf if kind == "lse" else 0)
+        found.append([one.double() for one in (value.detach(), by_k, *by_rows)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on the infinite slopes
+@pytest.mark.parametrize("engine", [Fused, Chunked])
+def test_infinite_slopes_of_who_takes_no_part(engine):
+    """At a score of 0, where engines put those who take no part."""
+
+    def roots(engine, numbers):
+        link = FunctionLink(lambda s, k: 5 * k * s.abs().sqrt(), k=numbers(0.9))
+        return [Part(link, kind, "negatives", few) for kind in ("lse", "softplus") for few in (None, 5)]
+
+    _, name, options = batch("views, ignore", n=9)
+    rows = views(9, 40, clusters=1)  # no pair is near 0 itself, where a rounded score has another slope
+    agree(roots, rows, name, engine=engine, **options)
 
 
 def test_what_the_kernels_lack_beside_what_they_have():

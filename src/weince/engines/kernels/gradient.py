@@ -52,7 +52,7 @@ def worth_of(link, values, weights, row, at, n_anchors, ONE: tl.constexpr):
     if KIND & ONE == LSE:
         value = tl.load(values + row * n_anchors + at, mask=inside, other=0.0)
         # Without candidates there is nothing to weigh, whatever the logits are.
-        constant -= tl.where(value > float("-inf"), value, float("inf")) * LOG2E
+        constant -= tl.where(value != float("-inf"), value, float("inf")) * LOG2E
     by_score = link[0] * LN2 * worth
     if BY_FUNCTION & ONE:
         by_score = worth

@@ -96,7 +96,7 @@ def weighed(weight, effect, ONE: tl.constexpr):
     """Derivatives of a sum by a coefficient."""
     product = weight * effect
     if BY_FUNCTION & ONE:  # which need not be finite where a pair takes no part
-        product = tl.where(weight > 0, product, 0.0)
+        product = tl.where(weight != 0, product, 0.0)
     return product
 
 
@@ -119,8 +119,8 @@ def add_tile(state, z, effects, ONE: tl.constexpr, LEARN: tl.constexpr):
         weight = tl.where(z < 0, odds, 1.0) * fast_inverse(1 + odds)
         value = tl.maximum(z, 0.0) + log1p_bits(odds)
     else:
-        weight = tl.where(z > float("-inf"), 1.0, 0.0)
-        value = tl.where(z > float("-inf"), z, 0.0)
+        weight = tl.where(z != float("-inf"), 1.0, 0.0)
+        value = tl.where(z != float("-inf"), z, 0.0)
     total = total * shrink + tl.sum(value, axis=1)
     if LEARN_G & LEARN:
         by_g = by_g * shrink + tl.sum(weighed(weight, effects[0], ONE), axis=1)
@@ -256,8 +256,9 @@ def finish_kernel(
                     more = tl.load(line + (2 + j) * step, mask=inside, other=0.0)
                     by = put(by, j, by[j] * old + more * new, 4)
         if KIND & (SPEC >> (16 * k)) == LSE:
-            value = tl.where(total > 0, (top + tl.log2(tl.maximum(total, 1e-37))) * LN2, float("-inf"))
-            share = 1 / tl.maximum(total, 1e-37)
+            positive = tl.maximum(total, 1e-37, tl.PropagateNan.ALL)  # NaN is not to become a small number
+            value = tl.where(total == 0, float("-inf"), (top + tl.log2(positive)) * LN2)
+            share = 1 / positive
         else:
             value = total * LN2
             share = tl.full((BR,), 1.0, tl.float32)
