@@ -1,9 +1,18 @@
-"""The losses under what rewrites them: torch.compile with open batch sizes."""
+"""The losses under what rewrites them: torch.compile with open batch sizes, vectorized jacobians."""
 
 import pytest
 import torch
 
-from weince import HCLLoss, InfoNCELoss, SigLIPLoss, WeibitLoss, WeinceLoss
+from weince import (
+    ContrastiveLoss,
+    HCLLoss,
+    InfoNCELoss,
+    LogSumExp,
+    SigLIPLoss,
+    SoftmaxLink,
+    WeibitLoss,
+    WeinceLoss,
+)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -37,3 +46,31 @@ def test_one_graph_serves_all_batch_sizes(make, candidates):
         torch.testing.assert_close(torch.autograd.grad(got, z_i), torch.autograd.grad(wanted, z_i))
     older = torch.__version__ < (2, 7) and make in (WeinceLoss.paper, WeinceLoss.negatives_only)
     assert len(graphs) == 1 + older  # torch 2.6 takes the first size of WEINCE for a fixed one
+
+
+class HardestLoss(ContrastiveLoss):
+    """Sums over the hardest negatives alone, of one number of them or of two."""
+
+    def __init__(self, *numbers):
+        super().__init__(reduction="none", engine="dense")
+        self.numbers = numbers
+
+    def sums(self, batch):
+        return [LogSumExp(SoftmaxLink(0.3), hardest=number) for number in self.numbers]
+
+    def combine(self, *sums):
+        return sum(one.value - one.positive for one in sums)
+
+
+@pytest.mark.parametrize("numbers", [(3,), (3, 5), (3, None)])
+def test_vectorized_jacobian(numbers):
+    z_i, z_j = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loss = HardestLoss(*numbers)
+
+    def losses(z_i):
+        return loss(z_i, z_j)
+
+    wanted = torch.autograd.functional.jacobian(losses, z_i)
+    assert wanted.abs().sum() > 1
+    found = torch.autograd.functional.jacobian(losses, z_i, vectorize=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

@@ -192,7 +192,8 @@ def sum_slopes(
             each = weight.unsqueeze(1)
             total = slope * each if total is None else total.addcmul_(slope, each)
     if total is None:
-        total = slopes[0].new_zeros(len(slopes[0]), candidates)
+        # Zeros of the weights: under vmap those have a dimension that the slopes do not have.
+        total = sum(weights[1:], weights[0]).new_zeros(len(slopes[0]), candidates)
     for slope, column, weight in zip(slopes, columns, weights, strict=True):
         if column is not None:
             total.scatter_add_(1, column, slope * weight.unsqueeze(1))
