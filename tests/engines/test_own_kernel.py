@@ -23,7 +23,7 @@ from weince.candidates import contests  # noqa: E402
 from weince.engines.chunked import Chunked  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of  # noqa: E402
-from weince.engines.kernels import own  # noqa: E402
+from weince.engines.kernels import elementwise, own  # noqa: E402
 from weince.engines.kernels.tape import Traced  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
 from weince.links import FunctionLink, SoftmaxLink  # noqa: E402
@@ -100,6 +100,64 @@ def test_every_operation(name):
     apply_kernel[(1,)](*inputs, out, COUNT=count, FUNCTION=own.function(key))
     wanted = exact(function, [value.double().cpu() for value in inputs])
     torch.testing.assert_close(out.double().cpu(), wanted, rtol=3e-6, atol=3e-6)
+
+
+@triton.jit
+def one_kernel(x, out, COUNT: tl.constexpr, FUNCTION: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(out + at, FUNCTION(tl.load(x + at)))
+
+
+@triton.jit
+def two_kernel(x, y, out, COUNT: tl.constexpr, FUNCTION: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(out + at, FUNCTION(tl.load(x + at), tl.load(y + at)))
+
+
+def both_signs(largest):
+    """Small and large numbers, 1024 of each sign."""
+    small = torch.logspace(-20, math.log10(largest), 512, dtype=torch.float64)
+    sizes = torch.cat([small, torch.linspace(0, largest, 512, dtype=torch.float64)])
+    return torch.cat([sizes, -sizes]).float().to(DEVICE)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on what overflows and is not chosen
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [("log1p", 0.9999), ("expm1", 88.7), ("softplus", 19.0), ("tanh", 20.0), ("sinh", 89.41), ("cosh", 89.41),
+     ("atanh", 0.99999)],
+)  # fmt: skip
+def test_functions_that_triton_does_not_have(name, largest):
+    """Within 4 units of the last place, and what exponentials of large numbers lose on a GPU."""
+    x = both_signs(largest)
+    out = torch.empty_like(x)
+    one_kernel[(1,)](x, out, COUNT=len(x), FUNCTION=getattr(elementwise, name))
+    wanted = (getattr(torch, name, None) or getattr(F, name))(x.double())
+    units = 4 + x.double().abs()
+    assert bool(((out.double() - wanted).abs() <= units * 2.0**-23 * wanted.abs()).all())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("name", "x"), [("sinh", 90.0), ("sinh", math.inf), ("cosh", 90.0), ("atanh", 1.0), ("atanh", 1.01)]
+)
+def test_functions_beyond_their_range(name, x):
+    x = torch.tensor([x, -x, math.nan, 0.0], device=DEVICE)
+    out = torch.empty_like(x)
+    one_kernel[(1,)](x, out, COUNT=4, FUNCTION=getattr(elementwise, name))
+    torch.testing.assert_close(out, getattr(torch, name)(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_powers_are_as_accurate_as_they_say():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.logspace(-30, 30, 1024)
+    y = 4 * torch.rand(1024, generator=generator) - 2
+    y = y.where((x.log2() * y).abs() < 120, 0.5).to(DEVICE)
+    x, out = x.to(DEVICE), torch.empty(1024, device=DEVICE)
+    two_kernel[(1,)](x, y, out, COUNT=1024, FUNCTION=elementwise.power)
+    wanted = x.double() ** y.double()
+    units = (out.double() - wanted).abs() / wanted * 2.0**23
+    assert bool((units <= 4 + 1.5 * (y.double() * x.double().log2()).abs()).all())
 
 
 def trees():
