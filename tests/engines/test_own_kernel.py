@@ -53,7 +53,7 @@ def exact(function, inputs):
     """Value and derivatives ``(4, n)`` by autograd."""
 
     def total(*inputs):
-        value = function(*inputs)
+        value = function(*(one.clone() for one in inputs))  # it may work in place
         return value.sum(), value
 
     slopes, value = torch.func.grad(total, (0, 1, 2), has_aux=True)(*inputs)
@@ -84,6 +84,10 @@ OPERATIONS = {
     ),
     "choices": lambda s, k, m: torch.where((s > 0.1) & ~(s >= 0.6) | (s < -0.5), k * s, m) + (s <= 0.3) * s,
     "masks": lambda s, k, m: (s > k - 0.8).float() * s + torch.where(s == 0.5, 1.0, 2.0) * s,
+    "tensors by name": lambda s, k, m: (
+        k * s.clamp(min=torch.tensor(-0.3)) + torch.clamp(s, min=torch.tensor(-0.6), max=torch.tensor(0.4))
+    ),
+    "in place": lambda s, k, m: F.relu(s - 0.1, inplace=True) + F.relu(s, inplace=True) * k,
     "tensors": lambda s, k, m: torch.tensor(2.0) * s - torch.tensor(0.5) ** s + torch.tensor(3.0) / (s + 2),
 }
 
@@ -228,6 +232,7 @@ FAR = torch.ones(3)
         (lambda s: torch.tensor(2.0), "returns no tensor"),
         (lambda s: s > 0, "returns no tensor"),
         (lambda s: s if isinstance(s, Traced) else 2 * s, "not what it computes"),
+        (lambda s: F.relu(s, inplace=True) + s, "not what it computes"),  # twice the same tensor
         (lambda s: s**65, "power of 65"),
         (lambda s: torch.where(s, s, 2 * s), "no comparison"),
         (lambda s: math.sin(s), "real number"),

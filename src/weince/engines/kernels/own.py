@@ -33,10 +33,10 @@ MOST_PARAMETERS = 4
 """Parameters of a link: the kernels have room for four coefficients."""
 
 MOST_VARIANTS = 8
-"""Functions that differ in their numbers alone which are translated. Each compiles kernels, which takes seconds."""
+"""Most variants of a function (same operations, other numbers) that are translated. Each takes seconds to compile."""
 
 USES = 100
-"""Batches that earn one more of them: numbers that change now and then are worth it, those of every batch are not."""
+"""One more variant is allowed per this many uses. So numbers may change now and then, but not with every batch."""
 
 
 class Program(NamedTuple):
@@ -149,7 +149,9 @@ def check(link: FunctionLink, tape: Tape, places: Sequence[int]) -> None:
     """Compare the tape with the function itself, and its derivatives with autograd's, at a few scores."""
 
     def total(score: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        values = link.function(score, **dict(zip(link.parameters, parameters, strict=True)))
+        # Clones, since a function may work in place: F.relu(s, inplace=True).
+        own = {name: value.clone() for name, value in zip(link.parameters, parameters, strict=True)}
+        values = link.function(score.clone(), **own)
         return values.sum(), values
 
     with torch.inference_mode(False), torch.enable_grad():
@@ -180,8 +182,7 @@ def build(source: str) -> Any:
 
 
 class Shape:
-    """What functions that differ in their numbers alone have in common: how many there are, and how often they were
-    asked for."""
+    """Counts the variants of a function that were translated, and the uses of all of them."""
 
     variants, uses = 0, 0
 

@@ -259,7 +259,8 @@ def call(name: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -
         name = name[2:-2]
     if name not in CALLS:
         raise Untranslatable(f"the kernels have no {name}")
-    return CALLS[name](*map(_plain, args), **(kwargs or {}))
+    named = {key: _plain(value) for key, value in (kwargs or {}).items()}
+    return CALLS[name](*map(_plain, args), **named)
 
 
 def _plain(value: Any) -> Any:
