@@ -20,7 +20,10 @@ from weince import (
     WeinceLoss,
     link_loss,
 )
+from weince.candidates import contests
+from weince.engines.dense import Dense
 from weince.engines.survey import whole
+from weince.engines.tile import Part
 from weince.losses.weince import RELEASED_TAIL
 from weince.scores import pair_shortfall, unit_rows
 
@@ -276,6 +279,23 @@ def test_pair_shortfall_of_zero_rows_is_that_of_score_0():
     rows = torch.tensor([[0.0, 0.0], [0.6, 0.8], [1.0, 0.0]])
     got = pair_shortfall(rows.unsqueeze(1), rows.unsqueeze(0))
     torch.testing.assert_close(got, 1 - rows @ rows.T)
+
+
+def test_a_second_call_with_gradients_is_refused():
+    """The first one writes its derivatives where the scores were."""
+    (contest,) = contests("views", embeddings(4, 1), embeddings(4, 2))
+    engine, part = Dense(contest), Part(SoftmaxLink(0.3), "lse")
+    (before,) = engine.log_sums_exp([part.link])
+    (few,) = engine.evaluate(
+        [Part(SoftmaxLink(0.3), "lse", "negatives", 6)]
+    )  # all of them, and no matrix is kept
+    (value,) = engine.evaluate([part])
+    torch.testing.assert_close(value.detach(), before)
+    torch.testing.assert_close(value, few)
+    with pytest.raises(RuntimeError, match=r"once, .*; got a second call; wanted all sums in the first one"):
+        engine.evaluate([part])
+    with pytest.raises(RuntimeError, match="got a second call"):
+        engine.log_sums_exp([part.link])
 
 
 def test_a_single_part_is_not_copied():

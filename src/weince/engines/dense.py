@@ -33,6 +33,7 @@ class Dense(Engine):
             for start, stop in _spans(self.matrix)
         ]
         self.sharp = False
+        self.spent = False  # the matrix holds derivatives
         self.thresholds: dict[int, Tensor] = {}
         if self.need.tail is not None:
             self.sharp = True
@@ -63,6 +64,11 @@ class Dense(Engine):
         return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+        if self.spent:
+            raise RuntimeError(
+                "a dense engine sums with gradients once, since the derivatives take the place of its scores; "
+                "got a second call; wanted all sums in the first one, or a new engine"
+            )
         anchors, candidates = self.contest.anchors, self.contest.candidates
         learned = learned_of(parts) if torch.is_grad_enabled() else []
         wanted = any(x.requires_grad for x in (anchors, candidates)) or bool(learned)
@@ -89,7 +95,8 @@ class Dense(Engine):
                 found[k] = every.sum(part, self._threshold(part), slopes=slopes)
         for k in rest:
             # The derivatives of the last sum go where the shortfalls were, which nobody reads after it.
-            into = self.matrix if k == rest[-1] else torch.empty_like(self.matrix)
+            self.spent = slopes and k == rest[-1]
+            into = self.matrix if self.spent else torch.empty_like(self.matrix)
             found[k] = self._tiled(parts[k], into if slopes else None)
         return [found[k] for k in range(len(parts))]
 
