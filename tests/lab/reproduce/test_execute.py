@@ -470,6 +470,14 @@ def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, scr
     assert "--data digits.npz" in command
 
 
+@pytest.mark.parametrize("table", ["headline", "overhead"])
+def test_a_dry_run_comes_alone(tmp_path, table):
+    """In the words of ``weince compare``."""
+    with pytest.raises(ValueError, match=r"--dry-run prints .*; wanted it alone; got it with --table-only"):
+        reproduce(table, out=tmp_path, dry_run=True, table_only=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_starts_nothing(tmp_path, capsys):
     table = small_table(tmp_path)
     reproduce(str(table), out=tmp_path, dry_run=True)

@@ -25,7 +25,7 @@ from weince.lab.compare.grid import (
     write_comparison,
 )
 from weince.lab.compare.sweep import Sweep
-from weince.lab.reproduce.tables import SEEDS, take_seeds
+from weince.lab.reproduce.tables import SEEDS, check_alone, take_seeds
 from weince.lab.settings import LAPTOP
 
 __all__ = ["compare"]
@@ -102,9 +102,8 @@ def compare(
             if slurm
             else f"--budget must be above 0 seconds; got {budget:g}"
         )
-    if dry_run and (add or table_only):
-        other = "--add" if add else "--table-only"
-        raise ValueError(f"--dry-run prints the runs and stops; wanted it alone; got it with {other}")
+    if dry_run:
+        check_alone({"--add": bool(add), "--table-only": table_only})
     check_folder(out)
     start_nothing = table_only or bool(add) or dry_run
     comparison = _asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set, out)
@@ -120,9 +119,8 @@ def compare(
         return out / comparison.name
     if start_nothing:
         path = sweep.write(command or "weince compare", {})
-        write_comparison(
-            comparison, path.parent
-        )  # not before: a call without a single run leaves nothing behind
+        # Not before the page: a call without a single run leaves nothing behind.
+        write_comparison(comparison, path.parent)
         return path
     write_comparison(comparison, out / comparison.name)
     options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}

@@ -22,7 +22,7 @@ from weince.lab.reproduce.page import Page, reading_notes, write_page
 from weince.lab.reproduce.plan import Run, check_data, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
 from weince.lab.reproduce.sweep import carry_out
-from weince.lab.reproduce.tables import Table, named_tables, read_table, take_seeds
+from weince.lab.reproduce.tables import Table, check_alone, named_tables, read_table, take_seeds
 
 __all__ = ["named_tables", "print_tables", "reproduce"]
 
@@ -75,6 +75,8 @@ def reproduce(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}")
+    if dry_run:
+        check_alone({"--table-only": table_only})
     check_folder(out)
     if keep is not None:
         check_folder(keep)

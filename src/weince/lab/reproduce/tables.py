@@ -149,6 +149,13 @@ class Table:
         return self.losses[loss].tries or self.tries
 
 
+def check_alone(others: Mapping[str, bool]) -> None:
+    """Refuse a dry run with an option that asks for more; ``others`` says which of them are given."""
+    for name, given in others.items():
+        if given:
+            raise ValueError(f"--dry-run prints the runs and stops; wanted it alone; got it with {name}")
+
+
 def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Sequence[int]:
     """The seeds that are asked for: the first so many of those that are known, or those that are named.
 
