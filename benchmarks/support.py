@@ -97,7 +97,8 @@ def faults(found: dict[tuple[str, ...], str], engines: tuple[str, ...]) -> list[
     for cell in cells(engines):
         for feature in FEATURES:
             outcome, reason = found.get((*cell, feature), ""), excuse(*cell, feature)
-            if outcome != "yes" if reason is None else reason not in outcome:
+            as_wanted = outcome == "yes" if reason is None else reason in outcome
+            if not as_wanted:
                 wrong.append(f"{', '.join((*cell, feature))}: wanted {reason or 'yes'!r}; got {outcome!r}")
     return wrong
 

@@ -130,7 +130,11 @@ def _run_reproduce(options: argparse.Namespace) -> None:
             "reproduce wants a TABLE, a name of weince reproduce --list or a YAML file; got none"
         )
     path = reproduce(
-        options.table, only=options.only, epochs=options.epochs, keep=options.keep, **_shared(options)
+        options.table,
+        only=options.only,
+        epochs=options.epochs,
+        keep=options.keep,
+        **_sweep_arguments(options),
     )
     if not options.dry_run:
         print(path)
@@ -244,7 +248,7 @@ def _run_compare(options: argparse.Namespace) -> None:
         track=options.track,
         reuse=options.reuse,
         add=options.add,
-        **_shared(options),
+        **_sweep_arguments(options),
     )
     if not options.dry_run:
         print(path)
@@ -312,7 +316,7 @@ def _run_predict(options: argparse.Namespace) -> None:
     print(path)
 
 
-def _shared(options: argparse.Namespace) -> dict[str, Any]:
+def _sweep_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What compare and reproduce take under the same names."""
     return {
         "out": options.out,

@@ -209,9 +209,10 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
 
 
 def narrow(table: Drawn) -> Drawn:
-    """A table as a small screen wants it, without columns that say the same of every line.
+    """A table for a small screen, without columns that say nothing.
 
-    A configuration that all lines share is named in the heading instead.
+    A row that all lines share is named in the heading instead. The configurations are left out if every line has
+    its loss as configured.
     """
     every = dict(zip(table.header, zip(*table.rows, strict=True), strict=True))
     rows, tried = set(every["row"]), set(every["configuration"])
