@@ -127,20 +127,22 @@ def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...]:
 
 def _check_setting(name: str, setting: Any) -> None:
     if isinstance(setting, Tensor) or (isinstance(setting, Link) and setting.tensors()):
-        raise CannotFollow(f"{name} is a tensor, whose value and history may change; wanted an nn.Parameter")
+        raise CannotFollow(
+            f"{name} must be a number or an nn.Parameter; got a tensor, whose history may change"
+        )
     try:
         hash(setting)
     except TypeError:
         raise CannotFollow(
-            f"{name} is a {type(setting).__name__}, which may change unseen; wanted a tuple"
+            f"{name} must have a hash, or it may change unseen; got a {type(setting).__name__}"
         ) from None
 
 
 def _check_state(name: str, own: Tensor, device: torch.device) -> None:
     if own.device != device:
-        raise CannotFollow(f"{name} is on {own.device}; wanted it on {device}, as the batch")
+        raise CannotFollow(f"{name} must be on {device}, as the batch is; got it on {own.device}")
     if own._backward_hooks:
-        raise CannotFollow(f"{name} has a hook, which would run in the recording and once more after it")
+        raise CannotFollow(f"{name} must have no hook, which would run twice; got one")
 
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
