@@ -93,13 +93,13 @@ def test_what_a_recording_could_not_follow():
     loss = InfoNCELoss(nn.Parameter(torch.tensor(0.2)))
     key(loss)
     loss.marks = []
-    with pytest.raises(replay.CannotFollow, match="marks must have a hash.*got a list"):
+    with pytest.raises(replay.CannotFollow, match=r"marks must have a hash.*got a list"):
         key(loss)
     del loss.marks
     loss.temperature.register_hook(lambda gradient: 0.1 * gradient)
     with pytest.raises(replay.CannotFollow, match="temperature must have no hook"):
         key(loss)
-    with pytest.raises(replay.CannotFollow, match="must be on meta.*got it on cpu"):
+    with pytest.raises(replay.CannotFollow, match=r"must be on meta.*got it on cpu"):
         replay._key(InfoNCELoss(nn.Parameter(torch.tensor(0.2))), {"z_i": torch.ones(4, 2, device="meta")})
 
 
