@@ -128,3 +128,36 @@ def test_a_link_is_a_value():
 
 def test_a_tensor_is_not_read():
     check_positive("temperature", torch.tensor(-1.0, device="meta"))
+
+
+CURVES = [
+    SoftmaxLink(torch.tensor([0.1, 0.2, 0.5])),
+    ShortfallLink(torch.tensor([1.0, 2.0, 4.0])),
+    BlendLink(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([1.0, 2.0, 4.0]), 0.2),
+]
+
+
+@pytest.mark.parametrize("link", CURVES, ids=lambda link: type(link).__name__)
+@pytest.mark.parametrize("what", ["logit", "slope"])
+def test_the_same_whether_gradients_are_recorded_or_not(link, what):
+    """Also where one row of shortfalls meets several anchors, as for a curve of each, or another dtype."""
+    double = link.replace({name: value.double() for name, value in link.tensors().items()})
+    constant = isinstance(link, SoftmaxLink) and what == "slope"  # has the shape of the shortfalls
+    for rows in (3,) if constant else (1, 3):
+        shortfall = torch.linspace(0.01, 1.9, 5).repeat(rows, 1)
+        for one in (link, double):
+            wanted = getattr(one, what)(shortfall)
+            with torch.no_grad():
+                found = getattr(one, what)(shortfall)
+            assert found.shape == (3, 5)
+            torch.testing.assert_close(found, wanted.detach())
+
+
+@pytest.mark.parametrize("link", CURVES[1:], ids=lambda link: type(link).__name__)
+def test_a_slope_can_be_differentiated(link):
+    shortfall = torch.linspace(0.1, 1.9, 5, dtype=torch.float64).repeat(3, 1).requires_grad_()
+    (found,) = torch.autograd.grad(link.slope(shortfall).sum(), shortfall)
+    step = 1e-6
+    with torch.no_grad():
+        wanted = (link.slope(shortfall + step) - link.slope(shortfall - step)) / (2 * step)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)

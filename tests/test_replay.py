@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from weince import (
@@ -83,8 +84,44 @@ def test_a_parameter_may_change_but_not_move():
 def test_a_tensor_among_the_settings_is_never_recorded():
     """Its value may have a history, to which a recording would send no gradient."""
     scale = nn.Parameter(torch.tensor(0.0))
-    assert key(InfoNCELoss(scale.exp())) is None
-    assert key(LinkLoss(SoftmaxLink(scale.exp()))) is None
+    for loss in (InfoNCELoss(scale.exp()), LinkLoss(SoftmaxLink(scale.exp()))):
+        with pytest.raises(replay.CannotFollow, match="got a tensor"):
+            key(loss)
+
+
+def test_what_a_recording_could_not_follow():
+    loss = InfoNCELoss(nn.Parameter(torch.tensor(0.2)))
+    key(loss)
+    loss.marks = []
+    with pytest.raises(replay.CannotFollow, match=r"marks must have a hash.*got a list"):
+        key(loss)
+    del loss.marks
+    loss.temperature.register_hook(lambda gradient: 0.1 * gradient)
+    with pytest.raises(replay.CannotFollow, match="temperature must have no hook"):
+        key(loss)
+    with pytest.raises(replay.CannotFollow, match=r"must be on meta.*got it on cpu"):
+        replay._key(InfoNCELoss(nn.Parameter(torch.tensor(0.2))), {"z_i": torch.ones(4, 2, device="meta")})
+
+
+def test_large_batches_are_not_small():
+    z = torch.empty(8192, 128, device="meta")
+    ids = torch.empty(8192, dtype=torch.int64, device="meta")
+    mask = torch.empty(16384, 16384, dtype=torch.bool, device="meta")
+    assert replay._is_small({"z_i": z, "z_j": z, "ids": ids})
+    assert not replay._is_small({"z_i": z, "z_j": z, "negatives": z})
+    assert not replay._is_small({"z_i": z, "z_j": z, "ignore": mask})
+
+
+def test_checkpointing_is_seen():
+    seen = []
+
+    def look(x):
+        seen.append(replay._saved_as_they_are())
+        return x * x
+
+    torch.utils.checkpoint.checkpoint(look, torch.ones(1, requires_grad=True), use_reentrant=False).backward()
+    assert seen == [False, False]
+    assert replay._saved_as_they_are()
 
 
 def test_nothing_is_recorded_on_a_cpu():
@@ -102,23 +139,31 @@ def test_a_new_key_takes_the_place_of_the_oldest():
     replay._count(kept, (step,), 1)
     assert list(kept) == [(step - back,) for back in reversed(range(replay.MOST_KEYS))]
     assert kept[(step,)] == 2
-    replay._count(kept, None, 0)
-    assert None not in kept
 
 
 @pytest.mark.parametrize(
     "waits",
-    [torch.Tensor.item, bool, torch.nonzero, lambda x: x[x > 0], lambda x: x.to("meta"), torch.unique],
+    [
+        torch.Tensor.item,
+        bool,
+        torch.nonzero,
+        lambda x: x[x > 0],
+        lambda x: x.to("meta"),
+        torch.unique,
+        lambda x: torch.repeat_interleave(x, x.long()),
+        lambda x: torch.allclose(x, x),
+        lambda x: x.sum().to("meta"),
+    ],
 )
 def test_what_waits_for_the_device_is_found_without_a_capture(waits):
     value = torch.ones(1)
-    with replay.NoWaiting(), pytest.raises(RuntimeError, match="waits for the device"):
+    with replay.NoWaiting(torch.device("cpu")), pytest.raises(RuntimeError, match="waits for the device"):
         waits(value)
 
 
 def test_what_does_not_wait_may_run():
     flags, place = torch.ones(3, dtype=torch.bool), torch.tensor([1])
-    with replay.NoWaiting():
+    with replay.NoWaiting(torch.device("cpu")):
         flags[place] = flags[place].logical_not()
         assert torch.ones(3).masked_fill(flags, 2).where(flags, 0).sum().add(1).ndim == 0
 
@@ -302,6 +347,22 @@ class TestOnAGpu:
             torch.cuda.synchronize()
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
         assert len(recordings(loss)) == 2
+
+    def test_a_parameter_that_was_exchanged_gets_the_gradient(self):
+        """On the same storage, so that the recording stays."""
+        loss = on_gpu("learned")
+        for seed in range(replay.BEFORE + 2):
+            wanted = step(loss, seed)
+        loss.temperature = nn.Parameter(loss.temperature.data)
+        torch.testing.assert_close(step(loss, replay.BEFORE + 1), wanted, rtol=1e-5, atol=1e-6)
+        assert len(recordings(loss)) == 1
+
+    def test_under_checkpointing(self):
+        loss = on_gpu("released")
+        for seed in range(replay.BEFORE + 2):
+            leaves = pairs(seed, device="cuda")
+            torch.utils.checkpoint.checkpoint(loss, *leaves, use_reentrant=False).backward()
+        assert not recordings(loss)
 
     def test_copies_and_pickles(self):
         loss = on_gpu("released")

@@ -35,10 +35,10 @@ SHOWN = {
 }  # fmt: skip
 STRONG = {
     "InfoNCE, 0.1": {"preset": "infonce", "temperature": 0.1},
+    "WeinceLoss(), 0.2": {"preset": "released", "temperature": 0.2},
     "DCL, 0.1": {"preset": "dcl", "temperature": 0.1},
     "InfoNCE, 0.2": {"preset": "infonce", "temperature": 0.2},
     "HCL, 0.5": {"preset": "hcl", "temperature": 0.5},
-    "WeinceLoss(), 0.2": {"preset": "released", "temperature": 0.2},
 }
 RUN = {"data": "cifar100", "encoder": "resnet18", "epochs": 100, "precision": "bf16"}
 

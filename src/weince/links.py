@@ -164,7 +164,7 @@ class SoftmaxLink(Link):
 
     def logit(self, shortfall: Tensor) -> Tensor:
         temperature, score = column(self.temperature, shortfall), 1 - shortfall
-        return score.div_(temperature) if unseen() else score / temperature
+        return score.div_(temperature) if _may_take(score, temperature) else score / temperature
 
     def slope(self, shortfall: Tensor) -> Tensor:
         return (shortfall.new_ones(()) / column(self.temperature, shortfall)).expand_as(shortfall)
@@ -216,10 +216,11 @@ class ShortfallLink(Link):
 
     def logit(self, shortfall: Tensor) -> Tensor:
         gap, slope = self._gap(shortfall).clamp_min(self.eps), -column(self.beta, shortfall)
-        return gap.log_().mul_(slope) if unseen() else gap.log() * slope
+        return gap.log_().mul_(slope) if _may_take(gap, slope) else gap.log() * slope
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        return _inverse(self._gap(shortfall), self.eps).mul_(column(self.beta, shortfall))
+        inverse, beta = _inverse(self._gap(shortfall), self.eps), column(self.beta, shortfall)
+        return inverse.mul_(beta) if _may_take(inverse, beta) else inverse * beta
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         return shortfall if self.endpoint == 1 else shortfall + (self.endpoint - 1)
@@ -286,13 +287,16 @@ class BlendLink(Link):
     def logit(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
         gap = self._gap(shortfall)
-        if unseen():  # the same in one place
+        if _may_take(gap, gumbel, weibull):  # the same in one place
             return gap.log_().mul_(-weibull).addcmul_(shortfall, gumbel, value=-1).add_(gumbel)
         return (1 - shortfall) * gumbel - gap.log() * weibull
 
     def slope(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
-        return _inverse(shortfall, self.eps, self.offset).mul_(weibull).add_(gumbel)
+        inverse = _inverse(shortfall, self.eps, self.offset)
+        if _may_take(inverse, gumbel, weibull):
+            return inverse.mul_(weibull).add_(gumbel)
+        return inverse * weibull + gumbel
 
     def _weights(self, shortfall: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the score and of minus the logarithm, per anchor or for all."""
@@ -330,6 +334,17 @@ class AtanhLink(Link):
 
     def slope(self, shortfall: Tensor) -> Tensor:
         return _inverse(2 - shortfall, self.eps) + _inverse(shortfall, self.eps)
+
+
+def _may_take(own: Tensor, *others: Scalar) -> bool:
+    """Whether what is made of a fresh tensor and others may take its place: no gradient is recorded, and it will have
+    the same shape and dtype."""
+    return unseen() and all(
+        not isinstance(other, Tensor)
+        or other.ndim == 0
+        or (other.dtype == own.dtype and len(other) == len(own))
+        for other in others
+    )
 
 
 def _inverse(values: Tensor, floor: float, offset: float = 0.0) -> Tensor:

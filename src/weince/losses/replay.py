@@ -18,17 +18,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weince import scores
+from weince.engines.choose import warn_once
 from weince.links import Link
 from weince.scores import no_autocast
 
 BEFORE = 4
 """Batches of a key that are computed as they come: a training step with a graph of its own is captured by then."""
 
-MOST_PAIRS = 8192
-"""The largest batch that is recorded unasked: beyond, the device takes longer than the host."""
+MOST_ROWS = 16384
+"""Embeddings of a batch that is recorded unasked: 8,192 pairs of views. Beyond, the device takes longer than the
+host."""
+
+MOST_BYTES = 1 << 27
+"""Bytes of the same, with ``ignore``: a recording holds a copy of its batch."""
 
 MOST_KEYS = 8
-"""Keys of a loss that are remembered; the oldest makes room for a new one."""
+"""Keys of a loss that are remembered; the one that was not used for longest makes room for a new one."""
 
 log = logging.getLogger("weince")
 
@@ -48,13 +53,16 @@ def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, a
         batch: The batch.
         asked: Record batches of any size.
     """
-    if not _may_replay(batch) or not (asked or len(batch["z_i"]) <= MOST_PAIRS):
+    if not _batch_may(batch) or not (asked or _is_small(batch)):
         return None
-    key, kept = _key(loss, batch), _kept.setdefault(loss, {})
     try:
-        found = kept.get(key, 0)
-    except TypeError:  # a setting that has no hash may change unseen
+        key = _key(loss, batch)
+    except CannotFollow as error:
+        if asked:
+            warn_once(f"weince: graph=True has no effect on {type(loss).__name__}: {error}")
         return None
+    kept = _kept.setdefault(loss, {})
+    found = kept.get(key, 0)
     if found == BEFORE:
         found = kept[key] = _recorded(loss, compute, batch)
     if isinstance(found, int):
@@ -62,20 +70,25 @@ def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, a
         return None
     if found is None or found.in_use:
         return None
-    value: Tensor = _Replay.apply(found, *batch.values(), *found.parameters)  # type: ignore[no-untyped-call]
+    kept[key] = kept.pop(key)  # the last to make room
+    learned = [own for own in loss.parameters() if own.requires_grad]
+    value: Tensor = _Replay.apply(found, *batch.values(), *learned)  # type: ignore[no-untyped-call]
     return value
 
 
-def _count(kept: dict[Any, Any], key: tuple[Any, ...] | None, before: int) -> None:
+def _count(kept: dict[Any, Any], key: tuple[Any, ...], before: int) -> None:
     """Count one more batch of a key, of which so many came before."""
-    if key is None:
-        return
     if not before and len(kept) >= MOST_KEYS:
         kept.pop(next(iter(kept)))
     kept[key] = before + 1
 
 
-def _may_replay(batch: Batch) -> bool:
+def _is_small(batch: Batch) -> bool:
+    rows = sum(len(value) for name, value in batch.items() if name in ("z_i", "z_j", "negatives"))
+    return rows <= MOST_ROWS and sum(value.nbytes for value in batch.values()) <= MOST_BYTES
+
+
+def _batch_may(batch: Batch) -> bool:
     """Whether a batch is on a GPU, wants gradients, and nobody else traces, captures or transforms it."""
     return (
         all(type(value) in (Tensor, nn.Parameter) and value.is_cuda for value in batch.values())
@@ -86,25 +99,58 @@ def _may_replay(batch: Batch) -> bool:
         and not torch.cuda.is_current_stream_capturing()
         and not scores.in_transform()
         and not torch.is_anomaly_enabled()
+        and _saved_as_they_are()  # checkpointing counts what a loss saves
     )
 
 
-def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...] | None:
-    """All that a recording has fixed; None if a setting is a tensor, whose value or history may change."""
+class CannotFollow(Exception):
+    """A recording would not follow what may change of a loss."""
+
+
+def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...]:
+    """All that a recording has fixed."""
     # On another stream another recording, or two batches at the same time would share their memory.
     key: list[Any] = [_stream_of(batch["z_i"].device)]
     for name, value in batch.items():
         key += name, value.shape, value.dtype, value.requires_grad, value.device
     for module in loss.modules():
         for name, setting in vars(module).items():
-            if name.startswith("_"):
-                continue
-            if isinstance(setting, Tensor) or (isinstance(setting, Link) and setting.tensors()):
-                return None
-            key.append(setting)
-        for own in (*module._parameters.values(), *module._buffers.values()):
-            key += () if own is None else (own.data_ptr(), own.dtype, own.requires_grad)
+            if not name.startswith("_"):
+                _check_setting(name, setting)
+                key.append(setting)
+        for name, own in (*module._parameters.items(), *module._buffers.items()):
+            if own is not None:
+                _check_state(name, own, batch["z_i"].device)
+                key += own.data_ptr(), own.dtype, own.requires_grad
     return tuple(key)
+
+
+def _check_setting(name: str, setting: Any) -> None:
+    if isinstance(setting, Tensor) or (isinstance(setting, Link) and setting.tensors()):
+        raise CannotFollow(
+            f"{name} must be a number or an nn.Parameter; got a tensor, whose history may change"
+        )
+    try:
+        hash(setting)
+    except TypeError:
+        raise CannotFollow(
+            f"{name} must have a hash, or it may change unseen; got a {type(setting).__name__}"
+        ) from None
+
+
+def _check_state(name: str, own: Tensor, device: torch.device) -> None:
+    if own.device != device:
+        raise CannotFollow(f"{name} must be on {device}, as the batch is; got it on {own.device}")
+    if own._backward_hooks:
+        raise CannotFollow(f"{name} must have no hook, which would run twice; got one")
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _saved_as_they_are() -> bool:
+    """Whether nobody wants to know what autograd saves, as ``torch.utils.checkpoint`` does."""
+    return _top_hooks is None or _top_hooks(True) is None
 
 
 def _stream_of(device: torch.device) -> int:
@@ -133,24 +179,33 @@ def _leave_capture(device: torch.device) -> None:
 
 
 WAITING = frozenset(
-    {"_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount"}
+    {"_local_scalar_dense", "equal", "allclose", "nonzero", "masked_select", "bincount", "repeat_interleave"}
     | {"_unique2", "unique_dim", "unique_consecutive"}
 )
 """Operations that wait for the device, for a number or for the shape of their result."""
+
+
+COPIES = frozenset({"_to_copy", "copy_"})
 
 
 class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises where an operation under it waits for the device: a capture that meets one fails and leaves torch's
     allocator in the state of a capture."""
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = function.overloadpacket.__name__
         result = function(*args, **(kwargs or {}))
+        held = [one for one in _tensors((args, result)) if one.ndim or name in COPIES]
         by_mask = name.startswith("index") and any(one.dtype == torch.bool for one in _tensors(args[1]))
-        moved = len({one.device for one in _tensors((args, result)) if one.ndim}) > 1  # from or to the host
-        if name in WAITING or by_mask or moved:
+        moved = len({one.device for one in held}) > 1  # from or to the host
+        waits = name in WAITING and any(one.device == self.device for one in _tensors(args))
+        if waits or by_mask or moved:
             raise RuntimeError(f"{name} waits for the device; got it in a loss that is to be recorded")
         return result
 
@@ -183,7 +238,7 @@ class Recording:
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(aside), no_autocast(device):
-            with NoWaiting():  # type: ignore[no-untyped-call]
+            with NoWaiting(device):
                 value = compute(given)  # once as it comes: kernels cannot be loaded during a capture
                 torch.autograd.grad(value.sum(), sources, allow_unused=True)
             for buffer, old in zip(loss.buffers(), before, strict=True):
@@ -243,6 +298,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, recording: Recording, *tensors: Tensor) -> Tensor:
         value, ctx.use = recording.play(list(tensors[: len(recording.given)]))
         ctx.recording, ctx.turn = recording, recording.turn
+        ctx.save_for_backward(*tensors[len(recording.given) :])
         return value
 
     @staticmethod
@@ -253,5 +309,6 @@ class _Replay(torch.autograd.Function):
                 "a second backward pass must come before the next batch, whose CUDA graph has taken its memory; "
                 "got it after that: make the loss with graph=False"
             )
+        _ = ctx.saved_tensors  # which raises if a parameter has changed since
         ctx.use.done = True
         return None, *ctx.recording.play_back(weight)
