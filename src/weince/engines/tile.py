@@ -136,8 +136,8 @@ class Tile:
         """
         kept = self._keep(self.shortfall.clone(), part, torch.inf, threshold)
         nearest = kept.amin(1, keepdim=True)
-        nearest = torch.where(nearest.isinf(), kept.amin().nan_to_num(posinf=1.0), nearest)
-        return torch.where(kept.isinf(), nearest, kept)
+        nearest = torch.where(nearest.isinf(), nearest.amin().nan_to_num(posinf=1.0), nearest)
+        return torch.maximum(self._keep(kept, part, -torch.inf, threshold), nearest)
 
     def _among(self, part: Part, threshold: Tensor) -> "Few":
         """The candidates of a sum over the hardest; sums over the same ones share them."""
