@@ -149,8 +149,8 @@ _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", Non
 
 
 def _saved_as_they_are() -> bool:
-    """Whether nobody wants to know what autograd saves, as ``torch.utils.checkpoint`` does; without an answer, somebody
-    may. (A torch that cannot tell is too old for the kernels.)"""
+    """Whether nobody wants to know what autograd saves, as ``torch.utils.checkpoint`` does; without an answer,
+    somebody may. (A torch that cannot tell is too old for the kernels.)"""
     return _top_hooks is not None and _top_hooks(True) is None
 
 
