@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 T = TypeVar("T")
@@ -29,6 +30,16 @@ def run_aside(step: Callable[[], T]) -> T:
         made = step()
     torch.cuda.current_stream().wait_stream(stream)
     return made
+
+
+def average_gradients(loss: nn.Module) -> None:
+    """Average the gradients of a loss's own parameters over all ranks, as DDP does for the model."""
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    for parameter in loss.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
 
 
 def set_rate(optimizer: Optimizer, value: float) -> None:

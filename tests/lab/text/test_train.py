@@ -195,6 +195,13 @@ def test_a_cuda_graph_computes_the_same(run, tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
+def test_what_a_loss_learns_is_trained(run):
+    train(replace(run, loss=LossConfig("siglip")))
+    found = checkpoint.newest(run.out / "checkpoints").state["loss"]
+    start = build_loss(LossConfig("siglip")).state_dict()
+    assert all(abs(float(found[name] - start[name])) > 1e-4 for name in ("log_scale", "bias"))
+
+
 def test_learning_rate_falls_linearly(run):
     job = module.Job(run, read_sts(run.sts))
     rates = []

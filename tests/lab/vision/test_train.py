@@ -14,7 +14,7 @@ from PIL import Image
 from programs import FORKS
 from programs import run as run_program
 from safetensors.torch import load_file
-from training import SIZE, run, same_weights, small_run, weights, write_data
+from training import SIZE, loss_state, run, same_weights, small_run, weights, write_data
 
 from weince.lab import checkpoint, settings
 from weince.lab.configure import LossConfig, build_loss
@@ -86,6 +86,17 @@ def test_training_lowers_the_loss(whole):
 
 
 @pytest.mark.posix
+def test_what_a_loss_learns_is_trained_and_resumed(data, tmp_path):
+    changes = {"epochs": 3, "checkpoint_every": 1, "loss": LossConfig("siglip")}
+    run(data, tmp_path / "whole", changes)
+    start, learned = build_loss(changes["loss"]).state_dict(), loss_state(tmp_path / "whole")
+    assert all(abs(float(learned[name] - start[name])) > 1e-4 for name in ("log_scale", "bias"))
+    with interrupted_after(1), pytest.raises(KeyboardInterrupt):
+        run(data, tmp_path / "cut", changes)
+    run(data, tmp_path / "cut", changes)
+    assert loss_state(tmp_path / "cut") == learned
+
+
 def test_ten_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
     """SIGKILL at random moments, among them while a checkpoint is being written."""
     chance, out, kills = random.Random(0), tmp_path / "killed", 0

@@ -1,4 +1,4 @@
-"""A small run that the tests of training share, and a program: ``training.py DATA OUT EPOCHS DEVICES``."""
+"""A small run that the tests of training share, and a program: ``training.py DATA OUT EPOCHS DEVICES PRESET OPTIMIZER``."""
 
 import sys
 from pathlib import Path
@@ -47,6 +47,13 @@ def weights(out):
     return load_file(Path(out) / "model.safetensors")
 
 
+def loss_state(out):
+    """What a run has learned in its loss."""
+    from weince.lab import checkpoint
+
+    return checkpoint.newest(Path(out) / "checkpoints").state["loss"]
+
+
 def same_weights(a, b):
     a, b = weights(a), weights(b)
     assert a.keys() == b.keys()
@@ -54,4 +61,9 @@ def same_weights(a, b):
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2], {"epochs": int(sys.argv[3]), "devices": int(sys.argv[4])})
+    from weince.lab.configure import LossConfig
+    from weince.lab.vision.optim import OptimizerConfig
+
+    place, out, epochs, devices, preset, name = sys.argv[1:]
+    changes = {"loss": LossConfig(preset), "optimizer": OptimizerConfig(name)}
+    run(place, out, {"epochs": int(epochs), "devices": int(devices), **changes})

@@ -25,9 +25,9 @@ class Step:
 
     Args:
         encoder: What is trained.
-        loss: Loss of the two views of a batch.
+        loss: Loss of the two views of a batch; its own parameters are trained too.
         lr: Learning rate of AdamW, which :func:`weince.lab.capture.set_rate` changes.
-        clip: Largest norm of the gradient.
+        clip: Largest norm of the encoder's gradient.
         precision: Precision of the encoder.
         graph: ``(sentences, length)`` of the batches to run as a CUDA graph; others run one operation at a time.
         pairs: A batch holds the first and then the second sentences of pairs, and each goes through the encoder once.
@@ -51,7 +51,7 @@ class Step:
             raise ValueError(f"a CUDA graph needs a CUDA device; got {self.device}")
         self.shape = graph
         self.optimizer = torch.optim.AdamW(
-            encoder.parameters(),
+            [*encoder.parameters(), *loss.parameters()],
             lr=lr if graph is None else torch.tensor(lr, device=self.device),
             weight_decay=0.0,
             fused=self.device.type == "cuda",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weince.lab.capture import EAGER_STEPS, Embedded, run_aside
+from weince.lab.capture import EAGER_STEPS, Embedded, average_gradients, run_aside
 from weince.lab.vision.augment import Augment
 from weince.lab.vision.encoders import SimCLR
 
@@ -82,7 +82,7 @@ class Step:
     Args:
         views: The model that embeds two views, as the launcher wrapped it.
         loss: Loss of the embeddings.
-        optimizer: Optimizer of the model's parameters.
+        optimizer: Optimizer of the parameters of the model and of the loss.
         pixels: All images.
         augment: What makes views of them.
         generator: Generator of the views' random numbers, on the device.
@@ -138,6 +138,7 @@ class Step:
         assert isinstance(loss, Tensor)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        average_gradients(self.loss)
         self.optimizer.step()
         self.total.add_(loss.detach())
         return Embedded(z_i.detach(), z_j.detach(), loss.detach())

@@ -94,7 +94,7 @@ def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR,
     loss = build_loss(run.loss).to(fabric.device)
     part = _part(run.batch, fabric.global_rank, fabric.world_size)
     check_loss(loss, pairs=part.stop - part.start, width=run.projection, device=fabric.device)
-    views, optimizer = _set_up(fabric, run, model)
+    views, optimizer = _set_up(fabric, run, model, loss)
     on_gpu = fabric.device.type == "cuda"
     pixels = Pixels(data.pretrain_images, fabric.device)
     step = Step(
@@ -182,8 +182,11 @@ def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
     return made
 
 
-def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR) -> tuple[nn.Module, Any]:
-    """Put the model on its device, compile it, and share it among the processes."""
+def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) -> tuple[nn.Module, Any]:
+    """Put the model on its device, compile it, and share it among the processes.
+
+    The optimizer also trains the parameters of the loss, such as SigLIP's scale and bias.
+    """
     if fabric.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if fabric.world_size > 1:
@@ -193,7 +196,7 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR) -> tuple[nn.Module,
     model.to(fabric.device)
     if _asked(run.compile, fabric.device.type == "cuda"):
         model.encoder.compile()
-    optimizer = build_optimizer(model.parameters(), run.optimizer)
+    optimizer = build_optimizer([*model.parameters(), *loss.parameters()], run.optimizer)
     return fabric.setup_module(TwoViews(model, run.precision)), optimizer
 
 
