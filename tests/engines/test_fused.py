@@ -18,6 +18,7 @@ triton = pytest.importorskip("triton", minversion="3.5")
 import reference  # noqa: E402
 import triton.language as tl  # noqa: E402
 from fused_cases import DEVICE, Numbers, agree, batch, evaluate, named, views  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from weince import InfoNCELoss, WeinceLoss  # noqa: E402
 from weince.candidates import contests  # noqa: E402
@@ -135,6 +136,19 @@ def test_what_the_kernels_are_told_of_a_link(link):
         logit = logit + form.v * (2 - d).clamp_min(form.floor).log()
     torch.testing.assert_close(logit, link.logit(d))
     assert not form.falls or (logit.diff() <= 1e-12).all()
+
+
+def test_under_activation_checkpointing():
+    """Which hands saved tensors out only once."""
+
+    def total(z_i, z_j):
+        [contest] = contests("views", z_i=z_i, z_j=z_j)
+        return Fused(contest, Need()).evaluate([Part(SoftmaxLink(0.2), "lse")])[0].sum()
+
+    rows = [row.requires_grad_() for row in views(12, 16)]
+    kept = torch.autograd.grad(total(*rows), rows)
+    again = torch.autograd.grad(checkpoint(total, *rows, use_reentrant=False), rows)
+    torch.testing.assert_close(again, kept)
 
 
 def test_more_sums_than_fit_into_a_pass():

@@ -249,7 +249,8 @@ class _Sums(torch.autograd.Function):
         return (
             None,
             *_gradients(ctx, weights, ctx.needs_input_grad[1:4]),
-            *(None,) * (len(ctx.saved_tensors) - 5),
+            # Not counted by the saved tensors: activation checkpointing hands those out once.
+            *(None,) * (len(ctx.needs_input_grad) - 4),
         )
 
 
