@@ -1,4 +1,4 @@
-"""A small run that the tests of training share, and a program: ``training.py DATA OUT EPOCHS DEVICES PRESET OPTIMIZER``."""
+"""A small run that tests of training share, and a program: training.py DATA OUT EPOCHS DEVICES PRESET OPTIMIZER."""
 
 import sys
 from pathlib import Path
