@@ -1,9 +1,9 @@
-"""A training step for batches whose encoder activations do not fit: gradients by way of cached embeddings.
+"""A training step for batches whose encoder activations do not fit in memory: gradients through cached embeddings.
 
-Accumulating gradients over micro-batches is not a larger batch, since each row then meets the negatives of its
-micro-batch alone. Here the loss sees the whole batch: embed it in micro-batches without a graph, take the loss
-and its gradient by the embeddings, then embed each micro-batch again, with a graph, and send that gradient
-through. It costs one more forward pass, and memory for one micro-batch of activations.
+Gradient accumulation does not replace a larger batch, since each row then has only the negatives of its
+micro-batch. Here the loss sees the whole batch: embed it in micro-batches without a graph, compute the loss
+and its gradient with respect to the embeddings, then embed each micro-batch again, with a graph, and backpropagate
+that gradient. It costs one more forward pass, and memory for one micro-batch of activations.
 
 >>> import torch
 >>> from weince import WeinceLoss
@@ -33,11 +33,12 @@ def cached_step(
     micro_batch: int,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Tensor:
-    """Forward and backward of a batch in micro-batches; gradients are added to ``.grad``, as by ``backward()``.
+    """Forward and backward pass of a batch in micro-batches; like ``backward()``, it adds gradients to ``.grad``.
 
     The result is that of ``loss(encoder(view_1), encoder(view_2)).backward()``, if the encoder treats rows
-    independently. Dropout draws the same masks in both passes. Batch normalisation sees a micro-batch at a time,
-    and twice: its running statistics move twice. One of several encoders may be frozen, or run without gradient.
+    independently. Dropout draws the same masks in both passes. Batch normalisation sees one micro-batch at a
+    time, and each twice, so its running statistics are updated twice. Some of several encoders may be
+    frozen, or return detached tensors.
 
     Call it under the autocast context of the forward pass, if there is one. An encoder in
     ``DistributedDataParallel`` exchanges its gradients once, with the last micro-batch.
@@ -47,7 +48,7 @@ def cached_step(
         views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first.
         loss: Maps the embeddings of all views, ``(rows, d)`` each, to a scalar.
         micro_batch: Rows to embed at a time.
-        scaler: ``GradScaler`` of mixed precision in float16; scales the loss before its gradient is taken.
+        scaler: ``GradScaler`` for float16 mixed precision; it scales the loss before the backward pass.
 
     Returns:
         The loss, detached and unscaled.
@@ -75,7 +76,7 @@ def cached_step(
     with torch.no_grad():
         for encode, parts in zip(encoders, pieces, strict=True):
             embeddings.append(torch.cat([part.first(encode) for part in parts]).requires_grad_())
-    torch.clear_autocast_cache()  # torch 2.6 would give the weights cast there, without gradient, to the second pass
+    torch.clear_autocast_cache()  # or torch 2.6 reuses weights that were cast without gradient
     value = loss(*embeddings)
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -93,7 +94,7 @@ def cached_step(
     for index, (encode, part, gradient) in enumerate(jobs):
         with _exchange(encode, last[id(encode)] == index):
             embedded = part.again(encode)
-            if embedded.requires_grad:  # not that of a frozen encoder
+            if embedded.requires_grad:  # False for a frozen encoder
                 torch.autograd.backward(embedded, gradient)
                 reached = True
     if jobs and not reached:
@@ -104,7 +105,7 @@ def cached_step(
 
 
 class _Piece:
-    """Some rows of a view, which remember the state of the random numbers that they were embedded with."""
+    """Some rows of a view, with the state of the random generators before they were first embedded."""
 
     def __init__(self, inputs: Any, start: int, stop: int) -> None:
         self.inputs, self.start, self.stop = inputs, start, stop
@@ -126,7 +127,7 @@ class _Piece:
 
 
 class _Random(NamedTuple):
-    """State of the generators of the CPU and of all GPUs, since an encoder may move its inputs to any of them."""
+    """State of the random generators of the CPU and all GPUs, since an encoder may move its inputs to any of them."""
 
     cpu: Tensor
     cuda: list[Tensor]
@@ -146,7 +147,7 @@ class _Random(NamedTuple):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """These states inside, the present ones again afterwards."""
+        """Set these states for the block, and restore the present ones afterwards."""
         present = _Random.now()
         self.set()
         try:
@@ -189,12 +190,12 @@ def _cut(inputs: Any, start: int, stop: int) -> Any:
     if isinstance(inputs, Mapping):
         return {name: _cut(value, start, stop) for name, value in inputs.items()}
     parts = [_cut(value, start, stop) for value in inputs]
-    # A named tuple takes its fields one by one, lists and tuples take them together.
+    # A named tuple takes its fields as arguments, lists and tuples take one iterable.
     return type(inputs)(*parts) if hasattr(inputs, "_fields") else type(inputs)(parts)
 
 
 def _exchange(encode: Encoder, now: bool) -> AbstractContextManager[Any]:
-    """Let gradients pile up on this rank until the last micro-batch, where the encoder is a distributed one."""
+    """Context for a distributed encoder, which exchanges gradients if ``now`` and else accumulates them locally."""
     wait = getattr(encode, "no_sync", None)
     context: AbstractContextManager[Any] = nullcontext() if wait is None or now else wait()
     return context

@@ -1,13 +1,13 @@
-"""Who competes with whom: the layouts of a contrastive problem.
+"""The layouts of a contrastive problem: which rows are anchors, candidates, positives and negatives.
 
-A :class:`Contest` is one direction of it: every anchor has candidates, among them its positive or positives.
+A :class:`Contest` is one direction of a layout. Every anchor has candidates, among them its positive or positives.
 The other candidates are its negatives, except
 
 - the anchor itself,
-- rows with the anchor's id (``ids``: duplicates, crops of one image, photos of one product),
+- rows with the anchor's id (``ids`` mark duplicates, crops of one image, photos of one product),
 - pairs marked in ``ignore``.
 
-Ids and ``ignore`` take away negatives only: a positive stays a positive.
+Ids and ``ignore`` remove negatives only: a positive stays a positive.
 """
 
 from dataclasses import dataclass, replace
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from weince.distributed import Ranks
 
 Candidates = Literal["views", "cross", "clip", "labels"]
-LAYOUTS = get_args(Candidates)  # here: torch 2.6 cannot compile the call
+LAYOUTS = get_args(Candidates)  # a constant, since torch 2.6 cannot compile the call
 
 NO_ID = torch.iinfo(torch.int64).min  # an id that matches no anchor
 
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """Unit rows of anchors and candidates, and what is needed to tell the roles of any block of pairs.
+    """Unit rows of anchors and candidates, and the data that gives the role of every pair.
 
     Args:
         anchors: ``(a, d)`` unit rows.
         candidates: ``(c, d)`` unit rows.
-        positive: ``(a,)`` column of each anchor's one positive; None where labels decide.
-        itself: ``(a,)`` column of each anchor among the candidates; None where it is not one of them.
-        labels: labels of anchors ``(a,)`` and of candidates ``(c,)``.
-        ids: ids of anchors ``(a,)`` and of candidates ``(c,)``.
+        positive: ``(a,)`` column of each anchor's one positive; None if labels define the positives.
+        itself: ``(a,)`` column of each anchor among the candidates; None if anchors are not candidates.
+        labels: Labels of anchors ``(a,)`` and of candidates ``(c,)``.
+        ids: Ids of anchors ``(a,)`` and of candidates ``(c,)``.
         ignore: ``(a, c)``, True for pairs that are not negatives.
-        ranks: The processes over which anchors and candidates are spread; None for one.
-        raw: anchors and candidates as they came, where that is bfloat16: their products are exact.
-        symmetric: whether anchors and candidates are the same rows.
-        views: which of the two views anchors ``(a,)`` and candidates ``(c,)`` are of, where a loss asks for it.
+        ranks: The ranks over which anchors and candidates are spread; None for one process.
+        raw: Anchors and candidates before normalisation if they are bfloat16, whose products are exact; else None.
+        symmetric: Whether anchors and candidates are the same rows.
+        views: View of anchors ``(a,)`` and of candidates ``(c,)``, False or True, if a loss needs it.
     """
 
     anchors: Tensor
@@ -59,30 +59,30 @@ class Contest:
 
     @property
     def most_negatives(self) -> int:
-        """How many negatives an anchor can have at the most, among the candidates of all ranks."""
+        """The most negatives that an anchor can have among the candidates of all ranks."""
         candidates = len(self.candidates) if self.ranks is None else sum(self.ranks.candidates)
-        # As int: torch 2.6 does not subtract a bool from a size that is open in a compiled graph.
+        # int, since torch 2.6 cannot subtract a bool from a dynamic size in a compiled graph.
         return candidates - int(self.itself is not None) - int(self.positive is not None)
 
     @property
     def uniform(self) -> bool:
-        """Whether all anchors have the same number of negatives, whatever the values."""
+        """Whether all anchors have the same number of negatives, since there are no labels, ids or ``ignore``."""
         return self.labels is None and self.ids is None and self.ignore is None
 
     def rows(self, start: int, stop: int) -> "Contest":
-        """The contest of some of the anchors, against all candidates."""
+        """The contest of the anchors from ``start`` to ``stop`` against all candidates."""
         return self._of(start, stop, 1, self.ranks)
 
     def every(self, step: int) -> "Contest":
-        """The contest of every ``step``-th anchor of each rank, against all candidates."""
+        """The contest of every ``step``-th anchor of each rank against all candidates."""
         ranks = self.ranks
         if ranks is not None:
             ranks = replace(ranks, anchors=tuple(-(-count // step) for count in ranks.anchors))
         return self._of(0, len(self.anchors), step, ranks)
 
     def _of(self, start: int, stop: int, step: int, ranks: "Ranks | None") -> "Contest":
-        # Numbers and not a slice: a compiled graph would take that for a constant, and with it the size of the batch.
-        # In quotes, here and wherever a function is made in the graph: torch 2.6 cannot compile annotations.
+        # Three numbers, not a slice: torch.compile takes a slice for a constant, which fixes the batch size.
+        # Inner functions quote their annotations, since torch 2.6 cannot compile them.
         def cut(values: "Tensor | None") -> "Tensor | None":
             return None if values is None else values[start:stop:step]
 
@@ -103,14 +103,14 @@ class Contest:
         )
 
     def same_label(self) -> Tensor | None:
-        """``(a, c)`` mask of the positives where labels decide; None where each anchor has one positive."""
+        """``(a, c)`` mask of the positives that labels define; None if each anchor has one positive."""
         if self.labels is None:
             return None
         mask = self.labels[0].unsqueeze(1) == self.labels[1]
         return mask if self.itself is None else mask.scatter_(1, self.itself.unsqueeze(1), False)
 
     def count_positives(self) -> Tensor:
-        """``(a,)`` positives of each anchor among the candidates of all ranks, where labels decide."""
+        """``(a,)`` number of positives of each anchor among the candidates of all ranks; needs labels."""
         assert self.labels is not None
         own, others = self.labels
         if self.ranks is not None and len(others) < sum(self.ranks.candidates):
@@ -120,13 +120,11 @@ class Contest:
         return found if self.itself is None else found - 1
 
     def hide(self, matrix: Tensor, value: float) -> Tensor:
-        """Overwrite what is not a negative in an ``(a, c)`` matrix: the anchor itself, ignored pairs, positives."""
+        """Overwrite all entries of an ``(a, c)`` matrix that are not negatives."""
         for column in (self.itself, self.positive):
             if column is None:
                 continue
-            if (
-                torch.compiler.is_compiling()
-            ):  # which fuses a comparison with what comes next, but not a scatter
+            if torch.compiler.is_compiling():  # the compiler fuses a comparison, but not a scatter
                 every = torch.arange(matrix.shape[1], device=matrix.device)
                 matrix.masked_fill_(column.unsqueeze(1) == every, value)
             else:
@@ -139,15 +137,15 @@ class Contest:
         return matrix if same is None else matrix.masked_fill_(same, value)
 
     def hide_other_view(self, matrix: Tensor, value: float) -> Tensor:
-        """Overwrite in an ``(a, c)`` matrix what is not of the anchor's own view."""
+        """Overwrite the entries of an ``(a, c)`` matrix whose candidate is not in the anchor's view."""
         assert self.views is not None
         return matrix.masked_fill_(self.views[0].unsqueeze(1) != self.views[1], value)
 
     def count_negatives(self, hidden: Tensor) -> Tensor:
-        """``(a,)`` negatives of each anchor, or ``(1,)`` where all have the same number.
+        """``(a,)`` number of negatives of each anchor, or ``(1,)`` if all have the same number.
 
         Args:
-            hidden: ``(a, c)``, finite for negatives alone.
+            hidden: ``(a, c)``, finite only for negatives.
         """
         if self.uniform:
             return torch.full((1,), self.most_negatives, device=hidden.device)
@@ -178,18 +176,18 @@ def contests(
               ``z_j`` and of ``negatives``.
             - ``"clip"``: ``"cross"`` in both directions, two contests.
             - ``"labels"`` (SupCon, outside the logarithm): every row is an anchor, all other rows with its label
-              are positives. The denominator of each positive holds every row but the anchor itself (and ignored
-              ones), the other positives included. Anchors without a positive are left out.
+              are positives. The denominator of each positive holds every row except the anchor itself and ignored
+              ones; it includes the other positives. Anchors without a positive are left out.
         z_i: ``(n, d)`` embeddings; they need not be normalised.
         z_j: ``(n, d)``, positives row by row. Optional with ``"labels"``, where it adds rows with the same labels.
         labels: ``(n,)`` integers, for ``"labels"`` only.
         negatives: ``(m, d)`` further negatives of every anchor, for ``"cross"`` only.
         ids: ``(n,)`` integers: rows with equal ids are never negatives of each other. With ``negatives`` also
             ``(n + m,)``.
-        ignore: boolean, anchors by candidates: pairs that are not negatives.
-        check_finite: Raise on NaN or inf. By default only on the CPU, where looking costs no wait.
-        alone: False where candidates of other processes are still to come, so that a single pair will do.
-        views: Keep which of the two views a row is of.
+        ignore: ``(anchors, candidates)`` booleans, True for pairs that are not negatives.
+        check_finite: Raise on NaN or inf. By default only on the CPU, where the check needs no device sync.
+        alone: False if candidates of other ranks are added later, so that a single pair is enough.
+        views: Store the view of each row in the contest.
     """
     check_choice("candidates", candidates, LAYOUTS)
     _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
@@ -209,7 +207,7 @@ def contests(
 
 
 def _check_enough(contest: Contest) -> None:
-    """Raise if there is nothing to contrast with, as in a short last batch."""
+    """Raise if there are no negatives, as in a short last batch."""
     hint = "(a DataLoader leaves out a short last batch with drop_last=True)"
     candidates = len(contest.candidates)
     if contest.itself is not None and contest.positive is not None and candidates < 4:
@@ -240,7 +238,7 @@ def _within(
     every_label = None if labels is None else labels.repeat(views)
     return Contest(
         rows,
-        rows.view_as(rows),  # compiled code wants two tensors, not one twice
+        rows.view_as(rows),  # torch.compile needs two tensors, not one twice
         positive=itself.roll(len(z_i)) if candidates == "views" else None,
         itself=itself,
         labels=None if every_label is None else (every_label, every_label),
@@ -260,7 +258,7 @@ def _across(
     ids: Tensor | None,
     ignore: Tensor | None,
 ) -> list[Contest]:
-    """Queries against keys, and for ``clip`` the other way round."""
+    """Queries against keys; for ``"clip"`` also keys against queries."""
     assert keys is not None
     query, key = unit_rows(queries), unit_rows(keys)
     targets = key if negatives is None else torch.cat([key, unit_rows(negatives)])
@@ -290,7 +288,7 @@ def _across(
 
 
 def _raw(anchors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Both, without gradient, where they are bfloat16."""
+    """Both, detached, if both are bfloat16; else None."""
     if anchors.dtype != torch.bfloat16 or candidates.dtype != torch.bfloat16:
         return None
     return anchors.detach(), candidates.detach()
@@ -353,7 +351,7 @@ def _check_finite(name: str, rows: Tensor) -> None:
 
 
 def _check_integers(name: str, values: Tensor | None, lengths: tuple[int, ...]) -> None:
-    """Raise if these are not integers, one for each row. Written so that a compiled graph leaves lengths open."""
+    """Raise if these are not integers, one for each row. Lengths stay dynamic in a compiled graph."""
     if values is None:
         return
     if not isinstance(values, Tensor) or values.is_floating_point() or values.is_complex():

@@ -1,4 +1,4 @@
-"""Tab completion of the commands in a shell: a script that shtab writes from their options."""
+"""Tab completion of the commands in a shell; shtab writes the script from the parser."""
 
 import argparse
 from dataclasses import fields
@@ -13,10 +13,10 @@ _FOLDERS = {"runs", "out", "keep"}
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """What a shell is to read, to complete the commands and options of a parser.
+    """A shell script that completes the commands and options of a parser.
 
     Args:
-        parser: Parser of all commands; it is changed, so that it completes what it would not read.
+        parser: Parser of all commands. It is changed for completion, so do not parse with it afterwards.
         shell: ``bash``, ``zsh`` or ``tcsh``.
     """
     import shtab
@@ -47,7 +47,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 
 
 def _train_options() -> dict[str, tuple[str, ...]]:
-    """The options of ``weince train``, which are settings of a run, and the values of those that have a few."""
+    """Options of ``weince train``, the settings of a run, each with its choices; () if it has none."""
     from weince.lab.text.train import TextRun
     from weince.lab.vision.config import VisionRun
 

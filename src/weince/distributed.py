@@ -1,14 +1,14 @@
 """One batch over several processes: local anchors against the candidates of all ranks.
 
 The convention, for ``reduction="mean"`` and ``"sum"``: **the average of the ranks' losses is what one process
-would return on the whole batch, and the average of the ranks' parameter gradients is its gradient.** Averaging is
-what ``DistributedDataParallel`` does with gradients, so there is nothing to multiply by the number of ranks, also
-where local batches differ in size. ``reduction="none"`` returns the losses of the local anchors as they are.
+would return on the whole batch, and the average of the ranks' parameter gradients is its gradient.**
+``DistributedDataParallel`` averages gradients, so do not multiply anything by the number of ranks, even if local
+batches differ in size. ``reduction="none"`` returns the unscaled losses of the local anchors.
 
 Why it holds: a rank's loss is ``ranks / anchors of all ranks`` times the sum over its own anchors, and the
 gradient of a gathered candidate goes back to the rank that owns it, summed over all ranks.
 
-Exchanging the sizes of local batches makes the host wait for the device once per contest.
+Exchanging the sizes of local batches costs one device sync per contest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Gather = bool | Literal["ring"]
 
 
 def check_gather(gather: Gather, engine: str) -> None:
-    """Raise if the option is none, or does not go with the engine."""
+    """Raise if ``gather`` is invalid, or does not go with the engine."""
     if not isinstance(gather, bool) and gather != "ring":
         raise ValueError(f'gather must be True, False or "ring"; got {gather!r}')
     if gather == "ring" and engine != "auto":
@@ -37,18 +37,18 @@ def check_gather(gather: Gather, engine: str) -> None:
 
 
 def is_spread() -> bool:
-    """Whether this process is one of several."""
+    """Whether there is a process group with several ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that share a contest.
+    """The ranks that share a contest.
 
     Args:
-        rank: Which one this is.
-        anchors: How many anchors each rank has.
-        candidates: How many candidates each rank brings.
+        rank: Rank of this process.
+        anchors: Number of anchors of each rank.
+        candidates: Number of candidates of each rank.
     """
 
     rank: int
@@ -60,20 +60,20 @@ class Ranks:
         return len(self.anchors)
 
     def gather(self, values: Tensor) -> Tensor:
-        """One value for each anchor, ``(local anchors,)`` to ``(anchors of all ranks,)``; no gradient."""
+        """Gather one value per anchor, ``(local anchors,)`` to ``(anchors of all ranks,)``; no gradient."""
         return _gathered(values, self.anchors)
 
     def gather_linked(self, values: Tensor) -> Tensor:
-        """The same with gradient: each value's returns to its owner, summed over the ranks."""
+        """Like :meth:`gather`; each value's gradient returns to its owner, summed over the ranks."""
         gathered: Tensor = _GatherRows.apply(values, self.anchors, self.rank)  # type: ignore[no-untyped-call]
         return gathered
 
     def gather_candidates(self, values: Tensor) -> Tensor:
-        """One value for each candidate, ``(local candidates,)`` to ``(candidates of all ranks,)``; no gradient."""
+        """Gather one value per candidate, ``(local candidates,)`` to ``(candidates of all ranks,)``; no gradient."""
         return _gathered(values, self.candidates)
 
     def smallest(self, values: Tensor, count: int) -> Tensor:
-        """``(count,)`` smallest of the values that the ranks bring, each at most as many, sorted upwards."""
+        """``(count,)`` smallest values of all ranks in ascending order; each rank passes at most ``count``."""
         padded = values.new_full((count,), torch.inf)
         padded[: len(values)] = values
         return _gathered(padded, (count,) * self.count).topk(count, largest=False).values
@@ -86,7 +86,7 @@ class Ranks:
         return total
 
     def pass_on(self, travellers: Sequence[Tensor], owner: int) -> Coming:
-        """Send tensors with a row for each candidate of ``owner`` to the next rank; take those of the one before."""
+        """Send tensors with a row per candidate of ``owner`` to the next rank; receive those of the previous rank."""
         after, before = (self.rank + 1) % self.count, (self.rank - 1) % self.count
         length = self.candidates[(owner - 1) % self.count]
         arriving = [sent.new_empty(length, *sent.shape[1:]) for sent in travellers]
@@ -97,7 +97,7 @@ class Ranks:
 
 
 class Coming(NamedTuple):
-    """Tensors on their way from another rank."""
+    """Tensors that are being received from another rank."""
 
     tensors: list[Tensor]
     exchanges: Sequence[Any]
@@ -110,11 +110,11 @@ class Coming(NamedTuple):
 
 
 def meet(contest: Contest, settings: str) -> Contest:
-    """The contest of the local anchors and candidates, which knows of the other ranks; for a ring.
+    """The local contest with ``ranks`` set, for ``gather="ring"``.
 
     Args:
         contest: Contest of the local anchors and candidates.
-        settings: Words for what is computed, to be the same on all ranks.
+        settings: The loss as text; it must be the same on all ranks.
     """
     _refuse_ignore(contest)
     ranks = _introduce(contest, settings)
@@ -130,11 +130,11 @@ def _refuse_ignore(contest: Contest) -> None:
 
 
 def share(contest: Contest, settings: str) -> Contest:
-    """The contest of the local anchors against the candidates of all ranks, in the order of the ranks.
+    """The contest of the local anchors against the candidates of all ranks, in rank order.
 
     Args:
         contest: Contest of the local anchors and candidates.
-        settings: Words for what is computed, to be the same on all ranks.
+        settings: The loss as text; it must be the same on all ranks.
     """
     _refuse_ignore(contest)
     ranks = _introduce(contest, settings)
@@ -159,7 +159,7 @@ def share(contest: Contest, settings: str) -> Contest:
 
 
 def _introduce(contest: Contest, settings: str) -> Ranks:
-    """Let the ranks tell each other how many rows they have, and that all else is the same."""
+    """Exchange the numbers of rows between ranks; raise if the ranks compute different losses."""
     rows = contest.anchors
     alike = {
         "width of the embeddings": rows.shape[1],
@@ -172,7 +172,7 @@ def _introduce(contest: Contest, settings: str) -> Ranks:
     with _together("exchanging the sizes of their batches"):
         dist.all_gather(every, mine)
     anchors, candidates, *others = torch.stack(every).T.tolist()
-    # Raised on every rank alike, so that none waits for another. With a row on each of several there are negatives.
+    # All ranks raise the same error, so that none waits for another. One row per rank suffices for negatives.
     if 0 in anchors:
         raise ValueError(
             f"wanted at least one row on every rank; got none on rank {anchors.index(0)} of {len(anchors)}"
@@ -185,7 +185,7 @@ def _introduce(contest: Contest, settings: str) -> Ranks:
 
 
 def _gathered(local: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """Rows of all ranks; a rank brings as many as ``lengths`` says."""
+    """Rows of all ranks; ``lengths`` holds the number of rows of each."""
     padded = _padded(local.contiguous(), max(lengths))
     every = [torch.empty_like(padded) for _ in lengths]
     with _together("gathering rows"):
@@ -200,20 +200,20 @@ def _padded(rows: Tensor, length: int) -> Tensor:
 
 
 def _reduce_scatter(mine: Tensor, parts: list[Tensor], rank: int) -> None:
-    """The sum over the ranks of the part that is this one's."""
+    """Sum this rank's part over all ranks into ``mine``."""
     try:
         dist.reduce_scatter(mine, parts)
     except RuntimeError as error:
         if "does not support reduce_scatter" not in str(error):
             raise
-        every = torch.stack(parts)  # the gloo of torch 2.6
+        every = torch.stack(parts)  # gloo of torch 2.6 has no reduce_scatter
         dist.all_reduce(every)
         mine.copy_(every[rank])
 
 
 @contextmanager
 def _together(doing: str) -> Iterator[None]:
-    """Say in plain words that another rank is gone."""
+    """Explain an error of a collective operation: another rank is gone."""
     try:
         yield
     except RuntimeError as error:

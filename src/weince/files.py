@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside and moved into place."""
+"""Atomic writes: a file is written under a temporary name and moved into place, so it is complete or absent."""
 
 import os
 import tempfile
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def check_folder(folder: Path) -> None:
-    """See that nothing but folders is where a folder is, or is to be made.
+    """Check that a path can be a folder: neither it nor one of its parents is a file.
 
     Raises:
-        ValueError: A file is.
+        ValueError: One of them is a file.
     """
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
@@ -18,10 +18,10 @@ def check_folder(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder if need be and see that a file can be made in it, before the work whose result is to go there.
+    """Create a folder if it is missing and check that it is writable; call this before work whose result goes there.
 
     Raises:
-        OSError: It cannot.
+        OSError: The folder, or a file in it, cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder, prefix=".weince."):
@@ -46,5 +46,5 @@ def write_aside(path: Path, write: Callable[[Path], object], what: str = "file")
 
 
 def write_text_aside(path: Path, text: str, what: str = "file") -> None:
-    """Write a text as `write_aside` does: whole or not at all."""
+    """Write text to a file with :func:`write_aside`, completely or not at all."""
     write_aside(path, lambda part: part.write_text(text, encoding="utf-8", newline="\n"), what)

@@ -5,23 +5,23 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit  # and not scipy.stats, whose import takes a second
+from scipy.special import stdtrit  # not scipy.stats, which takes a second to import
 
 
 class Interval(NamedTuple):
-    """A mean and the half width of its t-interval over ``n`` values; the half width of one value is NaN."""
+    """A mean and the half width of its t-interval over ``n`` values; with one value the half width is NaN."""
 
     mean: float
     half: float
     n: int
 
     def text(self, digits: int) -> str:
-        """``50.01 ± 0.19``; without a half width the mean alone."""
+        """``50.01 ± 0.19``; only the mean if the half width is NaN."""
         return f"{self.mean:.{digits}f}{half_text(self.half, digits)}"
 
 
 def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
-    """Mean and t-interval of independent values, such as one figure for each pretrained encoder."""
+    """Mean and t-interval of independent values, such as the accuracy of each of several pretrained encoders."""
     x = np.fromiter(values, dtype=np.float64)
     if not len(x) or not np.isfinite(x).all():
         raise ValueError(f"an interval needs finite values; got {x.tolist()}")

@@ -1,9 +1,8 @@
 """Links: how a cosine score becomes a logit.
 
-Every link is written in the shortfall ``d = 1 - s`` of a score ``s``, because near the cap ``d`` is known
-accurately and ``s`` is not. A link has a ``logit`` and a ``slope``, the derivative of the logit with respect
-to the *score*. A link is a value: its parameters are numbers or tensors, and gradients reach whatever the tensors
-were computed from. A tensor of shape ``(anchors,)`` holds one value per anchor (row).
+A link takes the shortfall ``d = 1 - s`` of a score ``s``, because near the cap ``d`` has more significant digits than
+``s``. A link has a ``logit`` and a ``slope``, the derivative of the logit with respect to the *score*. Its parameters
+are numbers or tensors; gradients flow through the tensors. A tensor ``(anchors,)`` holds one value per anchor (row).
 
 >>> d = torch.tensor([[0.5, 0.1]])
 >>> SoftmaxLink(temperature=0.5).logit(d)
@@ -28,8 +27,8 @@ Scalar = float | Tensor
 
 
 class Link:
-    """A map from scores to logits. Subclass it as a frozen dataclass with a ``logit`` (and a ``slope``, if autograd's
-    is too slow), or pass a plain function of the score: :class:`FunctionLink`.
+    """A map from scores to logits. Subclass it as a frozen dataclass with a ``logit`` (and a ``slope`` if autograd
+    is too slow), or pass a plain function of the score, as in :class:`FunctionLink`.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -47,16 +46,16 @@ class Link:
     """Whether the logit is steep near the cap, so that small shortfalls must be computed accurately."""
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        """Logits of shortfalls ``(anchors, candidates)``, or ``(anchors,)``: one candidate for each anchor."""
+        """Logits of shortfalls ``(anchors, candidates)``, or ``(anchors,)`` for one candidate per anchor."""
         raise NotImplementedError(f"{type(self).__name__} must define logit(shortfall); got no such method")
 
     def slope(self, shortfall: Tensor) -> Tensor:
-        """Derivative of the logit with respect to the score, same shape."""
+        """Derivative of the logit with respect to the score, in the shape of ``shortfall``."""
         gradient: Tensor = torch.func.grad(lambda d: self.logit(d).sum())(shortfall)
         return -gradient
 
     names: ClassVar[tuple[str, ...]] = ()
-    """The fields, which torch 2.6 cannot ask a dataclass for in a compiled graph."""
+    """Names of the fields; torch 2.6 cannot compile ``dataclasses.fields``."""
 
     def __init_subclass__(cls) -> None:
         own = get_annotations(cls)
@@ -70,23 +69,23 @@ class Link:
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def learned(self) -> dict[str, Tensor]:
-        """The parameters that want a gradient."""
+        """The parameters that require a gradient, by name."""
         return {name: value for name, value in self.tensors().items() if value.requires_grad}
 
     def replace(self, values: dict[str, Tensor]) -> Self:
-        """The same link with other values of some parameters."""
+        """A copy with new values for some parameters."""
         if not values:
             return self
         return type(self)(**{name: values.get(name, getattr(self, name)) for name in self.names})
 
     def rows(self, start: int, stop: int) -> Self:
-        """The link for some of the anchors."""
+        """The link for the anchors from ``start`` to ``stop``."""
         return self.replace(
             {name: value[start:stop] for name, value in self.tensors().items() if value.numel() > 1}
         )
 
     def check_anchors(self, anchors: int) -> None:
-        """Raise if a parameter holds one value per anchor, but of other anchors."""
+        """Raise unless each parameter holds one value, or one for each anchor."""
         for name, value in self.tensors().items():
             if value.numel() not in (1, anchors):
                 raise ValueError(
@@ -95,11 +94,11 @@ class Link:
 
 
 class FunctionLink(Link):
-    """Any function of the score as a link.
+    """A link made of any function of the score.
 
     Args:
-        function: Maps scores ``(anchors, candidates)``, and the parameters by name, to logits.
-        **parameters: Tensors of one value, or of one per anchor; they get a gradient if they require one.
+        function: Maps scores ``(anchors, candidates)`` to logits; it gets the parameters by name.
+        **parameters: Tensors with one value, or with one per anchor; they get a gradient if they require one.
 
     Examples:
         >>> import torch
@@ -127,7 +126,7 @@ class FunctionLink(Link):
     def replace(self, values: dict[str, Tensor]) -> Self:
         if not values:
             return self
-        # By its name: torch 2.6 does not compile type(self)(function).
+        # Not type(self)(...), which torch 2.6 cannot compile.
         return FunctionLink(self.function, **{**self.parameters, **values})  # type: ignore[return-value]
 
     def __repr__(self) -> str:
@@ -135,7 +134,7 @@ class FunctionLink(Link):
 
 
 def as_link(link: Link | Callable[..., Tensor]) -> Link:
-    """A link as it is, a plain function as a :class:`FunctionLink`."""
+    """Return a link unchanged; wrap a plain function in a :class:`FunctionLink`."""
     if isinstance(link, Link):
         return link
     if not callable(link):
@@ -196,7 +195,7 @@ class AffineLink(Link):
 class ShortfallLink(Link):
     """``-beta * log(endpoint - s)``: the shortfall link, or Weibit (Weibull noise below an endpoint).
 
-    ``endpoint - s`` is kept at ``eps`` or more; below that the slope is 0.
+    ``endpoint - s`` is clamped to at least ``eps``; below that the slope is 0.
 
     Examples:
         >>> import torch
@@ -228,7 +227,7 @@ class ShortfallLink(Link):
 
 @dataclass(frozen=True)
 class PowerLink(Link):
-    """``alpha * log((1 + s) / 2)``: the power link (Frechet noise), floored at ``eps``.
+    """``alpha * log((1 + s) / 2)``: the power link (Frechet noise); the argument is clamped to at least ``eps``.
 
     Examples:
         >>> import torch
@@ -256,9 +255,9 @@ class PowerLink(Link):
 class BlendLink(Link):
     """``(1 - lam) * s / temperature - lam * beta * log(eps + max(1 - s, eps))``: the link of WEINCE.
 
-    ``lam`` and ``beta`` are numbers or one value per anchor. With ``soft_cap=False`` the ``eps`` that
-    Algorithm 1 adds inside the logarithm is left out, as in the authors' released code. With an ``endpoint``
-    above 1, ``endpoint - 1`` is added there too.
+    ``lam`` and ``beta`` are numbers, or tensors with one value per anchor. ``soft_cap=False`` omits the ``eps`` that
+    Algorithm 1 adds inside the logarithm, as the authors' released code does. An ``endpoint`` above 1 adds
+    ``endpoint - 1`` inside the logarithm.
 
     Examples:
         >>> import torch
@@ -287,7 +286,7 @@ class BlendLink(Link):
     def logit(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
         gap = self._gap(shortfall)
-        if _may_take(gap, gumbel, weibull):  # the same in one place
+        if _may_take(gap, gumbel, weibull):  # the same formula in place
             return gap.log_().mul_(-weibull).addcmul_(shortfall, gumbel, value=-1).add_(gumbel)
         return (1 - shortfall) * gumbel - gap.log() * weibull
 
@@ -299,7 +298,7 @@ class BlendLink(Link):
         return inverse * weibull + gumbel
 
     def _weights(self, shortfall: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors of the score and of minus the logarithm, per anchor or for all."""
+        """Factors of the score and of the negative logarithm; a column if they differ between anchors."""
         one = shortfall.new_ones(())
         lam, beta = one * column(self.lam, shortfall), one * column(self.beta, shortfall)
         return (1 - lam) / column(self.temperature, shortfall), lam * beta
@@ -309,13 +308,13 @@ class BlendLink(Link):
 
     @property
     def offset(self) -> float:
-        """What is added to a shortfall inside the logarithm."""
+        """The number added to a shortfall inside the logarithm."""
         return (self.eps if self.soft_cap else 0.0) + (self.endpoint - 1)
 
 
 @dataclass(frozen=True)
 class AtanhLink(Link):
-    """``log((1 + s) / (1 - s))``: the link without a temperature. Both parts are kept at ``eps`` or more.
+    """``log((1 + s) / (1 - s))``: the link without a temperature. Both parts are clamped to at least ``eps``.
 
     Examples:
         >>> import torch
@@ -337,8 +336,8 @@ class AtanhLink(Link):
 
 
 def _may_take(own: Tensor, *others: Scalar) -> bool:
-    """Whether what is made of a fresh tensor and others may take its place: no gradient is recorded, and it will have
-    the same shape and dtype."""
+    """Whether a fresh tensor ``own`` may be overwritten with a result of it and ``others``: nothing records
+    operations, and the result has the same shape and dtype."""
     return unseen() and all(
         not isinstance(other, Tensor)
         or other.ndim == 0
@@ -348,12 +347,12 @@ def _may_take(own: Tensor, *others: Scalar) -> bool:
 
 
 def _inverse(values: Tensor, floor: float, offset: float = 0.0) -> Tensor:
-    """``1 / (values + offset)``, and 0 up to the floor, where the logarithm is flat."""
+    """``1 / (values + offset)``; 0 for values up to ``floor``, where the clamped logarithm is flat."""
     return threshold(values, floor, torch.inf).add_(offset).reciprocal_()
 
 
 def check_positive(name: str, value: Scalar) -> None:
-    """Raise if a parameter is not a positive, finite number; tensors are only read where that costs no wait."""
+    """Raise if a parameter is not positive and finite; tensors are read only if that needs no device sync."""
     if isinstance(value, Tensor):
         if value.ndim > 1:
             raise ValueError(f"{name} must be one value, or one per anchor; got shape {tuple(value.shape)}")
@@ -366,19 +365,19 @@ def check_positive(name: str, value: Scalar) -> None:
 
 
 def is_number(value: object, kind: type = Real) -> bool:
-    """Whether a value is a number of Python's or numpy's; True and False are none."""
+    """Whether a value is a Python or numpy number; a bool is not."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_endpoint(endpoint: float) -> None:
-    """Raise if scores could pass the endpoint of a shortfall link."""
+    """Raise if a score could exceed the endpoint of a shortfall link."""
     check_positive("endpoint", endpoint)
     if endpoint < 1:
         raise ValueError(f"endpoint must be at least 1, the largest cosine; got {endpoint}")
 
 
 def column(parameter: Scalar, shortfall: Tensor) -> Scalar:
-    """A parameter shaped to go with shortfalls: one value per anchor as a column beside ``(anchors, candidates)``."""
+    """A parameter shaped to broadcast with shortfalls: a column if it has one value per anchor and they are 2-D."""
     if not isinstance(parameter, Tensor):
         return parameter
     if parameter.numel() == 1:

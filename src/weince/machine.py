@@ -1,4 +1,4 @@
-"""What this machine and this installation are: a device by name, the version, bf16 on this CPU."""
+"""This machine and this installation: devices by name, the version, bf16 on this CPU."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cpu", "cuda", "mps")
 ISA = "ONEDNN_MAX_CPU_ISA"
 WITHOUT_AMX = "AVX512_CORE_BF16"
-"""The newest instructions with bf16 but without AMX."""
+"""The newest instruction set with bf16 but without AMX."""
 
 _CPU = Path("/proc/cpuinfo")
 _PRODUCT = """
@@ -26,7 +26,7 @@ a @ a
 
 
 def version() -> str:
-    """The version of this package, or that it runs from its sources."""
+    """The version of this package; ``from source`` if it is not installed."""
     try:
         return metadata.version("weince")
     except metadata.PackageNotFoundError:
@@ -34,10 +34,11 @@ def version() -> str:
 
 
 def check_device(name: str) -> None:
-    """See that a name is one of a device, whether this machine has it or not.
+    """Check that a name is that of a device; this machine need not have it.
 
     Raises:
-        ValueError: It is ``auto``, ``cpu``, ``cuda`` or ``mps`` neither alone nor, but for ``auto``, with a number.
+        ValueError: The name is not ``auto``, ``cpu``, ``cuda`` or ``mps``. All but ``auto`` may have a number, as in
+            ``cuda:1``.
     """
     kind, colon, number = name.partition(":")
     numbered = colon and number.isdecimal() and kind != "auto"
@@ -46,13 +47,13 @@ def check_device(name: str) -> None:
 
 
 def find_device(name: str) -> "torch.device":
-    """The device of a name: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or one of
-    several, ``cuda:1``, or ``mps`` (the GPU of an Apple chip).
+    """The device of a name: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda``, one of several
+    such as ``cuda:1``, or ``mps`` (the GPU of an Apple chip).
 
     Raises:
-        ValueError: It is none of these, or this machine has no such device.
+        ValueError: The name is none of these, or this machine has no such device.
     """
-    import torch  # here, since the command line asks for the version without it
+    import torch  # here, so that the command line can print the version without torch
 
     check_device(name)
     if name == "auto":
@@ -71,34 +72,32 @@ def find_device(name: str) -> "torch.device":
 
 
 def amx_is_broken() -> bool:
-    """Whether the CPU advertises AMX and a bf16 product ends the process: some hypervisors do not grant its state.
+    """Whether the CPU advertises AMX but a bf16 product kills the process, as under some hypervisors.
 
-    A child process tries it, which takes the time of an import of torch. ``WEINCE_AMX`` in the environment,
-    ``broken`` or ``works``, answers in its place.
+    A child process tries it, which takes as long as importing torch. To skip this, set the environment variable
+    ``WEINCE_AMX`` to ``broken`` or ``works``.
 
     Raises:
-        ValueError: ``WEINCE_AMX`` is something else.
+        ValueError: ``WEINCE_AMX`` has another value.
     """
     told = os.environ.get("WEINCE_AMX")
     if told is not None:
         if told not in ("broken", "works"):
             raise ValueError(f"WEINCE_AMX must be broken or works; got {told!r}")
         return told == "broken"
-    if (
-        not _CPU.exists() or "amx_bf16" not in _CPU.read_text()
-    ):  # other systems than Linux do not advertise it so
+    if not _CPU.exists() or "amx_bf16" not in _CPU.read_text():  # only Linux has this file
         return False
     return subprocess.run([sys.executable, "-c", _PRODUCT], capture_output=True).returncode < 0  # a signal
 
 
 def avoid_broken_amx() -> str | None:
-    """Keep torch from AMX in this process and its children if AMX is broken; call it before work in bf16 on a CPU.
+    """Disable AMX in torch for this process and its children if it is broken; call it before bf16 work on a CPU.
 
-    It must come before torch multiplies any matrices, in float32 too: oneDNN then reads ``ONEDNN_MAX_CPU_ISA`` for
-    good. If that is set already, nothing is tried and nothing is changed.
+    Call it before the first matrix product, even in float32: oneDNN reads ``ONEDNN_MAX_CPU_ISA`` then and never
+    again. If that variable is already set, nothing is tested or changed.
 
     Returns:
-        What was done, in one line, if anything was.
+        One line that says what was done; None if nothing was.
     """
     if ISA in os.environ or not amx_is_broken():
         return None
@@ -107,13 +106,13 @@ def avoid_broken_amx() -> str | None:
 
 
 def prepare_cpu_for_bf16() -> None:
-    """What a command does before work in bf16 on a CPU: :func:`avoid_broken_amx`, said on stderr."""
+    """Call :func:`avoid_broken_amx`, and on rank 0 print to stderr what it did."""
     said = avoid_broken_amx()
     if said and os.environ.get("RANK", "0") == "0":
         print(f"weince: {said}", file=sys.stderr)
 
 
 def prepare_cpu_for(model: "torch.nn.Module") -> None:
-    """:func:`prepare_cpu_for_bf16` if a model that was loaded is in bf16 and on a CPU."""
+    """Call :func:`prepare_cpu_for_bf16` if a model has bf16 parameters on a CPU."""
     if any(p.device.type == "cpu" and str(p.dtype) == "torch.bfloat16" for p in model.parameters()):
         prepare_cpu_for_bf16()

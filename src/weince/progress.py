@@ -1,6 +1,6 @@
-"""Progress on standard error: bars in a terminal; in a file or a log, a line now and then.
+"""Progress on standard error: bars in a terminal, a line every few seconds in a file or a log.
 
-Standard output is for the result of a command.
+Standard output is only for the result of a command.
 """
 
 import time
@@ -24,17 +24,17 @@ from rich.table import Column
 from rich.text import Text
 
 EVERY = 5.0
-"""Seconds between two lines about one task."""
+"""Seconds between two lines about a task."""
 
 NAME = 24
-"""Columns that the name of a run may take before figures are left out."""
+"""Most terminal columns kept free for the name of a run; figures use the rest."""
 
 WORTH_A_LINE = 1.0
-"""Seconds that a task must have taken for a line to say that it is done."""
+"""A finished task gets a line if it began, or had its last line, at least this many seconds ago."""
 
 
 class Cut(ProgressColumn):
-    """Text of a task that ends in an ellipsis where a narrow terminal has no room for all of it."""
+    """A column with text of a task, cut with an ellipsis if the terminal is too narrow."""
 
     def __init__(
         self, text: Callable[[Task], str] = lambda task: task.description, table_column: Column | None = None
@@ -47,14 +47,14 @@ class Cut(ProgressColumn):
 
 
 class Bars(Progress):
-    """Rich's bars in a terminal. Elsewhere a line about a task every few seconds, and when it is done.
+    """Rich's bars in a terminal. Elsewhere it prints a line about a task every few seconds, and when it is done.
 
-    What a task has to say beside its numbers is its field ``said``.
+    The field ``said`` of a task is text to show beside its numbers.
 
     Args:
-        columns: Columns of the bars, as rich has them.
-        shown: Whether anything is shown at all.
-        transient: Remove the bars in the end, and say nothing of tasks that were quick.
+        columns: Columns of the bars, as in rich.
+        shown: Whether to show anything.
+        transient: Remove the bars at the end, and print no line about a task that is done within ``every`` seconds.
         every: Seconds between two lines; ``EVERY`` if not given.
         console: Where to print; standard error if not given.
     """
@@ -72,7 +72,7 @@ class Bars(Progress):
         super().__init__(*columns, console=console, transient=transient, disable=not (shown and live))
         self.in_lines = shown and not live
         self.every = EVERY if every is None else every
-        self._since: dict[TaskID, float] = {}  # when a task began, or was last spoken of
+        self._since: dict[TaskID, float] = {}  # when a task began, or when its last line was printed
         self._spoken: set[TaskID] = set()
 
     def say(self, line: str) -> None:
@@ -107,7 +107,7 @@ class Bars(Progress):
 
 
 def line_about(task: Task) -> str:
-    """A task in words: how far it is, what it says of itself, how long it will still take."""
+    """A line about a task: its count, its text ``said`` and the remaining time."""
     parts = []
     if task.total is not None:
         parts.append(f"{task.completed:,.0f} of {task.total:,.0f}")
@@ -120,42 +120,42 @@ def line_about(task: Task) -> str:
 
 
 def remaining(task: Task) -> str:
-    """The time that a task will still take, as 0:01:30; empty while that is not known."""
+    """The remaining time of a task, as 0:01:30; empty while it is unknown."""
     return "" if task.time_remaining is None else str(timedelta(seconds=int(task.time_remaining)))
 
 
 def bars(*, shown: bool = True, transient: bool = False) -> Bars:
-    """Bars that tell what is done, how much of it, and how long it will still take."""
+    """Bars with the name of a task, its count and the remaining time."""
     columns = Cut(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Bars(*columns, shown=shown, transient=transient)
 
 
 def telling_bars(*columns: ProgressColumn, shown: bool = True, every: float | None = None) -> Bars:
-    """Bars that tell what is under way (the field ``said``) and for how long; ``columns`` come after the bar."""
+    """Bars with the elapsed time and the text ``said``; ``columns`` come after the bar."""
     said = Cut(lambda task: task.fields["said"])
     return Bars(Cut(), BarColumn(20), *columns, TimeElapsedColumn(), said, shown=shown, every=every)
 
 
 @contextmanager
 def passing_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar that goes away in the end; call what it gives with the number of things done."""
+    """A bar that disappears at the end. Call the function it yields with the number of items just done."""
     with bars(transient=True) as shown:
         task = shown.add_task(description, total=total)
         yield lambda done: shown.advance(task, done)
 
 
 class TrainingBar(Bars):
-    """The bar of a run: its name, how far it is, the time that is left and the latest figures.
+    """The bar of a run: its name, its progress, the remaining time and the latest figures.
 
-    Where the terminal is narrow the last figures are left out and the name is cut; the rest stays. Without a
-    terminal every call of :meth:`show` prints a line.
+    A narrow terminal cuts the name and drops the last figures; the rest stays. Without a terminal, every call of
+    :meth:`show` prints a line.
 
     Args:
         name: Name of the run.
-        counted: How far the run is, in words, such as ``epoch 3/100`` for 3.
-        total: What it counts to.
-        done: Where it begins.
-        shown: Whether anything is shown at all.
+        counted: Maps a count to text, such as 3 to ``epoch 3/100``.
+        total: Count at the end.
+        done: Count at the start.
+        shown: Whether to show anything.
         console: Where to print; standard error if not given.
     """
 
@@ -196,11 +196,11 @@ class TrainingBar(Bars):
             self.say(f"{task.description}: {', '.join(parts)}")
 
     def _tell(self, task_id: TaskID) -> None:
-        """Nothing between the lines of :meth:`show`."""
+        """Print nothing: only :meth:`show` prints lines."""
 
 
 def fitted(parts: Sequence[str], room: int) -> str:
-    """The first part, and as many of the others in order as there is room for."""
+    """The first part, and as many of the next ones as fit into ``room`` columns."""
     count = len(parts)
     while count > 1 and len("  ".join(parts[:count])) > room:
         count -= 1

@@ -1,7 +1,7 @@
-"""Cosine scores that stay right near the cap.
+"""Cosine scores that stay accurate near the cap.
 
 A score is the cosine of two rows, its shortfall is ``1 - score``. Everything here runs in float32, or in
-float64 for float64 input, whatever autocast says: in bfloat16 the number ``1 - 1e-6`` is 1.
+float64 for float64 input, even under autocast: in bfloat16 the number ``1 - 1e-6`` is 1.
 """
 
 from collections.abc import Callable
@@ -12,38 +12,38 @@ import torch
 from torch import Tensor
 
 CROWD = 0.01
-"""An anchor is crowded if a candidate other than its positive has a shortfall of no more than this."""
+"""An anchor is crowded if a candidate other than its positive has a shortfall of at most this."""
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64, where the device has it."""
+    """Convert to float64; to float32 on MPS, which has no float64."""
     return values.float() if values.device.type == "mps" else values.double()
 
 
 def free_to_look(values: Tensor) -> bool:
-    """Whether reading a value costs neither a wait for a device nor a break in a compiled graph."""
+    """Whether a value can be read without a device sync and without a break in a compiled graph."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 in_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-"""Whether torch.func is at work; without an answer, it may be."""
+"""Whether a torch.func transform is active; True if torch cannot tell."""
 
 
 def unseen() -> bool:
-    """Whether neither autograd nor torch.func nor a compiler looks on, so that a value of one's own may be
-    overwritten. On a CPU that takes half the time: memory for another value is slow to come."""
+    """Whether neither autograd nor torch.func nor a compiler records operations, so that a fresh tensor may be
+    overwritten. On a CPU this halves the time, since allocating another tensor is slow."""
     return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform())
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Keeps what runs under it in the dtype of its inputs."""
+    """A context without autocast: operations keep the dtype of their inputs."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def unit_rows(rows: Tensor) -> Tensor:
     """Rows scaled to length 1, in float32 or float64; a zero row stays zero and gets no gradient.
 
-    Rows of any finite length work, also those whose squares overflow or underflow.
+    Rows of any finite length work, even if their squares overflow or underflow.
 
     Args:
         rows: ``(n, d)`` of any floating dtype.
@@ -55,13 +55,13 @@ def unit_rows(rows: Tensor) -> Tensor:
 def shortfalls(anchors: Tensor, candidates: Tensor, into: Tensor | None = None) -> Tensor:
     """``1 - cosine`` of every pair of unit rows, ``(a, d)`` and ``(c, d)`` to ``(a, c)``.
 
-    The absolute error is that of the product, about 1e-7 in float32. Where the shortfall itself is that
-    small, take it from :func:`pair_shortfall`.
+    The absolute error is that of the product, about 1e-7 in float32. For shortfalls as small as that, use
+    :func:`pair_shortfall`.
 
     Args:
         anchors: ``(a, d)`` unit rows.
         candidates: ``(c, d)`` unit rows.
-        into: ``(a, c)`` on the CPU, to be overwritten.
+        into: ``(a, c)`` tensor on the CPU that receives the result.
     """
     if into is not None:
         return into.fill_(1).addmm_(anchors, candidates.T, alpha=-1).clamp_(0, 2)
@@ -77,31 +77,31 @@ def pair_shortfall(a: Tensor, c: Tensor) -> Tensor:
         a: ``(..., d)`` unit rows (or zero rows, whose score is 0).
         c: ``(..., d)``, broadcast against ``a``.
     """
-    # The identity 1 - a.c = |a - c|²/2 holds for unit rows; a zero row falls half a unit short of it.
+    # For unit rows 1 - a.c = |a - c|²/2. For each zero row the right side is 1/2 too small.
     gap = a - c
     zero_rows = 2 - dot(a, a).round() - dot(c, c).round()
     return (dot(gap, gap) + zero_rows) / 2
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sums of products over the last dimension."""
+    """Dot products over the last dimension."""
     result: Tensor = torch.linalg.vecdot(a, b)
     return result
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` to full float32 accuracy, also where TensorFloat-32 was switched on for the program."""
+    """``a @ b`` in full float32 accuracy, even if the program has enabled TensorFloat-32."""
     if a.dtype == torch.float32 and a.device.type == "cuda" and _tf32_may_be_on():
-        # Three TF32 products of the leading and trailing bits: nearly float32, and no global switch flipped.
+        # Three TF32 products of the leading and trailing bits: nearly float32, and no global switch changes.
         a_high, b_high = _leading_bits(a), _leading_bits(b)
         return a_high @ b_high + (a_high @ (b - b_high) + (a - a_high) @ b_high)
     return a @ b
 
 
 def _tf32_may_be_on() -> bool:
-    """Read through the newer switch, of torch 2.9: reading the older one raises where a program used the newer."""
+    """Whether TF32 may be on. Reads the switch of torch 2.9, if any: the older one raises once the newer was set."""
     if torch.compiler.is_compiling():
-        return True  # a compiled graph cannot read it
+        return True  # a compiled graph cannot read the switch
     own = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     if own is None:
         return bool(torch.backends.cuda.matmul.allow_tf32)
@@ -110,7 +110,7 @@ def _tf32_may_be_on() -> bool:
 
 
 def first_order(gradient: Tensor, source: Tensor) -> Tensor:
-    """A gradient that cannot be differentiated again by what it came from: the written-out ones are constants."""
+    """A gradient that raises if it is differentiated again; autograd would take a hand-written one for a constant."""
     if not (torch.is_grad_enabled() and source.requires_grad):
         return gradient
     marked: Tensor = _FirstOrder.apply(gradient, source)  # type: ignore[no-untyped-call]
@@ -137,7 +137,7 @@ def _leading_bits(x: Tensor) -> Tensor:
 
 
 class RowKernels(NamedTuple):
-    """Kernels that do what :class:`_UnitRows` does: whether they serve some rows, the rows, their gradient."""
+    """CUDA kernels of :class:`_UnitRows`; ``serve`` tells whether they support some rows."""
 
     serve: Callable[[Tensor], bool]
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -145,7 +145,7 @@ class RowKernels(NamedTuple):
 
 
 row_kernels: RowKernels | None = None
-"""Set by the fused engine when it is first used; nothing here depends on it but the time that a small batch takes."""
+"""Set when the fused engine is first imported. Here it changes no result, only the time of small batches."""
 
 
 class _UnitRows(torch.autograd.Function):
@@ -156,7 +156,7 @@ class _UnitRows(torch.autograd.Function):
         dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
         tiny = torch.finfo(dtype).tiny
         rows = rows.to(dtype)
-        scale = rows.abs().amax(1, keepdim=True).clamp_min(tiny)  # so that no square leaves the range
+        scale = rows.abs().amax(1, keepdim=True).clamp_min(tiny)  # so that no square overflows or underflows
         scaled = rows / scale
         length = scaled.square().sum(1, keepdim=True).sqrt()
         inverse = torch.where(length > 0, 1 / (scale * length).clamp_min(tiny), 0.0)
@@ -177,7 +177,7 @@ class _UnitRows(torch.autograd.Function):
         along = (unit * grad).sum(1, keepdim=True)
         result = (grad - unit * along) * inverse
         if ctx.dtype == torch.float16:
-            # The gradient of a short row can exceed float16. Shrink the whole row, so that it keeps its direction.
+            # The gradient of a short row can exceed float16. Scale the row down; it keeps its direction.
             peak = result.abs().amax(1, keepdim=True).clamp_min(1)
             result = result * (torch.finfo(torch.float16).max / peak).clamp_max(1)
         narrowed: Tensor = result.to(ctx.dtype)

@@ -1,6 +1,6 @@
-"""What a loss asks of an engine: sums over the candidates of every anchor.
+"""The sums over candidates that a loss can request from an engine.
 
-A loss names its sums, an engine computes them for all anchors in one pass, and the loss combines what comes back, one
+A loss names its sums, an engine computes them for all anchors in one pass, and the loss combines the results, one
 number per anchor, in plain torch.
 """
 
@@ -19,11 +19,11 @@ class LogSumExp:
     """``log sum exp(logit)`` over an anchor's negatives.
 
     Args:
-        link: Scores to logits: a :class:`weince.Link`, or a plain function of the score.
-        hardest: Sum over this many negatives with the largest scores only; None for all. Ties at the last place
-            all take part.
+        link: Maps scores to logits: a :class:`weince.Link`, or a plain function of the score.
+        hardest: Sum only over this many negatives with the largest scores, and over ties with the last of them;
+            None for all.
         same_view: Sum over the negatives of the anchor's own view only (``candidates="views"``).
-        positive: Link of the positive, if it is not the one of the negatives.
+        positive: Link of the positive; by default that of the negatives.
 
     Examples:
         >>> import torch
@@ -74,7 +74,7 @@ class SoftplusSum:
 
 
 class Count:
-    """How many negatives an anchor has.
+    """The number of negatives of an anchor.
 
     Examples:
         >>> import torch
@@ -93,11 +93,11 @@ Sum = LogSumExp | SoftplusSum | Count
 
 
 class Summed(NamedTuple):
-    """What an engine found for one sum; a tensor holds one number per anchor, ``(anchors,)``.
+    """An engine's result for one sum; each tensor holds one number per anchor, ``(anchors,)``.
 
     ``value``: the sum; 0 without negatives. ``positive``: the positive's logit; the mean over several positives.
-    ``spread``: log-sum-exp of the positives' logits less their mean; None with one positive. ``link``: the link of
-    the negatives. ``alone``: which anchors have no negatives; None if all have some.
+    ``spread``: log-sum-exp of the positives' logits minus their mean; None with one positive. ``link``: the link of
+    the negatives. ``alone``: True for anchors without negatives; None if all have some.
 
     Examples:
         >>> import torch
@@ -120,7 +120,7 @@ class Summed(NamedTuple):
     def cross_entropy(self) -> Tensor:
         """``-log softmax`` of the positive among all candidates, averaged over the positives.
 
-        Written so that a loss of 1e-14 keeps its digits in float32.
+        A loss as small as 1e-14 stays accurate in float32.
         """
         of_positives = self.positive if self.spread is None else self.positive + self.spread
         by_negatives = log1pexp(self.value - of_positives)
@@ -130,5 +130,5 @@ class Summed(NamedTuple):
 
 
 def log1pexp(x: Tensor) -> Tensor:
-    """``log(1 + exp(x))``. Above 40 it is ``x``, and its derivative 1, to the last digit of float64."""
+    """``log(1 + exp(x))``. Above 40 it returns ``x``, with derivative 1, which is exact in float64."""
     return torch.nn.functional.softplus(x, threshold=40.0)

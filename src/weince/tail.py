@@ -1,6 +1,6 @@
-"""Tail statistics: from the smallest shortfalls of an anchor's negatives to its weight ``lam``.
+"""Tail statistics: they turn the smallest shortfalls of an anchor's negatives into its weight ``lam``.
 
-Nothing here carries a gradient. Shortfalls come sorted upwards, ``(anchors, k)``, with ``inf`` where an
+Nothing here carries a gradient. Shortfalls ``(anchors, k)`` are sorted in ascending order and end in ``inf`` if an
 anchor has fewer than ``k`` negatives. The fits run in float64, since they subtract nearly equal logarithms.
 """
 
@@ -16,34 +16,34 @@ from torch import Tensor
 from weince.links import check_endpoint, check_positive, is_number
 from weince.scores import dot, wide
 
-FLOOR = 1e-12  # of Sxx and of the sums of squared errors
+FLOOR = 1e-12  # lower bound of Sxx and of sums of squares
 FEWEST_POINTS = 3
-LARGEST = 2.0  # shortfall of a cosine
+LARGEST = 2.0  # the largest shortfall, that of a cosine of -1
 
 
 @dataclass(frozen=True)
 class TailConfig:
-    """How the tail is fitted and gated. The defaults are Algorithm 1 with the constants its authors released.
+    """How the tail is fitted and gated. The defaults are Algorithm 1 with the constants of the released code.
 
     Args:
-        k: Negatives in the tail: a share of the anchor's negatives in (0, 1], or a number of them.
-        k_min: Least number when ``k`` is a share.
-        k_max: Largest number; it keeps memory linear in the batch.
-        rho0: A fixed pivot of the gate of ``rho``, instead of a quantile over the batch.
-        rho0_quantile: Which quantile of ``rho`` over all anchors is the pivot (nearest rank).
+        k: Size of the tail: a share of the anchor's negatives in (0, 1] as a float, or a number of them as an int.
+        k_min: Smallest size if ``k`` is a share.
+        k_max: Largest size; it keeps memory linear in the batch.
+        rho0: Fixed pivot of the gate of ``rho``; by default a quantile over the batch.
+        rho0_quantile: The quantile of ``rho`` over all anchors that is the pivot (nearest rank).
         margin: ``m``: the difference in AIC at which the AIC gate is half open.
         kappa_rho: Steepness of the gate of ``rho``.
         kappa_aic: Steepness of the AIC gate.
         eps: Smallest shortfall.
-        beta: ``"fit"``: the fitted slope weights the shortfall logit; or a number to use instead; or ``"slope"``:
-            ``rho / temperature``, which makes the shortfall logit as steep as the softmax's at the hardest negative.
-            A learned temperature gets no gradient through this ``beta``.
-        gate: Which gates make ``lam``.
-        drop: Share of the ``k`` smallest shortfalls that the fit leaves out (at least one if positive).
+        beta: Factor of ``-log(endpoint - s)``: ``"fit"``, the fitted slope; a number; or ``"slope"``,
+            ``(rho + endpoint - 1) / temperature``, which makes the shortfall logit as steep as the softmax logit at
+            the hardest negative. A learned temperature gets no gradient through this ``beta``.
+        gate: The gate of ``lam``: ``"rho"``, ``"aic"``, or the product of ``"both"``.
+        drop: Share of the tail that the fit leaves out, smallest shortfalls first (if positive, at least one).
         soft_cap: Add ``eps`` inside the logarithm of the logit, as Algorithm 1 does.
-        endpoint: The logit's logarithm is of ``endpoint - s``; the fit and the gates are of ``1 - s`` all the same.
-        positive: ``"blend"``, or ``"softmax"``: the positive's logit is ``s / temperature``, only those of the
-            negatives are blended.
+        endpoint: The shortfall logit uses ``endpoint - s``; the fit and the gates use ``1 - s`` in any case.
+        positive: ``"blend"``: all logits are blended. ``"softmax"``: the positive's logit is ``s / temperature``, and
+            only those of the negatives are blended.
 
     Examples:
         >>> from weince import TailConfig, WeinceLoss
@@ -98,13 +98,13 @@ class TailConfig:
             check_positive(name, getattr(self, name))
 
     def _check_types(self) -> None:
-        """Raise for what is no number where one is wanted: values come from files too."""
+        """Raise if a value has the wrong type, since values may come from a file."""
         for name in ("k_min", "k_max"):
             if not is_number(getattr(self, name), Integral):
                 raise TypeError(f"{name} must be an int; got {getattr(self, name)!r}")
         if not is_number(self.k):
             raise TypeError(f"k must be an int or a share in (0, 1]; got {self.k!r}")
-        plain = int(self.k) if isinstance(self.k, Integral) else float(self.k)  # of numpy's numbers too
+        plain = int(self.k) if isinstance(self.k, Integral) else float(self.k)  # also from numpy numbers
         object.__setattr__(self, "k", plain)
         for name in ("rho0_quantile", "margin", "drop"):
             if not is_number(getattr(self, name)):
@@ -129,11 +129,11 @@ class TailConfig:
 
 
 class TailStats(NamedTuple):
-    """What an anchor's hardest negatives say, one value per anchor, without gradient.
+    """Statistics of the hardest negatives, one value per anchor, ``(anchors,)``, without gradient.
 
     ``rho``: smallest shortfall (``inf`` without negatives). ``beta``: slope of the Weibull fit. ``daic``: AIC
-    of the Gumbel proxy less that of the Weibull fit, as Algorithm 1 has it; the two lines have different responses,
-    so its sign does not say which law fits better. ``lam``: weight of the shortfall logit. Where no fit can be made,
+    of the Gumbel proxy minus that of the Weibull fit, as in Algorithm 1; the two lines have different responses,
+    so its sign does not say which law fits better. ``lam``: weight of the shortfall logit. If no fit can be made,
     ``beta``, ``daic`` and ``lam`` are 0.
 
     Examples:
@@ -151,7 +151,11 @@ class TailStats(NamedTuple):
 
 
 class TailFit(NamedTuple):
-    """Two straight lines through an anchor's tail: slope, comparison, and how good the Weibull line is."""
+    """Two straight lines fitted to each anchor's tail, ``(anchors,)`` each.
+
+    ``beta`` and ``daic`` are those of :class:`TailStats`. ``r2``: R² of the Weibull line. ``points``: points of the
+    fit. ``made``: whether a fit could be made.
+    """
 
     beta: Tensor
     daic: Tensor
@@ -161,7 +165,7 @@ class TailFit(NamedTuple):
 
 
 Gathers = Callable[[Tensor], Tensor]
-"""Takes one value for each local anchor to those of the anchors of all ranks."""
+"""Maps one value per local anchor to the values of all ranks' anchors."""
 
 
 def gated(
@@ -171,14 +175,14 @@ def gated(
     counted: Tensor | None = None,
     gather: Gathers | None = None,
 ) -> TailStats:
-    """Statistics of every anchor of the batch.
+    """Gate the fits: tail statistics of every anchor.
 
     Args:
         nearest: ``(anchors,)`` smallest shortfall of the negatives.
         fit: Fit of each anchor's tail.
         config: How to gate.
-        counted: ``(anchors,)``, False for anchors that have no part in the loss nor in the pivot.
-        gather: Where the anchors are spread over several processes: what the pivot is taken over.
+        counted: ``(anchors,)``, False for anchors without a positive, which the pivot leaves out; None for all.
+        gather: Gathers values of all ranks, so that the pivot is the same on each; None for one process.
     """
     rho = nearest.clamp_min(config.eps)
     has_rho = rho.isfinite() if counted is None else rho.isfinite() & counted
@@ -193,10 +197,10 @@ def gated(
 
 
 def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
-    """TailFit of Algorithm 1: two transforms of ``F = rank / (K + 1)`` regressed on ``log d``.
+    """TailFit of Algorithm 1: regress two transforms of ``F = rank / (K + 1)`` on ``log d``.
 
     Args:
-        hardest: ``(anchors, k)`` smallest shortfalls, sorted upwards.
+        hardest: ``(anchors, k)`` smallest shortfalls in ascending order.
         sizes: ``(anchors,)`` or ``(1,)``: how many of them are the anchor's tail, ``K``.
         config: How to fit.
     """
@@ -205,9 +209,9 @@ def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
     dropped = (size * config.drop).floor().clamp_min(1) if config.drop else torch.zeros_like(size)
     used = (rank > dropped) & (rank <= size)
     points = wide(used.sum(1, keepdim=True).clamp_min(1))
-    mask = wide(used)  # a product with truth values would convert them each time
+    mask = wide(used)  # converted once, not in every product
 
-    # Shifted by the smallest, so that equal shortfalls have no spread at all; 0 beyond an anchor's negatives.
+    # Subtract the smallest, so that equal shortfalls have a variance of exactly 0; unused entries are 0.
     log_d = wide(hardest.clamp(config.eps, LARGEST)).log()
     log_d = _centred((log_d - log_d[:, :1]) * mask, mask, points)
     sxx = _dot(log_d, log_d)
@@ -216,7 +220,7 @@ def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
     gumbel = _line(log_d, sxx, _centred(log_f.neg().log(), mask, points))
 
     made = (points >= FEWEST_POINTS) & (sxx > FLOOR)
-    daic = points * (gumbel.sse.log() - weibull.sse.log())  # the terms of the AIC that do not cancel
+    daic = points * (gumbel.sse.log() - weibull.sse.log())  # the other terms of the AIC cancel
     return TailFit(
         beta=torch.where(made, weibull.slope.clamp_min(0), 0.0).squeeze(1),
         daic=torch.where(made, daic, 0.0).squeeze(1),
@@ -233,14 +237,14 @@ class _Line(NamedTuple):
 
 
 def _line(x: Tensor, sxx: Tensor, y: Tensor) -> _Line:
-    """Least squares of ``y`` on ``x``, both centred, row by row; ``(a, 1)`` each."""
+    """Least squares of ``y`` on ``x``, both centred, for each row; the results are ``(a, 1)``."""
     slope = _dot(x, y) / sxx.clamp_min(FLOOR)
     residual = y - slope * x
     return _Line(slope, _dot(residual, residual).clamp_min(FLOOR), _dot(y, y))
 
 
 def _centred(values: Tensor, mask: Tensor, points: Tensor) -> Tensor:
-    """Less their mean, row by row, over the entries where the mask is 1; 0 elsewhere."""
+    """Subtract the mean of each row, over entries where the mask is 1; other entries become 0."""
     return (values - (values * mask).sum(1, keepdim=True) / points) * mask
 
 
@@ -249,7 +253,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gate(rho: Tensor, daic: Tensor, pivot: Tensor, config: TailConfig) -> Tensor:
-    """``lam``: near the cap (``rho`` below the pivot), and Weibull-like by AIC."""
+    """``lam``: near 1 if ``rho`` is below the pivot (near the cap) and ``daic`` is above the margin."""
     near = torch.sigmoid(config.kappa_rho * (pivot / rho).log())
     weibull = torch.sigmoid(config.kappa_aic * (daic - config.margin))
     if config.gate == "rho":
@@ -258,7 +262,7 @@ def gate(rho: Tensor, daic: Tensor, pivot: Tensor, config: TailConfig) -> Tensor
 
 
 def nearest_rank(values: Tensor, counted: Tensor, q: float) -> Tensor:
-    """The q-quantile of the counted values, ``sorted[round(q * (n - 1))]``, without waiting for the device."""
+    """The q-quantile of the counted values, ``sorted[round(q * (n - 1))]``, without a device sync."""
     ordered = torch.where(counted, values, torch.inf).sort().values
     position = (q * wide((counted.sum() - 1).clamp_min(0))).round().long()
     return ordered.gather(0, position.unsqueeze(0)).squeeze(0)

@@ -1,4 +1,4 @@
-"""The losses, one a file: a module, and a function beside it."""
+"""The losses, each as a module and as a function."""
 
 from weince.losses.align_uniform import AlignUniformLoss, align_uniform_loss
 from weince.losses.base import ContrastiveLoss, LossOutput

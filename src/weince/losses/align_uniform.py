@@ -1,7 +1,7 @@
 """Alignment and uniformity: ``mean d+² + w log mean exp(-u d²)`` with squared distances ``d² = 2 - 2 s``.
 
 Wang and Isola 2020, "Understanding Contrastive Representation Learning through Alignment and Uniformity on the
-Hypersphere". The second mean is over all pairs of an anchor and a negative of the batch.
+Hypersphere". The second mean is over all pairs of an anchor and a negative in the batch.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from weince.sums import Count, LogSumExp, Sum, Summed
 
 
 class AlignUniformLoss(ContrastiveLoss):
-    """Alignment and uniformity: positives close together, all rows spread over the sphere.
+    """Alignment and uniformity: it pulls positives together and spreads all rows over the sphere.
 
     Args:
-        weight: Weight of uniformity.
+        weight: ``w``: weight of the uniformity term.
         spread: ``u``: how fast the repulsion falls off with the squared distance.
         **options: As in :class:`weince.ContrastiveLoss`.
 

@@ -1,6 +1,6 @@
-"""What all losses share: who competes with whom, which engine sums, and how anchors become one number.
+"""The base class of all losses: it lays out the candidates, chooses an engine and reduces the losses of the anchors.
 
-A loss of your own is two methods: the sums it wants of an anchor's candidates, and how they combine.
+To write a loss, define two methods: ``sums`` names sums over the candidates, ``combine`` turns them into losses.
 
 >>> import torch
 >>> class Mine(ContrastiveLoss):
@@ -34,7 +34,7 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class LossOutput(NamedTuple):
-    """A loss with the tail statistics of its anchors: ``loss``, a tensor, and ``stats``, a :class:`weince.TailStats`.
+    """A loss and the tail statistics of its anchors: ``loss`` is a tensor, ``stats`` a :class:`weince.TailStats`.
 
     Examples:
         >>> import torch
@@ -49,7 +49,7 @@ class LossOutput(NamedTuple):
 
 
 class Options(TypedDict, total=False):
-    """Options that every loss takes; see :class:`ContrastiveLoss`."""
+    """Options of every loss; see :class:`ContrastiveLoss`."""
 
     candidates: Candidates
     reduction: Reduction
@@ -60,24 +60,24 @@ class Options(TypedDict, total=False):
 
 
 class ContrastiveLoss(nn.Module):
-    """A contrastive loss: sums over an anchor's candidates, combined into one number per anchor.
+    """A contrastive loss: it combines sums over an anchor's candidates into one number per anchor.
 
     Args:
         candidates: ``"views"`` (SimCLR), ``"cross"`` (SimCSE, query and key), ``"clip"`` or ``"labels"`` (SupCon),
             see :func:`weince.candidates.contests`.
         reduction: ``"mean"`` over anchors, ``"sum"``, or ``"none"`` for one value per anchor: ``(2 n,)`` with
-            ``"views"`` and ``"clip"``, in the order of ``z_i`` then ``z_j``; anchors without a positive have 0.
-        engine: ``"dense"`` keeps the matrix of scores, ``"chunked"`` needs memory linear in the batch, ``"fused"`` is
-            kernels for CUDA, ``"auto"`` chooses (:func:`weince.engines.choose` says which and why).
+            ``"views"`` and ``"clip"``, first ``z_i``, then ``z_j``. An anchor without a positive has loss 0.
+        engine: ``"dense"`` keeps the matrix of scores, ``"chunked"`` needs memory linear in the batch, ``"fused"``
+            runs CUDA kernels, ``"auto"`` chooses (:func:`weince.engines.choose` tells which one and why).
         gather: In a process group of several ranks, contrast the local anchors with the candidates of all ranks; the
             average of the ranks' losses and gradients is that of one process (:mod:`weince.distributed`). ``"ring"``
-            passes candidates round, so that no rank holds them all.
-        check_finite: Raise on NaN or infinity in the embeddings. By default only on a CPU, where that costs no device
-            sync.
-        graph: On CUDA, record a batch's step as a CUDA graph and replay it for later batches of its shape, which
-            spares the host most of its work. By default for the losses of this library and up to 8,192 pairs of
-            views; True also for a loss of your own, which then must not depend on anything that Python changes
-            between two batches but its attributes; False for none.
+            passes candidates from rank to rank, so that no rank holds all of them.
+        check_finite: Raise on NaN or infinity in the embeddings. By default only on a CPU, where the check needs no
+            device sync.
+        graph: On CUDA, record the forward and backward pass as CUDA graphs and replay them for later batches of the
+            same shape; this removes most of the CPU launch overhead. By default only for the losses of this library
+            and up to 8,192 pairs of views. True: for any size and for your own loss too, which may then depend on no
+            Python state that changes between batches except its attributes. False: never.
 
     Examples:
         >>> import torch
@@ -92,28 +92,28 @@ class ContrastiveLoss(nn.Module):
     """
 
     several_positives: ClassVar[bool] = True
-    """Whether the loss has a meaning with ``candidates="labels"``."""
+    """Whether the loss is defined for several positives per anchor, ``candidates="labels"``."""
 
     needs_negatives: ClassVar[bool] = True
-    """Whether an anchor without negatives has loss 0, whatever :meth:`combine` says; if not, it is what that says."""
+    """If True, an anchor without negatives has loss 0. If False, its loss is what :meth:`combine` returns."""
 
     same_view: ClassVar[bool] = False
-    """Whether the loss contrasts within a view, and so wants ``candidates="views"``."""
+    """Whether the loss contrasts within a view, and so needs ``candidates="views"``."""
 
     per_anchor: ClassVar[bool] = True
-    """Whether an anchor's loss depends on its own sums alone. If not, :meth:`combine` also gets ``gather=``, which
-    takes one number per local anchor to those of the anchors of all ranks, with its gradient."""
+    """Whether an anchor's loss depends on its own sums alone. If False, :meth:`combine` also gets ``gather=``, a
+    function that maps one number per local anchor to the numbers of all ranks' anchors and passes gradients back."""
 
     tail: TailConfig | None = None
-    """How to take the tail statistics that :meth:`sums` finds as ``batch.stats``; None for none."""
+    """How to compute the tail statistics, which :meth:`sums` gets as ``batch.stats``; None if it needs none."""
 
     hardest: tuple[int, ...] = ()
-    """Numbers of hardest negatives that the sums ask for, so that one survey finds them with the tail."""
+    """Each ``hardest`` that the sums use; one survey then finds these negatives together with the tail."""
 
     search_space: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
-    """What ``weince compare`` tries: arguments of the loss by name, the most promising first."""
+    """The tries of ``weince compare``: arguments of the loss by name, the most promising first."""
 
-    _looked = False  # whether the loss of a first batch with labels, ids or ignore was read
+    _looked = False  # whether _look has checked a batch with labels, ids or ignore
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__()
@@ -144,17 +144,17 @@ class ContrastiveLoss(nn.Module):
                 raise TypeError(f"{type(self).__name__} has no option {name!r}; it takes {takes}")
 
     def sums(self, batch: Engine) -> Sum | Sequence[Sum]:
-        """What is summed over the candidates of every anchor.
+        """The sums to compute over the candidates of every anchor.
 
         Args:
-            batch: What is known of the batch: ``batch.stats``, the tail statistics, where :attr:`tail` is set.
+            batch: The engine of this batch. ``batch.stats`` holds the tail statistics if :attr:`tail` is set.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define sums(batch), what it sums over candidates; got none"
         )
 
     def combine(self, *sums: Any, **of_batch: Any) -> Tensor:
-        """Losses ``(anchors,)`` from what :meth:`sums` asked for, in its order; autograd does the rest."""
+        """Losses ``(anchors,)`` from the results of :meth:`sums`, in the same order; autograd differentiates this."""
         raise NotImplementedError(
             f"{type(self).__name__} must define combine(*sums), the loss of each anchor; got none"
         )
@@ -203,7 +203,7 @@ class ContrastiveLoss(nn.Module):
             negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
             ids: ``(n,)`` integers (with ``negatives`` also ``(n + m,)``); rows with equal ids are never negatives
                 of each other.
-            ignore: boolean, anchors by candidates: pairs that are not negatives.
+            ignore: ``(anchors, candidates)`` booleans, True for pairs that are not negatives.
             return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
         """
         given = {
@@ -223,13 +223,13 @@ class ContrastiveLoss(nn.Module):
         return computed
 
     def _may_replay(self) -> bool:
-        """Whether a CUDA graph may stand for this loss."""
+        """Whether this loss may be replayed from CUDA graphs."""
         if torch.compiler.is_compiling() or self.graph is False or self.check_finite:
             return False
         return (self.graph or self._is_ours()) and self.engine in ("auto", "fused") and not self._spread()
 
     def _is_ours(self) -> bool:
-        """Whether this library wrote all of it. A user's code may do in Python what no graph repeats."""
+        """Whether all code of this loss is in this library. Other code may run Python that no CUDA graph repeats."""
         return type(self).__module__.startswith("weince.losses.")
 
     def _spread(self) -> bool:
@@ -237,7 +237,7 @@ class ContrastiveLoss(nn.Module):
         return bool(self.gather) and is_spread()
 
     def _compute(self, batch: Mapping[str, Tensor], return_stats: bool = False) -> Any:
-        """The loss of a batch; a :class:`LossOutput` with statistics."""
+        """The loss of a batch; a :class:`LossOutput` if statistics are requested."""
         spread = self._spread()
         found = contests(
             self.candidates,
@@ -259,10 +259,10 @@ class ContrastiveLoss(nn.Module):
         return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*stats, strict=True))))
 
     def _contrast(self, contest: Contest, need: Need) -> "_Result":
-        """Losses of one contest, by the engine that serves it."""
+        """Losses of one contest, computed by the chosen engine."""
         ring = self.gather == "ring" and contest.ranks is not None
         choice = choose(contest, need, engine=self.engine, ring=ring)
-        # Other ranks would not know that this one begins again, and wait for what it has already sent.
+        # No retry with several ranks: the others would not repeat the exchanges that this one starts again.
         may_retry = self.engine == "auto" and choice.name == "dense" and contest.ranks is None
         if not may_retry or torch.compiler.is_compiling():
             return self._losses(start(contest, need, choice))
@@ -272,7 +272,7 @@ class ContrastiveLoss(nn.Module):
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-        # Outside the handler, so that what the dense engine held is free by now.
+        # Outside the except block, where the memory of the dense engine is already free.
         for buffer, value in zip(self.buffers(), before, strict=True):
             buffer.copy_(value)
         warn_once("weince: out of memory in the dense engine; the chunked engine is used instead")
@@ -293,8 +293,8 @@ class ContrastiveLoss(nn.Module):
         return _Result(losses, engine.counted, engine.stats)
 
     def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None) -> Tensor:
-        """One number per anchor, or one for all. Over several ranks it is their average that means something."""
-        # Small operations count: on a GPU each takes the host longer than a small batch takes the device.
+        """Apply ``reduction``. With several ranks, the loss of the whole batch is the average over the ranks."""
+        # Every operation counts: for small batches on a GPU, CPU launch overhead dominates.
         losses = results[0].losses if len(results) == 1 else torch.cat([result.losses for result in results])
         if self.reduction == "none":
             return losses
@@ -311,10 +311,8 @@ class ContrastiveLoss(nn.Module):
         return total / (sum(ranks.anchors) * len(results))
 
     def _look(self, loss: Tensor, roles: Sequence[str]) -> None:
-        """Warn if the first batch has nothing to contrast: wrong labels are wrong from the start, and no later step
-        has to wait for the device.
-        """
-        # Compiled code must not depend on what was read before; a fake tensor, as a meta one, has no value.
+        """Warn if the loss of the first batch is 0. Wrong labels show there, so later batches need no device sync."""
+        # Compiled code must not depend on _looked. Fake and meta tensors have no value to read.
         if torch.compiler.is_compiling() or self._looked or loss.is_meta or type(loss) is not Tensor:
             return
         if not roles or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -327,13 +325,13 @@ class ContrastiveLoss(nn.Module):
             )
 
     def _described(self, need: Need) -> str:
-        """What is computed, in words that are the same in every process; no tensor is read for it."""
+        """The settings as text, which is the same on all ranks if they compute the same loss; it reads no tensor."""
         values = self.settings() | {"gather": self.gather, "tail": need.tail, "training": self.training}
         words = ", ".join(f"{name}={_in_words(value)}" for name, value in values.items())
         return f"{type(self).__name__}({words})"
 
     def settings(self) -> dict[str, Any]:
-        """What the loss was made with, by name; learned values as they are now."""
+        """Arguments of the loss by name; learned ones have their current values."""
         own = [name for name in _parameters(type(self)) if name != "options" and hasattr(self, name)]
         return {name: getattr(self, name) for name in (*own, "candidates", "reduction")}
 
@@ -342,7 +340,7 @@ class ContrastiveLoss(nn.Module):
 
 
 class _Result(NamedTuple):
-    """Losses ``(anchors,)``; which of them count (None: all); statistics where asked for."""
+    """Losses ``(anchors,)``; which of them count (None: all); tail statistics if requested."""
 
     losses: Tensor
     counted: Tensor | None
@@ -358,7 +356,7 @@ def _parameters(loss: type) -> list[str]:
 
 
 def _in_words(value: Any) -> str:
-    """A setting without what differs between processes: values of tensors, addresses of functions."""
+    """A setting as text, without what differs between processes: tensor values and addresses of functions."""
     if isinstance(value, Link):
         fixed = [f"{name}={_in_words(own)}" for name, own in vars(value).items()]
         return f"{type(value).__name__}({', '.join(fixed)})"
@@ -373,7 +371,7 @@ def _shown(value: Any) -> str:
 
 
 def temperatures(*values: float) -> tuple[Mapping[str, Any], ...]:
-    """A search space of temperatures alone."""
+    """A search space of temperatures only."""
     return tuple({"temperature": value} for value in values)
 
 
@@ -382,8 +380,8 @@ class TemperatureLoss(ContrastiveLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        max_scale: Largest inverse of a learned temperature; CLIP uses 100. Each training step first puts the
-            parameter back to where its inverse is that, so that it does not wander off.
+        max_scale: Largest inverse of a learned temperature; CLIP uses 100. Each training step first clamps the
+            parameter to this bound, so that the optimizer does not move it ever further beyond.
         **options: As in :class:`ContrastiveLoss`.
     """
 
@@ -403,7 +401,7 @@ class TemperatureLoss(ContrastiveLoss):
         self.temperature, self.max_scale = temperature, max_scale
 
     def bounded_temperature(self) -> Scalar:
-        """The temperature; a learned one no lower than ``1 / max_scale``."""
+        """The temperature; a learned one is at least ``1 / max_scale``."""
         temperature = self.temperature
         if self.max_scale is None or not isinstance(temperature, Tensor):
             return temperature
@@ -415,20 +413,20 @@ class TemperatureLoss(ContrastiveLoss):
 def functional(
     loss: type[ContrastiveLoss], name: str, example: str = "torch.randn(4, 8), torch.randn(4, 8)"
 ) -> Callable[..., Any]:
-    """The loss as a function, called ``name``: options of the class and of its call in one.
+    """Make a function of a loss; it takes the options of the class and those of its call.
 
     Args:
         loss: The class.
         name: Name of the function.
-        example: What its docstring calls it with.
+        example: Arguments of the example in its docstring.
     """
     of_call = ("labels", "negatives", "ids", "ignore", "return_stats")
 
     def function(z_i: Tensor, z_j: Tensor | None = None, **options: Any) -> Any:
         roles = {name: options.pop(name) for name in of_call if name in options}
         made = loss(**options)
-        made._looked = True  # every batch is its first, and reading one would wait for the device
-        made.graph = False  # nobody calls it twice
+        made._looked = True  # each call has a new module, so that _look would cost a device sync every time
+        made.graph = False  # this module is called only once
         return made(z_i, z_j, **roles)
 
     about = (loss.__doc__ or "").splitlines()[0]
@@ -441,24 +439,24 @@ def functional(
         torch.Size([])
     """
     function.__name__ = function.__qualname__ = name
-    function.__module__ = loss.__module__  # where the name stands, so that it can be pickled
+    function.__module__ = loss.__module__  # where pickle looks for the name
     return function
 
 
 def keep_within(parameter: Tensor, lowest: float | None = None, highest: float | None = None) -> None:
-    """Put a learned number back into its bounds, unseen by autograd: graphs of earlier batches stay valid."""
+    """Clamp a learned number to its bounds. Autograd does not see this, so graphs of earlier batches stay valid."""
     if parameter.is_leaf:
         with torch.no_grad():
             remember(parameter.data, parameter.data.clamp(lowest, highest))
 
 
 def remember(state: Tensor, value: Tensor) -> None:
-    """Write a value into what a module remembers; in torch.func too."""
+    """Overwrite a buffer or parameter of a module; this works under torch.func too."""
     _Remember.apply(state, value)  # type: ignore[no-untyped-call]
 
 
 class _Remember(torch.autograd.Function):
-    """Writes a value into what a module remembers, as a function, since torch.func lets nothing else write there."""
+    """Overwrites module state. torch.func allows that only inside an autograd function."""
 
     @staticmethod
     def forward(state: Tensor, value: Tensor) -> Tensor:

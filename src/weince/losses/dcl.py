@@ -15,7 +15,7 @@ from weince.sums import LogSumExp, Summed
 
 
 class DCLLoss(TemperatureLoss):
-    """DCL: the positive is not in the denominator, so easy pairs keep their gradient.
+    """DCL: the denominator leaves out the positive, so that easy pairs keep their gradient.
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
@@ -37,7 +37,7 @@ class DCLLoss(TemperatureLoss):
 
 
 class DCLWLoss(DCLLoss):
-    """DCLW: DCL whose positives weigh more where they are far apart, ``2 - n softmax(s+ / sigma)`` over the batch.
+    """DCLW: DCL with positives weighted by ``2 - n softmax(s+ / sigma)`` over the batch: distant ones count more.
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.

@@ -1,4 +1,4 @@
-"""DHEL: DCL whose negatives are those of the anchor's own view, ``-s+/t + log sum exp(s/t)``.
+"""DHEL: DCL with negatives from the anchor's own view only, ``-s+/t + log sum exp(s/t)``.
 
 Koromilas et al. 2024, "Bridging Mini-Batch and Asymptotic Analysis in Contrastive Learning: From InfoNCE to
 Kernel-Based Losses".
@@ -13,7 +13,7 @@ from weince.sums import LogSumExp, Summed
 
 
 class DHELLoss(TemperatureLoss):
-    """DHEL: the positive pulls, and the other rows of the same view push.
+    """DHEL: the positive attracts the anchor, and the other rows of the anchor's view repel it.
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.

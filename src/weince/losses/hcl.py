@@ -1,8 +1,9 @@
-"""HCL and Debiased: negatives weighed by their hardness, less what false negatives are expected to add.
+"""HCL and Debiased: negatives weighted by hardness, minus the expected contribution of false negatives.
 
-With ``N`` negatives, ``g = (N * sum exp((1 + b) s/t) / sum exp(b s/t) - p N exp(s+/t)) / (1 - p)``, kept at
-``N exp(-1/t)`` or more, the loss is ``-log(exp(s+/t) / (exp(s+/t) + g))``. Robinson et al. 2021, "Contrastive
-Learning with Hard Negative Samples"; ``b = 0`` is Chuang et al. 2020, "Debiased Contrastive Learning".
+With ``N`` negatives, the loss is ``-log(exp(s+/t) / (exp(s+/t) + g))``, where ``g`` is
+``(N * sum exp((1 + b) s/t) / sum exp(b s/t) - p N exp(s+/t)) / (1 - p)``, but at least ``N exp(-1/t)``.
+Robinson et al. 2021, "Contrastive Learning with Hard Negative Samples"; ``b = 0`` is Chuang et al. 2020, "Debiased
+Contrastive Learning".
 """
 
 from typing import Unpack
@@ -17,12 +18,12 @@ from weince.sums import Count, LogSumExp, Sum, Summed, log1pexp
 
 
 class HCLLoss(TemperatureLoss):
-    """HCL: InfoNCE with hard negatives weighed up and false negatives taken out in expectation.
+    """HCL: InfoNCE that gives hard negatives more weight and subtracts the expected false negatives.
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        hardness: ``b``: how much harder negatives weigh more; 0 is Debiased.
-        false_negatives: ``p``: share of the negatives that are of the anchor's own class.
+        hardness: ``b``: how strongly the weight of a negative grows with its score; 0 is Debiased.
+        false_negatives: ``p``: expected share of negatives with the class of the anchor.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
@@ -66,7 +67,7 @@ class HCLLoss(TemperatureLoss):
 
     def combine(self, harder: Summed, count: Tensor, weights: Summed | None = None) -> Tensor:
         share, log_count = self.false_negatives, count.clamp_min(1).log()
-        # All in logarithms. Without hardness the weights are 1, and their sum is the count.
+        # All values are logarithms. Without hardness the weights are 1, and their sum is the count.
         seen = harder.value if weights is None else harder.value - weights.value + log_count
         negatives = seen
         lowest = log_count - 1 / self.bounded_temperature()
@@ -81,11 +82,11 @@ class HCLLoss(TemperatureLoss):
 
 
 class DebiasedLoss(HCLLoss):
-    """Debiased: InfoNCE with false negatives taken out in expectation; HCL without hardness.
+    """Debiased: InfoNCE that subtracts the expected false negatives; HCL without hardness.
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        false_negatives: Share of the negatives that are of the anchor's own class.
+        false_negatives: Expected share of negatives with the class of the anchor.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 

@@ -20,9 +20,9 @@ class InfoNCELoss(TemperatureLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        softmax_term: Weight of a further cross-entropy over the positive and the 50 hardest negatives.
-        shortfall_term: The same with a shortfall link whose slope follows the batch. With both at 0.5 the loss is
-            the authors' released code without its blended logit.
+        softmax_term: Weight of an extra cross-entropy over the positive and the 50 hardest negatives.
+        shortfall_term: Weight of the same with a shortfall link whose slope is fitted to the batches. With both at
+            0.5 the loss is that of the authors' released code without its blended logit.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 

@@ -1,8 +1,8 @@
-"""KL ball: every anchor has the temperature at which its softmax is so far from uniform.
+"""KL ball: each anchor has the temperature that puts its softmax at KL divergence ``r`` from uniform.
 
-``-s+ + t_i log sum exp(s/t_i)`` with ``KL(softmax(s/t_i) | uniform) = r``, no gradient through ``t_i``: the batch
-form of iSogCLR (Qiu et al. 2023, "Not All Semantics are Created Equal: Contrastive Self-supervised Learning with
-Automatic Temperature Individualization").
+``-s+ + t_i log sum exp(s/t_i)`` with ``KL(softmax(s/t_i) | uniform) = r`` and no gradient through ``t_i``. This is
+the batch form of iSogCLR: Qiu et al. 2023, "Not All Semantics are Created Equal: Contrastive Self-supervised Learning
+with Automatic Temperature Individualization".
 """
 
 import math
@@ -17,17 +17,17 @@ from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.sums import LogSumExp, Summed
 
 STEPS = 12
-"""Of Newton's method, kept within a bracket that shrinks; float64 is exact after seven or eight."""
+"""Newton steps, kept within a shrinking bracket; seven or eight suffice in float64."""
 
 SCALES = (1e-2, 1e4)
 """Smallest and largest inverse temperature."""
 
 
 class KLBallLoss(ContrastiveLoss):
-    """KL ball: a temperature for each anchor, so that all look at equally many negatives.
+    """KL ball: a temperature for each anchor, such that all anchors concentrate equally on their hardest negatives.
 
     Args:
-        radius: ``r`` in nats: 0 weighs all negatives equally, ``log N`` the hardest of ``N`` alone.
+        radius: ``r`` in nats. Near 0 all ``N`` negatives weigh the same, near ``log N`` only the hardest counts.
         **options: As in :class:`weince.ContrastiveLoss`.
 
     Examples:
@@ -69,12 +69,12 @@ def scales_at(batch: Engine, radius: float) -> Tensor:
         total, first, second = batch.log_sums_exp(
             [AffineLink(scale), FunctionLink(_tilted, k=scale), FunctionLink(_tilted_twice, k=scale)]
         )
-        mean, square = (first - total).exp(), (second - total).exp()  # of 1 + s, under the softmax
+        mean, square = (first - total).exp(), (second - total).exp()  # moments of 1 + s under the softmax
         distance = scale * (mean - 1) - total + log_count
         low, high = torch.where(distance < radius, at, low), torch.where(distance < radius, high, at)
         slope = scale.square() * (square - mean.square()).clamp_min(torch.finfo(like.dtype).tiny)
         step = at - (distance - radius) / slope
-        inside = (step >= low) & (step <= high)  # at the root a step ends where it began
+        inside = (step >= low) & (step <= high)  # at the root, the step stays on an end of the bracket
         at = torch.where(inside, step, (low + high) / 2)
     return at.exp()
 

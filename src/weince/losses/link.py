@@ -1,4 +1,4 @@
-"""InfoNCE under any link: the loss for a link of your own, or for one that ``weince diagnose`` names."""
+"""InfoNCE with any link: for a link of your own, or for one that ``weince diagnose`` suggests."""
 
 from typing import Unpack
 
@@ -14,8 +14,8 @@ class LinkLoss(ContrastiveLoss):
     """Cross-entropy of the positive under any link.
 
     Args:
-        link: Scores to logits: a :class:`weince.Link`, or a plain function of the score. What it learns
-            (``nn.Parameter``) becomes part of this module.
+        link: Maps scores to logits: a :class:`weince.Link`, or a plain function of the score. A link's
+            ``nn.Parameter`` becomes a parameter of this module.
         **options: As in :class:`weince.ContrastiveLoss`.
 
     Examples:

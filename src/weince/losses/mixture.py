@@ -1,7 +1,7 @@
 """Temperature mixture: InfoNCE whose likelihood is averaged over a distribution of temperatures.
 
 ``-log sum_q w_q exp(s+/t_q) / (exp(s+/t_q) + sum exp(s/t_q))``, with temperatures ``t_q`` at the nodes of a
-log-normal distribution around ``t``: what scores ask for if anchors differ in how hard they are.
+log-normal distribution around ``t``. This likelihood fits scores whose anchors differ in difficulty.
 """
 
 from typing import Unpack
@@ -20,9 +20,9 @@ class TemperatureMixtureLoss(TemperatureLoss):
     """Temperature mixture: the softmax likelihood under a log-normal distribution of temperatures.
 
     Args:
-        temperature: Median; a number, or an ``nn.Parameter`` to learn it.
+        temperature: Median of the temperatures; a number, or an ``nn.Parameter`` to learn it.
         spread: Standard deviation of the logarithm of the temperature.
-        nodes: Number of temperatures (Gauss-Hermite).
+        nodes: Number of temperatures, the nodes of Gauss-Hermite quadrature.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 

@@ -1,8 +1,8 @@
-"""A loss on a GPU as CUDA graphs: recorded once for a shape of batches, replayed for every later one.
+"""CUDA graphs of a loss: recorded once for each shape of batch, replayed for all later batches of that shape.
 
-A loss is some sixty small operations, and starting them takes the host longer than a batch of a few thousand pairs
-takes the device. A replay starts them all at once. What a recording has fixed is its key: shapes and dtypes of the
-batch, settings of the loss, and where its parameters and buffers lie. Another key is another recording.
+A loss is some sixty small operations. Up to a few thousand pairs, the CPU takes longer to launch them than the GPU to
+run them. A replay launches all at once. The key of a recording is what it cannot change: shapes and dtypes of the
+batch, settings of the loss, and the addresses of its parameters and buffers. Each key has its own recording.
 """
 
 import gc
@@ -23,35 +23,35 @@ from weince.links import Link
 from weince.scores import no_autocast
 
 BEFORE = 4
-"""Batches of a key that are computed as they come: a training step with a graph of its own is captured by then."""
+"""Batches of a key that run without a graph first. A program that captures its whole step has done so by then."""
 
 MOST_ROWS = 16384
-"""Embeddings of a batch that is recorded unasked: 8,192 pairs of views. Beyond, the device takes longer than the
-host."""
+"""Most embeddings of a batch to record without ``graph=True``: 8,192 pairs of views. With more, the GPU takes longer
+than the CPU."""
 
 MOST_BYTES = 1 << 27
-"""Bytes of the same, with ``ignore``: a recording holds a copy of its batch."""
+"""Most bytes of such a batch, ``ignore`` included: a recording holds a copy of its batch."""
 
 MOST_KEYS = 8
-"""Keys of a loss that are remembered; the one that was not used for longest makes room for a new one."""
+"""Most keys kept for a loss. A new key replaces the oldest; a replay makes its key the newest."""
 
 log = logging.getLogger("weince")
 
 Batch = Mapping[str, Tensor]
-"""Embeddings, labels and whatever else a loss is called with, by name."""
+"""The tensors that a loss is called with, by name: embeddings, labels and so on."""
 
 _kept: "WeakKeyDictionary[nn.Module, dict[Any, int | Recording | None]]" = WeakKeyDictionary()
-"""Of every loss, by key: how often it was seen, then its recording, None where CUDA refused one."""
+"""For each loss and key: the number of batches so far, then the recording, or None if the capture failed."""
 
 
 def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, asked: bool) -> Tensor | None:
-    """The loss of a batch from its recording; None where there is none, and it must be computed.
+    """The loss of a batch from its recording; None if there is none, or if it is in use: then compute the loss.
 
     Args:
-        loss: The module, whose settings, parameters and buffers a recording is made with.
-        compute: The loss of a batch.
+        loss: The module; its settings, parameters and buffers are part of the key.
+        compute: Computes the loss of a batch.
         batch: The batch.
-        asked: Record batches of any size.
+        asked: Whether the user set ``graph=True``: record batches of any size, and warn if that is impossible.
     """
     if not _batch_may(batch) or not (asked or _is_small(batch)):
         return None
@@ -70,14 +70,14 @@ def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, a
         return None
     if found is None or found.in_use:
         return None
-    kept[key] = kept.pop(key)  # the last to make room
+    kept[key] = kept.pop(key)  # now the newest
     learned = [own for own in loss.parameters() if own.requires_grad]
     value: Tensor = _Replay.apply(found, *batch.values(), *learned)  # type: ignore[no-untyped-call]
     return value
 
 
 def _count(kept: dict[Any, Any], key: tuple[Any, ...], before: int) -> None:
-    """Count one more batch of a key, of which so many came before."""
+    """Count a batch of a key after ``before`` others; a new key may replace the oldest."""
     if not before and len(kept) >= MOST_KEYS:
         kept.pop(next(iter(kept)))
     kept[key] = before + 1
@@ -89,27 +89,27 @@ def _is_small(batch: Batch) -> bool:
 
 
 def _batch_may(batch: Batch) -> bool:
-    """Whether a batch is on a GPU, wants gradients, and nobody else traces, captures or transforms it."""
+    """Whether a batch is on a GPU and needs gradients, and no one else captures, transforms or checkpoints it."""
     return (
         all(type(value) in (Tensor, nn.Parameter) and value.is_cuda for value in batch.values())
-        and batch["z_i"].dtype != torch.float64  # which the kernels do not serve
+        and batch["z_i"].dtype != torch.float64  # the kernels do not support it
         and scores.row_kernels is not None
         and torch.is_grad_enabled()
         and any(value.requires_grad for value in batch.values())
         and not torch.cuda.is_current_stream_capturing()
         and not scores.in_transform()
         and not torch.is_anomaly_enabled()
-        and _saved_as_they_are()  # checkpointing counts what a loss saves
+        and _saved_as_they_are()  # checkpointing counts the tensors that a loss saves
     )
 
 
 class CannotFollow(Exception):
-    """A recording would not follow what may change of a loss."""
+    """A recording would miss a change of the loss; the message says which."""
 
 
 def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...]:
-    """All that a recording has fixed."""
-    # On another stream another recording, or two batches at the same time would share their memory.
+    """Everything that a recording cannot change."""
+    # Each stream has its own recording, or two batches at a time would share its memory.
     key: list[Any] = [_stream_of(batch["z_i"].device)]
     for name, value in batch.items():
         key += name, value.shape, value.dtype, value.requires_grad, value.device
@@ -149,8 +149,8 @@ _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", Non
 
 
 def _saved_as_they_are() -> bool:
-    """Whether nobody wants to know what autograd saves, as ``torch.utils.checkpoint`` does; without an answer,
-    somebody may. (A torch that cannot tell is too old for the kernels.)"""
+    """Whether no hooks on saved tensors are set, as ``torch.utils.checkpoint`` sets them; False if torch cannot tell.
+    (Such a torch is too old for the kernels anyway.)"""
     return _top_hooks is not None and _top_hooks(True) is None
 
 
@@ -172,7 +172,7 @@ def _recorded(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch) -> 
 
 
 def _leave_capture(device: torch.device) -> None:
-    """Capture next to nothing: after a capture that failed torch's random numbers wait for one that succeeds."""
+    """Capture one small operation. After a failed capture, torch's random generator needs a capture that succeeds."""
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         one = torch.zeros((), device=device)
         with _captured(torch.cuda.graph_pool_handle()):
@@ -183,15 +183,15 @@ WAITING = frozenset(
     {"_local_scalar_dense", "equal", "allclose", "nonzero", "masked_select", "bincount", "repeat_interleave"}
     | {"_unique2", "unique_dim", "unique_consecutive"}
 )
-"""Operations that wait for the device, for a number or for the shape of their result."""
+"""Operations that sync with the device, to read a number or the shape of their result."""
 
 
 COPIES = frozenset({"_to_copy", "copy_"})
 
 
 class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where an operation under it waits for the device: a capture that meets one fails and leaves torch's
-    allocator in the state of a capture."""
+    """Raises if an operation syncs with the device. During a capture, such an operation would fail and leave torch's
+    allocator in capture mode."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -204,7 +204,7 @@ class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = function(*args, **(kwargs or {}))
         held = [one for one in _tensors((args, result)) if one.ndim or name in COPIES]
         by_mask = name.startswith("index") and any(one.dtype == torch.bool for one in _tensors(args[1]))
-        moved = len({one.device for one in held}) > 1  # from or to the host
+        moved = len({one.device for one in held}) > 1  # between CPU and GPU
         waits = name in WAITING and any(one.device == self.device for one in _tensors(args))
         if waits or by_mask or moved:
             raise RuntimeError(f"{name} waits for the device; got it in a loss that is to be recorded")
@@ -216,7 +216,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 class _Use:
-    """A forward pass whose backward pass may come; it is forgotten with the graph of autograd."""
+    """Marks a forward pass whose backward pass may still come. It is freed with the autograd graph."""
 
     done = False
 
@@ -240,15 +240,15 @@ class Recording:
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(aside), no_autocast(device):
             with NoWaiting(device):
-                value = compute(given)  # once as it comes: kernels cannot be loaded during a capture
+                value = compute(given)  # once without a graph: a capture cannot load kernels
                 torch.autograd.grad(value.sum(), sources, allow_unused=True)
             for buffer, old in zip(loss.buffers(), before, strict=True):
                 buffer.copy_(old)
             self.weight = torch.ones_like(value)
             with _captured(pool) as self.forward:
                 value = compute(given)
-            # Kept while the backward pass is captured: what it reads must not be where it writes, or a second
-            # backward pass would read what the first has left.
+            # retain_graph keeps the saved tensors during the capture, so that the backward pass does not
+            # overwrite what it reads: a second backward pass needs them unchanged.
             with _captured(pool) as self.backward:
                 found = torch.autograd.grad(value, sources, self.weight, allow_unused=True, retain_graph=True)
         torch.cuda.current_stream(device).wait_stream(aside)
@@ -258,12 +258,12 @@ class Recording:
 
     @property
     def in_use(self) -> bool:
-        """Whether a backward pass may still come that needs what the last forward pass left."""
+        """Whether a backward pass of the last forward pass may still come and needs its memory."""
         use = self._use()
         return use is not None and not use.done
 
     def play(self, batch: list[Tensor]) -> tuple[Tensor, _Use]:
-        """The loss of a batch."""
+        """Replay the forward pass on a batch; returns the loss and its mark."""
         torch._foreach_copy_(self.given, batch)
         self.forward.replay()
         self.turn += 1
@@ -272,7 +272,7 @@ class Recording:
         return self.value.clone(), use
 
     def play_back(self, weight: Tensor) -> list[Tensor | None]:
-        """Gradients of the batch and the parameters, of a loss that is worth so much."""
+        """Replay the backward pass; ``weight`` is the gradient of the loss. Returns those of batch and parameters."""
         self.weight.copy_(weight)
         self.backward.replay()
         return [None if found is None else found.clone() for found in self.gradients]
@@ -280,9 +280,9 @@ class Recording:
 
 @contextmanager
 def _captured(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
-    """A graph of what runs under it. Other threads go on with what they do on the device."""
+    """Capture the block as a CUDA graph. Other threads may keep using the device."""
     graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-    gc.disable()  # what it would free may call the device, which a capture forbids
+    gc.disable()  # freeing objects may call the device, which a capture forbids
     try:
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
@@ -310,6 +310,6 @@ class _Replay(torch.autograd.Function):
                 "a second backward pass must come before the next batch, whose CUDA graph has taken its memory; "
                 "got it after that: make the loss with graph=False"
             )
-        _ = ctx.saved_tensors  # which raises if a parameter has changed since
+        _ = ctx.saved_tensors  # raises if a parameter has changed since
         ctx.use.done = True
         return None, *ctx.recording.play_back(weight)

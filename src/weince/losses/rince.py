@@ -1,4 +1,4 @@
-"""RINCE: InfoNCE that tolerates wrong pairs, ``-exp(q s+/t) / q + (l (exp(s+/t) + sum exp(s/t)))^q / q``.
+"""RINCE: InfoNCE that tolerates wrong positives, ``-exp(q s+/t) / q + (l (exp(s+/t) + sum exp(s/t)))^q / q``.
 
 Chuang et al. 2022, "Robust Contrastive Learning against Noisy Views".
 """
@@ -20,7 +20,7 @@ class RINCELoss(TemperatureLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        q: In (0, 1].
+        q: Robustness, in (0, 1].
         weight: ``l``: weight of the denominator.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.

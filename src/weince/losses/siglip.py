@@ -1,4 +1,4 @@
-"""SigLIP: every pair is a yes-or-no question, ``softplus(-(a s+ + b)) + sum softplus(a s + b)``.
+"""SigLIP: a binary classification of every pair, ``softplus(-(a s+ + b)) + sum softplus(a s + b)``.
 
 Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training".
 """
@@ -18,14 +18,14 @@ from weince.sums import SoftplusSum, Sum
 class SigLIPLoss(ContrastiveLoss):
     """SigLIP: a sigmoid for each pair, with a learned scale and bias.
 
-    The scale is learned as its logarithm (``log_scale``), as the authors do. An anchor's loss is the sum over its
-    pairs.
+    As in the authors' code, the parameter is the logarithm of the scale, ``log_scale``. An anchor's loss is the sum
+    over its pairs.
 
     Args:
-        scale: ``a`` to start with.
-        bias: ``b`` to start with.
+        scale: Initial ``a``.
+        bias: Initial ``b``.
         learn: Whether both are learned.
-        max_scale: Largest scale.
+        max_scale: Upper bound of the scale.
         **options: As in :class:`weince.ContrastiveLoss`.
 
     Examples:
@@ -61,7 +61,7 @@ class SigLIPLoss(ContrastiveLoss):
 
     @property
     def scale(self) -> Tensor:
-        """The scale now."""
+        """The current scale, at most ``max_scale``."""
         bounded = (
             self.log_scale if self.max_scale is None else self.log_scale.clamp_max(math.log(self.max_scale))
         )

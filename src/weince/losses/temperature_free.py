@@ -12,7 +12,7 @@ from weince.sums import LogSumExp, Summed
 
 
 class TemperatureFreeLoss(ContrastiveLoss):
-    """Temperature-free: softmax of ``log((1 + s) / (1 - s))``; there is nothing to tune.
+    """Temperature-free: softmax of ``log((1 + s) / (1 - s))``, without a parameter to tune.
 
     Args:
         **options: As in :class:`weince.ContrastiveLoss`.

@@ -1,4 +1,4 @@
-"""The two extra terms of the authors' released code: cross-entropies over the positive and the hardest negatives."""
+"""The two extra terms of the authors' released code: cross-entropies with the hardest negatives only."""
 
 from collections.abc import Sequence
 
@@ -15,16 +15,16 @@ from weince.tail import TailConfig, fit_tail
 HARDEST = 50
 
 MOST_PAIRS = 1 << 24
-"""Pairs that a slope is fitted to the smallest of: all of up to 2,048 pairs of views. Of larger batches evenly spaced
-anchors are taken, or memory would grow with the square of the batch."""
+"""Most pairs of an anchor and a negative to search for the smallest shortfalls: all pairs up to 2,048 pairs of views.
+Larger batches use evenly spaced anchors, or memory would grow with the square of the batch."""
 
 
 class HardestTerms(nn.Module):
-    """Cross-entropies over the positive and the hardest negatives, added to a loss.
+    """Cross-entropies of the positive against the hardest negatives, added to a loss.
 
     Args:
-        softmax: Weight of the one with softmax logits.
-        shortfall: Weight of the one with a shortfall link whose slope follows the batch.
+        softmax: Weight of the cross-entropy with softmax logits.
+        shortfall: Weight of the cross-entropy with a shortfall link whose slope is fitted to the batches.
     """
 
     def __init__(self, softmax: float = 0.0, shortfall: float = 0.0) -> None:
@@ -38,7 +38,7 @@ class HardestTerms(nn.Module):
         self.hardest = (HARDEST,) if self.weights else ()
 
     def sums(self, batch: Engine, temperature: Scalar) -> list[LogSumExp]:
-        """What the terms ask for."""
+        """The sums that the terms need."""
         links = [SoftmaxLink(temperature)] if self.softmax else []
         own = [] if self.slope is None else [self.slope.link(batch)]
         return [LogSumExp(link, hardest=HARDEST) for link in (*links, *own)]
@@ -51,13 +51,12 @@ class HardestTerms(nn.Module):
 
 
 class RunningSlope(nn.Module):
-    """The slope of a shortfall link that follows the tail of the whole batch, as in the authors' released code.
+    """The slope of a shortfall link as a running average of fits to whole batches, as in the authors' released code.
 
-    In training, each call fits the slope to the smallest ``share`` of all the batch's negative shortfalls (at
-    least ``fewest`` points, the smallest 5 % of them dropped), or of those of evenly spaced anchors if a batch has
-    more than 2,048 pairs of views. A fit with a positive slope and R² of at least
-    ``least_r2`` is clamped to ``[0.5, 16]`` and moves the running slope; any other leaves it as it stands. (With
-    ``candidates="clip"`` each of the two directions is a call.)
+    In training, each call fits the slope to the smallest ``share`` of the shortfalls of all negatives in the batch
+    (at least ``fewest`` of them; the smallest 5 % of these are dropped). Above 2,048 pairs of views, only evenly
+    spaced anchors are used. A fit with a positive slope and an R² of at least ``least_r2`` is clamped to
+    ``[0.5, 16]`` and enters the average; any other is ignored. (``candidates="clip"`` makes a call per direction.)
     """
 
     slope_now: Tensor
@@ -75,15 +74,15 @@ class RunningSlope(nn.Module):
         super().__init__()
         self.share, self.fewest, self.least_r2 = share, fewest, least_r2
         self.momentum, self.eps = momentum, eps
-        # One element, not a scalar: torch.compile loses what is written to a float64 scalar on the CPU. In float32,
-        # since not every device has float64; a module in float64 (``loss.double()``) keeps all its digits.
+        # One element, not a scalar: torch.compile loses writes to a float64 scalar on the CPU. It is float32,
+        # since not every device has float64; ``loss.double()`` makes it float64.
         self.register_buffer("slope_now", torch.tensor([initial], dtype=torch.float32))
 
     @torch.no_grad()
     def link(self, batch: Engine) -> ShortfallLink:
-        """The shortfall link for a batch; in training the batch moves the slope first."""
+        """The shortfall link for a batch; in training, the slope is updated first."""
         device = batch.contest.anchors.device
-        if self.slope_now.device != device:  # nobody moved the loss: without this slope nobody would have to
+        if self.slope_now.device != device:  # move it here: without this buffer, losses need no .to()
             self.slope_now = self.slope_now.to(device)
         slope = self._moved(batch) if self.training else self.slope_now.clone()
         if self.training:
@@ -91,7 +90,7 @@ class RunningSlope(nn.Module):
         return ShortfallLink(slope.squeeze(0), eps=self.eps)
 
     def _moved(self, batch: Engine) -> Tensor:
-        """The running slope after this batch, without waiting for the device."""
+        """The running slope after this batch, without a device sync."""
         batch = batch.sample(MOST_PAIRS)
         most, pairs = batch.most_pairs, batch.pairs()
         count = min(max(self.fewest, int(self.share * most)), most)
@@ -99,6 +98,6 @@ class RunningSlope(nn.Module):
         fit = fit_tail(
             batch.smallest(count).unsqueeze(0), size.unsqueeze(0), TailConfig(drop=0.05, eps=self.eps)
         )
-        kept = (fit.r2 >= self.least_r2) & (fit.beta > 0)  # which is 0 where no fit can be made
+        kept = (fit.r2 >= self.least_r2) & (fit.beta > 0)  # beta is 0 if no fit could be made
         fitted, before = fit.beta.clamp(0.5, 16.0), self.slope_now.to(fit.beta.dtype)
         return torch.where(kept, self.momentum * before + (1 - self.momentum) * fitted, before)

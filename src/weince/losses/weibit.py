@@ -1,4 +1,4 @@
-"""Weibit: InfoNCE on ``-beta log(endpoint - s)``, the shortfall link alone."""
+"""Weibit: InfoNCE with the shortfall link, ``-beta log(endpoint - s)``."""
 
 from typing import Unpack
 
@@ -14,7 +14,7 @@ class WeibitLoss(ContrastiveLoss):
     """Weibit: softmax of ``-beta * log(endpoint - s)``. An endpoint above 1 is Student-t (t-SimCNE).
 
     Args:
-        beta: A number, or an ``nn.Parameter`` to learn it.
+        beta: Slope; a number, or an ``nn.Parameter`` to learn it.
         endpoint: At least 1, the largest cosine.
         **options: As in :class:`weince.ContrastiveLoss`.
 
@@ -30,7 +30,7 @@ class WeibitLoss(ContrastiveLoss):
 
     def __init__(self, beta: Scalar = 1.0, endpoint: float = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        ShortfallLink(beta, endpoint)  # says what is wrong with them
+        ShortfallLink(beta, endpoint)  # checks both
         self.beta, self.endpoint = beta, endpoint
 
     def sums(self, batch: Engine) -> LogSumExp:

@@ -1,6 +1,6 @@
-"""WEINCE: InfoNCE whose logits lean towards the shortfall link where an anchor's own tail asks for it.
+"""WEINCE: InfoNCE whose logits blend the softmax with the shortfall link, ``(1 - lam) s / t - lam beta log(1 - s)``.
 
-``(1 - lam) s / t - lam beta log(1 - s)``, with ``lam`` and ``beta`` of each anchor from the tail of its negatives.
+Each anchor has its own ``lam``, and with Algorithm 1 its own ``beta``, from the tail of its negatives.
 ICML 2026, "When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE".
 """
 
@@ -22,7 +22,7 @@ RELEASED_TAIL = TailConfig(beta=1.0, drop=0.05, soft_cap=False)
 
 
 class WeinceOptions(TypedDict, total=False):
-    """Options of :class:`WeinceLoss` beside the temperature."""
+    """Options of :class:`WeinceLoss` other than the temperature."""
 
     tail: TailConfig
     softmax_term: float
@@ -39,8 +39,8 @@ class WeinceOptions(TypedDict, total=False):
 class WeinceLoss(TemperatureLoss):
     """WEINCE as its authors' code trains it, which reproduces the paper's result.
 
-    The blend has ``beta = 1``, and two cross-entropies over the positive and the 50 hardest negatives are added
-    that the paper does not mention. In our runs (CIFAR-100, ResNet-18, 100 epochs, 4 seeds) it reaches 52.9 linear
+    The blend has ``beta = 1``. The loss adds two cross-entropies of the positive against the 50 hardest negatives,
+    which the paper does not mention. In our runs (CIFAR-100, ResNet-18, 100 epochs, 4 seeds) it reaches 52.9 linear
     accuracy at temperature 0.5; InfoNCE with the same two terms reaches 52.9, and InfoNCE at temperature 0.2
     reaches 53.8.
 
@@ -48,7 +48,7 @@ class WeinceLoss(TemperatureLoss):
         temperature: Temperature of the softmax part; a number, or an ``nn.Parameter`` to learn it.
         tail: How the tail is fitted and gated.
         softmax_term: Weight of the extra cross-entropy with softmax logits.
-        shortfall_term: Weight of the extra one with a shortfall link whose slope follows the batch.
+        shortfall_term: Weight of the extra cross-entropy with a shortfall link whose slope is fitted to the batches.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
@@ -83,10 +83,10 @@ class WeinceLoss(TemperatureLoss):
 
     @classmethod
     def released(cls, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> Self:
-        """What the authors' released code trains with; the same as ``WeinceLoss()``.
+        """The loss of the authors' released code; the same as ``WeinceLoss()``.
 
-        (The released fit also penalises slopes of the wrong sign. Sorted shortfalls never have one, so that part is
-        not here.)
+        (The released fit also penalises slopes of the wrong sign. Sorted shortfalls never have one, so this class
+        omits the penalty.)
         """
         return cls(temperature, **options)
 
@@ -95,13 +95,13 @@ class WeinceLoss(TemperatureLoss):
         """Algorithm 1 of the paper: the fitted slope, and no extra terms.
 
         Do not start with this one. In our runs at temperature 0.5 a fifth of the images collapse onto a few points
-        after epoch 12, and it ends at 40.5 linear accuracy on CIFAR-100 where InfoNCE reaches 50.1 (4 seeds).
+        after epoch 12. It ends at 40.5 linear accuracy on CIFAR-100; InfoNCE reaches 50.1 (4 seeds).
         """
         return cls(temperature, **_with_defaults(options, TailConfig()))
 
     @classmethod
     def negatives_only(cls, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> Self:
-        """Algorithm 1 with the blend on the negatives alone: the positive's logit stays ``s / temperature``.
+        """Algorithm 1 with the blend on the negatives only: the positive's logit stays ``s / temperature``.
 
         It does not collapse: 52.7 linear accuracy at temperature 0.5 in the same runs (2 seeds).
         """
@@ -114,12 +114,12 @@ class WeinceLoss(TemperatureLoss):
         return [blend, *self.terms.sums(batch, temperature)]
 
     def link(self, batch: Engine, temperature: Scalar) -> BlendLink:
-        """The blend of every anchor, from its tail."""
+        """The blend link, with one ``lam`` (and ``beta``) per anchor from the tail statistics."""
         stats, tail = batch.stats, self.tail
         assert stats is not None
         beta: Any = stats.beta if tail.beta == "fit" else tail.beta
         if tail.beta == "slope":
-            nearest = stats.rho.where(stats.rho.isfinite(), 0.0)  # without negatives lam is 0
+            nearest = stats.rho.where(stats.rho.isfinite(), 0.0)  # inf without negatives, where lam is 0
             fixed = temperature.detach() if isinstance(temperature, Tensor) else temperature
             beta = (nearest + (tail.endpoint - 1)) / fixed
         return BlendLink(stats.lam, beta, temperature, tail.eps, tail.soft_cap, tail.endpoint)
