@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.utils.checkpoint
+from cases import CASES, fixed, learned
 from torch import nn
 
 from weince import (
@@ -17,6 +18,7 @@ from weince import (
     LogSumExp,
     SigLIPLoss,
     SoftmaxLink,
+    TemperatureMixtureLoss,
     WeinceLoss,
 )
 from weince.losses import replay
@@ -32,6 +34,7 @@ MAKERS = {
     "paper": WeinceLoss.paper,
     "released": WeinceLoss.released,
     "siglip": SigLIPLoss,
+    "mixture": lambda **options: TemperatureMixtureLoss(0.2, **options),
 }
 
 
@@ -69,6 +72,14 @@ def test_a_key_holds_all_that_a_recording_has_fixed():
         setattr(module, name, old)
         assert key(loss) == before, name
     assert key(loss, ids=torch.arange(40)) != before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_loss_can_be_recorded_unless_its_link_holds_tensors(name):
+    for value in (fixed, learned):
+        loss = CASES[name].make(value)
+        if not (isinstance(loss, LinkLoss) and loss.link.tensors()):
+            assert hash(key(loss)) == hash(key(loss))
 
 
 def test_a_parameter_may_change_but_not_move():

@@ -57,8 +57,8 @@ class TemperatureMixtureLoss(TemperatureLoss):
             raise ValueError(f"nodes must lie between 2 and 20; got {nodes}")
         self.spread, self.nodes = spread, nodes
         places, weights = np.polynomial.hermite_e.hermegauss(nodes)
-        self.factors = [float(factor) for factor in np.exp(spread * places)]
-        self.log_weights = [float(weight) for weight in np.log(weights / weights.sum())]
+        self.factors = tuple(float(factor) for factor in np.exp(spread * places))
+        self.log_weights = tuple(float(weight) for weight in np.log(weights / weights.sum()))
 
     def sums(self, batch: Engine) -> list[LogSumExp]:
         temperature = self.bounded_temperature()
