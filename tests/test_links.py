@@ -161,3 +161,8 @@ def test_a_slope_can_be_differentiated(link):
     with torch.no_grad():
         wanted = (link.slope(shortfall + step) - link.slope(shortfall - step)) / (2 * step)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_function_link_has_no_subclass():
+    with pytest.raises(TypeError, match="Mine must be a subclass of Link; got FunctionLink"):
+        type("Mine", (FunctionLink,), {})

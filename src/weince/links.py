@@ -110,6 +110,10 @@ class FunctionLink(Link):
     def __init__(self, function: Callable[..., Tensor], **parameters: Tensor) -> None:
         self.function, self.parameters = function, parameters
 
+    def __init_subclass__(cls) -> None:
+        # replace() returns a plain FunctionLink, which would drop what a subclass overrides.
+        raise TypeError(f"{cls.__name__} must be a subclass of Link; got FunctionLink as its base")
+
     def logit(self, shortfall: Tensor) -> Tensor:
         parameters = {name: column(value, shortfall) for name, value in self.parameters.items()}
         logits = self.function(1 - shortfall, **parameters)
