@@ -216,6 +216,8 @@ def _together(doing: str) -> Iterator[None]:
     """Explain an error of a collective operation: another rank is gone."""
     try:
         yield
+    except torch.OutOfMemoryError:  # a RuntimeError too, but of this rank
+        raise
     except RuntimeError as error:
         rank, count = dist.get_rank(), dist.get_world_size()
         raise RuntimeError(
