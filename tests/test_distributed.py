@@ -6,7 +6,7 @@ import pytest
 import ranks
 import torch
 
-from weince import InfoNCELoss, WeinceLoss
+from weince import InfoNCELoss, WeinceLoss, distributed
 from weince.distributed import is_spread
 
 pytestmark = pytest.mark.posix  # ranks are forked from a server that imports torch once
@@ -217,3 +217,8 @@ def test_bad_options(options, message):
 
 def test_one_process_is_not_spread():
     assert not is_spread()
+
+
+def test_a_rank_without_memory_does_not_blame_the_others():
+    with pytest.raises(torch.OutOfMemoryError, match="tried to allocate"), distributed._together("adding up"):
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
