@@ -1,7 +1,7 @@
-"""Engines: the sums of a loss, computed in several ways behind one contract (:mod:`weince.engines.base`).
+"""Engines compute the sums of a loss in different ways behind one contract (:mod:`weince.engines.base`).
 
-:mod:`~weince.engines.dense` keeps the matrix of scores, :mod:`~weince.engines.chunked` never has it whole,
-:mod:`~weince.engines.ring` spreads it over ranks, ``fused`` is kernels for CUDA.
+:mod:`~weince.engines.dense` holds the whole matrix of scores, :mod:`~weince.engines.chunked` never does,
+:mod:`~weince.engines.ring` spreads it over ranks, and ``fused`` runs Triton kernels on CUDA.
 """
 
 from weince.engines.base import Engine, Need

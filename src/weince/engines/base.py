@@ -1,7 +1,7 @@
-"""The contract of all engines: sums over the candidates of every anchor, exact, with their gradient.
+"""The contract of all engines: exact sums over the candidates of every anchor, with their gradient.
 
-An engine is made for one contest. First it surveys the negatives, if a loss asks for their tail; then it computes any
-number of sums in one pass. How it walks through the matrix of scores is its own business.
+An engine is created for one contest. First it surveys the negatives, if the loss asks for their tail; then it
+computes all sums of the loss. The engine decides how to go through the matrix of scores.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from weince.tail import TailConfig, TailStats
 
 
 class Need(NamedTuple):
-    """What a loss needs before its sums: tail statistics, and the scores of its hardest negatives.
+    """What a loss needs before its sums: tail statistics, and thresholds for these numbers of hardest negatives.
 
     Examples:
         >>> from weince import TailConfig
@@ -37,11 +37,11 @@ NOTHING = Need()
 
 
 class Engine(ABC):
-    """The sums of one contest: anchors, their candidates and roles. ``ContrastiveLoss.sums`` gets it as ``batch``.
+    """Computes the sums of one contest. ``ContrastiveLoss.sums`` receives the engine as ``batch``.
 
     Args:
         contest: Anchors, candidates and their roles.
-        need: What is asked of the survey.
+        need: What the loss needs from the survey.
 
     Examples:
         >>> import torch
@@ -58,19 +58,19 @@ class Engine(ABC):
 
     name: ClassVar[str]
     stats: TailStats | None = None
-    """Tail statistics of every anchor, where the loss asked for them."""
+    """Tail statistics of every anchor; None if the loss did not ask for them."""
 
-    # None and not NOTHING: torch 2.6 cannot compile a default that is an object.
+    # The default is None, not NOTHING: torch 2.6 cannot compile a default that is an object.
     def __init__(self, contest: Contest, need: Need | None = None) -> None:
         self.contest, self.need = contest, NOTHING if need is None else need
-        self.counted: Tensor | None = None  # (anchors,) has a positive; None: all have
-        self.alone: Tensor | None = None  # (anchors,) has no negative; None: all have one
+        self.counted: Tensor | None = None  # (anchors,) True if the anchor has a positive; None: all have one
+        self.alone: Tensor | None = None  # (anchors,) True if the anchor has no negative; None: not checked
         with torch.no_grad(), no_autocast(contest.anchors.device):
             self.survey()
 
     @abstractmethod
     def survey(self) -> None:
-        """Take the tail statistics, if the loss asked for them."""
+        """Compute the tail statistics, if the loss asked for them."""
 
     @abstractmethod
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
@@ -78,31 +78,31 @@ class Engine(ABC):
 
     @abstractmethod
     def negatives(self) -> Tensor:
-        """Number of negatives: ``(anchors,)``, or ``(1,)`` where all anchors have as many."""
+        """Number of negatives of each anchor, ``(anchors,)``, or ``(1,)`` if it is the same for all."""
 
     @abstractmethod
     def smallest(self, count: int) -> Tensor:
-        """``(count,)`` smallest shortfalls of all pairs of an anchor and a negative, sorted upwards."""
+        """The ``(count,)`` smallest shortfalls over all pairs of an anchor and a negative, in ascending order."""
 
     def sample(self, most: int) -> "Engine":
-        """An engine for evenly spaced anchors with about ``most`` pairs with negatives; this one if that is all."""
+        """An engine for evenly spaced anchors, with about ``most`` pairs in all; this one if it has no more."""
         if self.most_pairs <= most:
             return self
         return self._for(self.contest.every(-(-self.most_pairs // most)))
 
     def _for(self, contest: Contest) -> "Engine":
-        """An engine for a part of the contest."""
+        """A new engine for some of the contest's anchors."""
         return type(self)(contest)
 
     @property
     def most_pairs(self) -> int:
-        """How many pairs of an anchor and a negative there can be at the most."""
+        """Upper bound on the number of pairs of an anchor and a negative, over all ranks."""
         ranks = self.contest.ranks
         anchors = len(self.contest.anchors) if ranks is None else sum(ranks.anchors)
         return anchors * self.contest.most_negatives
 
     def pairs(self) -> Tensor:
-        """How many there are, 0-dimensional."""
+        """Number of pairs of an anchor and a negative, over all ranks; 0-dimensional."""
         numbers, ranks = self.negatives(), self.contest.ranks
         here = numbers.sum() if len(numbers) > 1 else numbers[0] * len(self.contest.anchors)
         return here if ranks is None else ranks.sum(here)
@@ -117,7 +117,7 @@ class Engine(ABC):
         return 1 - self._positive_shortfall().detach()
 
     def sums(self, sums: Sequence[Sum]) -> list[Summed | Tensor]:
-        """What a loss asked for, in its order; sums that stand for themselves as tensors ``(anchors,)``."""
+        """Results of the sums, in order: ``Summed`` for a log-sum-exp, a tensor ``(anchors,)`` for others."""
         with no_autocast(self.contest.anchors.device):
             several = self.contest.labels is not None
             shortfall = None if several else self._positive_shortfall()
@@ -164,7 +164,7 @@ class Engine(ABC):
 
 
 def _parts(one: Sum, several: bool) -> list[Part]:
-    """What an engine must go through the candidates for; a single positive is not worth a pass."""
+    """The parts of a sum that need a pass over the candidates. A single positive needs none."""
     if isinstance(one, Count):
         return []
     if isinstance(one, SoftplusSum):
@@ -178,13 +178,13 @@ def _parts(one: Sum, several: bool) -> list[Part]:
 def sum_slopes(
     slopes: Sequence[Tensor], columns: Sequence[Tensor | None], weights: Sequence[Tensor], candidates: int
 ) -> Tensor:
-    """Derivatives of sums by the scores, weighed by what each sum of an anchor is worth, in one ``(a, c)``.
+    """Weighted total ``(a, c)`` of the derivatives of several sums with respect to the scores.
 
     Args:
-        slopes: Of each sum, ``(a, c)``, or ``(a, m)`` of some candidates alone.
-        columns: Which those are, ``(a, m)``; None for all.
-        weights: What each sum is worth, ``(a,)``.
-        candidates: How many there are.
+        slopes: Derivatives of each sum, ``(a, c)``, or ``(a, m)`` for some of the candidates.
+        columns: Columns ``(a, m)`` of those candidates, for each sum; None for all candidates.
+        weights: Weight ``(a,)`` of each sum, such as its upstream gradient.
+        candidates: Number of candidates.
     """
     total: Tensor | None = None
     for slope, column, weight in zip(slopes, columns, weights, strict=True):
@@ -192,7 +192,7 @@ def sum_slopes(
             each = weight.unsqueeze(1)
             total = slope * each if total is None else total.addcmul_(slope, each)
     if total is None:
-        # Zeros of the weights: under vmap those have a dimension that the slopes do not have.
+        # Created from the weights: under vmap they have a batch dimension that the slopes lack.
         total = sum(weights[1:], weights[0]).new_zeros(len(slopes[0]), candidates)
     for slope, column, weight in zip(slopes, columns, weights, strict=True):
         if column is not None:
@@ -201,7 +201,7 @@ def sum_slopes(
 
 
 def learned_of(parts: Sequence[Part]) -> list[tuple[int, str, Tensor]]:
-    """The learned parameters of all links: number of the part, name, tensor."""
+    """Learned parameters of all links, each as index of its part, name, and tensor."""
     return [
         (index, name, value)
         for index, part in enumerate(parts)
@@ -210,5 +210,5 @@ def learned_of(parts: Sequence[Part]) -> list[tuple[int, str, Tensor]]:
 
 
 def to_parameter(by_anchor: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient of a parameter from what each anchor ``(a,)`` adds to it."""
+    """Gradient of a parameter: the sum of the anchors' contributions ``(a,)``, in the parameter's shape and dtype."""
     return by_anchor.sum_to_size(parameter.shape).to(parameter.dtype)

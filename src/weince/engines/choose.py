@@ -1,4 +1,4 @@
-"""Which engine computes a loss: ``engine="auto"``, and what it does when memory runs out."""
+"""Choice of the engine: what ``engine="auto"`` takes, and how to tell that memory ran out."""
 
 import logging
 import warnings
@@ -15,19 +15,19 @@ from weince.engines.dense import Dense
 from weince.engines.ring import Ring
 
 EngineName = Literal["auto", "dense", "chunked", "fused"]
-ENGINES = get_args(EngineName)  # here: torch 2.6 cannot compile the call
+ENGINES = get_args(EngineName)  # at import: torch 2.6 cannot compile get_args
 
 CPU_FASTEST = 1 << 26
-"""Bytes of the matrix up to which dense is the faster on the CPU: 2,048 pairs of views in float32."""
+"""Size of the matrix in bytes up to which dense is faster on the CPU: 2,048 pairs of views in float32."""
 
 CPU_COMPILED = 1 << 30
-"""The same in a compiled graph, in which the chunked engine is a long one."""
+"""The same in a compiled graph. The limit is higher, since the chunked engine's loops make a long graph."""
 
 GPU_MATRICES = 8
-"""Matrices that the dense engine has on a GPU at its peak."""
+"""Matrices of this size that the dense engine holds on a GPU at its memory peak."""
 
 GPU_SHARE = 0.5
-"""Share of a GPU's memory that ``auto`` lets the dense engine have."""
+"""Share of a GPU's memory that ``auto`` lets the dense engine use."""
 
 log = logging.getLogger("weince")
 
@@ -42,20 +42,20 @@ class Choice(NamedTuple):
 def choose(
     contest: Contest, need: Need | None = None, *, engine: EngineName = "auto", ring: bool = False
 ) -> Choice:
-    """The engine that serves a contest, and why.
+    """Choose the engine for a contest, and say why.
 
-    ``"auto"`` takes the fused kernels on CUDA where they can serve; elsewhere the dense engine while its matrix is
-    small enough (on the CPU, to be the faster one; on a GPU, to fit), then the chunked one. Another name is taken
-    as it is.
+    ``"auto"`` takes the fused engine on CUDA if its kernels support the batch. Otherwise it takes the dense engine
+    while the matrix is small enough (on the CPU: for dense to be faster; on a GPU: to fit in memory), and the chunked
+    engine beyond that. Any other name selects that engine.
 
     Args:
         contest: Anchors, candidates and their roles.
-        need: What the loss asks of the survey.
-        engine: Which engine.
-        ring: Whether the candidates of other ranks come by in turn.
+        need: What the loss needs from the survey.
+        engine: Name of the engine, or ``"auto"``.
+        ring: Whether candidates travel from rank to rank; if so, the ring engine is chosen.
 
     Raises:
-        RuntimeError: The engine asked for cannot serve; the message says why.
+        RuntimeError: ``engine="fused"`` does not support this contest; the message says why.
 
     Examples:
         >>> import torch
@@ -82,7 +82,7 @@ def choose(
 
 
 def start(contest: Contest, need: Need, choice: Choice) -> Engine:
-    """The chosen engine at work on a contest: its survey is made."""
+    """Create the chosen engine for a contest. Its constructor runs the survey."""
     if not torch.compiler.is_compiling():
         log.debug("engine %s: %s", *choice)
     if choice.name == "ring":
@@ -91,13 +91,13 @@ def start(contest: Contest, need: Need, choice: Choice) -> Engine:
         return Dense(contest, need)
     if choice.name == "chunked":
         return Chunked(contest, need)
-    from weince.engines.fused import Fused  # when wanted, since Triton is an extra
+    from weince.engines.fused import Fused  # imported only if needed: Triton is an extra
 
     return Fused(contest, need)
 
 
 def why_not_fused(contest: Contest, need: Need) -> str | None:
-    """Why the fused engine cannot serve, in one line; None where it can."""
+    """Why the fused engine cannot be used, in one line; None if it can."""
     if contest.anchors.device.type != "cuda":
         return f"the fused engine wants tensors on a CUDA device; got {contest.anchors.device.type}"
     try:
@@ -123,17 +123,17 @@ def _matrix_limit(rows: Tensor) -> int:
 
 
 def _memory_of(device: torch.device) -> int:
-    """Bytes that a GPU has; a compiled graph takes the number as it finds it."""
+    """Memory of a GPU in bytes. A compiled graph takes it as a constant."""
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-# What torch.compiler.assume_constant_result does, which would import the compiler with the losses.
+# What torch.compiler.assume_constant_result does; calling it would import the compiler with the losses.
 _memory_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _mib(size: int) -> str:
     if torch.compiler.is_compiling():
-        return "some MiB"  # nobody is told, and a number put into words would be fixed in the graph
+        return "some MiB"  # not shown to anyone; formatting the size would make it a constant of the graph
     return f"{size / 2**20:,.0f} MiB"
 
 

@@ -1,7 +1,8 @@
 """The chunked engine: exact for every link and layout, with memory linear in the batch, on any device.
 
-The matrix of shortfalls is made a band of rows at a time and thrown away again: once to survey the negatives, if a
-loss asks for that, once for the sums, and once more in the backward pass, where the sums' weights are known.
+It computes the matrix of shortfalls one band of rows at a time and discards each band after use. It sweeps the matrix
+once to survey the negatives (if the loss asks for that), once for the sums, and once more in the backward pass, when
+the upstream gradients are known.
 """
 
 import warnings
@@ -23,17 +24,17 @@ from weince.scores import first_order, free_to_look, no_autocast, product, short
 from weince.tail import TailConfig
 
 CPU_BAND = 1 << 22
-"""Scores held at a time on the CPU: enough rows for the products to be efficient."""
+"""Scores held at a time on the CPU: enough rows for efficient matrix products."""
 
 GPU_BAND = 1 << 25
 
 
-MISCOMPILED = torch.__version__ < (2, 7)  # type: ignore[operator]  # a version compares with numbers
-"""Whether torch compiles the gradient of several sums wrongly, without a word."""
+MISCOMPILED = torch.__version__ < (2, 7)  # type: ignore[operator]  # a TorchVersion compares with tuples
+"""Whether this torch silently compiles a wrong gradient of several sums."""
 
 
 def check_compiled() -> None:
-    """Raise in a graph that would be wrong: torch then runs the loss uncompiled, or fails with ``fullgraph=True``."""
+    """Raise in a graph that would be wrong. Torch then runs the loss uncompiled, or fails with ``fullgraph=True``."""
     if MISCOMPILED and torch.compiler.is_compiling():
         raise RuntimeError(
             "the chunked engine in a compiled graph wants torch 2.7 or newer; got an older one: compile the encoder "
@@ -42,7 +43,7 @@ def check_compiled() -> None:
 
 
 class Band(NamedTuple):
-    """Some rows of the matrix; worked on in tiles that stay in the cache."""
+    """Some rows of the matrix, processed in tiles that stay in the cache."""
 
     contest: Contest
     start: int
@@ -50,11 +51,11 @@ class Band(NamedTuple):
     matrix: Tensor
 
     def rows(self) -> slice:
-        """Its anchors. (Not a property: of a named tuple made in a graph torch 2.8 does not compile one.)"""
+        """Slice of the band's anchors. (Torch 2.8 cannot compile a property of a named tuple made in a graph.)"""
         return slice(self.start, self.start + len(self.matrix))
 
     def tiles(self, *, sharp: bool, near: "Near | None" = None) -> Iterator[tuple[slice, Tile]]:
-        """The tiles and their rows among all; ``sharp``: shortfalls exact near the cap, which ``near`` may hold."""
+        """The tiles and their slices. ``sharp``: make shortfalls near the cap exact, from ``near`` if given."""
         for start in range(0, len(self.matrix), self.step):
             part = self.matrix[start : start + self.step]
             rows = slice(self.start + start, self.start + start + len(part))
@@ -67,15 +68,15 @@ class Band(NamedTuple):
 
 
 def bands(contest: Contest) -> Iterator[Band]:
-    """The matrix, band by band; on the CPU each overwrites the one before."""
+    """The matrix, band by band. In eager mode on the CPU, each band overwrites the previous one."""
     anchors, width = len(contest.anchors), len(contest.candidates)
     on_cpu = contest.anchors.device.type == "cpu"
-    # A compiled graph unrolls the loops, and fuses what the tiles are there to keep in the cache.
+    # A compiled graph needs no tiles: it would unroll their loop, and it fuses the operations anyway.
     eager = on_cpu and not torch.compiler.is_compiling()
     step = max(1, BLOCK // width) if eager else anchors
     band = max(1, (CPU_BAND if on_cpu else GPU_BAND) // width)
     band = band - band % step if band >= step else band
-    # One buffer for all: small tensors that outlive a band would keep its memory from being used again.
+    # One buffer for all bands: small tensors that outlive a band would keep its memory from being reused.
     buffer = contest.anchors.new_empty(min(band, anchors), width) if eager else None
     for start in range(0, anchors, band):
         rows = contest.anchors[start : start + band]
@@ -84,14 +85,14 @@ def bands(contest: Contest) -> Iterator[Band]:
 
 
 class Near(NamedTuple):
-    """Candidates of each anchor near the cap, ``(anchors, m)`` columns, and their exact shortfalls; -1: none."""
+    """Each anchor's candidates near the cap: columns ``(anchors, m)``, -1 for none, and exact shortfalls."""
 
     columns: Tensor
     shortfalls: Tensor
 
 
 class Visit(NamedTuple):
-    """The anchors against some of the candidates, and whose they are."""
+    """The anchors against some of the candidates, and the rank that owns those."""
 
     contest: Contest
     owner: int = 0
@@ -104,13 +105,13 @@ class Chunked(Engine):
         self.sharp = self.need.tail is not None
         self.thresholds: dict[int, Tensor] = {}
         self.found: Hardest | None = None
-        self.near: Near | None = None  # where they are known
+        self.near: Near | None = None  # None: not known, and each sweep searches
         if self.need.tail is not None:
             self.stats = self.find(self.need.tail, self.need.hardest).stats()
             self.near = self._none_near()
 
     def _none_near(self) -> "Near | None":
-        """That no candidate is near the cap, if the survey tells; then later sweeps need not look."""
+        """An empty ``Near`` if the survey found no negative near the cap, which spares later sweeps the search."""
         anchors = self.contest.anchors
         if self.stats is None or self.contest.labels is not None or not free_to_look(anchors):
             return None
@@ -120,15 +121,15 @@ class Chunked(Engine):
         return Near(none.long(), none)
 
     def visits(self) -> Iterator[Visit]:
-        """All candidates in turn: here, all at once."""
+        """All candidates, block by block; here in one block."""
         yield Visit(self.contest)
 
     def passed(self, by_candidate: Tensor, owner: int) -> Tensor:
-        """Where the gradient of the next visit's candidates is summed up, after that of an owner's."""
+        """Tensor in which to sum the gradient of the next visit's candidates, after a visit to those of ``owner``."""
         return by_candidate
 
     def find(self, tail: TailConfig | None, numbers: tuple[int, ...]) -> Hardest:
-        """Sweep for the statistics and the thresholds that are asked for."""
+        """Sweep the matrix for the tail statistics and for the thresholds of these numbers of hardest negatives."""
         self.found = Hardest(self.contest, tail, numbers)
         for band in bands(self.contest):
             for _, tile in band.tiles(sharp=False):
@@ -185,7 +186,7 @@ class Chunked(Engine):
     def gradient(
         self, parts: Sequence[Part], totals: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Gradient of the sums, each weighed by ``(anchors,)``: by anchors, by candidates, by learned parameters."""
+        """Gradients of anchors, candidates and learned parameters, given the weight ``(anchors,)`` of each sum."""
         anchors, learned = self.contest.anchors.detach(), learned_of(parts)
         by_anchor = torch.zeros_like(anchors)
         by_candidate = torch.zeros_like(self.contest.candidates)
@@ -224,22 +225,22 @@ class Chunked(Engine):
         pairs = (self.contest.labels, self.contest.ids)
         own = [self.contest.ignore, *(pair[0] for pair in pairs if pair is not None)]
         own += [value for part in parts for value in part.link.tensors().values()]
-        # Torch counts no changes of tensors made in inference mode, and refuses to save them.
+        # Inference tensors have no version counter, and torch refuses to save them.
         return [value.detach() for value in own if value is not None and not value.is_inference()]
 
 
 def worth_compiling(link: Link, matrix: Tensor) -> bool:
-    """Whether a sum is compiled: that of a user's own link on a GPU, where every small operation in it would read and
-    write the whole matrix."""
+    """Whether to compile a sum: yes for a user's own link on a GPU, where each of its small operations would read
+    and write the whole matrix."""
     return (
         isinstance(link, FunctionLink) and matrix.device.type == "cuda" and not torch.compiler.is_compiling()
     )
 
 
 def compiled_sum(tile: Tile, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
-    """``tile.sum``, compiled; as it is where torch cannot compile it."""
+    """``tile.sum``, compiled; uncompiled if torch cannot compile it."""
     if not _uncompiled:
-        from torch._dynamo.exc import TorchDynamoException  # here, since it imports the compiler
+        from torch._dynamo.exc import TorchDynamoException  # imported here, since it loads the compiler
 
         try:
             found: PartSum = _compiled()(tile, part, threshold, slopes=slopes)
@@ -251,7 +252,7 @@ def compiled_sum(tile: Tile, part: Part, threshold: Tensor | None, *, slopes: bo
     return tile.sum(part, threshold, slopes=slopes)
 
 
-_uncompiled: list[str] = []  # why not
+_uncompiled: list[str] = []  # errors of the compiler; after the first, no sum is compiled
 
 
 @cache
@@ -260,13 +261,13 @@ def _compiled() -> Callable[..., PartSum]:
 
 
 class Least:
-    """The smallest of many values, taken in block by block into one buffer that is cut when it is full."""
+    """The smallest of many values, collected block by block in a buffer that is cut when it is full."""
 
     def __init__(self, like: Tensor, count: int) -> None:
         self.count, self.taken = count, 0
         self.look = free_to_look(like)
-        self.bound: Tensor | None = None  # what is not below it would be cut off again
-        # Cut rarely, since that reads all of it.
+        self.bound: Tensor | None = None  # larger values cannot be among the smallest
+        # Room for several blocks between cuts, since a cut reads the whole buffer.
         self.buffer = like.new_empty((2 if self.look else 5) * count)
 
     def add(self, values: Tensor) -> None:
@@ -282,22 +283,22 @@ class Least:
         self.taken += len(values)
 
     def sorted(self) -> Tensor:
-        """Upwards; fewer if fewer were taken in."""
+        """The smallest values in ascending order, at most ``count``."""
         return least(self.buffer[: self.taken], self.count)
 
 
 def _share(part: Part, value: Tensor, total: Tensor) -> Tensor | float:
-    """What part of the whole sum's exponential is that of one visit; 1 for sums that simply add up."""
+    """Share of one visit in the exponential of the whole log-sum-exp; 1 for sums that simply add up."""
     if part.kind != "lse":
         return 1.0
-    return torch.where(value == total, 1.0, (value - total).exp())  # equal, too, where both are -inf
+    return torch.where(value == total, 1.0, (value - total).exp())  # also 1 if both are -inf
 
 
 class _Swept(torch.autograd.Function):
-    """Gives sums their gradient, by another sweep.
+    """Computes the gradient of sums by another sweep.
 
-    Tensors come as: anchors, candidates, the sums, the learned parameters, then what the sweep reads besides: that is
-    saved to have torch refuse a backward pass after one of them was changed in place.
+    Order of the tensors: anchors, candidates, sums, learned parameters, then the other tensors that the sweep reads.
+    Those are saved so that torch refuses a backward pass after one of them was changed in place.
     """
 
     @staticmethod

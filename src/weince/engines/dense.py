@@ -1,7 +1,7 @@
-"""The dense engine: the whole matrix of shortfalls. The reference, to be read beside the formulas.
+"""The dense engine: it holds the whole matrix of shortfalls. It is the reference, to be read beside the formulas.
 
-For every sum it keeps the matrix of its derivatives by the scores; the backward pass weighs them by what autograd
-says each sum of an anchor is worth, and multiplies the result with the candidates and with the anchors.
+For every sum it keeps the matrix of derivatives with respect to the scores. The backward pass weights these matrices
+by the upstream gradients of the sums, and multiplies the total with the candidates and with the anchors.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from weince.scores import first_order, no_autocast, product, shortfalls
 from weince.tail import TailConfig
 
 BLOCK = 1 << 19
-"""Scores worked on at a time on the CPU, so that they stay in its cache. A GPU takes all at once."""
+"""Scores processed at a time on the CPU, so that they stay in its cache. A GPU processes all at once."""
 
 
 class Dense(Engine):
@@ -27,13 +27,13 @@ class Dense(Engine):
     def survey(self) -> None:
         contest = self.contest
         self.matrix = shortfalls(contest.anchors, contest.candidates)
-        # Numbers, since a compiled graph would fix what a slice holds.
+        # Ints and not slices: a compiled graph would take the bounds of a slice as constants.
         self.tiles = [
             (start, stop, Tile(contest.rows(start, stop), self.matrix[start:stop]))
             for start, stop in _spans(self.matrix)
         ]
         self.sharp = False
-        self.spent = False  # the matrix holds derivatives
+        self.spent = False  # True once the matrix holds derivatives
         self.thresholds: dict[int, Tensor] = {}
         if self.need.tail is not None:
             self.sharp = True
@@ -45,7 +45,7 @@ class Dense(Engine):
         numbers: tuple[int, ...],
         hidden: Callable[[Tile], Tensor] = Tile.hidden,
     ) -> Hardest:
-        """The statistics and the thresholds that are asked for."""
+        """Find the tail statistics and the thresholds of these numbers of hardest negatives."""
         found = Hardest(self.contest, tail, numbers)
         for *_, tile in self.tiles:
             found.add(tile.contest, hidden(tile))
@@ -87,21 +87,21 @@ class Dense(Engine):
         return list(sums)
 
     def _summed(self, parts: Sequence[Part], *, slopes: bool) -> list[PartSum]:
-        """All sums of all anchors; first those that gather a few candidates, which need no matrix of derivatives."""
+        """All sums. Those that gather a few candidates come first, since they need no matrix of derivatives."""
         every, found = Tile(self.contest, self.matrix), {}
         rest = [k for k, part in enumerate(parts) if not few_take_part(part, self.matrix)]
         for k, part in enumerate(parts):
             if k not in rest:
                 found[k] = every.sum(part, self._threshold(part), slopes=slopes)
         for k in rest:
-            # The derivatives of the last sum go where the shortfalls were, which nobody reads after it.
+            # The derivatives of the last sum overwrite the shortfalls, which nothing reads after it.
             self.spent = slopes and k == rest[-1]
             into = self.matrix if self.spent else torch.empty_like(self.matrix)
             found[k] = self._tiled(parts[k], into if slopes else None)
         return [found[k] for k in range(len(parts))]
 
     def _tiled(self, part: Part, into: Tensor | None) -> PartSum:
-        """One sum of all anchors, tile by tile; its derivatives go into a matrix, if there is one."""
+        """One sum of all anchors, tile by tile; its derivatives are written to ``into``, if given."""
         values: list[Tensor] = []
         effects: list[dict[str, Tensor]] = []
         for start, stop, tile in self.tiles:
@@ -142,10 +142,10 @@ def _spans(matrix: Tensor) -> list[tuple[int, int]]:
 
 
 class _Kept(torch.autograd.Function):
-    """Gives sums their gradient from the derivatives that were kept.
+    """Computes the gradient of sums from the derivatives that were kept.
 
-    Tensors come as: anchors, candidates, then values, derivatives and their columns of every sum, then for every
-    learned parameter its effects on the sum that ``owners`` names, then the parameters.
+    Order of the tensors: anchors, candidates, then the values, derivatives and columns of every sum, then for every
+    learned parameter its effect on the sum whose index is in ``owners``, then the parameters.
     """
 
     @staticmethod

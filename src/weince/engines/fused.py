@@ -1,8 +1,8 @@
-"""The fused engine: Triton kernels for CUDA, memory linear in the batch.
+"""The fused engine: Triton kernels for CUDA, with memory linear in the batch.
 
-No tile of the score matrix is ever written: one pass finds the hardest negatives, if a loss asks for them, one
-computes the sums, up to eight of them, one the gradient. A user's own link is translated for the kernels; what cannot
-be goes through the chunked engine.
+One pass finds the hardest negatives, if the loss asks for them, one computes up to eight sums, and one computes the
+gradient. The passes for sums and gradient never write scores to memory. A user's own link is translated for the
+kernels; a link that cannot be translated goes through the chunked engine.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ LARGEST_TAIL = 1024
 OLDEST_TRITON = (3, 5)
 
 MOST_SUMS = 8
-"""Sums of one pass."""
+"""Most sums that one pass computes."""
 
 
 def too_old(version: str) -> str | None:
-    """One line why a version of Triton cannot run the kernels; None if it can."""
+    """Why this version of Triton cannot run the kernels, in one line; None if it can."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
         return f"the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got {version}"
     return None
@@ -59,7 +59,7 @@ except ImportError:
 
 
 def why_not(contest: Contest, need: Need) -> str | None:
-    """One line why the fused engine cannot serve this; None if it can."""
+    """Why the fused engine cannot serve this contest, in one line; None if it can."""
     if _missing is not None:
         return _missing
     if contest.anchors.device.type != "cuda":
@@ -74,10 +74,10 @@ def why_not(contest: Contest, need: Need) -> str | None:
 
 
 class Form(NamedTuple):
-    """A link as the kernels know it: ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))``.
+    """A link in the formula of the kernels: ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))``.
 
-    None: there is no such term. ``falls``: the logit never rises with the shortfall. ``function``: key of a function
-    of the score and of ``g, b, w, v`` that gives the logit instead; 0 for none.
+    None: the link lacks this term. ``cap``: ``offset`` and ``lowest``. ``falls``: the logit never rises with the
+    shortfall. ``function``: key of a function that computes the logit from score and ``g, b, w, v`` instead, or 0.
     """
 
     g: Scalar | None = None
@@ -91,8 +91,8 @@ class Form(NamedTuple):
 
 
 def form_of(link: Link) -> Form | None:
-    """How the kernels compute a link; None for one that they do not have."""
-    kind = type(link)  # and no subclass, whose logit may be another
+    """The form of a link; None if the kernels do not support the link."""
+    kind = type(link)  # exactly this class: a subclass may override logit
     if isinstance(link, SoftmaxLink) and kind is SoftmaxLink:
         return Form(g=1 / link.temperature)
     if isinstance(link, AffineLink) and kind is AffineLink:
@@ -106,7 +106,7 @@ def form_of(link: Link) -> Form | None:
         return Form(b=link.alpha * -_LOG_2, v=link.alpha, floor=2 * link.eps)
     if isinstance(link, AtanhLink) and kind is AtanhLink:
         return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
-    # A compiled graph would record the recording.
+    # Not in a compiled graph, which would trace the recording of the function.
     if isinstance(link, FunctionLink) and kind is FunctionLink and not torch.compiler.is_compiling():
         key = own.key_of(link)
         g, b, w, v, *_ = (*link.parameters.values(), None, None, None, None)
@@ -118,14 +118,14 @@ _LOG_2 = 0.6931471805599453
 
 
 class _Pass(NamedTuple):
-    """Sums that share a pass: their places among those asked for, parts and forms."""
+    """Sums that share a pass: their indices among all sums, their parts and their forms."""
 
     places: list[int]
     parts: list[Part]
     forms: list[Form]
 
     def takes(self, form: Form) -> bool:
-        """Whether what its logarithms are taken of is what those of the others are, and its function is theirs."""
+        """Whether a sum fits in: there is room, and ``cap``, ``floor`` and ``function`` agree with those here."""
         same = all(
             ours is None or theirs is None or ours == theirs
             for mine in self.forms
@@ -139,7 +139,7 @@ class _Pass(NamedTuple):
 
     @property
     def cap(self) -> list[float]:
-        """``offset``, ``lowest`` and ``floor`` of all."""
+        """``offset``, ``lowest`` and ``floor``, which all sums of the pass share."""
         cap = next((form.cap for form in self.forms if form.cap is not None), (0.0, 0.0))
         return [*cap, next((form.floor for form in self.forms if form.floor is not None), 0.0)]
 
@@ -156,7 +156,7 @@ class Fused(Engine):
             self.operands += ops.run("operand", candidates)
         self.roles, self.given = _roles(contest)
         self.near: list[Tensor] = []
-        self.nearest_known = False  # of every anchor, near the cap or not
+        self.nearest_known = False  # near holds the nearest of every anchor, also far from the cap
         self.thresholds: dict[int, Tensor] = {}
         self._negatives: Tensor | None = None
         self._loop: Chunked | None = None
@@ -164,7 +164,7 @@ class Fused(Engine):
             self._search(self.need.tail, self.need.hardest)
 
     def _search(self, tail: TailConfig | None, numbers: Sequence[int]) -> None:
-        """Find what is asked of the hardest negatives, and the nearest of every anchor."""
+        """Find tail statistics, thresholds for these numbers of hardest negatives, and every anchor's nearest."""
         numbers = [number for number in numbers if number < LARGEST_TAIL]
         stats, made, thresholds, negatives, *near = ops.run(
             "search",
@@ -186,7 +186,7 @@ class Fused(Engine):
             self.stats = TailStats(rho, beta, daic, lam)
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
-        """The pivot of the gate; None where the kernel finds it by itself."""
+        """Pivot of the gate; None if the kernel computes it."""
         assert _launch is not None
         contest = self.contest
         if tail.rho0 is not None:
@@ -213,7 +213,7 @@ class Fused(Engine):
         return self._chunked().smallest(count)
 
     def _for(self, contest: Contest) -> Engine:
-        return Chunked(contest)  # which needs no kernels for a part that is small
+        return Chunked(contest)  # a sample is small enough to do without kernels
 
     def _positive_shortfall(self) -> Tensor:
         contest = self.contest
@@ -222,7 +222,7 @@ class Fused(Engine):
         return super()._positive_shortfall() if found is None else found
 
     def _chunked(self) -> Chunked:
-        """The same contest by the engine that has every link."""
+        """The chunked engine for the same contest; it supports every link."""
         if self._loop is None:
             self._loop = Chunked(self.contest)
             self._loop.sharp = self.need.tail is not None
@@ -265,7 +265,7 @@ class Fused(Engine):
         return list(values.unbind())
 
     def _prepare(self, parts: Sequence[Part]) -> None:
-        """Find the thresholds and the exact shortfalls that these sums want, if that was not done before."""
+        """Find the thresholds and the exact shortfalls that these sums need, unless they are known."""
         with torch.no_grad():
             missing = {part.hardest for part in parts if part.hardest is not None} - set(self.thresholds)
             if missing:
@@ -281,7 +281,7 @@ class Fused(Engine):
                 )
 
     def _coefficients(self, forms: Sequence[Form]) -> tuple[Tensor, int]:
-        """All coefficients, a line each, ``(., 1)`` or ``(., anchors)``; bits for those that are learned."""
+        """Coefficients of all sums, one per row, ``(., 1)`` or ``(., anchors)``; and the bits of learned ones."""
         plain = all(form.b is None and form.w is None and form.v is None for form in forms)
         device, anchors = self.contest.anchors.device, len(self.contest.anchors)
         lines: list[Tensor] = []
@@ -316,7 +316,7 @@ class Fused(Engine):
 
 
 def _passes(parts: Sequence[Part]) -> tuple[list[_Pass], list[int]]:
-    """How parts share passes, and the places of those that the kernels do not have."""
+    """Group the parts into passes; also return the indices of parts that the kernels do not support."""
     passes: list[_Pass] = []
     others = []
     for place, part in enumerate(parts):
@@ -334,7 +334,7 @@ def _passes(parts: Sequence[Part]) -> tuple[list[_Pass], list[int]]:
 
 
 def _roles(contest: Contest) -> tuple[list[Tensor], int]:
-    """What tells the roles of a pair, and bits for what of it there is."""
+    """Tensors that determine the roles of pairs, and bits that tell which of ``launch.GIVEN`` they are."""
     found: list[Tensor | None] = [contest.positive, contest.itself]
     for pair in (contest.ids, contest.labels, contest.views):
         found += [None, None] if pair is None else [pair[0].long(), pair[1].long()]

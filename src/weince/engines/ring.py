@@ -1,8 +1,8 @@
-"""The ring engine: candidates travel from rank to rank, and no rank ever holds those of all.
+"""The ring engine: candidates travel from rank to rank, and no rank ever holds the candidates of all ranks.
 
-Every rank keeps its anchors and meets the candidates of one rank after the other, its own first; the next block
-travels while one is worked on. Sums add up over the blocks. In the backward pass the gradient of a block travels with
-it and ends with its owner. Within a block it is the chunked engine.
+Every rank keeps its anchors and meets the candidates of one rank after another, starting with its own. It receives
+the next block while it works on the current one. Sums add up over the blocks. In the backward pass the gradient of a
+block travels with the block and ends at its owner. Within a block, the ring engine works like the chunked one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class Ring(Chunked):
         return self.contest.ranks
 
     def visits(self) -> Iterator[Visit]:
-        """Every rank's candidates in turn, the own ones first; the next block comes while one is worked on."""
+        """Every rank's candidates in turn, this rank's first; the next block arrives during a visit."""
         contest, ranks = self.contest, self.ranks
         roles = [pair[1] for pair in (contest.labels, contest.ids, contest.views) if pair is not None]
         travellers = [contest.candidates.detach().contiguous(), *(own.long().contiguous() for own in roles)]
@@ -39,12 +39,12 @@ class Ring(Chunked):
                 travellers = coming.wait()
 
     def passed(self, by_candidate: Tensor, owner: int) -> Tensor:
-        """The gradient follows its block, and after the last hop it is back with the owner."""
+        """Send the gradient after its block and receive that of the next; the last hop returns it to its owner."""
         (arrived,) = self.ranks.pass_on([by_candidate], owner).wait()
         return arrived
 
     def find(self, tail: TailConfig | None, numbers: tuple[int, ...]) -> Hardest:
-        """One round: merge what each block holds of every anchor's hardest negatives."""
+        """Find every anchor's hardest negatives in one round, by merging those of each block."""
         contest, anchors = self.contest, self.contest.anchors
         self.found = Hardest(contest, tail, numbers)
         hardest = anchors.new_full((len(anchors), self.found.depth), torch.inf)
@@ -63,7 +63,7 @@ class Ring(Chunked):
 
 
 def _against(contest: Contest, travellers: Sequence[Tensor], *, is_own: bool) -> Contest:
-    """The local anchors against candidates that have arrived."""
+    """Contest of the local anchors against the candidates that have arrived."""
     candidates, *roles = travellers
 
     def met(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:

@@ -1,9 +1,9 @@
-"""The smallest values, of every row or of all, sorted: what WEINCE costs most beyond InfoNCE on a CPU.
+"""The smallest values of each row or of a tensor, sorted: the largest extra cost of WEINCE over InfoNCE on a CPU.
 
-``torch.topk`` carries the columns along and compares one by one. NumPy sorts with vector instructions, up to 512
-values at a time in a network without branches, more of them several times slower. So each row is cut into runs of no
-more than that, the runs are sorted, and sorted runs are merged as in Batcher's bitonic sort: of a run and another one
-reversed the elementwise minimum holds the smaller half of both and the maximum the larger half.
+``torch.topk`` also moves the column indices, and compares values one at a time. NumPy sorts with vector instructions:
+up to 512 values in a network without branches, more values several times slower. So each row is cut into runs of at
+most 512 values, the runs are sorted, and sorted runs are merged as in Batcher's bitonic sort: the elementwise minimum
+of one run and another one reversed holds the smaller half of both, and the maximum holds the larger half.
 """
 
 import math
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 SAMPLE = 1 << 15
 
 NETWORK = 512
-"""Values that NumPy sorts in one network."""
+"""Most values that NumPy sorts in one network."""
 
 
 def smallest(values: Tensor, k: int) -> Tensor:
-    """``(rows, columns)`` to the ``(rows, k)`` smallest of each row, sorted upwards."""
+    """The ``(rows, k)`` smallest values of each row of ``(rows, columns)``, in ascending order."""
     if values.device.type == "cpu":
         found: Tensor = _on_cpu(values, k)
         return found
@@ -41,8 +41,8 @@ def _on_cpu(values: Tensor, k: int) -> Tensor:
     if missing:
         array = np.pad(array, ((0, 0), (0, missing)), constant_values=np.inf)
     ordered = np.sort(array.reshape(rows, runs, -1), axis=2)
-    most = 2 * k // runs + 16  # no run is likely to hold more of the smallest: twice its share
-    if most < ordered.shape[2] < k:  # else merging drops as many
+    most = 2 * k // runs + 16  # twice a run's share: hardly any run holds more of the smallest
+    if most < ordered.shape[2] < k:  # runs of k or more need no cut: merging drops the rest
         likely = ordered[:, :, :most]
         found = _merged(likely, k)
         if (found[:, -1] <= likely[:, :, -1].min(axis=1)).all():
@@ -51,20 +51,20 @@ def _on_cpu(values: Tensor, k: int) -> Tensor:
 
 
 def _merged(runs: "NDArray[Any]", k: int) -> "NDArray[Any]":
-    """The ``k`` smallest of sorted runs ``(rows, runs, length)``, sorted ``(rows, k)``."""
+    """The ``(rows, k)`` smallest values of sorted runs ``(rows, runs, length)``, in ascending order."""
     while runs.shape[1] > 1:
         runs = _in_pairs(runs, k)
     return runs[:, 0, :k]
 
 
 def _in_pairs(runs: "NDArray[Any]", k: int) -> "NDArray[Any]":
-    """Sorted runs ``(rows, runs, length)`` merged in pairs; from ``k`` values on the larger half is dropped."""
+    """Merge sorted runs ``(rows, runs, length)`` in pairs; drop the larger half of a pair if ``length >= k``."""
     rows, count, length = runs.shape
     first, second = runs[:, : count // 2], runs[:, count // 2 :, ::-1]
     smaller = np.minimum(first, second)
     pieces = smaller if length >= k else np.stack([smaller, np.maximum(first, second)], 2)
     pieces = pieces.reshape(rows, count // 2, -1, length)
-    while pieces.shape[3] > NETWORK:  # each piece rises and falls: its halves, compared, are two such pieces
+    while pieces.shape[3] > NETWORK:  # a piece is bitonic: comparing its halves gives two bitonic pieces
         half = pieces.shape[3] // 2
         left, right = pieces[..., :half], pieces[..., half:]
         pieces = np.stack([np.minimum(left, right), np.maximum(left, right)], 3)
@@ -79,7 +79,7 @@ def _(values: Tensor, k: int) -> Tensor:
 
 
 def least(values: Tensor, count: int, *, ordered: bool = True) -> Tensor:
-    """``(n,)`` to the smallest, at most ``count`` of them, sorted upwards unless their order does not matter."""
+    """The smallest of ``(n,)`` values, at most ``count``, in ascending order if ``ordered``."""
     count = min(count, len(values))
     if values.device.type == "cpu":
         found: Tensor = _least_on_cpu(values, count, ordered)
@@ -95,12 +95,12 @@ def _least_on_cpu(values: Tensor, count: int, ordered: bool) -> Tensor:
 
 
 def _thinned(array: "NDArray[Any]", count: int) -> "NDArray[Any]":
-    """Without most of what is too large to be among the ``count`` smallest, by a bound that a sample gives."""
+    """Drop most values too large to be among the ``count`` smallest, by a bound taken from a sample."""
     sample = array[:: max(1, len(array) // SAMPLE)]
-    rank = math.ceil(count / len(array) * len(sample) * 1.1) + 50  # far above the rank that is expected
+    rank = math.ceil(count / len(array) * len(sample) * 1.1) + 50  # well above the expected rank
     if count == 0 or rank >= len(sample) // 2:
         return array
-    # By their places, which NumPy finds several times faster than what a mask selects.
+    # In NumPy, indexing by positions is several times faster than indexing by a mask.
     kept = array[np.flatnonzero(array <= np.partition(sample, rank)[rank])]
     return kept if len(kept) >= count else array
 

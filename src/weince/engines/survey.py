@@ -1,4 +1,4 @@
-"""What a survey of the negatives finds: each anchor's tail, and how hard its hardest negatives are."""
+"""Survey of the negatives: each anchor's tail statistics, and thresholds of its hardest negatives."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,10 +11,10 @@ from weince.tail import TailConfig, TailFit, TailStats, fit_tail, gated
 
 
 class Column:
-    """One value for each of so many anchors, taken in block by block.
+    """One value per anchor, collected block by block.
 
-    They are written into one tensor: many small ones that outlive their blocks would split the memory that the next
-    block wants. A single block, as on a GPU, is not copied: each copy would be a launch.
+    The values are written into one tensor: many small tensors that outlive their blocks would fragment the memory
+    that the next block needs. A single block, as on a GPU, is not copied, since each copy is a kernel launch.
     """
 
     def __init__(self, length: int) -> None:
@@ -36,14 +36,14 @@ class Column:
 
 
 class Hardest:
-    """Gathers, block by block, what is asked of every anchor's hardest negatives.
+    """Collects tail statistics and thresholds of every anchor's hardest negatives, block by block.
 
-    A block's tails are fitted and let go, so that memory stays linear in the batch.
+    The tails of a block are fitted and then discarded, so that memory stays linear in the batch.
 
     Args:
         contest: Contest of all anchors.
-        tail: How to take the tail statistics; None for none.
-        numbers: How many hardest negatives to find thresholds for.
+        tail: How to compute the tail statistics; None for none.
+        numbers: Numbers of hardest negatives; each gets a threshold.
     """
 
     def __init__(self, contest: Contest, tail: TailConfig | None, numbers: tuple[int, ...]) -> None:
@@ -58,36 +58,36 @@ class Hardest:
         self._thresholds = {number: Column(anchors) for number in numbers}
 
     def add(self, contest: Contest, hidden: Tensor) -> None:
-        """Take in some anchors, from the shortfalls of their negatives ``(a, c)``, ``inf`` elsewhere."""
+        """Add some anchors, given the shortfalls of their negatives ``(a, c)``, ``inf`` elsewhere."""
         positives = contest.same_label()
         has_positive = None if positives is None else positives.any(1)
-        # Without a depth only their number is asked for.
+        # With depth 0, only the number of negatives is wanted.
         found = smallest(hidden, self.depth) if self.depth else hidden[:, :0]
         self.add_sorted(found, contest.count_negatives(hidden), has_positive)
 
     def add_sorted(self, found: Tensor, negatives: Tensor, has_positive: Tensor | None) -> None:
-        """The same from their smallest shortfalls, sorted ``(a, depth)``."""
+        """Add some anchors, given the smallest shortfalls of their negatives ``(a, depth)`` in ascending order."""
         self._negatives.add(negatives[:1] if self.contest.uniform else negatives)
         if has_positive is not None:
             self._counted.add(has_positive)
         for number, column in self._thresholds.items():
             column.add(between(found, number))
         if self.tail is not None:
-            self._nearest.add(found[:, 0].clone())  # not a view, which would keep all that was found
+            self._nearest.add(found[:, 0].clone())  # a view would keep all of found in memory
             fit = fit_tail(found[:, : self.size], self.tail.tail_sizes(negatives), self.tail)
             for column, values in zip(self._fit, fit, strict=True):
                 column.add(values.expand(len(found)))
 
     def negatives(self) -> Tensor:
-        """Number of negatives, ``(anchors,)`` or ``(1,)``."""
+        """Number of negatives of each anchor, ``(anchors,)``, or ``(1,)`` if it is the same for all."""
         return self._negatives.whole()
 
     def thresholds(self) -> dict[int, Tensor]:
-        """For each number, the shortfall ``(anchors,)`` up to which a negative is one of so many hardest."""
+        """For each number, the shortfall ``(anchors,)`` up to which a negative is one of that many hardest."""
         return {number: column.whole() for number, column in self._thresholds.items()}
 
     def stats(self) -> TailStats | None:
-        """Tail statistics of all anchors, where they were asked for."""
+        """Tail statistics of all anchors; None if they were not asked for."""
         if self.tail is None:
             return None
         fit = TailFit(*(column.whole() for column in self._fit))
@@ -98,9 +98,8 @@ class Hardest:
 
 
 def between(ordered: Tensor, number: int) -> Tensor:
-    """Between the ``number``-th and the next of shortfalls sorted upwards ``(a, k)``, so that rounding moves neither
-    across.
-    """
+    """Midpoint between the ``number``-th shortfall and the next, of ``(a, k)`` in ascending order, so that
+    rounding moves neither across it; ``inf`` if there is no next one."""
     if number >= ordered.shape[1]:
         return ordered.new_full((len(ordered),), torch.inf)
     last, after = ordered[:, number - 1], ordered[:, number]
@@ -108,5 +107,5 @@ def between(ordered: Tensor, number: int) -> Tensor:
 
 
 def whole(parts: Sequence[Tensor]) -> Tensor:
-    """All parts in one. A single one, as on a GPU, is not copied: each copy would be a launch."""
+    """Concatenate the parts. A single part, as on a GPU, is not copied, since each copy is a kernel launch."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

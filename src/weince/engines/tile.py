@@ -1,6 +1,6 @@
-"""What every engine in plain torch does with some rows of the score matrix: find the hardest negatives, and sum.
+"""What the engines in plain torch do with some rows of the score matrix: make small shortfalls exact, and sum.
 
-Nothing here records a gradient; the derivatives are written out.
+Autograd records nothing here; the derivatives are written out.
 """
 
 from typing import Literal, NamedTuple
@@ -16,12 +16,12 @@ from weince.scores import free_to_look, pair_shortfall
 EXACT = 4
 """How many of an anchor's hardest negatives have their shortfall computed as ``|a - c|² / 2``.
 
-``1 - s`` has an absolute error of about 1e-7 in float32, so it is good to 1e-4 for shortfalls above 1e-3. More
-than a few negatives nearer than that are duplicates, or a collapsed encoder.
+``1 - s`` has an absolute error of about 1e-7 in float32, so its relative error is below 1e-4 for shortfalls above
+1e-3. If more than a few negatives are nearer than that, they are duplicates, or the encoder has collapsed.
 """
 
 NEAR = 0.01
-"""Shortfalls above this are good to 1e-5 as they come."""
+"""Shortfalls above this have a relative error below 1e-5 without correction."""
 
 
 class Part(NamedTuple):
@@ -36,15 +36,14 @@ class Part(NamedTuple):
     hardest: int | None = None
 
     def rows(self, start: int, stop: int) -> "Part":
-        """The same for some of the anchors. (Torch 2.6 cannot compile ``_replace``.)"""
+        """The part for some of the anchors. (Torch 2.6 cannot compile ``_replace``.)"""
         return Part(self.link.rows(start, stop), self.kind, self.among, self.hardest)
 
 
 class PartSum(NamedTuple):
-    """A sum of some anchors: ``value`` ``(a,)``, its derivatives ``slopes`` by the scores ``(a, c)``, and ``effects``
-    ``(a,)`` by each learned parameter of the link. With ``columns`` ``(a, m)`` the slopes are of those candidates
-    alone, and those of all others are 0.
-    """
+    """A sum of some anchors: ``value`` ``(a,)``, its derivatives ``slopes`` ``(a, c)`` by the scores, and
+    ``effects`` ``(a,)`` by each learned parameter of the link. With ``columns`` ``(a, m)``, ``slopes`` is
+    ``(a, m)`` and belongs to those candidates; the slopes of all others are 0."""
 
     value: Tensor
     slopes: Tensor | None
@@ -53,7 +52,7 @@ class PartSum(NamedTuple):
 
 
 class Tile:
-    """Some anchors against all candidates at hand.
+    """Some anchors against all candidates of their contest.
 
     Args:
         contest: Contest of these anchors.
@@ -69,7 +68,7 @@ class Tile:
         return self.contest.hide(self.shortfall.clone(), torch.inf)
 
     def sharpen(self) -> Tensor:
-        """Make the smallest shortfalls exact; returns what :meth:`hidden` then does."""
+        """Make the smallest shortfalls exact, in place; return what :meth:`hidden` returns after that."""
         hidden = self.hidden()
         positives = self.contest.same_label()
         if positives is not None:
@@ -78,19 +77,19 @@ class Tile:
         if _any_near(hidden):
             near = hidden.topk(min(EXACT, hidden.shape[1]), dim=1, largest=False)
             exact = self._exact_at(near.indices)
-            # An anchor with fewer negatives found others too, at inf: those stay hidden.
+            # For an anchor with fewer negatives, near also holds pairs at inf: those stay hidden.
             hidden.scatter_(1, near.indices, exact.masked_fill_(near.values.isinf(), torch.inf))
         return hidden
 
     def put(self, columns: Tensor, exact: Tensor) -> None:
-        """Overwrite shortfalls of some candidates of each anchor, ``(a, m)`` columns; -1 stands for none."""
+        """Overwrite the shortfalls of each anchor's candidates at columns ``(a, m)``; column -1 is skipped."""
         for column, value in zip(columns.long().unbind(1), exact.unbind(1), strict=True):
             at = column.clamp_min(0).unsqueeze(1)
             now = self.shortfall.gather(1, at)
             self.shortfall.scatter_(1, at, torch.where(column.unsqueeze(1) < 0, now, value.unsqueeze(1)))
 
     def _exact_at(self, columns: Tensor) -> Tensor:
-        """Exact shortfalls of some candidates of each anchor, ``(a, m)``, put into the matrix and returned."""
+        """Write exact shortfalls of each anchor's candidates at ``(a, m)`` columns into the matrix; return them."""
         exact = pair_shortfall(self.contest.anchors.unsqueeze(1), self.contest.candidates[columns])
         self.shortfall.scatter_(1, columns, exact)
         return exact
@@ -99,9 +98,9 @@ class Tile:
         """One sum of these anchors.
 
         Args:
-            part: Which; its link is that of these anchors.
-            threshold: ``(a,)`` largest shortfall of the hardest negatives, where only those take part.
-            slopes: Whether the derivatives are wanted.
+            part: The sum, with the link of these anchors.
+            threshold: ``(a,)`` shortfall up to which negatives take part; None for all negatives.
+            slopes: Whether to compute the derivatives.
         """
         if few_take_part(part, self.shortfall):
             assert threshold is not None
@@ -129,10 +128,10 @@ class Tile:
         return PartSum(value, weight, effects)
 
     def _taking_part(self, part: Part, threshold: Tensor | None) -> Tensor:
-        """Shortfalls, with the anchor's smallest one in place of all pairs that take no part.
+        """Shortfalls, where each pair that takes no part gets the smallest shortfall of its anchor's pairs that do.
 
-        A user's function and its derivatives need not be finite anywhere else: by a parameter, 0 times an infinite
-        derivative is NaN. An anchor without candidates gets the smallest shortfall of all anchors.
+        A user's function and its derivatives need not be finite at the other pairs, and 0 times an infinite
+        derivative by a parameter is NaN. An anchor without candidates gets the smallest shortfall of all anchors.
         """
         kept = self._keep(self.shortfall.clone(), part, torch.inf, threshold)
         nearest = kept.amin(1, keepdim=True)
@@ -140,7 +139,7 @@ class Tile:
         return torch.maximum(self._keep(kept, part, -torch.inf, threshold), nearest)
 
     def _among(self, part: Part, threshold: Tensor) -> "Few":
-        """The candidates of a sum over the hardest; sums over the same ones share them."""
+        """The candidates of a sum over the hardest; sums over the same candidates share them."""
         key = part.hardest, part.among
         if key not in self._few:
             taking = (self.shortfall > threshold.unsqueeze(1)).logical_not_()
@@ -148,19 +147,19 @@ class Tile:
         return self._few[key]
 
     def _log_sum_exp(self, logits: Tensor, part: Part, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Log-sum-exp ``(a,)`` and its derivatives by the logits, the softmax weights ``(a, c)``; in place."""
+        """Log-sum-exp ``(a,)`` and softmax weights ``(a, c)``, its derivatives by the logits; overwrites these."""
         odds = self._keep(logits, part, -torch.inf, threshold)
         largest = odds.amax(1, keepdim=True).clamp_min(
             torch.finfo(odds.dtype).min
-        )  # finite where none takes part
-        # What adds nothing to the sum is dropped: subnormal weights would slow the products badly.
+        )  # finite if no pair takes part
+        # Drop weights that add nothing to the sum: subnormal numbers would make the products much slower.
         odds = cut_below(odds.sub_(largest).exp_(), torch.finfo(odds.dtype).eps ** 3, 0, inplace=True)
         total = odds.sum(1, keepdim=True)
         value = (largest + total.log()).squeeze(1)
         return value, odds.div_(total.clamp_min(torch.finfo(odds.dtype).tiny))
 
     def _keep(self, matrix: Tensor, part: Part, value: float, threshold: Tensor | None) -> Tensor:
-        """Overwrite what takes no part in a sum."""
+        """Overwrite the entries of pairs that take no part in a sum."""
         if part.among == "positives":
             positives = self.contest.same_label()
             assert positives is not None
@@ -173,7 +172,8 @@ class Tile:
 
 
 def few_take_part(part: Part, matrix: Tensor) -> bool:
-    """Whether a sum gathers its few candidates first. Their number is read, so not where that would wait."""
+    """Whether a sum gathers its few candidates first. This reads their number, so it is not done at the cost of a
+    device sync or in a compiled graph."""
     return part.hardest is not None and free_to_look(matrix)
 
 
@@ -192,7 +192,7 @@ class Few(Tile):
         counts = ends.diff()
         row = flat // candidates
         place = torch.arange(len(flat), device=flat.device) - ends[row]
-        # Ties at the last place all take part, so that anchors can differ in their number.
+        # Ties at the last place all take part, so their number can differ between anchors.
         self.columns = flat.new_zeros(anchors, max(1, int(counts.max())))
         self.columns[row, place] = flat % candidates
         self.absent = torch.arange(self.columns.shape[1], device=flat.device) >= counts.unsqueeze(1)
@@ -207,13 +207,13 @@ class Few(Tile):
 
 
 def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Derivative of each anchor's sum by each learned parameter, given those by its logits."""
+    """Derivatives of each anchor's sum by each learned parameter; ``weight``: the derivatives by the logits."""
     learned = link.learned()
     if not learned:
         return {}
     spread = {name: value.detach().expand(len(shortfall)) for name, value in learned.items()}
 
-    def weighted(parameters: "dict[str, Tensor]") -> "Tensor":  # in quotes for torch 2.6
+    def weighted(parameters: "dict[str, Tensor]") -> "Tensor":  # quoted: torch 2.6 cannot compile annotations
         return (weight * link.replace(parameters).logit(shortfall)).sum()
 
     effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)
@@ -223,6 +223,6 @@ def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]
 def _any_near(hidden: Tensor) -> bool:
     """Whether a negative is so near to the cap that its shortfall must be computed exactly.
 
-    Where looking would wait for a device or break a compiled graph, the answer is yes.
+    If checking would cost a device sync or break a compiled graph, the answer is True.
     """
     return not free_to_look(hidden) or bool(hidden.amin() < NEAR)

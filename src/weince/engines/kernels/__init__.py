@@ -1,1 +1,1 @@
-"""Triton kernels of the fused engine. Import them through :mod:`weince.engines.fused`, which copes without Triton."""
+"""Triton kernels of the fused engine. Import them through :mod:`weince.engines.fused`, which works without Triton."""

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Functions of numbers that Triton does not have, accurate to a few units of the last place of float32.
+"""Elementwise functions that Triton lacks, accurate to a few units in the last place of float32.
 
-Exponentials of large numbers are less accurate: ``tl.exp(x)`` on a GPU is off by up to ``|x|`` units, and so is what
-is made of it. :func:`power` says how accurate it is.
+Exponentials of large numbers are less accurate: on a GPU ``tl.exp(x)`` is off by up to ``|x|`` units, and so are the
+functions built on it. The docstring of :func:`power` states its accuracy.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def log1p(x):
-    """``log(1 + x)`` with all digits of a small one: the error of ``1 + x`` cancels in the quotient."""
+    """``log(1 + x)``, accurate also for small ``x``: the rounding error of ``1 + x`` cancels in the quotient."""
     u = 1 + x
     rounded = tl.where(u == 1, 1.0, u - 1)
     exact = tl.log(u)
@@ -21,7 +21,7 @@ def log1p(x):
 
 @triton.jit
 def expm1(x):
-    """``exp(x) - 1`` with all digits of a small one, in the same way."""
+    """``exp(x) - 1``, accurate also for small ``x``, by the same method."""
     u = tl.exp(x)
     rounded = tl.where(u == 1, 1.0, tl.log(u))
     exact = tl.where(u < 1e8, (u - 1) * (x / rounded), u)
@@ -43,7 +43,7 @@ def tanh(x):
 
 @triton.jit
 def half_exp(x):
-    """``exp(x) / 2``, which is finite up to 89.4; ``exp(x)`` up to 88.7 only."""
+    """``exp(x) / 2``, finite up to 89.4, where ``exp(x)`` is finite only up to 88.7."""
     root = tl.exp(x / 2)
     return root / 2 * root
 
@@ -65,7 +65,7 @@ def cosh(x):
 
 @triton.jit
 def atanh(x):
-    size = tl.abs(x)  # of negative numbers the quotient is near -1, where log1p loses digits
+    size = tl.abs(x)  # for negative x the quotient can be near -1, where log1p loses digits
     far = log1p(2 * size / (1 - size)) / 2
     return tl.where(x < 0, -far, far)
 
@@ -77,8 +77,8 @@ def sign(x):
 
 @triton.jit
 def power(x, y):
-    """``x ** y`` of two tensors; of a negative base with a whole exponent only. It is accurate to about
-    ``4 + 1.5 |y log2(x)|`` units of the last place, since a rounded exponent is multiplied."""
+    """``x ** y`` of two tensors; NaN for a negative base with a fractional exponent. It is accurate to about
+    ``4 + 1.5 |y log2(x)|`` units in the last place, since the rounding error of ``y log2(x)`` grows with its size."""
     result = tl.exp2(y * tl.log2(tl.abs(x)))
     is_odd = tl.floor(y * 0.5) * 2 != y
     of_negative = tl.where(tl.floor(y) == y, tl.where(is_odd, -result, result), float("nan"))

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What an anchor's hardest negatives say: TailFit's two lines in float64, as everywhere, and the gate."""
+"""Tail statistics from an anchor's hardest negatives: TailFit's two lines, in float64 as everywhere, and the gate."""
 
 import triton
 import triton.language as tl
@@ -17,12 +17,12 @@ def centred(values, used, points):
 
 @triton.jit
 def log64(x):
-    """Logarithm in float64 of a positive float32: ``2 atanh((m - 1) / (m + 1))`` of its mantissa as a series.
+    """Logarithm in float64 of a positive float32: a series for ``2 atanh((m - 1) / (m + 1))`` of its mantissa ``m``.
 
-    A third of the work of ``tl.log``; equal numbers have equal logarithms.
+    It takes a third of the work of ``tl.log``. Equal numbers have equal logarithms.
     """
     bits = x.to(tl.int32, bitcast=True)
-    power = (bits - 0x3F3504F3) >> 23  # so that the mantissa lies about 1, from sqrt(1/2) to sqrt(2)
+    power = (bits - 0x3F3504F3) >> 23  # so that the mantissa lies between sqrt(1/2) and sqrt(2)
     part = (bits - (power << 23)).to(tl.float32, bitcast=True) - 1
     down = part.to(tl.float64) + 2
     inverse = fast_inverse(part + 2).to(tl.float64)
@@ -46,8 +46,8 @@ def log64(x):
 def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, VARIES: tl.constexpr):
     """TailFit: whether a fit can be made, the slope of the Weibull line, and the difference in AIC.
 
-    ``values``: ``(R, KP)`` shortfalls, of which the first ``k`` by ``rank`` count but for ``dropped``; ``rho``: the
-    first. ``place``: where the table has what belongs to a rank.
+    ``values``: ``(R, KP)`` shortfalls, of which the fit uses ranks ``dropped`` to ``k - 1``; ``rho``: the smallest.
+    ``place``: index into the table for each rank.
     """
     used = (rank >= dropped[:, None]) & (rank < k[:, None])
     points = tl.maximum(k - dropped, 1).to(tl.float64)
@@ -70,7 +70,7 @@ def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, VA
     safe = tl.maximum(sxx, 1e-12)
     slope = tl.sum(log_d * log_f, axis=1) / safe
     other = tl.sum(log_d * log_minus, axis=1) / safe
-    # Squared errors: what a line explains less than all. In float64 no digit that counts is lost by that.
+    # Squared errors: total less explained. In float64 the subtraction loses no digits that matter.
     weibull = tl.maximum(square - slope * slope * safe, 1e-12)
     gumbel = tl.maximum(square_minus - other * other * safe, 1e-12)
     fits = ((k - dropped) >= 3) & (sxx > 1e-12)
@@ -80,8 +80,8 @@ def lines(values, rank, place, rho, k, dropped, table, eps, KP: tl.constexpr, VA
 
 @triton.jit
 def counted(marks, KP: tl.constexpr):
-    """Running sums, each with its own number, lane by lane: any order does, and in this one nearly all
-    sums are within a lane. ``(R, KP)``, of which lane ``l`` has numbers ``l``, ``l + 32``, ..."""
+    """Running sums that include their own entry, ``(R, KP)``, in the order of lanes: lane ``l`` holds entries
+    ``l``, ``l + 32``, ... Any order would do; in this one nearly all additions stay within a lane."""
     marks = tl.reshape(marks, (marks.shape[0], KP // 32, 32))
     lane = tl.sum(marks, axis=1)
     before = tl.cumsum(lane, axis=1) - lane
@@ -90,10 +90,10 @@ def counted(marks, KP: tl.constexpr):
 
 @triton.jit
 def nearest(halves, at, have, bound, fewer, most, here, top, KP: tl.constexpr, EXACT: tl.constexpr):
-    """Write the columns of the ``top`` smallest survivors to ``here``, in no order; -1 beyond.
+    """Write the columns of the ``top`` smallest survivors to ``here``, in any order, and -1 after them.
 
-    ``halves``: bits of the first survivor, its column before it. ``bound``: bits of the last that counts; ``fewer``
-    survivors lie below it.
+    ``halves``: points to the bits of the first survivor; its column is just before. ``bound``: bits of the largest
+    shortfall to write; ``fewer``: number of survivors below it.
     """
     step = tl.arange(0, EXACT)[None, :]
     tl.store(here + step, tl.full((1, EXACT), -1, tl.int32), mask=step >= top[:, None])
@@ -103,7 +103,7 @@ def nearest(halves, at, have, bound, fewer, most, here, top, KP: tl.constexpr, E
         bits = tl.load(halves + 2 * (start + at), mask=inside, other=INFINITE)
         less = bits < bound[:, None]
         equal = (bits == bound[:, None]) & (bits < INFINITE)
-        # Both counted in one running sum, those less in the lower half.
+        # One running sum counts both: less in the lower 16 bits, equal in the upper.
         running = counted(less.to(tl.int32) + (equal.to(tl.int32) << 16), KP)
         spot = tl.where(less, below[:, None] + (running & 0xFFFF), fewer[:, None] + (running >> 16)) - 1
         chosen = (less | equal) & (spot < top[:, None])
@@ -114,7 +114,7 @@ def nearest(halves, at, have, bound, fewer, most, here, top, KP: tl.constexpr, E
 
 @triton.jit
 def four(values, inside):
-    """Four numbers of each row, in order."""
+    """Load four numbers of each row, and sort them."""
     a = tl.load(values, mask=inside, other=float("inf"))
     b = tl.load(values + 1, mask=inside, other=float("inf"))
     c = tl.load(values + 2, mask=inside, other=float("inf"))
@@ -128,8 +128,8 @@ def four(values, inside):
 
 @triton.jit
 def limit_of(values, rank, number, slack):
-    """Half way from the ``number``-th smallest to the next, or a little above it where both are as good as equal;
-    infinite where there are no more."""
+    """Midpoint between the ``number``-th smallest and the next, but at least ``slack`` above the former, in case
+    they are nearly equal; infinite if there is no next."""
     last = tl.min(tl.where(rank == number - 1, values, float("inf")), axis=1)
     after = tl.min(tl.where(rank == number, values, float("inf")), axis=1)
     return tl.maximum((last + after) / 2, last + slack)
@@ -143,14 +143,14 @@ def fit_kernel(
     EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
     LIMITS: tl.constexpr, SLACK: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
-    """Survivors of ``R`` anchors (one, by one warp, but in the interpreter) to their nearest negatives, to thresholds
-    of their hardest, and, with ``FIT``, to the two lines of TailFit: rho, beta, daic in ``stats``, a line each.
+    """From the survivors of ``R`` anchors, find their nearest negatives, the thresholds of their hardest, and, with
+    ``FIT``, the two lines of TailFit: ``stats`` has a row each for rho, beta and daic. ``R`` is 1, for one warp,
+    except in the interpreter.
 
-    ``halves`` are the keys as numbers of 32 bits: a column, then the bits of its shortfall. What is smallest so far
-    is kept, and ``KP`` more at a time are sorted into it. ``depth`` of the smallest are sure to be there, of which
-    ``size`` are fitted. ``VARIES``: not all anchors have the same number of negatives, ``seen``. ``HARDEST``:
-    ``LIMITS`` numbers of hardest negatives, ten bits each; a threshold lies half way to the next harder, or ``SLACK``
-    above where that is as good as equal.
+    ``halves``: the keys as 32-bit numbers, a column and then the bits of its shortfall. The kernel keeps the ``KP``
+    smallest so far, and merges ``KP`` more at a time. The survivors are sure to include the ``depth`` smallest, of
+    which ``size`` are fitted. ``VARIES``: the number of negatives, ``seen``, differs between anchors. ``HARDEST``:
+    ``LIMITS`` numbers of hardest negatives, ten bits each; :func:`limit_of` computes their thresholds.
     """
     local = tl.program_id(0) * R + tl.arange(0, R)
     row = first_row + local
@@ -185,7 +185,7 @@ def fit_kernel(
     here = near_cols + tl.where(inside, row, 0)[:, None] * EXACT
     nearest(upper, at, have, bound, fewer, most, here, top, KP, EXACT)
     tl.debug_barrier()
-    # Their exact shortfalls, all of them in one go, then in order.
+    # Compute the exact shortfalls of all of them at once, then sort them.
     step = (first_row + tl.program_id(0) * R) * EXACT + tl.arange(0, R * EXACT)
     col = tl.load(near_cols + step, mask=step < anchors * EXACT, other=-1)
     value = exact_pairs(a, c, step // EXACT, col, col >= 0, d, stride_a, stride_c, R * EXACT, DE)
@@ -218,7 +218,7 @@ def sigmoid(x):
 
 @triton.jit
 def ranked(values, number, rank, B: tl.constexpr):
-    """The value of a rank, from 0, among ``number`` positive ones, at most ``B``."""
+    """The value of a rank, from 0, among ``number`` positive values, at most ``B``; by bisection over its bits."""
     at = tl.arange(0, B)
     bits = tl.load(values + at, mask=at < number, other=float("inf")).to(tl.int32, bitcast=True)
     low = 0
@@ -233,7 +233,7 @@ def ranked(values, number, rank, B: tl.constexpr):
 
 @triton.jit
 def gate(rho, daic, pivot, kappa_rho, kappa_aic, margin, GATE: tl.constexpr):
-    """``lam`` where a fit was made; ``GATE`` 1: by rho alone, 2: by the AIC alone."""
+    """``lam`` for a tail that was fitted. ``GATE``: 0 for both gates, 1 for rho alone, 2 for the AIC alone."""
     near = sigmoid(kappa_rho * tl.log(pivot / rho))
     weibull = sigmoid(kappa_aic * (daic - margin))
     value = near * weibull
@@ -251,7 +251,7 @@ def gate_kernel(
 ):  # fmt: skip
     """``lam`` of every anchor, by one program.
 
-    The pivot is the value of rank ``quantile_rank`` (from 0) of all ``rho``, at most ``B``, unless it is given.
+    Unless ``GIVEN``, the pivot is the value of rank ``quantile_rank`` (from 0) among all ``rho``, at most ``B``.
     """
     if GIVEN:  # noqa: SIM108
         middle_rho = tl.load(pivot)

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# ruff: noqa: RUF005 - Triton does not know what it proposes
-"""The gradient of the sums by anchors and candidates, a second pass over the tiles; ``logits`` says what a sum is."""
+# ruff: noqa: RUF005 - Triton does not support the suggested syntax
+"""Gradient of the sums by anchors and candidates, in a second pass over the tiles; ``logits.py`` defines the sums."""
 
 import triton
 import triton.language as tl
@@ -44,14 +44,14 @@ from weince.engines.kernels.tiles import (
 
 @triton.jit
 def worth_of(link, values, weights, row, at, n_anchors, ONE: tl.constexpr):
-    """Constant of the logits of some anchors, relative to the sum, and ``g, w, v`` times the sum's weight; where a
-    function gives the logits, that weight instead of ``g``."""
+    """For some anchors: the constant of the logits, less the value of a log-sum-exp; and ``g, w, v`` times the
+    weight of the sum. If a function computes the logits, ``g`` counts as 1."""
     inside = at < n_anchors
     worth = tl.load(weights + row * n_anchors + at, mask=inside, other=0.0)
     constant = constant_of(link, ONE)
     if KIND & ONE == LSE:
         value = tl.load(values + row * n_anchors + at, mask=inside, other=0.0)
-        # Without candidates there is nothing to weigh, whatever the logits are.
+        # An anchor without candidates in the sum (-inf) gets weights of 0, whatever its logits are.
         constant -= tl.where(value != float("-inf"), value, float("inf")) * LOG2E
     by_score = link[0] * LN2 * worth
     if BY_FUNCTION & ONE:
@@ -64,7 +64,7 @@ def pull_of(
     link, worth, d, log_gap, log_rest, inv_gap, inv_rest, is_view,
     ONE: tl.constexpr, FUNCTION: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives of a weighed sum by the scores of a tile, whoever takes part by role."""
+    """Derivatives of a weighted sum by the scores of a tile. The caller masks pairs by role."""
     slope = along(worth[1], ACROSS)
     z = d
     if BY_FUNCTION & ONE:
@@ -102,13 +102,13 @@ def gradient_kernel(
     FUNCTION: tl.constexpr, NEAREST: tl.constexpr, FLAGS: tl.constexpr, FROM_ROWS: tl.constexpr,
     FROM_COLS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the rows of ``x``, ``(rows, width)``: tiles of the derivative by scores, times ``y``, over some
-    columns.
+    """Gradient of the rows of ``x``, ``(rows, width)``: tiles of derivatives by the scores, times ``y``, summed over
+    columns ``begin`` to ``end``.
 
-    ``values``, ``weights``: of every sum and anchor, the sum and what it is worth. ``FROM_ROWS``: the rows are
-    anchors. ``FROM_COLS``: the columns are. Both where all rows meet all rows: a tile then serves the pair in both
-    roles. Rows and columns beyond the last need no mask: their operands or their weights are 0. ``ADD``: to what is
-    there.
+    ``values``, ``weights``: value and weight of every sum, for every anchor. ``FROM_ROWS``: the rows are anchors.
+    ``FROM_COLS``: the columns are. Both are set if anchors and candidates are the same rows; then a tile serves each
+    pair in both roles. Rows and columns beyond the last need no mask: their operands or their weights are 0. ``ADD``:
+    add to the gradient that is there.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     first = tl.program_id(1) * DB
@@ -122,7 +122,7 @@ def gradient_kernel(
     links = ()
     worths = ()
     view = rows
-    if SAME_VIEW & ANY:  # which of the two it is says nothing: a row is of the same view in both roles
+    if SAME_VIEW & ANY:  # if rows have both roles, view_a and view_c are equal
         view = view_of(view_a if FROM_ROWS else view_c, rows, n_rows)
     if FROM_ROWS:
         own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
@@ -183,7 +183,7 @@ def gradient_kernel(
                     pulled_positives += pull
                 else:
                     pulled += pull
-            if IGNORE & ROLES:  # the only role that may differ if the two are exchanged
+            if IGNORE & ROLES:  # the only role that may change when anchor and candidate are swapped
                 is_negative, _ = pair_roles(
                     rows,
                     cols,

@@ -2,9 +2,9 @@
 """Each anchor's hardest negatives without the matrix.
 
 A sample of the candidates gives every anchor a threshold below which somewhat more than its K hardest negatives
-should lie. One pass keeps those, the *survivors*; with many candidates a first part of them tightens the threshold.
-Where the guess failed, or ties overflow the buffer, the K-th shortfall is found by bisection over its bits, with the
-tiles computed again. Shortfalls travel as their bits, which order like the numbers.
+should lie. One pass keeps those, the *survivors*. With many candidates the pass has two phases, and the survivors of
+the first one tighten the threshold. If too few survive, or more than the buffer holds, bisection over its bits finds
+the K-th shortfall; this computes the tiles again. Shortfalls are compared as bits, which order like the numbers.
 """
 
 import triton
@@ -31,11 +31,11 @@ LARGEST = tl.constexpr(0x40400000)  # bits of 3.0, above every shortfall
 
 @triton.jit
 def cut(bits, k, slack):
-    """In each row a number with ``k`` to ``k + slack`` bits at or below it: the least with ``k`` or more where equals
-    forbid that, the largest where there are fewer.
+    """For each row, a number such that ``k`` to ``k + slack`` of its ``bits`` are at or below it. If ties prevent
+    that, the smallest number with at least ``k``; if fewer than ``k`` are finite, the largest of these.
 
-    By interpolation, which needs a few rounds where bisection needs one per bit; every third round bisects, so that
-    no distribution makes it slow.
+    Interpolation needs a few rounds, where bisection needs one per bit. Every third round bisects, so that no
+    distribution makes it slow.
     """
     low = tl.min(bits, axis=1) - 1
     high = tl.maximum(tl.max(tl.where(bits < INFINITE, bits, 0), axis=1), low + 1)
@@ -65,11 +65,11 @@ def sample_kernel(
     M: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
     PARTS: tl.constexpr, ROLES: tl.constexpr,
 ):  # fmt: skip
-    """Threshold of each anchor: about the ``wanted``-th smallest of ``M`` sampled shortfalls. Counters to 0."""
+    """Set each anchor's threshold to about the ``wanted``-th smallest of ``M`` sampled shortfalls; clear counters."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
     own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
-    # One candidate of each stratum, which one by a hash: a plain stride could follow a period in the data.
+    # One candidate per stratum, chosen by a hash: a plain stride could match a period in the data.
     at = tl.arange(0, M).to(tl.int64)
     jitter = ((at * 2654435761) >> 7) & 0xFFFFFF
     cols = (at * n_cols // M + jitter % (n_cols // M)).to(tl.int32)
@@ -88,15 +88,15 @@ def sample_kernel(
 
 @triton.jit
 def keyed(bits, cols):
-    """Bits and column in one number that orders like the bits."""
+    """Pack bits and column into one number that orders like the bits."""
     return (bits.to(tl.int64) << 32) | cols[None, :].to(tl.int64)
 
 
 @triton.jit
 def keep_below(line, spot, bits, cols, limit, width):
-    """Store what lies at or below the limit at its spot of the line, if that is within the width.
+    """Store the keys of bits at or below the limit at their spots in the line, if these are within the width.
 
-    By hand, since ``tl.store`` would first move the tile to another layout, through shared memory.
+    This is PTX, since ``tl.store`` would first convert the tile to another layout through shared memory.
     """
     if INTERPRETED:
         tl.store(line + spot, keyed(bits, cols), mask=(bits <= limit[:, None]) & (spot < width))
@@ -126,11 +126,12 @@ def survivors_kernel(
     ROLES: tl.constexpr, ALL: tl.constexpr, SHARED: tl.constexpr,
     PHASE: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
-    """Keep every negative at or below its anchor's threshold; ``ALL``: at its own column, whatever it is.
+    """Keep every negative at or below its anchor's threshold. ``ALL``: store every candidate at its own column, as
+    infinite if it is not a negative.
 
-    ``SHARED``: several programs fill one row and take places in it by a counter. ``PHASE`` 1 takes each
-    ``EVERY``-th tile of columns, 2 the others, 0 all. ``kept`` counts those that found no place too, ``seen`` all
-    negatives.
+    ``SHARED``: several programs fill one row, and reserve places in it with a counter. ``PHASE`` 1 takes every
+    ``EVERY``-th tile of columns, 2 the others, 0 all. ``kept`` also counts survivors that did not fit; ``seen``
+    counts all negatives.
     """
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
@@ -182,7 +183,7 @@ def survivors_kernel(
 
 @triton.jit
 def refine_kernel(threshold, kept, loose, keys, width, wanted, R: tl.constexpr, CP: tl.constexpr):
-    """A lower threshold: the ``wanted``-th smallest of what an anchor has kept so far; ``loose``: those above it."""
+    """Lower a threshold to about the ``wanted``-th smallest of those kept; ``loose`` counts those above it."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     have = tl.load(kept + row)
     at = tl.arange(0, CP)
@@ -205,7 +206,7 @@ def exact_kernel(
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
     ROLES: tl.constexpr,
 ):  # fmt: skip
-    """The K hardest negatives of anchors whose survivors are too few or too many, by bisection over bits."""
+    """Find the K hardest negatives of anchors with too few or too many survivors, by bisection over bits."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
     inside = rows < n_rows
@@ -225,7 +226,7 @@ def exact_kernel(
         high = tl.full((BM,), LARGEST, tl.int32)
         place = tl.zeros((BM,), tl.int32)
         line = local.to(tl.int64)[:, None] * width
-        # 31 rounds find the K-th; the next keeps what lies below it, the last fills up with its equals.
+        # 31 rounds find the K-th shortfall; the next one keeps those below it, the last one adds its ties.
         for round in range(33):
             middle = (low + high) >> 1
             below = tl.zeros((BM,), tl.int32)
@@ -266,7 +267,7 @@ def exact_kernel(
 
 @triton.jit
 def insert(keys, key):
-    """Four ordered numbers and one more to the four smallest of them."""
+    """The four smallest of four ordered numbers and one more, in order."""
     a, b, c, d = keys
     a, key = tl.minimum(a, key), tl.maximum(a, key)
     b, key = tl.minimum(b, key), tl.maximum(b, key)
@@ -283,9 +284,9 @@ def near_kernel(
     OF_POSITIVES: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr,
     FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """The four nearest negatives of every anchor (or positives by label) below ``NEAR``: columns, exact shortfalls.
+    """Columns and exact shortfalls of every anchor's four nearest negatives (or positives by label) below ``NEAR``.
 
-    They are written from place ``FIRST`` of ``NEAREST`` on; -1 and infinity where there are fewer.
+    They are written to four places of ``NEAREST`` from ``FIRST`` on; -1 and infinity if there are fewer.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < n_rows

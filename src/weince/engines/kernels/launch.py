@@ -28,31 +28,31 @@ from weince.engines.kernels.sort import LANES, network_of
 from weince.tail import TailConfig
 
 EXACT = 4
-"""Nearest negatives of an anchor with exact shortfalls, as in the other engines; ``fit.four`` sorts them."""
+"""Nearest negatives per anchor that get exact shortfalls, as in the other engines; ``fit.four`` sorts them."""
 
 PAD = 128
-"""Operands have a multiple of this many rows, so that tiles are loaded without masks."""
+"""Operands are padded to a multiple of this many rows, so that tiles load without masks."""
 
 ALL_KEPT = 1024
-"""Up to this many candidates every shortfall is kept and nothing is sampled."""
+"""Up to this many candidates, every shortfall is kept and nothing is sampled."""
 
 BUFFER = 60 << 20
-"""Bytes of survivors at a time, or four times those of the unit rows if that is more."""
+"""Bytes for survivors at a time, or four times the size of the anchors' unit rows if that is more."""
 
 NEAR = 1e-3
-"""Anchors with a candidate nearer than this get exact shortfalls of their nearest in every pass."""
+"""If an anchor has a candidate nearer than this, every pass uses the exact shortfalls of its nearest candidates."""
 
 SLACK = 2e-7
-"""Shortfalls nearer than this to each other are equal: a tile computed again may be off by half of it."""
+"""Shortfalls that differ by less than this count as ties: a recomputed tile may be off by half of it."""
 
 FLAGS = 64
-"""Anchors that share a flag whether one of them has such a candidate."""
+"""Anchors that share one flag, which is set if any of them has a candidate nearer than ``NEAR``."""
 
 SPAN = 8192
-"""Columns that one launch sums into a gradient: in the tensor cores long sums shrink, by 1e-4 in 32,768 columns."""
+"""Columns that one launch sums into a gradient: tensor cores shrink long sums, by 1e-4 for 32,768 columns."""
 
 ONE_PROGRAM = 16384
-"""Up to this many anchors one program finds the pivot; beyond, torch sorts."""
+"""Up to this many anchors, one program finds the gate's pivot; beyond that, torch sorts."""
 
 FIT_ROWS = 32 if INTERPRETED else 1
 """Anchors that one program fits."""
@@ -74,8 +74,8 @@ class Pairs(NamedTuple):
 
 
 class Roles(NamedTuple):
-    """What tells the roles of a pair: ``ROLES`` of the kernels, pointers (to anything where there is none), and the
-    strides of ``ignore``."""
+    """What determines the roles of pairs: ``ROLES`` of the kernels, tensors (any tensor if one is not given), and
+    the strides of ``ignore``."""
 
     flags: int
     pointers: tuple[Tensor, ...]
@@ -89,12 +89,12 @@ class Roles(NamedTuple):
 
 
 GIVEN = ("positive", "itself", "id_a", "id_c", "label_a", "label_c", "view_a", "view_c", "ignore")
-"""What may tell the roles of a pair: columns of the positives and of the anchors themselves, ids, labels and views of
-anchors and candidates (int64), pairs to ignore."""
+"""What may determine the roles of pairs: columns of the positives and of the anchors themselves; ids, labels and
+views of anchors and candidates (int64); pairs to ignore."""
 
 
 def roles_of(roles: Sequence[Tensor], given: int, anything: Tensor) -> Roles:
-    """From those of :data:`GIVEN` whose bit is set in ``given``."""
+    """Roles from the tensors of :data:`GIVEN` whose bits are set in ``given``; ``anything`` stands for the others."""
     left = iter(roles)
     all_ = [next(left) if given >> bit & 1 else None for bit in range(len(GIVEN))]
     flags = 0
@@ -108,7 +108,7 @@ def roles_of(roles: Sequence[Tensor], given: int, anything: Tensor) -> Roles:
 
 class Near(NamedTuple):
     """Columns and exact shortfalls of each anchor's nearest candidates, ``(anchors, 4)`` (8 with those of its
-    positives by label), and flags for anchors that have one near the cap."""
+    positives by label), and the flags of groups of ``FLAGS`` anchors with a candidate near the cap."""
 
     cols: Tensor
     shortfalls: Tensor
@@ -116,7 +116,7 @@ class Near(NamedTuple):
 
 
 def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
-    """Uninitialised operand and inverse lengths of some rows."""
+    """Uninitialized operand and inverse lengths for some rows."""
     parts = 1 if source.dtype == torch.bfloat16 else 2
     total = (source.shape[0] + PAD - 1) // PAD * PAD
     width = parts * operand_shape(source.shape[1], parts)["DP"]
@@ -125,7 +125,7 @@ def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def operand(source: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in 16 bits for the tensor cores: bfloat16 as they are, float32 (unit rows) in two parts."""
+    """Rows in 16 bits for the tensor cores: bfloat16 rows in one part, float32 unit rows in two."""
     rows, d = source.shape
     if source.stride(1) != 1:
         source = source.contiguous()
@@ -140,7 +140,7 @@ def operand(source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 WIDEST = 4096
-"""Columns of a row that one program scales to length 1."""
+"""Widest row that one program can scale to length 1."""
 
 
 def _rows_at_once(d: int) -> dict[str, int]:
@@ -149,7 +149,7 @@ def _rows_at_once(d: int) -> dict[str, int]:
 
 
 def unit_rows(source: Tensor) -> tuple[Tensor, Tensor]:
-    """``(n, d)`` to unit rows ``(n, d)`` and inverse lengths ``(n, 1)``, both in float32."""
+    """Unit rows ``(n, d)`` and inverse lengths ``(n, 1)`` of rows ``(n, d)``, both in float32."""
     if source.stride(1) != 1:
         source = source.contiguous()
     n, d = source.shape
@@ -167,7 +167,7 @@ def unit_rows(source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradient ``(n, d)`` of the rows, in their dtype."""
+    """Gradient ``(n, d)`` of the rows, in their dtype, from that of the unit rows."""
     if grad.stride(1) != 1:
         grad = grad.contiguous()
     n, d = grad.shape
@@ -179,10 +179,10 @@ def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtyp
     return out
 
 
-@functools.cache  # never forgotten: a captured graph knows no more of it than its address
+@functools.cache  # never evicted: a captured graph holds only its address
 def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
-    """``log F`` and ``log(-log F)`` of the ranks from ``drop`` to ``k``, each less its mean, and the sums of their
-    squares, float64; every rank in its place of :func:`weince.engines.kernels.sort.network`."""
+    """``log F`` and ``log(-log F)`` of the ranks ``drop`` to ``k - 1``, each less its mean, and the sums of their
+    squares, in float64. Ranks are in the order of places of :func:`weince.engines.kernels.sort.network`."""
     log_f = (torch.arange(1, k + 1, dtype=torch.float64) / (k + 1)).log()
     both = torch.stack([log_f, log_f.neg().log()])[:, drop:]
     table = torch.zeros((2, padded), dtype=torch.float64)
@@ -193,8 +193,8 @@ def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
 
 
 class Found(NamedTuple):
-    """What a search finds of every anchor: rho, beta and daic (a line each) and whether a fit was made, if one was
-    asked for; thresholds (a line each); number of negatives, if that varies; its nearest negatives."""
+    """Results of a search for every anchor: rho, beta and daic (one row each) and whether a fit was made, if asked
+    for; thresholds (one row each); number of negatives, if it varies; nearest negatives."""
 
     stats: Tensor
     made: Tensor
@@ -206,16 +206,16 @@ class Found(NamedTuple):
 def search(
     a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, most: int, config: TailConfig | None, numbers: Sequence[int]
 ) -> Found:  # fmt: skip
-    """The hardest negatives of every anchor, with TailFit's two lines through them.
+    """Find the hardest negatives of every anchor, and fit TailFit's two lines to them.
 
     Args:
         a: ``(anchors, d)`` unit rows.
         c: ``(candidates, d)`` unit rows.
-        pairs: The same as operands.
+        pairs: The same rows as operands.
         roles: Roles of the pairs.
-        most: Negatives that an anchor can have.
+        most: Largest number of negatives that an anchor can have.
         config: How to fit; None for no fit.
-        numbers: How many hardest negatives to find thresholds for.
+        numbers: Numbers of hardest negatives; each gets a threshold.
     """
     anchors, count, device = len(a), len(c), a.device
     k = 0 if config is None else config.tail_size(most)
@@ -234,7 +234,7 @@ def search(
     tensors = (*pairs[:4], *roles.pointers, roles.ignore)
     constants = {**pairs.shape, "ROLES": roles.flags}
     drop = max(1, int(k * config.drop)) if config is not None and config.drop else 0
-    sizes = drops = kept  # pointers to anything where all anchors have the same
+    sizes = drops = kept  # placeholders, unless the sizes differ between anchors
     room = fit_room(depth, count if every else 0)
     table = fit_table(k, drop, room, device) if config is not None else found.stats
     limits = functools.reduce(lambda bits, number: bits << 10 | number, reversed(numbers), 0)
@@ -242,7 +242,7 @@ def search(
         rows = min(chunk, anchors - start)
         size = (start, anchors, count, *roles.strides)
         if not every:
-            # All rows that a tile may have: beyond the last anchor, too, counters must not be what memory holds.
+            # Include all rows of the last tile: counters beyond the last anchor must be initialized too.
             grid = (parts_of(rows, PAD) * PAD // 32,)
             launch(hardest.sample_kernel, grid, (*tensors, threshold, kept, loose, seen), (*size, todo.wanted),
                    {**sample_tile(pairs.shape, limit), **constants})  # fmt: skip
@@ -288,7 +288,7 @@ def search(
 
 
 def empty_found(a: Tensor, fitted: bool, limits: int, varies: bool) -> Found:
-    """Uninitialised results of a search."""
+    """Uninitialized results of a search."""
     anchors = a.shape[0]
     return Found(
         a.new_empty((3, anchors if fitted else 0)),
@@ -309,7 +309,7 @@ def empty_near(a: Tensor, number: int) -> Near:
 
 
 def fit_room(k: int, kept: int) -> int:
-    """Numbers that the fit sorts into what it has at a time: at least a tail, and half of what it gets, if known."""
+    """How many numbers the fit merges at a time: at least a tail, and half of those kept if known, up to 512."""
     half = power_of_2(kept) // 2
     return max(32, power_of_2(k), min(512, half))
 
@@ -319,7 +319,7 @@ def _warps(number: int) -> dict[str, int]:
 
 
 def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config: TailConfig) -> Tensor:
-    """The gate of Algorithm 1: ``lam`` of every anchor. Without a pivot it is the quantile of all ``rho``."""
+    """The gate of Algorithm 1: ``lam`` of every anchor. If ``pivot`` is None, it is the quantile of all ``rho``."""
     anchors, lam = len(rho), torch.empty_like(rho)
     numbers = (
         anchors,
@@ -335,7 +335,8 @@ def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config:
 
 
 def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None, *, positives: bool) -> Near:
-    """The candidates of every anchor nearer than ``NEAR``: negatives, or those found before; positives by label."""
+    """Every anchor's candidates nearer than ``NEAR``: negatives, copied from ``near`` if given, and, with
+    ``positives``, positives by label."""
     result = empty_near(a, 2 * EXACT if positives else EXACT)
     result.close.zero_()
     if near is not None:
@@ -366,7 +367,7 @@ def counted(roles: Roles, anchors: int, count: int) -> Tensor:
 
 
 def apart(a: Tensor, c: Tensor, positive: Tensor) -> Tensor:
-    """Exact shortfall of every anchor and its one positive."""
+    """Exact shortfall between every anchor and its one positive."""
     result = torch.empty(len(a), dtype=torch.float32, device=a.device)
     sizes = (len(a), a.shape[1], a.stride(0), c.stride(0))
     constants = {"BR": 16, "DE": min(128, power_of_2(a.shape[1]))}
@@ -377,7 +378,7 @@ def apart(a: Tensor, c: Tensor, positive: Tensor) -> Tensor:
 def apart_gradient(
     a: Tensor, c: Tensor, positive: Tensor, weights: Tensor, *, symmetric: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of :func:`apart` by anchors and by candidates; all in the first if they are the same rows."""
+    """Gradients of :func:`apart` by anchors and by candidates; if these are the same rows, all is in the first."""
     ours = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     theirs = (
         ours.new_empty((0, a.shape[1]))
@@ -391,9 +392,9 @@ def apart_gradient(
 
 
 class Sums(NamedTuple):
-    """The sums of one pass: ``SPEC`` of each (see :mod:`weince.engines.kernels.logits`) with the key of its function
-    in :mod:`weince.engines.kernels.own` from bit 16 on, what their logarithms are taken of, coefficients
-    ``(sums * 1 or 4, 1 or anchors)`` and thresholds ``(., anchors)``."""
+    """The sums of one pass. ``spec``: ``SPEC`` of each sum (see :mod:`weince.engines.kernels.logits`), with the
+    key of its function in :mod:`weince.engines.kernels.own` from bit 16 on. ``cap``: ``offset``, ``lowest`` and
+    ``floor``. ``coefs``: ``(sums * 1 or 4, 1 or anchors)``. ``thresholds``: ``(., anchors)``."""
 
     spec: tuple[int, ...]
     cap: tuple[float, ...]
@@ -405,7 +406,7 @@ class Sums(NamedTuple):
         return self.coefs.shape[0] // len(self.spec)
 
     def constants(self, anchors: int, near: Near | None) -> dict[str, Any]:
-        """What is known when a kernel is compiled."""
+        """Compile-time constants of the kernels."""
         each = self.coefs.shape[1] > 1 or anchors == 1
         packed = any_ = 0
         for index, one in enumerate(self.spec):
@@ -421,7 +422,7 @@ class Sums(NamedTuple):
 def summed(
     pairs: Pairs, roles: Roles, near: Near | None, asked: Sums, anchors: int, count: int, learn: int
 ) -> tuple[Tensor, Tensor]:
-    """The sums ``(sums, anchors)`` and, for bits of ``learn``, their derivatives by the coefficients."""
+    """The sums ``(sums, anchors)`` and, if ``learn`` has bits set, their derivatives by the coefficients."""
     device, number = pairs.x.device, len(asked.spec)
     shape = blocks(anchors, pairs.shape, "sum", shared_memory(device))
     programs = parts_of(anchors, shape["BM"])

@@ -1,25 +1,25 @@
 # mypy: ignore-errors
-"""What a pass over the tiles sums, and the logits of its pairs: what the kernels of the sums and the gradient share.
+"""What a pass over the tiles sums, and how it computes logits. The kernels for sums and gradient share this.
 
 A logit is ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))`` of a score ``s`` and its shortfall
-``d``. The coefficients ``g, b, w, v`` are numbers of an anchor or of all; ``offset``, ``lowest`` and ``floor`` are
-the same for all sums of a pass. Inside the kernels logits are in bits, that is, divided by ``log(2)``.
+``d``. Each coefficient ``g, b, w, v`` is one number per anchor, or one for all anchors; ``offset``, ``lowest`` and
+``floor`` are the same for all sums of a pass. Inside the kernels logits are in bits, that is, divided by ``log(2)``.
 
-Or a logit is what ``FUNCTION`` makes of the score and of the same four numbers: a user's link, see
-:mod:`weince.engines.kernels.own`. A pass has one such function at the most.
+For a user's link, ``FUNCTION`` computes the logit from the score and the same four numbers, see
+:mod:`weince.engines.kernels.own`. A pass has at most one such function.
 
-``SPEC`` says what the sums of a pass are, 16 bits for each:
+``SPEC`` describes the sums of a pass, 16 bits each:
 
 - bits 0 and 1: ``LSE``, ``SUM`` or ``SOFTPLUS``
 - ``SAME_VIEW``: among the negatives of the anchor's view; ``OF_POSITIVES``: among the positives by label
 - ``USES_B, USES_W, USES_V``: which coefficients are not 0 (``g`` is always read)
 - ``TOP_KNOWN``: the nearest negative has the largest logit, and it is known
 - ``BY_FUNCTION``: ``FUNCTION`` gives the logits
-- bits 12 to 15: number of the thresholds, from 1, above which a shortfall takes no part; 0 for none
+- bits 12 to 15: row of the thresholds, from 1, above which a shortfall takes no part; 0 for none
 
-``ANY`` is all of them or-ed together. ``SUMS``: how many sums there are. ``FORM``: coefficients to a sum, 1 (``g``
-alone) or 4; ``EACH``: one for each anchor. ``NEAREST``: candidates of an anchor whose exact shortfalls are known, 0
-for none; the first four are negatives.
+``ANY`` is all of them or-ed together. ``SUMS``: number of sums. ``FORM``: coefficients per sum, 1 (``g`` alone) or 4.
+``EACH``: every anchor has its own coefficients. ``NEAREST``: number of candidates per anchor with known exact
+shortfalls, 0 for none; the first four are negatives.
 """
 
 import triton
@@ -52,8 +52,8 @@ def coefficient(coefs, row, at, inside, n_anchors, EACH: tl.constexpr):
 
 @triton.jit
 def link_of(coefs, thresholds, row, at, n_anchors, ONE: tl.constexpr, EACH: tl.constexpr):
-    """``g, b, w, v`` of some anchors for logits in bits, or as a function takes them, and the largest shortfall that
-    takes part; 0 for none."""
+    """``g, b, w, v`` of some anchors, scaled for logits in bits (unscaled for a function), and the largest
+    shortfall that takes part; 0 without a threshold."""
     inside = at < n_anchors
     g = coefficient(coefs, row, at, inside, n_anchors, EACH)
     b = tl.zeros_like(g)
@@ -62,7 +62,7 @@ def link_of(coefs, thresholds, row, at, n_anchors, ONE: tl.constexpr, EACH: tl.c
     limit = b
     if USES_B & ONE:
         b = coefficient(coefs, row + 1, at, inside, n_anchors, EACH)
-    if not BY_FUNCTION & ONE:  # w and v are factors of logarithms to the base 2 already
+    if not BY_FUNCTION & ONE:  # w and v multiply base-2 logarithms, so they need no scaling
         g *= LOG2E
         b *= LOG2E
     if USES_W & ONE:
@@ -76,7 +76,7 @@ def link_of(coefs, thresholds, row, at, n_anchors, ONE: tl.constexpr, EACH: tl.c
 
 @triton.jit
 def logits(constant, link, d, log_gap, log_rest, ONE: tl.constexpr, ACROSS: tl.constexpr):
-    """In bits, but for what ``constant`` leaves out: ``constant - g d - w log2(gap) + v log2(2 - d)``."""
+    """Logits in bits: ``constant - g d - w log2(gap) + v log2(2 - d)``."""
     z = along(constant, ACROSS) - along(link[0], ACROSS) * d
     if USES_W & ONE:
         z -= along(link[2], ACROSS) * log_gap
@@ -87,8 +87,8 @@ def logits(constant, link, d, log_gap, log_rest, ONE: tl.constexpr, ACROSS: tl.c
 
 @triton.jit
 def by_function(constant, link, d, FUNCTION: tl.constexpr, ACROSS: tl.constexpr):
-    """Logits in bits, with ``constant`` added, their slopes by the score, and their derivatives by the four numbers
-    of the link. The compiler drops what nobody uses."""
+    """Logits in bits, with ``constant`` added, their slopes by the score, and their derivatives by the four
+    numbers of the link. The compiler drops unused results."""
     found = FUNCTION(
         1 - d, along(link[0], ACROSS), along(link[1], ACROSS), along(link[2], ACROSS), along(link[3], ACROSS)
     )
@@ -98,7 +98,7 @@ def by_function(constant, link, d, FUNCTION: tl.constexpr, ACROSS: tl.constexpr)
 
 @triton.jit
 def constant_of(link, ONE: tl.constexpr):
-    """What does not depend on the score in the logits of some anchors."""
+    """Part of some anchors' logits that does not depend on the shortfall; 0 for a function."""
     constant = link[0] + link[1]
     if BY_FUNCTION & ONE:
         constant = tl.zeros_like(constant)

@@ -1,8 +1,8 @@
-"""The kernels as operators of torch, so that autograd and torch.compile know them.
+"""The kernels as torch operators, so that they work with autograd and torch.compile.
 
-Tensors come in lists: ``operands`` are rows for the tensor cores and their inverse lengths, of the anchors and then
-of the candidates, unless those are the same rows; ``roles`` are what ``launch.roles_of`` takes, ``given`` the bits of
-those that there are; ``near`` is a ``launch.Near``, or nothing. A tail's configuration travels as numbers, since an
+Operators take lists of tensors. ``operands``: rows for the tensor cores and their inverse lengths, of the anchors and
+then of the candidates, unless those are the same rows. ``roles`` and ``given``: the arguments of ``launch.roles_of``.
+``near``: the tensors of a ``launch.Near``, or none. The configuration of a tail is passed as numbers, since an
 operator takes no objects.
 """
 
@@ -22,7 +22,7 @@ from weince.tail import TailConfig
 
 
 def pack(config: TailConfig | None) -> list[float]:
-    """A tail configuration as numbers, as far as the fit and the gate need it; none of them without one."""
+    """A tail configuration as numbers, as far as the fit and the gate need it; an empty list for None."""
     if config is None:
         return []
     return [
@@ -54,7 +54,7 @@ def _unpack(numbers: tuple[float, ...]) -> TailConfig | None:
 
 
 def _pairs(operands: Sequence[Tensor], like: Tensor) -> Pairs:
-    """Pairs of rows as wide as ``like``; the padding of one part is less than two parts take."""
+    """Pairs of rows as wide as ``like``. The operand's width tells the number of parts: one is narrower than two."""
     x, width = operands[0], like.shape[1]
     parts = 1 if x.shape[1] == operand_shape(width, 1)["DP"] else 2
     return Pairs(x, operands[1], operands[-2], operands[-1], operand_shape(width, parts))
@@ -126,7 +126,7 @@ def _sums(
     roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int], cap: Sequence[float],
     learn: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Sums ``(sums, anchors)``; derivatives by the coefficients ``(coefficients, anchors)`` where wanted."""
+    """Sums ``(sums, anchors)``; with ``learn``, derivatives by the coefficients ``(coefficients, anchors)``."""
     asked = Sums(tuple(spec), tuple(cap), coefs.detach(), thresholds)
     return launch.summed(
         _pairs(operands, anchors),
@@ -153,8 +153,8 @@ def _gradient(
     operands: Sequence[Tensor], roles: Sequence[Tensor], given: int, near: Sequence[Tensor], spec: Sequence[int],
     cap: Sequence[float], by_anchor: bool, by_candidate: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of the anchors ``(a, d)`` and the candidates ``(c, d)``, empty where not wanted; all in the first if
-    they are the same rows."""
+    """Gradients of the anchors ``(a, d)`` and the candidates ``(c, d)``, empty if not wanted; if these are the
+    same rows, all is in the first."""
     (rows, width), count = anchors.shape, len(candidates)
     pairs, symmetric = _pairs(operands, anchors), len(operands) == 2
     asked = Sums(tuple(spec), tuple(cap), coefs.detach(), thresholds)
@@ -188,7 +188,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradients(
     ctx: Any, weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """By anchors, candidates and coefficients, of sums that are worth so much."""
+    """Gradients of anchors, candidates and coefficients; ``weights``: upstream gradient of the sums."""
     if weights is None:
         return None, None, None
     anchors, candidates, values, effects, coefs, thresholds, *rest = ctx.saved_tensors
@@ -217,7 +217,7 @@ def _backward(ctx: Any, weights: Tensor | None, *_: Any) -> tuple[Any, ...]:
 
 
 class Lists(NamedTuple):
-    """What comes to :class:`_Sums` besides tensors: how many of those are operands and roles, and the rest."""
+    """Arguments of :class:`_Sums` that are not tensors, and how many of the tensors are operands and roles."""
 
     operands: int
     roles: int
@@ -227,14 +227,14 @@ class Lists(NamedTuple):
     learn: int
 
     def inputs(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """As the operator takes them."""
+        """All arguments in the order of the operator."""
         first, second = 4 + self.operands, 4 + self.operands + self.roles
         lists = (tensors[4:first], tensors[first:second], self.given, tensors[second:])
         return *tensors[:4], *lists, self.spec, self.cap, self.learn
 
 
 class _Sums(torch.autograd.Function):
-    """The operator ``sums`` outside of compiled graphs, where asking for it would take the host longer."""
+    """The operator ``sums`` outside compiled graphs: it calls the function directly, which costs less CPU time."""
 
     @staticmethod
     def forward(ctx: Any, lists: Lists, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,13 +249,13 @@ class _Sums(torch.autograd.Function):
         return (
             None,
             *_gradients(ctx, weights, ctx.needs_input_grad[1:4]),
-            # Not counted by the saved tensors: activation checkpointing hands those out once.
+            # Counted without the saved tensors: under activation checkpointing they can be read only once.
             *(None,) * (len(ctx.needs_input_grad) - 4),
         )
 
 
 class _Transformed(torch.autograd.Function):
-    """The same for torch.func, whose tensors only operators can open."""
+    """The operator ``sums`` under torch.func, whose wrapped tensors only operators can unwrap."""
 
     @staticmethod
     def forward(lists: Lists, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -310,8 +310,8 @@ class _Apart(torch.autograd.Function):
 
 
 def apart(anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool) -> Tensor | None:
-    """Exact shortfall ``(a,)`` of every anchor and its one positive, with gradient; None where torch.func is at work,
-    which only operations of torch will do for.
+    """Exact shortfall ``(a,)`` between every anchor and its one positive, with gradient; None under torch.func or
+    for tensor subclasses, where the caller must use plain torch.
 
     Args:
         anchors: ``(a, d)`` unit rows.
@@ -332,7 +332,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def run(name: str, first: Tensor, *rest: Any) -> Any:
-    """An operator, or, where nobody has to know that it is one, its function, which takes the host less time."""
+    """Call an operator, or, if nothing traces or transforms it, its function, which costs less CPU time."""
     if torch.compiler.is_compiling() or in_transform() or type(first) is not Tensor:
         return getattr(torch.ops.weince, name)(first, *rest)
     return _FUNCTIONS[name](first, *rest)
@@ -345,17 +345,17 @@ def sums(
     """Sums ``(sums, anchors)`` with their gradient.
 
     Args:
-        anchors: ``(a, d)`` unit rows; gradients go there.
-        candidates: ``(c, d)`` unit rows, likewise.
-        coefs: Coefficients of the links, see :class:`weince.engines.kernels.launch.Sums`; likewise.
-        thresholds: Thresholds of the hardest, a line each.
+        anchors: ``(a, d)`` unit rows; they get a gradient.
+        candidates: ``(c, d)`` unit rows; they get a gradient.
+        coefs: Coefficients of the links, see :class:`weince.engines.kernels.launch.Sums`; they get a gradient.
+        thresholds: Thresholds of the hardest negatives, one row each.
         operands: Operands of anchors and candidates.
         roles: Roles of the pairs.
-        given: Which roles these are.
-        near: Exact shortfalls of the nearest candidates, or nothing.
-        spec: What each sum is.
-        cap: What their logarithms are taken of.
-        learn: Bits of the coefficients that want a gradient.
+        given: Bits that tell which roles these are.
+        near: Exact shortfalls of the nearest candidates, or an empty list.
+        spec: Kind and options of each sum, see :class:`weince.engines.kernels.launch.Sums`.
+        cap: ``offset``, ``lowest`` and ``floor`` of the logarithms.
+        learn: Bits of the coefficients that need a gradient.
     """
     if torch.compiler.is_compiling() or (type(anchors) is not Tensor and not in_transform()):
         values: Tensor = torch.ops.weince.sums(
@@ -371,7 +371,7 @@ def sums(
 
 
 def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a function of tensors with the device of the first as the current one, on which Triton launches."""
+    """Make the device of a function's first tensor current while it runs: Triton launches on the current device."""
 
     @functools.wraps(function)
     def moved(first: Tensor, *rest: Any) -> Any:
@@ -384,7 +384,7 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _register(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Make a function an operator. (``custom_op`` would do it too, and add a millisecond of checks to every call.)"""
+    """Register a function as an operator. (``custom_op`` would add a millisecond of checks to every call.)"""
     _FUNCTIONS[name] = function = _on_its_device(function)
     name = f"weince::{name}"
     torch.library.define(name, schema)

@@ -1,13 +1,12 @@
-"""A user's link in the kernels: record what a function does to a score, and write it in Triton.
+"""A user's link in the kernels: record the operations of its function, and translate them to Triton.
 
-The function runs once with objects that stand for the score and the parameters (:class:`Traced`), and record every
-operation on a tape. The tape is differentiated by the score and by each parameter, and all of it becomes one Triton
-function, ``(score, four parameters) -> (logit, slope, four derivatives by parameters)``. Nothing of the user's text
-gets into it: it is written from the table of :mod:`weince.engines.kernels.tape`.
+The function runs once with stand-ins for the score and the parameters (:class:`Traced`), which record every operation
+on a tape. The tape is differentiated by the score and by each parameter, and all of it becomes one Triton function,
+``(score, four parameters) -> (logit, slope, four derivatives by parameters)``. None of the user's source text gets
+into it: the text comes from the table of :mod:`weince.engines.kernels.tape`.
 
-A function is recorded again for every batch, since what it reads besides its arguments may change: a schedule, say.
-Only a tape that was not seen before is translated. A function that does what the table does not have is left to the
-other engines.
+A function is recorded again for every batch, since values that it reads, such as a schedule, may change. Only a new
+tape is translated. If a function uses an operation that is not in the table, the chunked engine computes the link.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from weince.links import FunctionLink
 log = logging.getLogger("weince")
 
 MOST_PARAMETERS = 4
-"""Parameters of a link: the kernels have room for four coefficients."""
+"""Most parameters of a link: the kernels have room for four coefficients."""
 
 MOST_VARIANTS = 8
 """Most variants of a function (same operations, other numbers) that are translated. Each takes seconds to compile."""
@@ -40,20 +39,20 @@ USES = 100
 
 
 class Program(NamedTuple):
-    """What a function did: the lines of its tape, the place of the result, and how many parameters there were."""
+    """A recorded function: the lines of its tape, the place of the result, and the number of parameters."""
 
     lines: tuple[Line, ...]
     result: int
     parameters: int
 
     def shape(self) -> "Program":
-        """The same without its numbers."""
+        """The program without the values of its numbers."""
         lines = tuple(line[:1] if line[0] == "number" else line for line in self.lines)
         return Program(lines, self.result, self.parameters)
 
 
 def record(link: FunctionLink) -> Program:
-    """What the function of a link does."""
+    """Record the function of a link."""
     if len(link.parameters) > MOST_PARAMETERS:
         raise Untranslatable(f"it has {len(link.parameters)} parameters; the kernels take {MOST_PARAMETERS}")
     tape = Tape([("input", number) for number in range(1 + len(link.parameters))])
@@ -67,7 +66,7 @@ def record(link: FunctionLink) -> Program:
 
 
 def _needed(lines: Sequence[Line], places: Sequence[int]) -> set[int]:
-    """Places of all lines that others need."""
+    """The given places and those of all lines that they depend on."""
     needed = set(places)
     for place in range(len(lines) - 1, -1, -1):
         if place in needed and lines[place][0] in OPERATIONS:
@@ -83,12 +82,12 @@ def _times(a: Any, b: Any) -> Any:
 
 
 def _derivative(tape: Tape, result: int, by: int) -> Any:
-    """Derivative of one line by another: a number, or what is traced."""
+    """Derivative of line ``result`` by line ``by``: a number or a :class:`Traced`."""
     found: dict[int, Any] = {by: 1.0}
     for place, (name, *args) in enumerate(tape.lines[: result + 1]):
         if name not in OPERATIONS or found.keys().isdisjoint(args):
             continue
-        if name == "where":  # as a choice, so that what is not chosen need not be finite
+        if name == "where":  # as a choice, since the derivative of the other branch may be infinite
             found[place] = where(Traced(tape, args[0]), found.get(args[1], 0.0), found.get(args[2], 0.0))
             continue
         slopes = OPERATIONS[name].slopes(*(_value(tape, at) for at in (*args, place)))
@@ -105,15 +104,15 @@ def _value(tape: Tape, place: int) -> Any:
 
 
 def differentiate(program: Program) -> tuple[Tape, list[int]]:
-    """The tape of a program with its derivatives, and the places of the logit, of the slope, and of the derivatives
-    by the parameters."""
+    """The tape of a program extended by its derivatives, and the places of the logit, of the slope, and of the
+    derivatives by the parameters."""
     tape = Tape(program.lines)
     found = [_derivative(tape, program.result, by) for by in range(1 + program.parameters)]
     return tape, [program.result, *(tape.place_of(one) for one in found)]
 
 
 def source_of(tape: Tape, places: Sequence[int]) -> str:
-    """The body of a Triton function of ``x0`` (the score) to ``x4``."""
+    """Body of a Triton function of ``x0`` (the score) to ``x4`` that returns the values at these places."""
 
     def text(place: int) -> str:
         name, *rest = tape.lines[place]
@@ -132,7 +131,7 @@ def source_of(tape: Tape, places: Sequence[int]) -> str:
 
 
 def evaluate(tape: Tape, places: Sequence[int], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The same in torch."""
+    """The values at these places of the tape, computed in torch."""
     values: list[Tensor] = []
     for name, *rest in tape.lines:
         if name == "number":
@@ -161,7 +160,7 @@ def check(link: FunctionLink, tape: Tape, places: Sequence[int]) -> None:
         slopes, value = torch.func.grad(total, by, has_aux=True)(score, *parameters)
         ours = evaluate(tape, places, [score, *parameters])
     for mine, theirs in zip(ours, (value, *slopes), strict=True):
-        # Autograd multiplies what is not chosen by 0, which is NaN where it is infinite.
+        # Autograd multiplies the branch not chosen by 0, which is NaN if that is infinite.
         there = theirs.isfinite()
         if not torch.allclose(mine.expand_as(theirs)[there], theirs[there], rtol=1e-5, atol=1e-5):
             raise Untranslatable("what was recorded is not what it computes")
@@ -171,7 +170,7 @@ FUNCTIONS = {name: value for name, value in vars(elementwise).items() if not nam
 
 
 def build(source: str) -> Any:
-    """The body of a function to a Triton function. Triton reads its text, which stays in memory."""
+    """Make a Triton function from its body. Triton reads the source text from ``linecache``."""
     name = f"own_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     text = f"@triton.jit\ndef {name}(x0, x1, x2, x3, x4):\n{source}"
     path = f"<weince {name}>"
@@ -199,7 +198,7 @@ def function(key: int) -> Any:
 
 
 def key_of(link: FunctionLink) -> int | None:
-    """Key of the Triton function that computes a link; None where the kernels cannot."""
+    """Key of the Triton function that computes a link; None if the link cannot be translated."""
     try:
         program = record(link)
         if program not in _known:
@@ -207,7 +206,7 @@ def key_of(link: FunctionLink) -> int | None:
         key, shape = _known[program]
         shape.uses += 1
         return key
-    except Exception as error:  # whatever a user's function raises when it meets no tensor
+    except Exception as error:  # a user's function may raise anything if its argument is not a tensor
         log.debug("%r is left to the chunked engine: %s", link, error)
         return None
 

@@ -1,7 +1,8 @@
-"""Launches of kernels, which take the host less time when they come again.
+"""Kernel launches with less CPU overhead when they repeat.
 
-Triton looks at every argument of a launch, to find what it compiled for such arguments; that takes longer than the
-launch. Here a launch is remembered by its numbers and constants, and repeated with the addresses of its tensors.
+Triton inspects every argument of a launch to find the kernel that it compiled for such arguments; that takes longer
+than the launch. Here a launch is cached under its numbers, constants and dtypes, and repeated with the addresses of
+the new tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 ALIGNED = 16
-"""Bytes; kernels are compiled for addresses that are multiples of it."""
+"""Bytes; cached kernels are compiled for addresses that are multiples of it."""
 
 MOST = 4096
-"""Launches remembered; batches of ever new sizes must not fill the memory."""
+"""Most cached launches, so that batches of ever new sizes do not fill the memory."""
 
 _known: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
@@ -28,11 +29,11 @@ def launch(
     """Launch a kernel whose arguments are pointers, then numbers, then compile-time constants.
 
     Args:
-        kernel: Made by ``triton.jit``.
-        grid: Programs of each dimension.
-        tensors: For the pointers.
-        numbers: In the order of the kernel's arguments. A number that is an int the first time is one every time.
-        constants: By name; also options of Triton, like ``num_warps``.
+        kernel: A function made by ``triton.jit``.
+        grid: Number of programs in each dimension.
+        tensors: Tensors for the pointers.
+        numbers: Numbers in the order of the kernel's arguments. Each must always be an int, or always a float.
+        constants: Compile-time constants by name, and options of Triton like ``num_warps``.
     """
     addresses = [tensor.data_ptr() for tensor in tensors]
     key = (

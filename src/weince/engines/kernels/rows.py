@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""Rows scaled to length 1 in one launch, and their gradient in another: what :func:`weince.scores.unit_rows` computes
-by two dozen small operations, whose launches take longer than the work in small batches."""
+"""Rows scaled to length 1 in one launch, and their gradient in another. :func:`weince.scores.unit_rows` needs two
+dozen small operations for it, whose launches take longer than the work in small batches."""
 
 import torch
 import triton
@@ -11,14 +11,14 @@ TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 @triton.jit
 def unit_kernel(source, unit, inverse, n_rows, d, stride, BR: tl.constexpr, WIDE: tl.constexpr):
-    """Rows to unit rows and their inverse lengths; a zero row stays zero, with an inverse length of 0."""
+    """Compute unit rows and their inverse lengths; a zero row stays zero, with an inverse length of 0."""
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     column = tl.arange(0, WIDE)
     inside = row < n_rows
     mask = inside[:, None] & (column < d)[None, :]
     place = row.to(tl.int64)[:, None]
     x = tl.load(source + place * stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=1), TINY)  # so that no square leaves the range
+    scale = tl.maximum(tl.max(tl.abs(x), axis=1), TINY)  # so that no square overflows or underflows
     x = tl.div_rn(x, tl.broadcast_to(scale[:, None], (BR, WIDE)))
     length = tl.sqrt_rn(tl.sum(x * x, axis=1))
     x = tl.div_rn(x, tl.broadcast_to(tl.maximum(length, TINY)[:, None], (BR, WIDE)))
@@ -32,9 +32,9 @@ def unit_kernel(source, unit, inverse, n_rows, d, stride, BR: tl.constexpr, WIDE
 def unit_gradient_kernel(
     grad, unit, inverse, out, n_rows, d, stride, BR: tl.constexpr, WIDE: tl.constexpr, LARGEST: tl.constexpr
 ):
-    """Gradient of the rows from that of the unit rows: its part across the row, over the row's length.
+    """Gradient of the rows from that of the unit rows: its component orthogonal to the row, over the row's length.
 
-    ``LARGEST``: what ``out`` can hold, if a short row's gradient may exceed it; such a row is shrunk as a whole.
+    ``LARGEST``: largest number that ``out`` can hold, or 0 for no check. A row beyond it is scaled down as a whole.
     """
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     column = tl.arange(0, WIDE)

@@ -1,4 +1,4 @@
-"""Sizes of what the kernels work on: operands, tiles that fit the device, and room for the hardest negatives."""
+"""Sizes for the kernels: operands, tiles that fit the device, and buffers for the hardest negatives."""
 
 import functools
 import math
@@ -15,28 +15,28 @@ INTERPRETED: bool = tiles.INTERPRETED.value
 
 
 def parts_of(whole: int, size: int) -> int:
-    """How many parts of a size make up a whole. (Triton's own function takes the host long.)"""
+    """How many parts of a size make up a whole. (``triton.cdiv`` costs more CPU time.)"""
     return -(-whole // size)
 
 
 def power_of_2(number: int) -> int:
-    """The least power of 2 that is no less."""
+    """The smallest power of 2 that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()
 
 
 @functools.cache
 def operand_shape(d: int, parts: int) -> dict[str, int]:
-    """Compile-time shape of operands: width with padding, columns multiplied at a time, parts."""
+    """Compile-time shape of operands: padded width, columns multiplied at a time, number of parts."""
     block = 128 if d > 256 else max(16, power_of_2(d))
     return {"DP": parts_of(d, block) * block, "DB": block, "PARTS": parts}
 
 
 SHARED: int | None = None
-"""Bytes of shared memory that tiles may take, instead of what the device has; for tests."""
+"""Bytes of shared memory that tiles may use, instead of what the device has; for tests."""
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have: 99 KiB on an RTX 4090 or L40S, 163 on an A100, 227 on an H100."""
+    """Bytes of shared memory that a block may use: 99 KiB on an RTX 4090 or L40S, 163 on an A100, 227 on an H100."""
     return _shared_memory(device) if SHARED is None else SHARED
 
 
@@ -49,7 +49,7 @@ def _shared_memory(device: torch.device) -> int:
 
 
 class Tile(NamedTuple):
-    """Rows and columns of a tile, warps that work on it, and tiles of columns that are loaded ahead."""
+    """Rows and columns of a tile, warps that work on it, and how many tiles of columns are in flight."""
 
     rows: int
     columns: int
@@ -57,10 +57,9 @@ class Tile(NamedTuple):
     stages: int
 
     def takes(self, room: int, in_pieces: bool) -> int:
-        """Bytes of shared memory, at the most, for operands ``room`` wide: rows, columns, a result, scratch.
+        """Upper bound on the bytes of shared memory for operands ``room`` wide: rows, columns, a result, scratch.
 
-        ``in_pieces``: rows are too wide to keep, so that theirs are loaded ahead too, and the gradient's columns
-        again.
+        ``in_pieces``: rows too wide to keep are loaded in stages too, and the gradient loads its columns again.
         """
         loaded = self.rows + self.stages * self.columns
         if in_pieces:
@@ -68,7 +67,7 @@ class Tile(NamedTuple):
         return 2 * (room * loaded + self.rows * self.columns) + 4096
 
     def within(self, room: int, limit: int, in_pieces: bool = False) -> "Tile":
-        """The tile, or a smaller one that fits."""
+        """This tile, or a smaller one that fits the limit."""
         rows, columns, warps, stages = self
         if self.takes(room, in_pieces) <= limit:
             return self
@@ -89,8 +88,8 @@ class Tile(NamedTuple):
 
 
 def blocks(rows: int, shape: dict[str, int], use: str, limit: int) -> dict[str, int]:
-    """Tile of a pass over all pairs that fits the shared memory: small for few rows, so that every multiprocessor has
-    one. Tuned on an H200; smaller ones follow from those."""
+    """Tile for a pass over all pairs that fits the shared memory; small for few rows, so that every multiprocessor
+    has one. The tiles were tuned on an H200, and shrink on devices with less shared memory."""
     if INTERPRETED:
         return {"BM": 64, "BN": 64}
     in_pieces = shape["DP"] > shape["DB"]
@@ -101,7 +100,7 @@ def tuned_tile(rows: int, shape: dict[str, int], use: str) -> Tile:
     room = shape["DB"] * shape["PARTS"]
     if rows <= 2048:
         return Tile(16, 64, 4, 2 if room > 256 else 3)
-    if shape["DP"] > shape["DB"]:  # rows too wide to keep: both operands of a product come in pieces
+    if shape["DP"] > shape["DB"]:  # rows too wide to keep: both operands of a product are loaded in pieces
         if use == "gradient":
             return Tile(64, 32, 4, 2) if shape["PARTS"] == 2 else Tile(64, 64, 8, 2)
         return Tile(64, 64, 4, 2)
@@ -118,7 +117,7 @@ def tuned_tile(rows: int, shape: dict[str, int], use: str) -> Tile:
 
 
 def sample_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
-    """Tile of the kernel that takes the sample, all of which is one tile."""
+    """Tile of the sampling kernel; the whole sample is one tile."""
     tile = {"M": SAMPLE, "BM": 32, "BK": min(64 // shape["PARTS"] // 2, shape["DB"])}
     if INTERPRETED:
         return tile
@@ -134,7 +133,7 @@ def exact_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
 
 
 def splits(programs: int, tiles: int) -> tuple[int, int]:
-    """Into how many spans of column tiles a pass is cut so as to fill the device, and their length."""
+    """Number of spans into which a pass divides its column tiles to fill the device, and tiles per span."""
     wanted = 1 if INTERPRETED else min(16, max(1, 264 // programs))
     span = parts_of(tiles, wanted)
     return parts_of(tiles, span), span
@@ -143,9 +142,9 @@ def splits(programs: int, tiles: int) -> tuple[int, int]:
 class TailPlan(NamedTuple):
     """How to find the K hardest of many candidates.
 
-    ``wanted``: which of the sampled shortfalls is the threshold. ``every``: one tile of so many is searched first,
-    and the threshold then lowered to the ``again``-th smallest of what that kept; 0: all are searched at once.
-    ``width``: room for survivors.
+    ``wanted``: rank of the sampled shortfall that becomes the threshold. ``every``: the first phase searches one in
+    ``every`` tiles, then the threshold is lowered to the ``again``-th smallest shortfall kept; 0: one phase searches
+    all. ``width``: room for survivors.
     """
 
     wanted: int
@@ -155,10 +154,10 @@ class TailPlan(NamedTuple):
 
 
 def plan(count: int, k: int) -> TailPlan:
-    """A plan by which K is missed, or the room overrun, once in millions of anchors.
+    """A plan that finds fewer than K, or overflows the buffer, once in millions of anchors.
 
-    The rank of the K-th in a sample of share f is Poisson with mean ``f K``, or narrower; ``above`` puts the
-    threshold more than five standard deviations above it, and allows for as much once more in what comes below that.
+    The rank of the K-th in a sample of share f is Poisson with mean ``f K``, or narrower. ``above`` puts the
+    threshold more than five standard deviations above the mean; applied again, it bounds the number of survivors.
     """
 
     def above(mean: float) -> int:

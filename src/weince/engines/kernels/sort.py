@@ -1,10 +1,9 @@
 # mypy: ignore-errors
 """The smallest numbers of two lists, in order, by one warp in registers.
 
-``tl.sort`` moves numbers between threads for most of its steps. Here a thread has a run of consecutive ranks, so that
-most steps are between registers of the same thread, at one instruction for each number, and steps between threads
-take two. Which number Triton holds in which register is not known, and does not matter: every number comes back with
-its place.
+``tl.sort`` moves numbers between threads in most of its steps. Here each thread holds a run of consecutive ranks, so
+that most steps are between registers of one thread, at one instruction per number; steps between threads take two. It
+does not matter which number Triton holds in which register: every number is returned with its place.
 """
 
 import functools
@@ -18,14 +17,14 @@ LANES = 32
 
 
 def network(each: int) -> str:
-    """PTX: two lists, ``each`` numbers of either in every lane, to the smaller half of them all, in order.
+    """PTX from two lists, ``each`` numbers of either in every lane, to the smaller half of all numbers, in order.
 
-    Operands: 64-bit results, then the first list, then the second. A result is a number in its upper half, and in its
-    lower half its place ``register * 32 + lane``; its rank is ``lane * each + register``.
+    Operands: 64-bit results, then the first list, then the second. A result has a number in its upper half, and in
+    its lower half the place ``register * 32 + lane`` of this number, whose rank is ``lane * each + register``.
 
-    A bitonic sort: each list sorted, the second downwards, the lesser of each pair taken, and those merged. Phases
-    that a lane does for itself come first, written out; the others are one loop, so that the code stays in the
-    instruction cache. To sort downwards, flip all bits, sort upwards, flip again.
+    It is a bitonic sort: sort each list, the second one downwards, take the smaller of each pair, and merge those.
+    The phases within a lane come first, unrolled; the others share one loop, so that the code stays in the
+    instruction cache. To sort downwards, flip all bits, sort upwards, and flip again.
     """
     a, b = ([f"{name}{r}" for r in range(each)] for name in "ab")
     low = each.bit_length() - 1
@@ -39,7 +38,7 @@ def network(each: int) -> str:
         "mov.s32 way, 0;",
         "LIST:",
     ]
-    for run in range(1, low):  # sorted runs of twice the length each time, every other one downwards
+    for run in range(1, low):  # each round doubles the sorted runs; every other run is descending
         for gap in reversed(range(run)):
             lines += _exchanges(a, gap, run)
     lines += ["mov.s32 phase, 0;", "mov.s32 before, 0;", "PHASE:"]
@@ -79,7 +78,7 @@ def _flipped(numbers: list[str], mask: str) -> list[str]:
 
 
 def _exchanges(numbers: list[str], gap: int, run: int) -> list[str]:
-    """Registers ``2^gap`` apart put in order: upwards where bit ``run`` of their number is 0."""
+    """Sort pairs of registers ``2^gap`` apart: upwards if bit ``run`` of their index is 0, else downwards."""
     lines = []
     for at, one in enumerate(numbers):
         if at >> gap & 1:
@@ -96,15 +95,15 @@ def _exchanges(numbers: list[str], gap: int, run: int) -> list[str]:
 
 @functools.cache
 def network_of(size: int) -> dict[str, str]:
-    """What :func:`smallest` wants of kernels for lists of ``size`` numbers: instructions, and kinds of operands."""
+    """Constants that :func:`smallest` needs for lists of ``size`` numbers: instructions, and operand constraints."""
     each = size // LANES
     return {"NETWORK": network(each), "KINDS": ",".join(["=l"] * each + ["r"] * (2 * each))}
 
 
 @triton.jit
 def smallest(a, b, KP: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr):
-    """The ``KP`` smallest of two lists of ``KP`` numbers that are not negative, ``(1, KP)`` each, as
-    :func:`network` packs them with their places; in kernels of one warp."""
+    """The ``KP`` smallest of two lists of ``KP`` numbers that are not negative, ``(1, KP)`` each, packed with
+    their places as by :func:`network`. Only for kernels of one warp."""
     if INTERPRETED:
         both = tl.reshape(tl.join(a, b), (a.shape[0], 2 * KP))
         ordered = -tl.topk(-both, KP)
@@ -117,12 +116,12 @@ def smallest(a, b, KP: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr)
 
 @triton.jit
 def numbers_of(packed):
-    """The numbers, in an order of their own."""
+    """The packed numbers; :func:`ranks_of` tells their order."""
     return (packed >> 32).to(tl.int32)
 
 
 @triton.jit
 def ranks_of(packed, KP: tl.constexpr):
-    """Their ranks, from 0, and their places."""
+    """Ranks of the packed numbers, from 0, and their places."""
     place = (packed & 0xFFFF).to(tl.int32)
     return place % 32 * (KP // 32) + place // 32, place

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# ruff: noqa: RUF005, SIM108 - Triton knows neither of what they propose
-"""Sums over the candidates of every anchor, several in one pass over the tiles. ``logits.py`` says what a sum is."""
+# ruff: noqa: RUF005, SIM108 - Triton does not support the suggested syntax
+"""Sums over the candidates of every anchor, several in one pass over the tiles. ``logits.py`` defines the sums."""
 
 import triton
 import triton.language as tl
@@ -44,12 +44,12 @@ LEARN_B = tl.constexpr(2)
 LEARN_W = tl.constexpr(4)
 LEARN_V = tl.constexpr(8)
 
-SLOTS = tl.constexpr(6)  # numbers that a span of columns leaves for a sum: top, total, then weighted sums
+SLOTS = tl.constexpr(6)  # numbers per sum that a span of columns stores: top, total, then weighted sums
 
 
 @triton.jit
 def put(values, at: tl.constexpr, value, COUNT: tl.constexpr):
-    """A tuple with another value at one place."""
+    """A copy of a tuple with another value at one place."""
     result = ()
     for k in tl.static_range(COUNT):
         if k == at:
@@ -61,7 +61,7 @@ def put(values, at: tl.constexpr, value, COUNT: tl.constexpr):
 
 @triton.jit
 def log1p_bits(u):
-    """``log2(1 + u)`` of ``0 <= u <= 1`` with all digits of a small one: ``2 atanh(u / (2 + u))`` as a series."""
+    """``log2(1 + u)`` for ``0 <= u <= 1``, accurate also for small ``u``: the series of ``2 atanh(u / (2 + u))``."""
     s = u * fast_inverse(2 + u)
     z = s * s
     series = z * (1 / 13) + 1 / 11
@@ -74,8 +74,8 @@ def log1p_bits(u):
 
 @triton.jit
 def start_of(link, nearest, offset, lowest, floor, ONE: tl.constexpr):
-    """What a sum starts from: the constant of its logits; and top, total, and weighted sums of ``s``, of 1, and of
-    both logarithms. A log-sum-exp is relative to ``top``, which rises with what comes unless it is known."""
+    """Initial state of a sum: the constant of its logits; and top, total, and weighted sums of ``s``, of 1, and of
+    both logarithms. A log-sum-exp is relative to ``top``, the largest logit so far, or of all if that is known."""
     constant = constant_of(link, ONE)
     top = tl.zeros_like(constant)
     nothing = top
@@ -93,17 +93,17 @@ def start_of(link, nearest, offset, lowest, floor, ONE: tl.constexpr):
 
 @triton.jit
 def weighed(weight, effect, ONE: tl.constexpr):
-    """Derivatives of a sum by a coefficient."""
+    """Contributions of a tile's pairs to the derivative of a sum by a coefficient."""
     product = weight * effect
-    if BY_FUNCTION & ONE:  # which need not be finite where a pair takes no part
+    if BY_FUNCTION & ONE:  # effects need not be finite where a pair takes no part
         product = tl.where(weight != 0, product, 0.0)
     return product
 
 
 @triton.jit
 def add_tile(state, z, effects, ONE: tl.constexpr, LEARN: tl.constexpr):
-    """A sum with one more tile of logits, ``-inf`` where a pair takes no part. ``effects``: the derivatives of the
-    logits by ``g, b, w, v``."""
+    """Add a tile of logits to a sum; they are ``-inf`` where a pair takes no part. ``effects``: derivatives of the
+    logits by ``g, b, w, v``, up to constant factors that ``finish_kernel`` applies."""
     top, total, by_g, by_b, by_w, by_v = state
     shrink = 1.0
     if KIND & ONE == LSE:
@@ -161,7 +161,7 @@ def sum_kernel(
     SPEC: tl.constexpr, ANY: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, EACH: tl.constexpr,
     FUNCTION: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
-    """What ``span`` columns add to every sum: for each sum, slot and span a line with a number of every row."""
+    """Contribution of ``span`` columns to every sum: one line per sum, slot and span, with a number for every row."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < n_rows
     inv_rows = tl.load(inv_x + rows)
@@ -197,7 +197,7 @@ def sum_kernel(
     for start in range(begin, tl.minimum(begin + span, n_cols), BN):
         cols = start + tl.arange(0, BN)
         d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
-        if NEAREST > 0:  # noqa: SIM102 - known when compiled, and when run
+        if NEAREST > 0:  # noqa: SIM102 - one is known at compile time, one at run time
             if close:
                 d = sharpen(d, cols, near_cols, near_d, rows, n_rows, False, NEAREST)
         log_gap = d
@@ -234,7 +234,7 @@ def finish_kernel(
     pieces, values, effects, n_rows, splits,
     BR: tl.constexpr, SPEC: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
-    """What the spans left to the sums ``(SUMS, rows)`` and their derivatives by coefficients, ``FORM`` lines each."""
+    """Combine the spans into sums ``(SUMS, rows)`` and their derivatives by coefficients, ``FORM`` lines each."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = rows < n_rows
     step = splits * n_rows
@@ -256,7 +256,7 @@ def finish_kernel(
                     more = tl.load(line + (2 + j) * step, mask=inside, other=0.0)
                     by = put(by, j, by[j] * old + more * new, 4)
         if KIND & (SPEC >> (16 * k)) == LSE:
-            positive = tl.maximum(total, 1e-37, tl.PropagateNan.ALL)  # NaN is not to become a small number
+            positive = tl.maximum(total, 1e-37, tl.PropagateNan.ALL)  # a NaN must stay NaN
             value = tl.where(total == 0, float("-inf"), (top + tl.log2(positive)) * LN2)
             share = 1 / positive
         else:

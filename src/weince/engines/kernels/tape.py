@@ -1,8 +1,8 @@
-"""What a function does to tensors, recorded: operations on a tape, how Triton writes each, and their derivatives.
+"""A tape that records what a function does to tensors, with the Triton source and the derivatives of every operation.
 
-A function runs with objects that stand for its arguments (:class:`Traced`). What it calls, by operators, methods or
-functions of torch, is found by name in :data:`CALLS`, and becomes :data:`OPERATIONS` on a :class:`Tape`. It raises
-:class:`Untranslatable`, or whatever Python does, where it wants something else.
+The function runs with stand-ins for its arguments (:class:`Traced`). Every operator, method or function of torch that
+it calls is looked up by name in :data:`CALLS`, and recorded as :data:`OPERATIONS` on a :class:`Tape`. Any other call
+raises :class:`Untranslatable`, or another exception of Python.
 """
 
 import math
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 LARGEST_POWER = 64
-"""Of a whole exponent, which becomes multiplications."""
+"""Largest whole exponent; such a power is translated to multiplications."""
 
 
 class Untranslatable(Exception):
     """The kernels cannot compute what a function does."""
 
 
-Line = tuple[Any, ...]  # name of an operation and places of its arguments; or "input" or "number", and which
+Line = tuple[Any, ...]  # an operation and places of its arguments; or "input" or "number", and which
 
 
 class Tape:
-    """Operations in their order, each once."""
+    """Operations in order, without duplicates."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self.lines = list(lines)
@@ -38,14 +38,14 @@ class Tape:
         return place
 
     def place_of(self, value: Any) -> int:
-        """Where an argument is on the tape; numbers are put there."""
+        """Place of an argument on the tape; a number is added to the tape."""
         if isinstance(value, Traced) and value.tape is self:
             return value.at
         if not isinstance(value, Real):
             raise Untranslatable(
                 f"it uses a {type(value).__name__} that is no number and none of its arguments"
             )
-        return self.put(("number", repr(float(value))))  # as text: 0.0 and -0.0 are equal, and not the same
+        return self.put(("number", repr(float(value))))  # as text, since 0.0 == -0.0
 
 
 def _operator(name: str, turned: bool = False) -> Callable[[Any, Any], Any]:
@@ -55,7 +55,7 @@ def _operator(name: str, turned: bool = False) -> Callable[[Any, Any], Any]:
 
 
 class Traced:
-    """Stands for a tensor, and records what is done to it."""
+    """Stand-in for a tensor; it records the operations on it."""
 
     def __init__(self, tape: Tape, at: int) -> None:
         self.tape, self.at = tape, at
@@ -99,7 +99,7 @@ class Traced:
 
 
 class Operation(NamedTuple):
-    """How Triton writes an operation, and its derivatives by its arguments, given them and the result."""
+    """Triton source of an operation, and its derivatives as a function of its arguments and its result."""
 
     source: str
     slopes: Callable[..., Sequence[Any]]
@@ -110,12 +110,12 @@ def _no_slopes(*_: Any) -> tuple[()]:
 
 
 def _kept(is_within: Any) -> tuple[Any, Any]:
-    """Derivatives of a clamp, by what is clamped and by the limit."""
+    """Derivatives of a clamp by its input and by its limit."""
     return where(is_within, 1.0, 0.0), where(is_within, 0.0, 1.0)
 
 
 def _larger(a: Any, b: Any) -> Any:
-    """Derivative of the larger of two by the first, as torch has it: half where they are equal."""
+    """Derivative of the larger of two numbers by the first, as in torch: 0.5 if they are equal."""
     return where(a > b, 1.0, where(a == b, 0.5, 0.0))
 
 
@@ -151,7 +151,7 @@ OPERATIONS: dict[str, Operation] = {
     "minimum": Operation(_MIN, lambda a, b, y: (_larger(b, a), _larger(a, b))),
     "clamp_min": Operation(_MAX, lambda x, low, y: _kept(x >= low)),
     "clamp_max": Operation(_MIN, lambda x, high, y: _kept(x <= high)),
-    # Of an exponent that is a number and not whole: negative bases have no such power.
+    # For an exponent that is a number and not whole: negative bases have no such power.
     "float_power": Operation(
         "tl.exp2({1} * tl.log2({0}))", lambda x, power, y: (power * emit("float_power", x, power - 1), 0.0)
     ),
@@ -162,7 +162,7 @@ OPERATIONS: dict[str, Operation] = {
             where((x == 0) & (power >= 0), 0.0, y * emit("log", x)),
         ),
     ),
-    "where": Operation("tl.where({0}, {1}, {2})", _no_slopes),  # _derivative has its own way
+    "where": Operation("tl.where({0}, {1}, {2})", _no_slopes),  # differentiated in own._derivative
 }
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -173,7 +173,7 @@ OPERATIONS |= {name: Operation(source, _no_slopes) for name, source in LOGIC.ite
 
 
 def emit(name: str, *values: Any) -> Traced:
-    """Record an operation. Masks count as 0 and 1 where it wants numbers."""
+    """Record an operation. Masks count as 0 and 1 where it takes numbers."""
     if len(values) != OPERATIONS[name].source.count("{"):
         raise Untranslatable(f"{name} of {len(values)} values")
     tape = next(value.tape for value in values if isinstance(value, Traced))
@@ -199,7 +199,7 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """Torch takes the number itself beyond a threshold, which differs by 2e-9."""
+    """Above the threshold torch returns the input itself, which differs by 2e-9 at most."""
     if threshold < 20:
         raise Untranslatable(f"softplus with a threshold of {threshold}")
     return emit("softplus", x) if beta == 1 else emit("softplus", beta * x) / beta
@@ -243,7 +243,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "softplus": _softplus,
     "square": lambda x: x * x,
 }
-"""What a function may call, by its name in torch."""
+"""What a function may call, by name in torch."""
 
 ALIASES = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg",
@@ -254,7 +254,7 @@ CALLS |= {name: CALLS[same] for name, same in ALIASES.items()}
 
 
 def call(name: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
-    """What an operator, a function or a method of torch does, by its name."""
+    """Record a call of a torch operator, function or method, by name."""
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
     if name not in CALLS:
@@ -264,6 +264,6 @@ def call(name: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -
 
 
 def _plain(value: Any) -> Any:
-    """A number in a tensor as a number, where looking costs no device sync."""
+    """The number in a 0-dimensional CPU tensor, which costs no device sync to read; other values unchanged."""
     is_number = isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu"
     return value.detach().item() if is_number else value

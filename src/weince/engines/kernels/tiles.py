@@ -1,19 +1,19 @@
 # mypy: ignore-errors
 """What all kernels share: operands, a tile of shortfalls, and the roles of its pairs.
 
-Operands are rows in 16 bits, padded with zeros to ``DP`` columns and a multiple of 128 rows. 16-bit embeddings are
-one part, and their products are exact; the inverse lengths are applied afterwards. Unit rows in float32 are two
-parts, leading and trailing 8 bits, and a product of them is four products of parts: its error is about 1e-7. (Without
-that of the trailing parts, scores of similar rows would be too small by up to 1e-6.)
+Operands are rows in 16 bits, padded with zeros to ``DP`` columns and a multiple of 128 rows. bfloat16 embeddings have
+one part, and their products are exact; the inverse lengths are applied afterwards. Unit rows in float32 have two
+parts, leading and trailing 8 bits, and their product is four products of parts, with an error of about 1e-7. (Without
+the product of the trailing parts, scores of similar rows would be too small by up to 1e-6.)
 
-Arguments come in groups, in this order, in all kernels that have them:
+Kernels take arguments in these groups, in this order:
 
 - operands: ``x, inv_x`` of the rows of a tile, ``y, inv_y`` of its columns
 - roles: ``positive_ptr, self_ptr`` (columns, int64), ``id_a, id_c, label_a, label_c`` of anchors and candidates
-  (int64), ``view_a, view_c`` where a kernel wants them, ``ignore_ptr`` (bool); any pointer where ``ROLES`` has no bit
+  (int64), ``view_a, view_c`` if a kernel needs them, ``ignore_ptr`` (bool); any pointer if its bit of ``ROLES`` is 0
 - what the kernel reads, what it writes
 - sizes: ``n_rows, n_cols`` of the matrix, spans, ``stride_a, stride_c`` of ``ignore``
-- compile-time: tile (``BM, BN``), operands (``DP, DB, PARTS``), ``ROLES``, then what is the kernel's own
+- compile-time: tile (``BM, BN``), operands (``DP, DB, PARTS``), ``ROLES``, then the kernel's own constants
 """
 
 import os
@@ -25,25 +25,25 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# Bits of ``ROLES``: what tells the roles of a pair apart.
+# Bits of ``ROLES``: what determines the roles of pairs.
 POSITIVE = tl.constexpr(1)
 SELF = tl.constexpr(2)
 IDS = tl.constexpr(4)
 LABELS = tl.constexpr(8)
 IGNORE = tl.constexpr(16)
-BY_VALUE = tl.constexpr(4 + 8 + 16)  # any pair may be no negative, not only those at known columns
+BY_VALUE = tl.constexpr(4 + 8 + 16)  # with any of these, pairs that are not negatives can be in any column
 
 
 @triton.jit
 def on_grid(x):
-    """Rounded to bfloat16, kept in float32: for the interpreter, which cannot multiply bfloat16."""
+    """Round to bfloat16 but keep float32: for the interpreter, which cannot multiply bfloat16."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def fast_log2(x):
-    """Logarithm of a positive number, base 2, in one instruction: good to 22 bits. (``tl.log2`` is some thirty.)"""
+    """Base-2 logarithm of a positive number in one instruction, accurate to 22 bits. (``tl.log2`` takes thirty.)"""
     if INTERPRETED:
         y = tl.log2(x)
     else:
@@ -53,7 +53,7 @@ def fast_log2(x):
 
 @triton.jit
 def fast_exp2(x):
-    """In one instruction; below 2^-126 it is 0."""
+    """``2^x`` in one instruction; a result below 2^-126 becomes 0."""
     if INTERPRETED:
         y = tl.exp2(x)
     else:
@@ -63,7 +63,7 @@ def fast_exp2(x):
 
 @triton.jit
 def fast_inverse(x):
-    """Inverse of a positive number, in one instruction: good to 23 bits."""
+    """Inverse of a positive number in one instruction, accurate to 23 bits."""
     if INTERPRETED:
         y = 1 / x
     else:
@@ -73,7 +73,7 @@ def fast_inverse(x):
 
 @triton.jit
 def ones_in(x):
-    """Number of ones among the bits."""
+    """Number of bits that are set."""
     if INTERPRETED:
         x = x - ((x >> 1) & 0x55555555)
         x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -86,15 +86,15 @@ def ones_in(x):
 
 @triton.jit
 def places(marked, BN: tl.constexpr):
-    """Place of every marked column among those of its row, from 1, and how many there are; ``BN`` is 32 or 64.
+    """Place of every marked column among the marked ones of its row, from 1, and their number; ``BN`` is 32 or 64.
 
-    A row's marks are the bits of one word or two, which takes a fraction of the work of a running sum.
+    A row's marks are packed into the bits of one or two words, which takes a fraction of the work of a running sum.
     """
     col = tl.arange(0, BN)
     bit = (tl.full((BN,), 1, tl.int32) << (col & 31))[None, :]
     first = tl.sum(tl.where(marked & (col < 32)[None, :], bit, 0), axis=1)
     number = ones_in(first)
-    # Shifted in two steps, the second by a constant of the register, since the first serves several columns.
+    # Shift in two steps: the first serves several columns, the second is constant in a register.
     place = ones_in((first[:, None] << (7 - (col & 7))[None, :]) << (24 - (col & 24))[None, :])
     if BN == 64:
         second = tl.sum(tl.where(marked & (col >= 32)[None, :], bit, 0), axis=1)
@@ -109,7 +109,7 @@ def operands_kernel(
     source, out, inverse, rows, d, stride,
     DP: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """Rows to operands, and the inverse length of each (1 for unit rows). ``GRID``: round by hand."""
+    """Convert rows to operands, with the inverse length of each (1 for unit rows). ``GRID``: use :func:`on_grid`."""
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = row < rows
     column = tl.arange(0, WIDE)
@@ -119,7 +119,7 @@ def operands_kernel(
     x = tl.load(source + where * stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
     target = out + where * (PARTS * DP) + column[None, :]
     if PARTS == 1:
-        # Scaled by a power of two, which is exact, so that no square leaves the range.
+        # Scale by a power of two, which is exact, so that no square overflows or underflows.
         largest = tl.max(tl.abs(x), axis=1)
         scale = tl.exp2(-tl.floor(tl.log2(tl.maximum(largest, 1e-37))))
         x = x * scale[:, None]
@@ -146,7 +146,7 @@ def part(x, rows, first, STRIDE: tl.constexpr, DB: tl.constexpr):
 
 @triton.jit
 def products(a, a_low, b, b_low, acc, PARTS: tl.constexpr):
-    """``a @ b.T`` added to ``acc``; small products first where there are two parts."""
+    """Add ``a @ b.T`` to ``acc``; with two parts, the small products come first."""
     if PARTS == 2:
         acc = tl.dot(a_low, tl.trans(b_low), acc)
         acc = tl.dot(a_low, tl.trans(b), acc)
@@ -156,7 +156,7 @@ def products(a, a_low, b, b_low, acc, PARTS: tl.constexpr):
 
 @triton.jit
 def wide_products(x, rows, y, cols, acc, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr):
-    """The same for rows too wide to keep, ``DB`` columns at a time."""
+    """Like :func:`products` for rows too wide to keep, ``DB`` columns at a time."""
     for first in range(0, DP, DB):
         a = part(x, rows, first, PARTS * DP, DB)
         b = part(y, cols, first, PARTS * DP, DB)
@@ -197,7 +197,7 @@ def shortfall(acc, inv_rows, inv_y, cols, PARTS: tl.constexpr):
 
 @triton.jit
 def along(values, ACROSS: tl.constexpr):
-    """One value for each row of a tile; ``ACROSS``: for each column."""
+    """Broadcast one value per row over a tile; ``ACROSS``: one value per column."""
     if ACROSS:  # noqa: SIM108
         values = values[None, :]
     else:
@@ -207,7 +207,7 @@ def along(values, ACROSS: tl.constexpr):
 
 @triton.jit
 def anchor_roles(at, n_anchors, positive_ptr, self_ptr, id_ptr, label_ptr, ROLES: tl.constexpr):
-    """Roles of some anchors: column of the positive, own column, id, label; -1 where there is none."""
+    """Roles of some anchors: column of the positive, own column, id, label; -1 if not given."""
     inside = at < n_anchors
     positive = tl.zeros_like(at) - 1
     itself = positive
@@ -229,10 +229,10 @@ def pair_roles(
     anchors, candidates, own, id_ptr, label_ptr, ignore_ptr, n_anchors, n_candidates, stride_a, stride_c,
     ROLES: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Masks of a tile: which pairs are an anchor and a negative, which an anchor and a positive by its label.
+    """Masks of a tile: which pairs are an anchor and a negative, and which are an anchor and a positive by label.
 
-    ``own``: what :func:`anchor_roles` found. ``id_ptr``, ``label_ptr``: of the candidates. ``ACROSS``: the anchors
-    are the columns of the tile, else its rows.
+    ``own``: result of :func:`anchor_roles`. ``id_ptr``, ``label_ptr``: those of the candidates. ``ACROSS``: the
+    anchors are the columns of the tile, not its rows.
     """
     there = candidates < n_candidates
     inside = along(anchors < n_anchors, ACROSS) & along(there, not ACROSS)
@@ -268,19 +268,19 @@ def view_of(view_ptr, at, count):
 
 @triton.jit
 def gap(d, offset, lowest):
-    """What the logarithm of a link is taken of."""
+    """Argument of the logarithm of a link."""
     return offset + tl.maximum(d, lowest)
 
 
 @triton.jit
 def span_of(own):
-    """First and last column of the positives and of the anchors themselves."""
+    """First and last column of some anchors' positives, and of the anchors themselves."""
     return tl.min(own[0]), tl.max(own[0]), tl.min(own[1]), tl.max(own[1])
 
 
 @triton.jit
 def touches(start, span, n_cols, BN: tl.constexpr):
-    """Whether a tile of columns may hold something else than negatives, if roles follow from positions alone."""
+    """Whether a tile of columns may contain pairs that are not negatives, if roles depend on columns alone."""
     positives = (start <= span[1]) & (start + BN > span[0])
     selves = (start <= span[3]) & (start + BN > span[2])
     return positives | selves | (start + BN > n_cols)
@@ -300,7 +300,7 @@ def exact_pairs(a, c, row, col, inside, d, stride_a, stride_c, BR: tl.constexpr,
         total += tl.sum((u - v) * (u - v), axis=1)
         length_a += tl.sum(u * u, axis=1)
         length_c += tl.sum(v * v, axis=1)
-    # A zero row falls half a unit short of the identity.
+    # For a zero row ``|a - c|² / 2`` is half a unit less than ``1 - a.c``.
     zeros = tl.where(length_a > 0.5, 0.0, 1.0) + tl.where(length_c > 0.5, 0.0, 1.0)
     return (total + zeros) / 2
 
@@ -324,7 +324,7 @@ def sharpen(d, cols, near_cols, near_d, rows, count, ACROSS: tl.constexpr, EXACT
 def positive_kernel(
     a, c, positive_ptr, apart, n_rows, d, stride_a, stride_c, BR: tl.constexpr, DE: tl.constexpr
 ):
-    """Exact shortfall of every anchor and its one positive."""
+    """Exact shortfall between every anchor and its one positive."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = rows < n_rows
     col = tl.load(positive_ptr + rows, mask=inside, other=0).to(tl.int32)
@@ -336,8 +336,8 @@ def positive_gradient_kernel(
     a, c, positive_ptr, weights, by_a, by_c, n_rows, d, stride_a, stride_c,
     BR: tl.constexpr, DE: tl.constexpr, SYMMETRIC: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of those shortfalls, each worth its weight: ``a - c`` for the anchor, ``c - a`` for the positive, of
-    which no two anchors have the same. ``SYMMETRIC``: an anchor is the positive of its own, all goes to ``by_a``."""
+    """Weighted gradient of those shortfalls: ``a - c`` for the anchor, ``c - a`` for the positive. No two anchors
+    share a positive. ``SYMMETRIC``: an anchor is the positive of its positive, and all goes to ``by_a``."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = rows < n_rows
     col = tl.load(positive_ptr + rows, mask=inside, other=0).to(tl.int32)
