@@ -692,6 +692,28 @@ def test_a_loss_of_ones_own_may_look_at_the_whole_batch():
     torch.testing.assert_close(gradients(Hardest(), z_i, z_j), gradients(plain, z_i, z_j))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_anchor_without_negatives_for_one_of_several_sums(order):
+    """Whichever comes last: an anchor with an empty sum has loss 0."""
+
+    class Two(weince.ContrastiveLoss):
+        same_view = True
+
+        def sums(self, batch):
+            every, own_view = (weince.LogSumExp(SoftmaxLink(0.5), same_view=own) for own in (False, True))
+            return [every, own_view][::order]
+
+        def combine(self, first, second):
+            return first.value + second.value
+
+    z_i, z_j = torch.randn(2, 4), torch.randn(2, 4)
+    ignore = torch.zeros(4, 4, dtype=torch.bool)
+    ignore[0, 1] = True  # its only negative in its own view; the one in the other view stays
+    losses = Two(reduction="none")(z_i, z_j, ignore=ignore)
+    assert losses[0] == 0
+    assert (losses[1:] != 0).all()
+
+
 def test_calls_are_typed():
     """That they run; what they are is checked by mypy."""
     typed.calls(torch.randn(6, 4), torch.arange(6) % 3)

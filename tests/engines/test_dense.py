@@ -21,6 +21,7 @@ from weince import (
     link_loss,
 )
 from weince.candidates import contests
+from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
 from weince.engines.survey import whole
 from weince.engines.tile import Part
@@ -296,6 +297,20 @@ def test_a_second_call_with_gradients_is_refused():
         engine.evaluate([part])
     with pytest.raises(RuntimeError, match="got a second call"):
         engine.log_sums_exp([part.link])
+    with pytest.raises(RuntimeError, match="got a second call"):
+        engine.smallest(3)
+
+
+@pytest.mark.parametrize("engine", [Dense, Chunked])
+def test_the_smallest_shortfalls_with_gradients_on(engine):
+    """Two rows coincide, so exact shortfalls take the place of those of the product."""
+    z_i = embeddings(6, 1)
+    z_i.data[1] = z_i.data[0]
+    (contest,) = contests("views", z_i, embeddings(6, 2))
+    found = engine(contest).smallest(4)
+    assert not found.requires_grad
+    assert (found[:2] == 0).all()
+    assert (found[2:] > 0).all()
 
 
 def test_a_single_part_is_not_copied():

@@ -64,7 +64,9 @@ class Engine(ABC):
     def __init__(self, contest: Contest, need: Need | None = None) -> None:
         self.contest, self.need = contest, NOTHING if need is None else need
         self.counted: Tensor | None = None  # (anchors,) True if the anchor has a positive; None: all have one
-        self.alone: Tensor | None = None  # (anchors,) True if the anchor has no negative; None: not checked
+        self.alone: Tensor | None = (
+            None  # (anchors,) True if one of its sums has no negative; None: not checked
+        )
         with torch.no_grad(), no_autocast(contest.anchors.device):
             self.survey()
 
@@ -82,7 +84,7 @@ class Engine(ABC):
 
     @abstractmethod
     def smallest(self, count: int) -> Tensor:
-        """The ``(count,)`` smallest shortfalls over all pairs of an anchor and a negative, in ascending order."""
+        """The ``(count,)`` smallest shortfalls over all pairs of an anchor and a negative, ascending; no gradient."""
 
     def sample(self, most: int) -> "Engine":
         """An engine for evenly spaced anchors, with about ``most`` pairs in all; this one if it has no more."""
@@ -149,7 +151,8 @@ class Engine(ABC):
         value = values[0]
         alone = None if self.contest.uniform else value == -torch.inf
         if alone is not None:
-            self.alone, value = alone, torch.where(alone, 0.0, value)
+            self.alone = alone if self.alone is None else self.alone | alone
+            value = torch.where(alone, 0.0, value)
         if shortfall is not None:
             return Summed(value, one.positive.logit(shortfall), None, one.link, alone)
         assert positives is not None

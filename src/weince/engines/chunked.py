@@ -145,11 +145,12 @@ class Chunked(Engine):
     def smallest(self, count: int) -> Tensor:
         self.sharp = True
         found = Least(self.contest.anchors, count)
-        for visit in self.visits():
-            for band in bands(visit.contest):
-                for _, tile in band.tiles(sharp=self.sharp):
-                    found.add(tile.hidden().flatten())
-        here = found.sorted()
+        with torch.no_grad(), no_autocast(self.contest.anchors.device):
+            for visit in self.visits():
+                for band in bands(visit.contest):
+                    for _, tile in band.tiles(sharp=self.sharp):
+                        found.add(tile.hidden().flatten())
+            here = found.sorted()
         return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:

@@ -58,17 +58,22 @@ class Dense(Engine):
         return whole([tile.contest.count_negatives(tile.hidden()) for *_, tile in self.tiles])
 
     def smallest(self, count: int) -> Tensor:
-        self._sharpen()
-        hidden = self.contest.hide(self.matrix.clone(), torch.inf)
-        here = least(hidden.flatten(), count)
+        self._check_unspent()
+        with torch.no_grad():
+            self._sharpen()
+            hidden = self.contest.hide(self.matrix.clone(), torch.inf)
+            here = least(hidden.flatten(), count)
         return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
 
-    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+    def _check_unspent(self) -> None:
         if self.spent:
             raise RuntimeError(
                 "a dense engine sums with gradients once, since the derivatives take the place of its scores; "
                 "got a second call; wanted all sums in the first one, or a new engine"
             )
+
+    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
+        self._check_unspent()
         anchors, candidates = self.contest.anchors, self.contest.candidates
         learned = learned_of(parts) if torch.is_grad_enabled() else []
         wanted = any(x.requires_grad for x in (anchors, candidates)) or bool(learned)

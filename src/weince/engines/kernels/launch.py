@@ -226,7 +226,8 @@ def search(
     todo = TailPlan(0, 0, 0, even(count)) if every else plan(count, depth)
     limit = shared_memory(device)
     shape = blocks(anchors, pairs.shape, "tail", limit)
-    chunk = anchors if every else min(anchors, max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD)
+    fitting = max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD
+    chunk = anchors if every else min(anchors, max(PAD, fitting))
     chunk = parts_of(parts_of(anchors, parts_of(anchors, chunk)), PAD) * PAD
     keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
     counters = torch.empty((4, chunk), dtype=torch.int32, device=device)
