@@ -4,9 +4,9 @@
     python benchmarks/chunked_cpu.py --memory 2048 --time 2048 --repeats 3
     python benchmarks/chunked_cpu.py --write research/results/chunked_cpu.md
 
-WEINCE (Algorithm 1), forward and backward, float32. Memory is the growth of the process's largest resident set
-over what it was with torch loaded and the embeddings made; every number comes from a process of its own. For the
-time the engines take turns, and the median counts.
+WEINCE (Algorithm 1), forward and backward, float32. Memory is the growth of the process's peak resident set, beyond
+torch and the embeddings; each number comes from a process of its own. For the time, the engines take turns, and the
+median is reported.
 """
 
 import argparse
@@ -47,9 +47,9 @@ def peak_mib() -> float:
 
 
 def measure_memory(engine: str, pairs: int, d: int) -> None:
-    """In a process of its own: print the growth in MiB, and the seconds."""
+    """Print the growth in MiB and the seconds; runs in a process of its own."""
     small = embeddings(64, d)
-    step(engine, *small)  # loads what is loaded at the first call
+    step(engine, *small)  # load everything that the first call loads
     z_i, z_j = embeddings(pairs, d)
     before = peak_mib()
     seconds = step(engine, z_i, z_j)
@@ -78,7 +78,7 @@ def time_rows(sizes: list[int], d: int, repeats: int) -> list[tuple[str, ...]]:
         for repeat in track(range(repeats + 1), description=f"time, {size} pairs"):
             for engine in ENGINES:
                 taken = step(engine, z_i, z_j)
-                if repeat:  # the first warms up
+                if repeat:  # the first one warms up
                     seconds[engine].append(taken)
         median = {engine: statistics.median(values) for engine, values in seconds.items()}
         rows += [

@@ -1,7 +1,7 @@
-"""How often `weince compare` gives a wrong word, and how often it finds a true difference.
+"""How often `weince compare` calls equal losses better or worse, and how often it finds a true difference.
 
-Simulates tables as the command makes them: losses x seeds x figures, drawn from a normal distribution whose standard
-deviations and correlations between figures are those of our own records, and judged by the command's own code.
+Simulates tables like those of the command: losses x seeds x figures. They are drawn from a normal distribution with
+the standard deviations and correlations of our own records, and judged by the command's own code.
 
     python benchmarks/compare_size.py                      500 tables a line, about a minute; writes compare_size.md
     python benchmarks/compare_size.py --tables 50 --out .
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 
 def covariance(path: Path) -> tuple[Array, int]:
-    """Covariance of figures between seeds within a configuration, pooled over all, and its degrees of freedom."""
+    """Covariance of the figures over the seeds of a configuration, pooled over all, and its degrees of freedom."""
     groups: dict[str, list[list[float]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -50,7 +50,7 @@ def covariance(path: Path) -> tuple[Array, int]:
 def words(
     rng: np.random.Generator, spread: Array, losses: int, seeds: int, gain: float
 ) -> dict[str, dict[str, str]]:
-    """The words of one table in which the first loss is better than the baseline by so much in every figure."""
+    """The words of one simulated table, in which the first loss beats the baseline by ``gain`` in every figure."""
     drawn = BASE + rng.multivariate_normal(np.zeros(len(spread)), spread, size=(losses + 1, seeds))
     drawn[1] += gain
     figures = {

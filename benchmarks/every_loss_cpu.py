@@ -3,7 +3,7 @@
     python benchmarks/every_loss_cpu.py                 the dense and the chunked engine; a minute
     python benchmarks/every_loss_cpu.py --pairs 256 --repeats 5
 
-All losses take turns, so that a busy moment of the machine hits each alike; the fastest of the repeats counts.
+All losses take turns, so that a busy moment of the machine affects them equally; the fastest of the repeats counts.
 The pages of the losses quote this table.
 """
 
@@ -36,7 +36,7 @@ EVERY = {
 
 
 def measure(pairs: int, d: int, repeats: int) -> dict[tuple[str, str], float]:
-    """Least milliseconds of each loss on each engine: the machine may be busy."""
+    """Fewest milliseconds of each loss on each engine."""
     z_i, z_j = (torch.randn(pairs, d).requires_grad_() for _ in range(2))
     losses = {
         (name, engine): make(engine=engine) for name, make in EVERY.items() for engine in ("dense", "chunked")

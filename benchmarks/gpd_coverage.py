@@ -1,8 +1,8 @@
 """Do the 95 % intervals of `weince.evt.fit_gpd` cover the truth in 95 % of the draws?
 
-Draws excesses from generalised Pareto laws (xi < 0: bounded tail), counts how often the profile-likelihood
-intervals of xi and of the endpoint hold the true values, compares the fits with scipy, and with pyextremes
-where an interpreter that has it is named. Writes a table.
+Draws excesses from generalised Pareto laws (xi < 0: bounded tail) and counts how often the profile-likelihood
+intervals of xi and of the endpoint contain the true values. Compares the fits with those of scipy, and with those of
+pyextremes if --pyextremes names an interpreter that has it. Writes a table.
 
 Example:
     python benchmarks/gpd_coverage.py --draws 2000 --pyextremes ~/envs/pyextremes/bin/python
@@ -28,7 +28,7 @@ from weince.evt.pot import sample_gpd
 
 SHAPES = (-0.6, -0.4, -0.2, 0.0, 0.2)
 
-# Runs in the other interpreter: rows of excesses in as .npy, [[xi, sigma], ...] out as JSON.
+# Runs in the other interpreter: reads rows of excesses as .npy, prints [[xi, sigma], ...] as JSON.
 PYEXTREMES_CODE = """
 import io, json, sys
 import numpy as np, pandas as pd
@@ -74,7 +74,7 @@ def coverage_row(xi: float, fits: list[GPDFit], seconds: float) -> str:
 
 
 def batch_row(xi: float, draws: int, seed: int, advance: Callable[[], None]) -> str:
-    """Coverage over 32 batches of 60 scores where each score comes five times, so 12 count."""
+    """Coverage over 32 batches of 60 scores, in which each of 12 independent scores occurs five times."""
     labels = np.repeat(np.arange(32), 60)
     hits, effects = np.zeros(3), []
     for i in range(draws):
@@ -101,7 +101,7 @@ def fit_with_pyextremes(python: str, samples: np.ndarray) -> np.ndarray:
 
 
 def agreement_row(name: str, xi: float, samples: np.ndarray, ours: list[GPDFit], theirs: np.ndarray) -> str:
-    """Largest differences to another library, and how much more likelihood we reach at least."""
+    """Largest differences from another library, and the smallest gain in log-likelihood over it."""
     d_xi = max(abs(a.xi - b[0]) for a, b in zip(ours, theirs, strict=True))
     d_sigma = max(abs(a.sigma - b[1]) for a, b in zip(ours, theirs, strict=True))
     gain = [a.loglik - gpd_loglik(y, b[0], b[1]) for a, b, y in zip(ours, theirs, samples, strict=True)]

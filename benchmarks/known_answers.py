@@ -1,11 +1,11 @@
-"""Does `weince diagnose` name what is true? Pairs drawn from known links, and its verdicts on them.
+"""Are the verdicts of `weince diagnose` right? Pairs are drawn from known links, and its verdicts are checked.
 
 Modes:
     verdicts  a table of truth, verdict and estimate over all cases: research/results/known_answers.md and .csv
     batches   a page at every batch size, full and quick: seconds, memory and verdict
 
 A pair is drawn so that its link is known: the anchor is uniform on the sphere, and its positive has the density
-exp(logit(s)) against the uniform law of the negatives. The chance that a candidate is the positive is then the
+exp(logit(s)) relative to the uniform law of the negatives. The chance that a candidate is the positive is then the
 softmax of the logits, whatever the candidates are.
 
 Example:
@@ -48,13 +48,14 @@ Logit = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def drawn(logit: Logit, seed: int = 0, pairs: int = PAIRS, dim: int = DIM) -> Views:
-    """Pairs, (pairs, dim) twice.
+    """Draw pairs from a link: anchors and positives, (pairs, dim) each.
 
     Args:
-        logit: Of the anchors (pairs, dim) and a grid of scores: (scores,), or (pairs, scores) where pairs differ.
+        logit: Function of the anchors (pairs, dim) and a grid of scores; returns (scores,), or (pairs, scores) if
+            pairs differ.
         seed: Seed of all draws.
-        pairs: How many.
-        dim: Dimension of the sphere's space.
+        pairs: Number of pairs.
+        dim: Dimension of the embeddings.
     """
     rng = np.random.default_rng(seed)
     z, beside = unit(rng.standard_normal((pairs, dim))), rng.standard_normal((pairs, dim))
@@ -78,12 +79,12 @@ def blend(lam: float, tau: float) -> Views:
 
 
 def by_pair(taus: np.ndarray) -> Views:
-    """Every pair has a temperature of its own."""
+    """Pairs from softmax, each with its own temperature."""
     return drawn(lambda z, s: s / taus[:, None])
 
 
 def by_place(near: float, far: float) -> Views:
-    """The temperature of an anchor depends on its place: one half of the sphere has the one, the other the other."""
+    """Pairs from softmax with the temperature ``near`` on one half of the sphere and ``far`` on the other."""
     return drawn(lambda z, s: s / np.where(z[:, :1] > 0.0, near, far))
 
 
@@ -96,7 +97,7 @@ def two_kinds(one: float, other: float) -> np.ndarray:
 
 
 def crowd() -> Views:
-    """A tenth of the items in one place."""
+    """Pairs from softmax, with a tenth of the items moved to one place."""
     z_i, z_j = softmax(0.1)
     place = unit(np.ones((1, DIM)))
     noise = np.random.default_rng(1).standard_normal((2, PAIRS // 10, DIM))
@@ -128,7 +129,7 @@ Estimate = Callable[[Measured], tuple[float, Interval]]
 
 @dataclass(frozen=True)
 class Case:
-    """What is true, the verdicts that say nothing wrong of it, and the estimate to compare with the truth."""
+    """The truth, the verdicts that agree with it, and the estimate to compare with its value."""
 
     truth: str
     views: Callable[[], Views]
@@ -236,12 +237,12 @@ def shown(row: dict[str, str]) -> str:
 
 
 def verdicts(options: argparse.Namespace) -> None:
-    """A case takes a minute: those that the CSV holds are not measured again."""
+    """Measure all cases. Each takes a minute, so those that are in the CSV file are not measured again."""
     path = RESULTS / "known_answers.csv"
     known: dict[str, dict[str, str]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
-            file.readline()  # who made it
+            file.readline()  # the command that made it
             known = {row["truth"]: row for row in csv.DictReader(file)}
     for case in track(CASES, "cases"):
         if case.truth not in known:
@@ -263,7 +264,7 @@ def verdicts(options: argparse.Namespace) -> None:
 
 
 def page_of(data: Path, size: int, *, quick: bool) -> list[str]:
-    """Seconds, peak memory and verdict of a page, made in a process of its own, as a user would make it."""
+    """Seconds, CPU seconds, peak memory and verdict of a page that the command makes in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page"
         command = [
@@ -286,7 +287,7 @@ def page_of(data: Path, size: int, *, quick: bool) -> list[str]:
         ) as process:
             assert process.stderr is not None
             words = process.stderr.read().strip().splitlines()
-            # Of this process alone, which getrusage cannot tell.
+            # wait4 gives the resources of this process alone; getrusage would add up all children.
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - start
@@ -301,7 +302,7 @@ def page_of(data: Path, size: int, *, quick: bool) -> list[str]:
 
 
 def batches(options: argparse.Namespace) -> None:
-    """A page takes a minute: those that the CSV holds are not made again."""
+    """Make a page at every batch size. Each takes a minute, so those that are in the CSV file are not made again."""
     path = RESULTS / "diagnose_batches.csv"
     known: dict[int, list[str]] = {}
     if path.exists():

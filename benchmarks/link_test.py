@@ -1,17 +1,17 @@
-"""Is the link test fast, is it honest under softmax, do its intervals cover, and what can it detect?
+"""Benchmarks of the link test: speed, false alarms under softmax, coverage of its intervals, and power.
 
 Modes:
     speed     a full test on a bank of 32 batches x 512 anchors x 511 candidates: seconds and peak memory
     grid      the exact fit against the 21 x 21 grid: likelihood on many banks, time on the full bank
     size      how often each p-value is below 5 % when softmax is true
-    coverage  how often the 95 % intervals of lam and tau hold the truth
+    coverage  how often the 95 % intervals of lam and tau contain the truth
     power     how often each p-value is below 5 % as lam grows, with a figure
     rival     which of softmax, a bounded tail and a temperature that varies is named when each is true
-    encoders  which of them explains the scores of real encoders; from summaries of `weince diagnose`, next to rival
-    draw      the figure again, from the table that power wrote
+    encoders  which of them explains the scores of real encoders, from summaries of `weince diagnose`; page of rival
+    draw      draw the figure again from the table that power wrote
 
-Each writes its table under research/results/. Winners are simulated from a known link on scores of paired Gaussian
-embeddings, but for those of encoders.
+Each writes its table under research/results/. Except for encoders, positives are simulated from a known link, on
+scores of paired Gaussian embeddings.
 
 Examples:
     python benchmarks/link_test.py size --banks 1000 --workers 2
@@ -57,7 +57,7 @@ def paired(count: int, dim: int, noise: float, seed: int) -> tuple[np.ndarray, n
 
 
 def small_bank(lam: float, seed: int, *, batches: int, pairs: int, dim: int) -> LinkBank:
-    """Fresh scores and winners from the link (lam, TAU)."""
+    """New scores, with positives drawn from the link (lam, TAU)."""
     bank = link_bank(*paired(batches * pairs, dim, 0.5, seed), batch_size=pairs, batches=batches, rng=seed)
     return bank._replace(positives=simulate_winners(bank.scores, lam, TAU, rng=seed + 10**6))
 
@@ -83,7 +83,7 @@ def one_test(lam: float, seed: int) -> tuple[float, float, float, float]:
 
 
 def one_interval(lam: float, pairs: int, seed: int) -> tuple[bool, bool, bool]:
-    """Whether the intervals of lam and tau hold the truth, and are of the sandwich kind; 16 batches."""
+    """Whether the intervals of lam and tau contain the truth, and whether they are sandwich intervals; 16 batches."""
     fit = fit_link(*small_bank(lam, seed, batches=16, pairs=pairs, dim=4))
     in_lam = fit.lam_interval[0] <= lam <= fit.lam_interval[1]
     in_tau = fit.tau_interval[0] <= TAU <= fit.tau_interval[1]
@@ -91,7 +91,7 @@ def one_interval(lam: float, pairs: int, seed: int) -> tuple[bool, bool, bool]:
 
 
 def spread(job: Callable[[int], tuple[float, ...]], banks: int, workers: int, label: str) -> np.ndarray:
-    """Run a job for every seed, on several processes, behind a progress bar."""
+    """Run a job for every seed on several processes, with a progress bar."""
     with ProcessPoolExecutor(workers) as pool:
         return np.array(
             list(track(pool.map(job, range(banks), chunksize=4), label, total=banks)), dtype=float
@@ -226,7 +226,7 @@ def power(options: argparse.Namespace) -> None:
 
 
 def draw(options: argparse.Namespace) -> None:
-    """The power curve, from its table."""
+    """Draw the power curve from its table."""
     matplotlib.use("Agg")
     table = np.genfromtxt(RESULTS / "link_test_power.csv", delimiter=",", names=True, skip_header=1)
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
@@ -247,7 +247,7 @@ def draw(options: argparse.Namespace) -> None:
     figure.savefig(RESULTS / "link_test_power.svg", metadata={"Date": None})
 
 
-# Truths of the mode `rival`: name, weight of the shortfall, and how the temperature varies (by what, sd of its log).
+# Truths of the mode `rival`: name, weight of the shortfall, what the temperature varies with, sd of its log.
 TRUTHS = (
     ("softmax", 0.0, "", 0.0),
     ("bounded tail, λ = 0.25", 0.25, "", 0.0),
@@ -266,7 +266,7 @@ WORTH = 0.02
 
 
 def rival_bank(truth: int, seed: int) -> LinkBank:
-    """32 batches x 128 anchors x 127 candidates, with winners from one of the truths."""
+    """32 batches x 128 anchors x 127 candidates, with positives drawn from one of the truths."""
     _, lam, by, sd = TRUTHS[truth]
     bank = link_bank(*paired(2048, 16, 0.8, seed), batch_size=64, batches=32, rng=seed)
     rng = np.random.default_rng(seed + 10**6)
@@ -282,7 +282,7 @@ def rival_bank(truth: int, seed: int) -> LinkBank:
 
 
 def one_rival(truth: int, seed: int) -> tuple[float, ...]:
-    """Held-out gains, whether each is sure, and who is named, by any sure gain and by one of WORTH nats."""
+    """Held-out gains, whether each interval lies above 0, and the explanation named from 0 and from WORTH nats on."""
     found = link_rivals(*rival_bank(truth, seed), bootstraps=500, rng=seed)
     gains = [found.blend, found.anchors.gain, found.pairs.gain, found.both.gain]
     named = [NAMES.index(found.explanation(worth)) for worth in (0.0, WORTH)]
@@ -305,7 +305,7 @@ def rival(options: argparse.Namespace) -> None:
 
 
 def recorded(name: str) -> Any:
-    """The content of a file below the results, or of its line in records.jsonl, as research/keep.py keeps it."""
+    """The content of a file below the results, or else of its line in records.jsonl (see research/keep.py)."""
     path = RESULTS / name
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
@@ -318,7 +318,7 @@ def recorded(name: str) -> Any:
 
 
 def simulated(rows: list[list[str]]) -> list[str]:
-    """Parts of the page: gains and names by truth, from the rows of link_rival.csv."""
+    """Parts of the page: gains and named explanations by truth, from the rows of link_rival.csv."""
     _, header, *found = rows
     truths = [dict(zip(header, row, strict=True)) for row in found]
 
@@ -352,7 +352,7 @@ def simulated(rows: list[list[str]]) -> list[str]:
 
 
 def rivals_of(model: dict[str, Any]) -> LinkRivals:
-    """Those of one model of a summary."""
+    """The rivals of one model of a summary."""
     if model["rivals"] is None:
         raise SystemExit(f"no link fits the scores of {model['name']}: {model['verdict']['headline']}")
 
@@ -415,7 +415,7 @@ def measured(summaries: list[dict[str, Any]]) -> list[str]:
 
 
 def encoders(options: argparse.Namespace) -> None:
-    """The page of the mode rival, and of encoders, from what is recorded."""
+    """Write the page of the modes rival and encoders from the recorded results."""
     rows = recorded("link_rival.csv")
     title = "# What explains a gain over softmax: a bounded tail, or a temperature that varies?"
     parts = [title, *simulated(rows), *measured([recorded(name) for name in SUMMARIES])]

@@ -4,10 +4,10 @@
     python benchmarks/loss_cpu.py --pairs 1024 --repeats 50 --profile
     python benchmarks/loss_cpu.py --write benchmarks/loss_cpu.md
 
-The yardstick is what people write by hand: normalise, multiply, divide by the temperature, mask the diagonal,
-``F.cross_entropy``. All losses take turns, so that a busy moment of the machine hits each alike; the fastest of
-the repeats counts. ``engine="auto"`` takes the dense engine up to 2,048 pairs, then the chunked one. ``wanted`` is
-the largest ratio that we accept from 1,024 pairs on.
+The yardstick is InfoNCE as people write it by hand: normalise, multiply, divide by the temperature, mask the
+diagonal, ``F.cross_entropy``. All losses take turns, so that a busy moment of the machine affects them equally; the
+fastest of the repeats counts. ``engine="auto"`` takes the dense engine up to 2,048 pairs, then the chunked one.
+``wanted`` is the largest ratio that we accept from 1,024 pairs on.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def step(loss: Callable[[Tensor, Tensor], Tensor], z_i: Tensor, z_j: Tensor) -> 
 
 
 def measure(pairs: int, d: int, repeats: int) -> dict[str, float]:
-    """Least milliseconds of each loss."""
+    """Fewest milliseconds of each loss."""
     z_i, z_j = (torch.randn(pairs, d).requires_grad_() for _ in range(2))
     seconds: dict[str, list[float]] = {name: [] for name in LOSSES}
     for repeat in track(range(repeats + 2), description=f"{pairs} pairs"):

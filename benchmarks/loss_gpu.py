@@ -1,16 +1,16 @@
-"""Losses on a GPU: forward and backward, ours and others' in one run, beside what we want.
+"""Losses on a GPU: forward and backward, ours and others' in one run, beside our targets.
 
     python benchmarks/loss_gpu.py                              all sizes; 150 s on an H200
     python benchmarks/loss_gpu.py --pairs 256 4096             some of them
     python benchmarks/loss_gpu.py --write benchmarks/loss_gpu.md
 
-Random rows in two views. ``eager`` is the plain call, ``loss(z_i, z_j).backward()``, in a loop that waits for the
-device at its ends only; ``compiled`` the same of a loss under torch.compile; ``graph`` replays a CUDA graph of the
-step. The median of several loops counts. The peak is what a step takes beyond the embeddings. ``ratio`` is to torch
-InfoNCE, compiled, at the same size.
+The embeddings are random, in two views. ``eager`` is the plain call, ``loss(z_i, z_j).backward()``, in a loop with a
+device sync before and after it; ``compiled`` is the same with the loss under torch.compile; ``graph`` replays a CUDA
+graph of the step. The median of several loops is reported. The peak is the memory of a step beyond the embeddings.
+``ratio`` is relative to torch InfoNCE, compiled, at the same size.
 
-Others are torch InfoNCE as people write it by hand, and where they are installed Inf-CL (``pip install inf_cl``) and
-KeOps (``pip install pykeops``). In both of these an anchor is among its own negatives.
+The others are torch InfoNCE as people write it by hand and, if they are installed, Inf-CL (``pip install inf_cl``)
+and KeOps (``pip install pykeops``). In these two, an anchor is one of its own negatives.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from weince.files import write_text_aside
 
 Loss = Callable[..., Tensor]
 TEMPERATURE = 0.5
-MOST_MEBIBYTES = 600  # wanted of each of ours
-WARM_UP = 6  # a loss records the fifth batch of a shape, and replays it from then on
+MOST_MEBIBYTES = 600  # the target for each of ours
+WARM_UP = 6  # a loss captures the fifth batch of a shape as a CUDA graph, and replays it from then on
 ROUNDS, ROUND_SECONDS, SLOW_SECONDS = 7, 0.03, 0.3
 
 
 def torch_info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
-    """What people write by hand."""
+    """InfoNCE as people write it by hand."""
     rows = F.normalize(torch.cat([z_i, z_j]).float())
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     logits = (rows @ rows.T / TEMPERATURE).masked_fill(itself, -torch.inf)
@@ -45,7 +45,7 @@ def torch_info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
 
 
 def inf_cl() -> Loss:
-    """InfoNCE without the matrix; its products of float32 are in TensorFloat-32."""
+    """InfoNCE without the matrix of scores; it multiplies float32 in TensorFloat-32."""
     from inf_cl import cal_flash_loss
 
     def loss(z_i: Tensor, z_j: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ MAIN = ("InfoNCE", "DCL", "paper", "negatives only", "released")
 
 
 class Size(NamedTuple):
-    """A batch, and which losses are timed with it in which way; those that others are compared with come first."""
+    """A batch, and the losses to time with it in each way; a loss that others are compared with comes before them."""
 
     pairs: int
     d: int
@@ -119,7 +119,7 @@ SIZES = (
 
 
 class Wanted(NamedTuple):
-    """Milliseconds at the most; or so many times what another loss takes at the same size, named with its way."""
+    """Target: at most this many milliseconds, or times what the loss and way ``times`` takes at the same size."""
 
     most: float
     times: tuple[str, str] | None = None
@@ -151,7 +151,7 @@ WANTED: dict[tuple[str, str, str], Wanted] = {
 
 
 class Row(NamedTuple):
-    """What was measured of a loss; ``note`` says why there is nothing."""
+    """What was measured of a loss; ``note`` says why nothing was."""
 
     size: str
     loss: str
@@ -162,7 +162,7 @@ class Row(NamedTuple):
 
 
 def measure(name: str, way: str, size: Size, device: str = "cuda") -> Row:
-    """One loss at one size; what goes wrong becomes a note, so that the other rows are still measured."""
+    """Measure one loss at one size; an error becomes a note, so that the other rows are still measured."""
     try:
         return Row(size.name, name, way, *_measured(name, way, size, device))
     except Exception as error:
@@ -175,7 +175,7 @@ def measure(name: str, way: str, size: Size, device: str = "cuda") -> Row:
 
 
 def _measured(name: str, way: str, size: Size, device: str) -> tuple[float, float]:
-    """Milliseconds of a step, and mebibytes that it takes beyond the embeddings."""
+    """Milliseconds of a step, and the mebibytes that it needs beyond the embeddings."""
     z_i, z_j = (
         torch.randn(size.pairs, size.d, device=device).to(size.dtype).requires_grad_() for _ in range(2)
     )
@@ -193,19 +193,19 @@ def _measured(name: str, way: str, size: Size, device: str) -> tuple[float, floa
         loss(z_i, z_j, **roles).backward()  # type: ignore[no-untyped-call]
 
     timed = captured(step) if way == "graph" else step
-    timed()  # compiles what it runs
-    timed()  # and what only a second step runs
+    timed()  # compile what the first step runs
+    timed()  # compile what only later steps run
     taken = seconds(timed, 1, device)
     if taken > SLOW_SECONDS:
         return 1e3 * taken, memory.of(step)
     taken = min(seconds(timed, 1, device) for _ in range(WARM_UP))
-    peak = memory.of(step)  # of a graph too, whose memory is no other
+    peak = memory.of(step)  # for a graph too, which needs the same memory
     steps = max(1, round(ROUND_SECONDS / taken))
     return 1e3 * statistics.median(seconds(timed, steps, device) for _ in range(ROUNDS)), peak
 
 
 def seconds(step: Callable[[], None], steps: int, device: str) -> float:
-    """Seconds of a step in a loop of so many, which waits for the device before and after."""
+    """Seconds per step in a loop of ``steps``, with a device sync before and after."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
@@ -216,7 +216,7 @@ def seconds(step: Callable[[], None], steps: int, device: str) -> float:
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The replay of a step as a CUDA graph."""
+    """Capture a step as a CUDA graph and return its replay."""
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(3):
             step()
@@ -228,7 +228,7 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
 
 
 class Memory:
-    """What is taken beyond what there was at the start; unknown on a CPU."""
+    """GPU memory in use beyond that at the start; unknown on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.known = device == "cuda"
@@ -237,7 +237,7 @@ class Memory:
             self.allocated, self.reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
     def of(self, step: Callable[[], Any]) -> float:
-        """Mebibytes at the peak of a step, or held between steps: the memory of a graph is never given back."""
+        """Mebibytes at the peak of a step, or held between steps if more: a graph never frees its memory."""
         if not self.known:
             return float("nan")
         torch.cuda.synchronize()
@@ -250,7 +250,7 @@ class Memory:
 
 
 def verdict(row: Row, found: dict[tuple[str, str, str], Row]) -> tuple[str, str, str]:
-    """Of a row, given all that was measured: its ratio, what is wanted, and whether that is met."""
+    """Ratio of a row, its target, and whether the target is met, given all that was measured."""
     wanted = WANTED.get((row.size, row.loss, row.way))
     yardstick = found.get((row.size, *COMPILED))
     ratio = "" if yardstick is None or row.note else f"{row.milliseconds / yardstick.milliseconds:.2f}"

@@ -1,7 +1,7 @@
-"""Heads of `weince predict`: trained together or one by one, in CPU seconds and peak memory.
+"""CPU time and peak memory of the heads of `weince predict`, trained together or one by one.
 
-8,192 items of 512 features, five losses at eight temperatures, one thread. CPU seconds, so that other work on the
-machine does not count. Prints what a step of one head takes, and what 160 heads of 300 steps take on two cores.
+8,192 items of 512 features, five losses at eight temperatures, one thread. CPU time leaves out other work on the
+machine. Prints the time of a step of one head, and that of 160 heads of 300 steps on two cores.
 
 Example:
     python benchmarks/predict_heads.py
@@ -33,11 +33,11 @@ def features() -> Views:
 
 
 def measured(together: int) -> None:
-    """Print CPU milliseconds of a step of a head, those of judging it, and the peak memory in MiB."""
+    """Print CPU milliseconds of a step of a head, those of evaluating it, and the peak memory in MiB."""
     torch.set_num_threads(1)
     views, losses = features(), list(grid(LOSSES, TEMPERATURES).values())
     step = judged = 0.0
-    # Every eighth: of each loss one. The temperature does not change what a step takes.
+    # One temperature of each loss is enough: the temperature does not change the time of a step.
     chosen = losses if together == len(losses) else losses[:: len(TEMPERATURES)]
     for start in range(0, len(chosen), together):
         training = Training(views, chosen[start : start + together], 0, Probe())

@@ -1,14 +1,15 @@
 """Search for a training recipe by short runs: one change at a time, then combinations, then full length.
 
 Reads factors and their levels from a YAML file (``recipe_search.yaml``). The first stage trains the base recipe (the
-first level of each factor) and every recipe that differs from it in one level. The second trains the combinations of
-levels that promise most, by the sum of what each level gained alone; later stages train the best of the stage before,
-for longer. Recipes are chosen by the linear probe's validation figure alone.
+first level of each factor) and every recipe that differs from it in one level. The second trains the most promising
+combinations of levels, by the sum of what each level gained alone. Later stages train the best recipes of the stage
+before, for longer. Recipes are chosen only by the linear probe's validation figure.
 
-Each run is one of ``weince reproduce``: trained and evaluated in processes of its own, several at once, in a folder
-that follows from its settings. The same command again continues an interrupted search. No run is started that would
-not end before the deadline. Under OUT: ``results.jsonl`` (a line for each finished run) and ``recipes_EPOCHS.yaml``
-(a table of each stage, which ``weince reproduce FILE --out OUT --table-only`` writes).
+Runs are those of ``weince reproduce``: each is trained and evaluated in its own processes, several at once, in a
+folder named by its settings. The same command again continues an interrupted search. A run that would not end before
+the deadline is not started. Writes under OUT: ``results.jsonl`` (a line for each finished run) and
+``recipes_EPOCHS.yaml`` (a stage as a file for ``weince reproduce FILE --out OUT --table-only``, which writes its
+table).
 """
 
 import argparse
@@ -45,15 +46,15 @@ Recipe = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Search:
-    """What a search's file says.
+    """Content of a search's YAML file.
 
     Attributes:
-        title: Of its tables.
+        title: Title of its tables.
         config: The configuration that all recipes start from.
-        factors: For each factor its levels, and the settings of each; the first is the base.
+        factors: For each factor its levels, and the settings of each level; the first level is the base.
         stages: For each stage ``epochs``, and ``keep``: how many recipes it takes from the stage before.
         set: Settings of all runs.
-        seed: Of all runs.
+        seed: Seed of all runs.
     """
 
     title: str
@@ -71,7 +72,7 @@ class Search:
         return found
 
     def name(self, recipe: Recipe) -> str:
-        """What differs from the base, in words."""
+        """The levels that differ from the base, in words."""
         changed = [
             f"{factor} {level}"
             for level, base, factor in zip(recipe, self.base(), self.factors, strict=True)
@@ -150,7 +151,7 @@ def search_recipes(
     data: str | None = None,
     device: str | None = None,
 ) -> dict[int, dict[Recipe, float]]:
-    """Carry the stages out, as far as time allows; returns the figures of each stage by its epochs."""
+    """Run the stages as far as time allows; returns the figures of each stage by its epochs."""
     out.mkdir(parents=True, exist_ok=True)
     every: dict[int, dict[Recipe, float]] = {}
     figures: dict[Recipe, float] = {}
@@ -165,7 +166,7 @@ def search_recipes(
         table = stage_table(search, recipes, epochs)
         write_table(table, out)
         runs = plan(table, out, data=data, device=device)
-        # Checkpoints are for runs longer than what is lost with one.
+        # Runs are short, so a checkpoint every 25 epochs is enough.
         runs = [replace(run, extra={**run.extra, "checkpoint_every": 25}) for run in runs]
         by_name = {search.name(recipe): recipe for recipe in recipes}
         _say(f"stage of {epochs} epochs: {len(runs)} runs, {clock.left():.0f} s left")
@@ -182,7 +183,7 @@ def search_recipes(
 def carry_out_stage(
     runs: Sequence[Run], epochs: int, out: Path, *, jobs: int, clock: Clock
 ) -> dict[str, float]:
-    """Train and evaluate runs; returns the figure of each that is done, by the name of its recipe."""
+    """Train and evaluate runs; returns the figure of each finished run, by the name of its recipe."""
     waiting = [run for run in runs if not execute.is_done(run)]
     found = {run.loss: _record(run, epochs, out, 0.0) for run in runs if run not in waiting}
     began: dict[str, float] = {}
@@ -204,7 +205,7 @@ def carry_out_stage(
 
 
 def _record(run: Run, epochs: int, out: Path, took: float) -> float:
-    """Add a finished run to the results, unless it is there; returns the figure to choose by."""
+    """Add a finished run to the results unless they have it; returns the figure to choose by."""
     measured = execute.record(run)
     path = out / "results.jsonl"
     if run.key not in {line["key"] for line in read_results(path)}:
@@ -220,12 +221,12 @@ def _record(run: Run, epochs: int, out: Path, took: float) -> float:
         with path.open("a", encoding="utf-8") as file:
             file.write(
                 json.dumps(line) + "\n"
-            )  # one write: whoever reads sees whole lines, or a cut last one
+            )  # one write: only the last line can be incomplete for a reader
     return float(measured[FIGURE])
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """The lines that are whole."""
+    """The complete lines of the results; an incomplete last line is skipped."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -233,7 +234,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def show(results: Iterable[Mapping[str, Any]]) -> str:
-    """A Markdown table for each stage, the best first."""
+    """A Markdown table for each stage, the best recipe first."""
     parts = []
     by_epochs = sorted(results, key=lambda line: (line["epochs"], -line[FIGURE]))
     for epochs, lines in itertools.groupby(by_epochs, key=lambda line: line["epochs"]):

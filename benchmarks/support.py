@@ -3,10 +3,10 @@
     python benchmarks/support.py                        a table for the terminal; two minutes on a CPU
     python benchmarks/support.py --write support.md
 
-Each cell is a forward and a backward pass of a small batch, whose value is compared with that of the dense engine.
-``yes`` means that every feature works; else the cell says what does not, and a line below the table why. A cell that
-is empty, or says no for a reason that ``excuse`` does not know, is an error. ``gathered`` and ``ring`` run on two
-ranks. Without a GPU the kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1).
+For each cell, small batches run forward and backward, and their values are compared with those of the dense engine.
+``yes`` means that every feature works; otherwise the cell names the features that do not, and a note below the table
+says why. A cell that is empty, or says no for a reason that ``excuse`` does not know, is an error. ``gathered`` and
+``ring`` run on two ranks. Without a GPU the kernels of ``fused`` run in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import argparse
@@ -38,7 +38,7 @@ N, D = 12, 8
 
 
 class Made(NamedTuple):
-    """How to make a loss, and what it can learn."""
+    """How to make a loss, and which option of it can be learned."""
 
     make: Callable[..., nn.Module]
     learns: str | None
@@ -73,11 +73,11 @@ def _cubic(s: Tensor) -> Tensor:
 NOTHING_TO_LEARN = "nothing to learn"
 RANKS = 2
 CLOSE = 1e-3
-"""Relative difference from the dense engine's value: in the kernels, rows in two parts of bfloat16 have 16 bits."""
+"""Largest relative difference from the dense engine: the kernels split rows into two bfloat16 parts, 16 bits."""
 
 
 def excuse(loss: str, layout: str, engine: str, feature: str) -> str | None:
-    """What a combination that cannot be is refused with, in part; None where it must work."""
+    """Part of the error message that an impossible combination must raise; None if the combination must work."""
     made = LOSSES[loss]
     if feature == "learned" and made.learns is None:
         return NOTHING_TO_LEARN
@@ -92,7 +92,7 @@ def excuse(loss: str, layout: str, engine: str, feature: str) -> str | None:
 
 
 def faults(found: dict[tuple[str, ...], str], engines: tuple[str, ...]) -> list[str]:
-    """Cells that are empty, that fail for no known reason, or that work where there is a reason why not."""
+    """Cells that are empty, that fail without a known reason, or that work although they should be refused."""
     wrong = []
     for cell in cells(engines):
         for feature in FEATURES:
@@ -104,7 +104,7 @@ def faults(found: dict[tuple[str, ...], str], engines: tuple[str, ...]) -> list[
 
 
 def batch(layout: str, feature: str, ranks: range) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Embeddings and roles of the rows of some ranks."""
+    """Embeddings of some ranks, and the labels, ids or ignored pairs that the layout and feature need."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = [torch.Generator().manual_seed(rank) for rank in ranks]
     z_i, z_j = (
@@ -125,7 +125,7 @@ def batch(layout: str, feature: str, ranks: range) -> tuple[Tensor, Tensor, dict
 
 
 def attempt(loss: str, layout: str, engine: str, feature: str) -> str:
-    """``yes``, or why not, of one combination."""
+    """Try one combination; returns ``yes``, or why it does not work."""
     made, options = LOSSES[loss], dict[str, Any](candidates=layout)
     if feature == "learned":
         if made.learns is None:
@@ -185,14 +185,14 @@ def on_two_ranks(folder: str) -> dict[tuple[str, ...], str]:
 
 
 def interpret_fused() -> None:
-    """Without a GPU, let the dispatcher take the kernels for tensors on the CPU."""
+    """Without a GPU, let the dispatcher choose the kernels for tensors on the CPU."""
     if not torch.cuda.is_available():
-        module = importlib.import_module("weince.engines.choose")  # the function has the same name
+        module = importlib.import_module("weince.engines.choose")  # `weince.engines.choose` is a function
         module.why_not_fused = lambda contest, need: None  # type: ignore[attr-defined]
 
 
 def table(found: dict[tuple[str, ...], str]) -> list[str]:
-    """The table as Markdown, with a note for every reason."""
+    """The table as Markdown, with a numbered note for every reason."""
     notes: dict[str, int] = {}
     lines = [
         "| loss | candidates | " + " | ".join((*ENGINES, *RANKED)) + " |",

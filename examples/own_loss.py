@@ -3,11 +3,11 @@
     python examples/own_loss.py                             256 pairs, 30 steps with each loss: a few seconds
     python examples/own_loss.py --pairs 16384 --steps 1     32,768 rows against each other, in linear memory
 
-Two ways to write one. A link is a plain function of the score; the loss is the cross-entropy of the positive under
-it. A subclass says what is summed over an anchor's candidates, and how the sums combine. Neither sees a matrix of
-scores, so that neither has to hold it: with ``engine="chunked"`` memory is linear in the batch.
+There are two ways to write a loss. A link is a plain function of the score; the loss is the cross-entropy of the
+positive under it. A subclass says what is summed over an anchor's candidates, and how the sums combine. Neither needs
+the whole matrix of scores: with ``engine="chunked"``, memory is linear in the batch.
 
-The toy problem: points on a few directions, seen twice with noise, and a linear map that should tell them apart.
+The toy problem: points on a few directions are seen twice with noise, and a linear map should tell them apart.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from weince import ContrastiveLoss, LinkLoss, LogSumExp, SoftmaxLink, Summed
 
 
 class Mine(ContrastiveLoss):
-    """DCL whose hardest negatives count twice."""
+    """DCL with more weight on hard negatives: the mean of its values over all of them and over the ten hardest."""
 
     def sums(self, batch: object) -> list[LogSumExp]:
         return [LogSumExp(SoftmaxLink(0.2)), LogSumExp(SoftmaxLink(0.2), hardest=10)]
@@ -58,7 +58,7 @@ def train(loss: ContrastiveLoss, inputs: tuple[Tensor, Tensor], steps: int) -> t
 
 
 def peak_mib() -> float | None:
-    """The most memory that this process has had so far; None where the system does not say."""
+    """Peak memory of this process so far, in MiB; None on Windows, which lacks the call."""
     if sys.platform == "win32":
         return None
     import resource
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     inputs = views(options.pairs, options.width)
     for loss in losses.values():
-        train(loss, views(64, options.width), 2)  # what is loaded at the first step is not the loss's
+        train(loss, views(64, options.width), 2)  # load first what is not the loss's own memory
     before = peak_mib()
     for name, loss in losses.items():
         first, last = train(loss, inputs, options.steps)

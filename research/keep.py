@@ -1,6 +1,6 @@
-"""Records of the studies in one file, research/results/records.jsonl: a line for each CSV or JSON file they wrote.
+"""Keep the records of the studies in one file, research/results/records.jsonl: a line for each CSV or JSON file.
 
-The tables (.md) and the figures that findings.md shows lie beside it; the lines hold what they were made from.
+The tables (.md) and the figures that findings.md shows lie beside it; the lines hold the data behind them.
 Runs of ``weince reproduce`` have archives of their own (``runs.jsonl``).
 """
 
@@ -28,14 +28,14 @@ def read_archive(results: Path) -> dict[str, Any]:
 
 
 def keep(files: list[Path], results: Path) -> None:
-    """Write the lines of files into the archive."""
+    """Add files to the archive; a file that it holds already is replaced."""
     kept = read_archive(results) | {_name(path, results): _content(path) for path in files}
     lines = [json.dumps({"file": name, "content": kept[name]}, ensure_ascii=False) for name in sorted(kept)]
     (results / "records.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
 def extract(names: list[str], results: Path) -> None:
-    """Write files again from their lines."""
+    """Restore files from the archive."""
     kept = read_archive(results)
     for name in names:
         if name not in kept:

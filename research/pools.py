@@ -1,10 +1,10 @@
-"""Do hard negatives and large pools move the fitted link, or does selecting by score do that by itself?
+"""Do hard negatives and large pools change the fitted link, or does selecting by score do that by itself?
 
-The paper keeps more and more of an anchor's hardest negatives, or draws a fixed number of hard ones from larger and
-larger pools, and reads the weight and the gain of the shortfall off each. Here the same is done three times on the
-same scores: with the positives as they are, and with winners drawn anew from the softmax and from the blend that were
-fitted to all candidates. Under a law that holds for all candidates, what moves is made by the selection.
-Reads pairs (z_i, z_j) of encoders that are alike but for their seed. Writes NAME.md, NAME.csv and NAME.svg.
+The paper keeps more and more of an anchor's hardest negatives, or a fixed number of hard ones from larger and larger
+pools, and fits the weight and the gain of the shortfall to each. This script does the same three times on the same
+scores: with the real positives, and with positives drawn from the softmax and from the blend that were fitted to all
+candidates. Drawn positives follow one law for all candidates, so any change in their fits comes from the selection.
+Reads pairs (z_i, z_j) of encoders that differ only by their seed. Writes NAME.md, NAME.csv and NAME.svg.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LAWS = {"measured": "C0", "drawn from the fitted softmax": "0.5", "drawn from th
 
 
 class Point(NamedTuple):
-    """The link that fits one choice problem of one encoder."""
+    """The link fitted to one selection of negatives, for one law and one encoder."""
 
     law: str
     encoder: int
@@ -41,7 +41,7 @@ class Point(NamedTuple):
 
 
 def banks(path: Path, encoder: int) -> Iterator[tuple[str, LinkBank]]:
-    """An encoder's scores under each law."""
+    """An encoder's scores, with positives from each law."""
     with np.load(path, allow_pickle=False) as file:
         bank = evt.link_bank(file["z_i"], file["z_j"])
     fit = evt.fit_link(*bank)
@@ -69,7 +69,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def at(points: Sequence[Point], law: str, kept: int, pool: int) -> list[Point]:
-    """One for each encoder."""
+    """The points of one law and one selection, one for each encoder."""
     return [point for point in points if (point.law, point.kept, point.pool) == (law, kept, pool)]
 
 

@@ -1,14 +1,15 @@
 """Do heads on frozen features rank losses as full trainings did?
 
-For each file of features, heads are trained with the losses for which the archive holds trainings on those images
-(runs.jsonl below research/results), and compared with the linear accuracy that these reached: rank agreement with
-bootstrap intervals over losses, and the regret, in points of accuracy, of training with the loss whose heads are
-best. Beside it stand always InfoNCE at 0.1, always at 0.2, at the trained temperature nearest to the one that
-`weince diagnose` named, and a random pick. The same is shown for the features and metric that agree best on the other
-images, a choice that did not see what it is judged by; and whether heads collapse with the losses that collapsed.
-The heads of research/trap.py, on the embeddings of an InfoNCE encoder, are kept (records.jsonl) and come first.
+For each file of features, heads are trained with the losses for which the archives (runs.jsonl below
+research/results) hold full trainings on those images. The heads are compared with the linear accuracy of these
+trainings in two ways: by rank agreement, with bootstrap intervals over losses, and by regret, the points of accuracy
+lost by choosing the loss whose heads are best. Regret is also shown for four other rules: always InfoNCE at 0.1,
+always at 0.2, InfoNCE at the trained temperature nearest to the one that `weince diagnose` names, and a random pick.
+A second table uses the features and metric that agree best on the other images, so that the choice does not see the
+trainings it is judged by. The last tables show whether heads collapse with the losses whose trainings collapsed.
+The heads of research/trap.py, on the embeddings of an InfoNCE encoder, are read from records.jsonl and come first.
 Writes NAME.md, NAME.csv and NAME.svg. Heads are kept in NAME_heads/: the same command trains those that are missing.
-Files of different images whose names differ by DATA alone (cifar10_a.npz, cifar100_a.npz) are features of one kind.
+Files of different images whose names differ only by DATA (cifar10_a.npz, cifar100_a.npz) are features of one kind.
 """
 
 import argparse
@@ -61,17 +62,17 @@ TRAP = {
     "InfoNCE, temperature 0.2": "infonce 0.2",
     "paper, temperature 0.2": "paper 0.2",
 }
-"""What research/trap.py calls the losses that were trained in full too."""
+"""Names in research/trap.py of the losses that were also trained in full, and their names here."""
 
 ALWAYS = ("infonce 0.1", "infonce 0.2")
 DIAGNOSED = {data: f"diagnose_{data}_losses/summary.json" for data in ("cifar100", "cifar10")}
-"""Records of diagnoses. Their first model is an encoder of InfoNCE at 0.5."""
+"""Records of diagnoses. The first model of each is an encoder trained with InfoNCE at 0.5."""
 DRAWS = 2000
-FEWEST = 4  # losses whose order says anything
+FEWEST = 4  # the order of fewer losses means nothing
 
 
 class Group(NamedTuple):
-    """Trainings that differ by their loss alone: images, encoder and recipe by the name of their row, epochs."""
+    """Trainings that differ only by their loss: images, name of their row (encoder and recipe), epochs."""
 
     data: str
     row: str
@@ -82,7 +83,7 @@ class Group(NamedTuple):
 
 
 def name_of(loss: LossConfig) -> str:
-    """Short, and different for different losses."""
+    """A short name, different for different losses."""
     parts = [f"{loss.preset} {loss.temperature:g}" if loss.temperature else loss.preset]
     parts += [f"{key} {value}" for key, value in sorted((loss.tail | loss.options).items())]
     parts += [
@@ -97,20 +98,20 @@ def _records(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _trained(record: dict[str, Any]) -> tuple[Group, LossConfig]:
-    """What a record of a training is of. Precision is no setting of a loss: where one was run in two, both count."""
+    """Group and loss of a training's record. Runs that differ only by precision count as the same loss."""
     run = record["run.yaml"]
     group = Group(run["data"].partition("_")[0], record["run"].partition("/")[0], run["epochs"])
     return group, LossConfig(**{key: value for key, value in run["loss"].items() if key != "engine"})
 
 
 def _kept(records: Path) -> dict[str, Any]:
-    """The records of studies, as research/keep.py keeps them."""
+    """The content of each file that research/keep.py keeps, by its name."""
     lines = map(json.loads, records.read_text(encoding="utf-8").splitlines())
     return {line["file"]: line["content"] for line in lines}
 
 
 def outcomes(paths: Sequence[Path]) -> tuple[dict[Group, dict[str, float]], dict[str, LossConfig]]:
-    """Mean linear accuracy over seeds by loss, for each group; and the losses."""
+    """Mean linear accuracy over seeds by loss, for each group; and the losses by name."""
     found: dict[Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     losses = {}
     for record in _records(paths):
@@ -124,7 +125,7 @@ def outcomes(paths: Sequence[Path]) -> tuple[dict[Group, dict[str, float]], dict
 
 
 def crowds(paths: Sequence[Path]) -> dict[str, dict[str, float]]:
-    """Share of crowded anchors at the end of trainings by images and loss, the mean over those that logged it."""
+    """Share of crowded anchors at the end of training, by images and loss: the mean over runs that logged it."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in _records(paths):
         if "crowded" in record["log.csv"]:
@@ -134,19 +135,19 @@ def crowds(paths: Sequence[Path]) -> dict[str, dict[str, float]]:
 
 
 def diagnosed(records: Path) -> dict[str, float]:
-    """The temperature that `weince diagnose` names for an encoder of InfoNCE at 0.5, by images."""
+    """The temperature that `weince diagnose` names for an encoder trained with InfoNCE at 0.5, by images."""
     kept = _kept(records)
     return {data: kept[name]["models"][0]["link_test"]["tau0"] for data, name in DIAGNOSED.items()}
 
 
 class Heads(NamedTuple):
-    """Heads by loss: what each metric says of them, and the share of them that is crowded.
+    """Heads on one file of features, as means over their seeds.
 
     Attributes:
         source: What they were trained on, in words.
         data: The images.
-        predicted: By metric and loss.
-        crowded: By loss.
+        predicted: The metrics, by metric and loss; higher is better.
+        crowded: Share of crowded items, by loss.
     """
 
     source: str
@@ -156,7 +157,7 @@ class Heads(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The features, whatever the images."""
+        """The kind of features: the source without the name of the images."""
         return self.source.replace(self.data, "").strip("_")
 
 
@@ -170,7 +171,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(predicted: Sequence[float], reached: Sequence[float]) -> Agreement:
-    """Of two orders of the same losses; resamplings in which all are equal have no order and are left out."""
+    """Agreement of two orders of the same losses. Resamples in which all values are equal are left out."""
     values = np.array([predicted, reached])
     rows = np.random.default_rng(0).integers(values.shape[1], size=(DRAWS, values.shape[1]))
     drawn = values[:, rows]
@@ -184,7 +185,7 @@ def agreement(predicted: Sequence[float], reached: Sequence[float]) -> Agreement
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of each row of (draws, losses)."""
+    """Spearman's coefficient of each row of (draws, losses)."""
     a, b = (
         ranks - ranks.mean(axis=1, keepdims=True)
         for ranks in (stats.rankdata(x, axis=1), stats.rankdata(y, axis=1))
@@ -193,13 +194,13 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Tau-b of each row of (draws, losses)."""
+    """Kendall's tau-b of each row of (draws, losses)."""
     a, b = (np.sign(z[:, :, None] - z[:, None, :]) for z in (x, y))
     return (a * b).sum(axis=(1, 2)) / np.sqrt((a**2).sum(axis=(1, 2)) * (b**2).sum(axis=(1, 2)))
 
 
 def trap_heads(records: Path) -> Heads:
-    """The heads that research/trap.py trained on the embeddings of an InfoNCE encoder, of losses trained in full."""
+    """The heads of research/trap.py on the embeddings of an InfoNCE encoder, for losses also trained in full."""
     header, *rows = _kept(records)["evidence/trap.csv"]
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in (dict(zip(header, row, strict=True)) for row in rows):
@@ -213,7 +214,7 @@ def trap_heads(records: Path) -> Heads:
 
 
 class Row(NamedTuple):
-    """How heads agree with the trainings of their losses, by one metric."""
+    """How heads, judged by one metric, agree with the trainings of their losses."""
 
     heads: Heads
     group: Group
@@ -233,7 +234,7 @@ class Row(NamedTuple):
 
 
 def compared(heads: Heads, group: Group, reached: dict[str, float], tau0: float) -> list[Row]:
-    """One row for each metric; none where too few losses were trained."""
+    """One row for each metric; no row if too few losses were trained."""
     rows = []
     for metric, predicted in heads.predicted.items():
         both = [name for name in reached if name in predicted]
@@ -244,7 +245,7 @@ def compared(heads: Heads, group: Group, reached: dict[str, float], tau0: float)
 
 
 def regrets(predicted: dict[str, float], reached: dict[str, float], tau0: float) -> dict[str, float]:
-    """Points lost against the best loss of a group, by rule; NaN where the group lacks the loss."""
+    """Points lost against the best loss of a group, by rule; NaN if the group lacks the loss of a rule."""
     best = max(reached.values())
     chosen = max((name for name in reached if name in predicted), key=lambda name: predicted[name])
     return {
@@ -264,7 +265,7 @@ def nearest(reached: dict[str, float], tau0: float) -> str:
 
 
 def left_out(rows: Sequence[Row]) -> list[Row]:
-    """Of each group the row of the features and metric that agree best with trainings on other images."""
+    """For each group, the row of the features and metric that agree best with trainings on other images."""
     kinds = defaultdict(set)
     for row in rows:
         kinds[row.heads.kind].add(row.heads.data)
@@ -327,7 +328,7 @@ def markdown(
 
 
 def collapses(found: Sequence[Heads], trained: dict[str, dict[str, float]]) -> list[str]:
-    """Lines: whether heads collapse where trainings did, and the shares that are crowded."""
+    """Lines of the page: whether heads collapse where trainings did, and the shares of crowded anchors."""
     alarms = []
     for heads in found:
         known = trained.get(heads.data, {})
@@ -368,7 +369,7 @@ def collapses(found: Sequence[Heads], trained: dict[str, dict[str, float]]) -> l
 
 
 def more_often(first: np.ndarray, second: np.ndarray) -> float:
-    """The chance that one of the first is larger than one of the second; equals count half."""
+    """The chance that a value of the first is larger than one of the second; ties count half."""
     gap = np.subtract.outer(first, second)
     return float(((gap > 0) + 0.5 * (gap == 0)).mean())
 
@@ -381,7 +382,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 
 def draw(found: Sequence[Heads], reached: dict[Group, dict[str, float]], path: Path) -> None:
-    """A panel for each group of trainings, a colour for each kind of features: positives first against accuracy."""
+    """Accuracy over positives first: a panel for each group of trainings, a colour for each kind of features."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -418,7 +419,7 @@ def draw(found: Sequence[Heads], reached: dict[Group, dict[str, float]], path: P
 
 
 def train(data: str, file: Path, options: argparse.Namespace, losses: dict[str, LossConfig]) -> Heads:
-    """Heads with these losses on a file of features."""
+    """Train heads with these losses on a file of features."""
     folder = options.results.with_name(f"{options.results.name}_heads") / file.stem
     predict(file, folder, losses=losses, seeds=options.seeds, steps=options.steps, jobs=options.jobs or cores(),
             probe=Probe(rate=options.rate, noise=options.noise), command="research/predict_study.py")  # fmt: skip
@@ -488,7 +489,7 @@ def _with(value: float, interval: tuple[float, float]) -> str:
 
 
 def read_heads(folder: Path, seeds: Sequence[int]) -> dict[str, list[Outcome]]:
-    """Outcomes of the seeds by loss, from a folder of `weince predict`."""
+    """Outcomes of these seeds by loss, from a folder of `weince predict`."""
     found: dict[str, dict[int, Outcome]] = defaultdict(dict)
     for head in json.loads((folder / "heads.json").read_text(encoding="utf-8"))["heads"]:
         values = [float("nan") if head[key] is None else head[key] for key in Outcome._fields]

@@ -1,8 +1,8 @@
-"""Which pairs a loss pulls together, and how hard, against how hard it pushes others away.
+"""Which pairs a loss pulls together, how hard it pulls, and how hard it pushes the others away.
 
-Reads the embeddings of pairs (z_i, z_j) and asks, at these embeddings, for the forces of each loss on an anchor along
-the sphere: the derivative of the anchor's loss by each of its scores, times the sine of the angle (what is left of a
-gradient where norms do not count). Writes NAME.md, NAME.csv and NAME.svg.
+Reads the embeddings of pairs (z_i, z_j) and computes the forces of each loss on an anchor along the sphere: the
+derivative of the anchor's loss by each of its scores, times the sine of the angle. (Embeddings are normalised, so
+only the part of the gradient along the sphere has an effect.) Writes NAME.md, NAME.csv and NAME.svg.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LOSSES: dict[str, ContrastiveLoss] = {
 
 
 class Forces(NamedTuple):
-    """Of every anchor: shortfall of its positive, force towards it, and the sum of the forces away from others."""
+    """For every anchor: shortfall of its positive, force towards it, and sum of the forces away from negatives."""
 
     shortfall: Tensor
     pull: Tensor
@@ -48,7 +48,7 @@ class Forces(NamedTuple):
 
 
 def forces(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> Forces:
-    """At a batch ``(n, d)`` twice."""
+    """The forces of a loss on the anchors of a batch; both views are ``(n, d)``."""
     unit = F.normalize(torch.cat([z_i, z_j]))
     own = torch.eye(len(unit), dtype=torch.bool)
     positive = torch.arange(len(unit)).roll(len(z_i)).unsqueeze(1)
@@ -63,7 +63,7 @@ def forces(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> Forces:
     value = (logits.logsumexp(1) - logits.gather(1, positive).squeeze(1)).mean()
     torch.testing.assert_close(value, loss(z_i, z_j), rtol=1e-9, atol=1e-9)
 
-    # Of the loss: weight less 1 for the positive, weight for the others, each times the slope of its logit.
+    # Size of the derivative by a score: (1 - weight) * slope for the positive, weight * slope for negatives.
     weight = logits.softmax(1)
     weight = weight.scatter(1, positive, 1 - weight.gather(1, positive))
     size = weight * slopes * (shortfall * (2 - shortfall)).sqrt()
@@ -72,7 +72,7 @@ def forces(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> Forces:
 
 
 def settled(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> LogSumExp:
-    """The sum of a loss, whose links have the weights of this batch's anchors."""
+    """The first sum that a loss requests; its links hold the weights of this batch's anchors."""
     (contest,) = contests("views", z_i, z_j)
     asked = loss.sums(Dense(contest, Need(loss.tail)))
     first = asked[0] if isinstance(asked, Sequence) else asked
@@ -90,7 +90,7 @@ class Row(NamedTuple):
 
 
 def row(name: str, batches: Sequence[tuple[Tensor, Tensor]]) -> Row:
-    """A loss at all batches."""
+    """The row of a loss, over all batches."""
     found = Forces(*map(torch.cat, zip(*(forces(LOSSES[name], *batch) for batch in batches), strict=True)))
     shares = [float(found.pull[part].sum() / found.pull.sum()) for part in ranges(found.shortfall)]
     return Row(name, float(found.pull.mean()), float(found.push.mean()), shares)

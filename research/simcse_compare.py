@@ -1,9 +1,9 @@
 """SimCSE with InfoNCE and WEINCE, over temperatures and seeds, from one encoder: which loss ranks STS pairs better?
 
-Runs what is missing, several at once, and writes NAME.csv (a line a run), NAME_dev.csv (a line for each look at the
-dev split), NAME.md (tables) and NAME_seeds.svg. The
-encoder of a run is chosen on STS-B's dev split; every preset gets the same temperatures; a preset's temperature is
-chosen on the dev split too. Runs with equal seeds see the same sentences in the same order, and are paired in tests.
+Trains the runs that are missing, several at once, and writes NAME.csv (a line for each run), NAME_dev.csv (a line for
+each evaluation on the dev split), NAME.md (tables) and NAME_seeds.svg. All presets get the same temperatures. The dev
+split of STS-B chooses the encoder within a run, and the temperature of each preset. Runs with equal seeds see the
+same sentences in the same order, so tests pair them.
 """
 
 import argparse
@@ -40,7 +40,7 @@ NAMES = {
 
 
 class Config(NamedTuple):
-    """A row of the table."""
+    """A preset at a temperature: a row of the table."""
 
     preset: str
     temperature: float
@@ -51,7 +51,7 @@ class Config(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run reached."""
+    """Result of a run: figures by name."""
 
     config: Config
     seed: int
@@ -59,13 +59,13 @@ class Result(NamedTuple):
 
 
 def configs(presets: Sequence[str], temperatures: Sequence[float]) -> list[Config]:
-    """All presets at all temperatures: first the first temperature and the first preset, in case time runs out."""
+    """All presets at all temperatures; those with the first preset or temperature come first if time runs out."""
     every = [Config(preset, temperature) for preset in presets for temperature in temperatures]
     return sorted(every, key=lambda one: one.preset != presets[0] and one.temperature != temperatures[0])
 
 
 def runs(options: argparse.Namespace) -> Iterator[TextRun]:
-    """The runs of a comparison, those that matter most first."""
+    """The runs of a comparison, the most important ones first."""
     chosen = configs(options.presets, options.temperatures)
     must = [
         one for one in chosen if one.preset == chosen[0].preset or one.temperature == chosen[0].temperature
@@ -78,7 +78,7 @@ def runs(options: argparse.Namespace) -> Iterator[TextRun]:
                     model=str(options.model),
                     sts=options.sts,
                     out=options.out / f"{one.preset}_{one.temperature:g}_seed{seed}",
-                    # 64 x 64 scores: no other engine has anything to gain there
+                    # with 64 x 64 scores no other engine has an advantage
                     loss=LossConfig(preset=one.preset, temperature=one.temperature, engine="dense"),
                     batch=options.batch,
                     lr=options.lr,
@@ -99,7 +99,7 @@ def _worker() -> None:
 
 
 def _before(options: argparse.Namespace) -> None:
-    """Score the encoder as it is."""
+    """Evaluate the encoder before any training."""
     import torch
 
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else options.device
@@ -109,7 +109,7 @@ def _before(options: argparse.Namespace) -> None:
 
 
 def run_missing(options: argparse.Namespace) -> None:
-    """Train what has no result yet; a run that fails is named, and the others go on."""
+    """Train the runs that have no result yet; a run that fails is reported, and the others continue."""
     import torch
     import transformers
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -156,7 +156,7 @@ def run_missing(options: argparse.Namespace) -> None:
 
 
 def read_results(out: Path) -> list[Result]:
-    """The runs in a folder that are done."""
+    """The results of the finished runs in a folder."""
     import yaml
 
     found = []
@@ -173,12 +173,12 @@ def read_results(out: Path) -> list[Result]:
 
 
 def column(results: Sequence[Result], config: Config, name: str) -> dict[int, float]:
-    """A figure of a configuration by seed."""
+    """One figure of a configuration, by seed."""
     return {one.seed: one.values[name] for one in results if one.config == config}
 
 
 def compare(results: Sequence[Result], one: Config, base: Config, name: str) -> PairedTest:
-    """A paired test over the seeds that both have."""
+    """A paired test of a configuration against another, over the seeds that both have."""
     a, b = column(results, one, name), column(results, base, name)
     seeds = sorted(a.keys() & b.keys())
     return paired_test([a[seed] for seed in seeds], [b[seed] for seed in seeds])
@@ -199,7 +199,7 @@ def plus_minus(values: Sequence[float]) -> str:
 
 
 def table(results: Sequence[Result], order: Sequence[Config], base: Config) -> list[str]:
-    """All configurations, each against the first."""
+    """Table of all configurations, each compared with ``base``."""
     others = [one for one in order if one != base]
     tests = {one: compare(results, one, base, "STSB") for one in others}
     corrected = dict(zip(others, holm([tests[one].p_value for one in others]), strict=True))
@@ -221,7 +221,7 @@ def table(results: Sequence[Result], order: Sequence[Config], base: Config) -> l
 
 
 def chosen_table(results: Sequence[Result], order: Sequence[Config]) -> list[str]:
-    """Each preset at the temperature that its dev scores choose, against the first preset."""
+    """Table of the presets, each at the temperature with its best dev score, compared with the first preset."""
     best: dict[str, Config] = {}
     for one in order:
         mean = np.mean(list(column(results, one, "dev").values()))
@@ -245,7 +245,7 @@ def chosen_table(results: Sequence[Result], order: Sequence[Config]) -> list[str
 
 
 def figure(results: Sequence[Result], order: Sequence[Config], path: Path) -> None:
-    """A dot for each seed, and the mean with its interval."""
+    """Draw a dot for each seed, and the mean with its interval."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -283,7 +283,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 
 def write_dev(out: Path, path: Path) -> None:
-    """How every run did on the dev split each time it was looked at, from the logs of the runs that are done."""
+    """Write every dev score of the finished runs, from their logs."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["run", "step", "loss", "dev"])
@@ -312,7 +312,7 @@ def introduction(run: dict[str, Any], values: dict[str, float], seeds: int) -> s
 def origin(
     options: argparse.Namespace, run: dict[str, Any], values: dict[str, float], seeds: Sequence[int]
 ) -> str:
-    """The command and the machines; runs that were added later were another call of it."""
+    """The command and the machines; runs that were added later come from another call of the command."""
     command = (
         f"python research/simcse_compare.py --model ENCODER --text SENTENCES --sts STS "
         f"--sentences {int(values['sentences'])} --seeds {' '.join(map(str, seeds))} "
@@ -344,7 +344,7 @@ def before(out: Path) -> str:
 
 
 def aggregate(options: argparse.Namespace) -> None:
-    """Write the tables and the figure from the runs that are done."""
+    """Write the tables and the figure from the finished runs."""
     import yaml
 
     results = read_results(options.out)

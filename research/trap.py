@@ -1,8 +1,8 @@
 """What makes embeddings crowd under Algorithm 1: its gate, its fitted slope, or the positive's pull?
 
-A small head is trained on the embeddings of a finished encoder (z_i and z_j of an .npz file), with the loss changed
-in one thing at a time. Three quarters of the pairs train, with noise on both sides in place of new views; the others
-are looked at in the end. Crowded are those that have 1 % of the others or more within a shortfall of 0.01.
+A small head is trained on the embeddings of a finished encoder (z_i and z_j of an .npz file), with one change to the
+loss at a time. It is trained on three quarters of the pairs, with noise on both sides in place of new views, and
+evaluated on the others. An item is crowded if at least 1 % of these lie within a shortfall of 0.01 of it.
 Writes NAME.md, NAME.csv and NAME.svg. About 6 minutes on a CPU for each seed.
 """
 
@@ -41,7 +41,7 @@ LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
     "paper, gate at the 0.4 quantile": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0_quantile=0.4)),
     "paper, rho gate alone": partial(WeinceLoss.paper, 0.5, tail=TailConfig(gate="rho")),
     "paper, AIC gate alone": partial(WeinceLoss.paper, 0.5, tail=TailConfig(gate="aic")),
-    # Next to no steepness: the gate is half open for every anchor.
+    # With a steepness near 0, the rho gate is half open for every anchor.
     "paper, lam = 0.5 for all": partial(WeinceLoss.paper, 0.5, tail=TailConfig(kappa_rho=1e-3)),
     "paper, gate at a shortfall of 0.02": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.02)),
     "paper, gate at a shortfall of 0.05": partial(WeinceLoss.paper, 0.5, tail=TailConfig(rho0=0.05)),
@@ -61,19 +61,19 @@ LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
 
 
 class Made(NamedTuple):
-    """What heads of one table have in common: steps, and a hash of the file of pairs."""
+    """What all heads of a table share: number of steps, and a hash of the file of pairs."""
 
     steps: int
     pairs: str
 
 
 class Outcome(NamedTuple):
-    """Of a training.
+    """Result of one training.
 
     Attributes:
-        crowded: Share of held-out items that are.
-        first: Share of held-out anchors whose positive scores highest among one view of 256 items.
-        rise: Mean training loss of the last tenth of the steps above that of the tenth where it is lowest.
+        crowded: Share of held-out items that are crowded.
+        first: Share of held-out anchors whose positive has the highest score among one view of each of 256 items.
+        rise: Mean training loss over the last tenth of the steps, minus that over the lowest tenth.
         slope: Median fitted ``beta`` of the fifth of held-out anchors with the hardest negatives.
     """
 
@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
 
 
 def train(name: str, seed: int, path: Path, steps: int) -> Outcome:
-    """A head with one loss, on one thread."""
+    """Train a head with one loss, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     z_i, z_j = read(path)
@@ -108,7 +108,7 @@ def train(name: str, seed: int, path: Path, steps: int) -> Outcome:
 
 
 def known(path: Path, made: Made) -> dict[tuple[str, int], Outcome]:
-    """Heads of an earlier run, by loss and seed; one that was made otherwise is refused."""
+    """Heads of an earlier run, by loss and seed; exits if their steps or pairs were different."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
@@ -122,7 +122,7 @@ def known(path: Path, made: Made) -> dict[tuple[str, int], Outcome]:
 
 
 def read(path: Path) -> tuple[Tensor, Tensor]:
-    """Both sides, each feature with mean 0 and variance 1 over both."""
+    """Both sides of the pairs, standardised: each feature has mean 0 and variance 1 over both sides."""
     with np.load(path, allow_pickle=False) as file:
         both = torch.from_numpy(np.concatenate([file["z_i"], file["z_j"]])).float()
     both = (both - both.mean(0)) / both.std(0)
@@ -137,7 +137,7 @@ def head(width: int) -> nn.Sequential:
 
 
 def look(z_i: Tensor, z_j: Tensor, rise: float) -> Outcome:
-    """At held-out pairs."""
+    """Measure held-out pairs."""
     unit_i, unit_j = unit_rows(z_i), unit_rows(z_j)
     near = shortfalls(unit_i, unit_i) <= CROWD
     crowded = near.fill_diagonal_(False).sum(1) >= SHARE * len(near)
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("trap"), help="name of what is written")
     parser.add_argument("--source", default="the pairs", help="what the embeddings are, in words")
     options = parser.parse_args(arguments)
-    read(options.pairs)  # a file that is none fails here, not in every process
+    read(options.pairs)  # an unusable file fails here once, not in every process
     made = Made(options.steps, hashlib.sha256(options.pairs.read_bytes()).hexdigest()[:12])
     done = {} if options.known is None else known(options.known, made)
     wanted = [(name, seed) for seed in options.seeds for name in LOSSES]

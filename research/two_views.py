@@ -1,11 +1,11 @@
-"""Features of two random views of training images, for `weince predict` and research/predict_study.py.
+"""Compute features of two random views of training images, for `weince predict` and research/predict_study.py.
 
 Modes:
-    run      of the encoder of a run of `weince train`, before its projector
-    patches  without any training: convolution with whitened random patches, rectified both ways, summed over quarters
-             of the view (Coates and Ng 2011)
+    run      from the encoder of a run of `weince train`, before its projector
+    patches  without training: convolution with whitened random patches, rectified in both directions, averaged over
+             quarters of the view (Coates and Ng 2011)
 
-Both write z_i and z_j (images, d) in 16 bits, and labels.
+Both write z_i and z_j (images, d) in 16 bits, and the labels.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def pixels(images: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def normalised(patches: Tensor) -> Tensor:
-    """Rows of patches without their mean and contrast."""
+    """Remove the mean and the contrast of each row of patches."""
     centred = patches - patches.mean(1, keepdim=True)
     return centred / (patches.var(1, keepdim=True) + 1e-3).sqrt()
 
@@ -58,7 +58,7 @@ def described(views: Tensor, whitening: Tensor, bank: Tensor) -> Tensor:
     both = torch.cat([response - SHRUNK, -response - SHRUNK], 1).relu()
     side = round(places**0.5)
     maps = both.reshape(n, side, side, -1).permute(0, 3, 1, 2)
-    # The colours, which patches lose; from 1 to 2, so that no view has features of zeros.
+    # Normalised patches lose the colours. These go from 1 to 2, so that no view has only features of 0.
     colours = 1 + F.adaptive_avg_pool2d(views, 2)
     return torch.cat([F.adaptive_avg_pool2d(maps, 2).flatten(1), colours.flatten(1)], 1)
 
@@ -102,7 +102,7 @@ def main() -> None:
     arrays = make(source, options.images, options.seed)  # type: ignore[operator]
 
     def write(part: Path) -> None:
-        with part.open("wb") as file:  # a path would get a second suffix
+        with part.open("wb") as file:  # savez would append .npz to a path
             np.savez(file, **arrays)
 
     write_aside(options.out, write, "features")

@@ -46,7 +46,7 @@ RUN = {"data": "cifar100", "encoder": "resnet18", "epochs": 100, "precision": "b
 def accuracies(
     archive: str = "evidence", shown: Mapping[str, Mapping[str, Any]] = SHOWN
 ) -> dict[str, list[float]]:
-    """Linear accuracy of every seed, from the records of the runs."""
+    """Linear accuracy of every seed by the name of its loss, from the records of the runs."""
     found: dict[str, list[float]] = {name: [] for name in shown}
     for line in (RESULTS / archive / "runs.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -60,12 +60,12 @@ def accuracies(
 
 
 def comparison() -> Figure:
-    """The paper's recipe."""
+    """Losses trained with the paper's recipe."""
     return dots(accuracies(), (39, 56))
 
 
 def strong() -> Figure:
-    """The strong recipe."""
+    """Losses trained with the strong recipe."""
     return dots(accuracies("strong", STRONG), (57.5, 61.5))
 
 
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.parse_args(arguments)
     matplotlib.use("Agg")
-    # With a fixed salt the same figure is the same file.
+    # A fixed salt makes the same figure give the same file.
     plt.rcParams.update({"svg.hashsalt": "weince", "axes.spines.top": False, "axes.spines.right": False})
     figures = {"comparison": comparison, "strong": strong, "links": links, "noise-floor": floor}
     for name, draw in figures.items():

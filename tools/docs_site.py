@@ -1,11 +1,11 @@
-"""What the documentation site needs beyond its plugins: hooks of mkdocs (``mkdocs.yml``), run by ``make docs``.
+"""Hooks of mkdocs for the documentation site (see ``mkdocs.yml``), run by ``make docs``.
 
 - Pages that live elsewhere in the repository (``BROUGHT``) become pages of the site.
-- A link that leads out of ``docs/`` becomes a link to the repository, a picture is copied. One that leads nowhere
-  stays, so that mkdocs reports it.
-- A notebook becomes a page: its text, its code and the outputs stored in it.
-- Formulas become MathML, which browsers draw themselves: the site loads no script for them.
-- Docstrings: Sphinx roles become links to the reference; a public name without a docstring is reported.
+- A link that leads out of ``docs/`` becomes a link to the repository; a picture is copied. A broken link stays as it
+  is, so that mkdocs reports it.
+- A notebook becomes a page with its text, its code and the outputs stored in it.
+- Formulas become MathML, which browsers draw without a script.
+- Sphinx roles in docstrings become links to the reference; a public name without a docstring is reported.
 """
 
 import ast
@@ -61,27 +61,27 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_config(config: Any) -> Any:
-    """The navigation names notebooks by their files."""
+    """Replace notebooks in the navigation by the pages made from them."""
     config.nav = json.loads(json.dumps(config.nav).replace(".ipynb", ".md"))
     return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as the site has them."""
+    """Rewrite links for the site, and diagrams as links to GitHub."""
     where = _home(page.file.src_uri)
 
     def linked(found: re.Match[str]) -> str:
         before, path, anchor, after = found.groups()
         return before + _target(where, path, page.file.src_uri) + (anchor or "") + after
 
-    # Drawing it would load a script of megabytes; GitHub draws it.
+    # To draw a diagram, the site would have to load a script of megabytes; GitHub draws it.
     drawn = f"[The picture, as GitHub draws it]({REPOSITORY}/blob/main/{where})."
     parts = FENCE.split(DIAGRAM.sub(drawn, markdown))
     return "".join(part if part.startswith("```") else LINK.sub(linked, part) for part in parts)
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Formulas as MathML; a warning, which fails a strict build, for a name that says nothing."""
+    """Convert formulas to MathML; warn of a name without a docstring, which fails a strict build."""
     for name in UNDOCUMENTED.findall(html):
         log.warning(f"{page.file.src_uri}: {name} has no docstring")
     return FORMULA.sub(_mathml, html)
@@ -90,17 +90,17 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 def _mathml(found: re.Match[str]) -> str:
     kind, formula = found.groups()
     made = convert(unescape(formula).strip(), display="block" if kind == "div" else "inline")
-    return made.replace("<mi>log</mi>", f"{THIN}<mi>log</mi>{THIN}")  # TeX sets a function's name apart
+    return made.replace("<mi>log</mi>", f"{THIN}<mi>log</mi>{THIN}")  # TeX spaces a function's name
 
 
 def _home(uri: str) -> str:
-    """Where the source of a page lies in the repository."""
+    """Path of a page's source in the repository."""
     brought = {to: source for source, to in BROUGHT.items()}
     return brought.get(uri, posixpath.join("docs", uri))
 
 
 def _target(where: str, path: str, uri: str) -> str:
-    """A link of the site in place of one between files of the repository."""
+    """The link on the site for a link between files of the repository."""
     source = posixpath.normpath(posixpath.join(posixpath.dirname(where), path))
     if source in BROUGHT:
         source = posixpath.join("docs", BROUGHT[source])
@@ -155,27 +155,27 @@ def _output(output: dict[str, Any]) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Docstrings as the reference shows them."""
+    """Prepares docstrings for the reference."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
             obj.docstring.value = ROLE.sub(_reference, obj.docstring.value)
 
     def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
-        """``dcl_loss = functional(DCLLoss, "dcl_loss")`` is a function: show it as one."""
+        """Show ``dcl_loss = functional(DCLLoss, "dcl_loss")`` as a function, which it is."""
         for name, made in list(mod.members.items()):
             if isinstance(made, griffe.Attribute) and str(made.value).startswith("functional("):
                 mod.set_member(name, _function(mod, name, str(made.value)))
 
 
 def _reference(found: re.Match[str]) -> str:
-    """A link, if the reference has the name; else the name."""
+    """A link to a name if the reference has it, otherwise just the name."""
     name = found.group(1)
     return f'<autoref identifier="{name}" optional><code>{name}</code></autoref>'
 
 
 def _function(mod: griffe.Module, name: str, made: str) -> griffe.Function:
-    """What ``weince.losses.base.functional`` makes, with the docstring that it writes."""
+    """The function that ``weince.losses.base.functional`` makes, with its docstring."""
     call = ast.parse(made, mode="eval").body
     assert isinstance(call, ast.Call)
     loss, _, *example = call.args

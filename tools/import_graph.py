@@ -1,11 +1,10 @@
 """Draw which room of the package imports which: the picture in CONTRIBUTING.md, made from the sources.
 
     python tools/import_graph.py            # write the picture again
-    python tools/import_graph.py --check    # end with status 1 if it is out of date, or if rooms import in a circle
+    python tools/import_graph.py --check    # exit with status 1 if it is out of date, or if imports form a cycle
 
-An import counts wherever it stands, in a function too; what only a type checker reads (``if TYPE_CHECKING``) counts
-nowhere.
-Arrows that follow from others are left out of the picture.
+A room is a folder of the package, or a module that lies beside the folders. Imports inside functions count too;
+imports for type checkers (``if TYPE_CHECKING``) do not. Arrows that follow from others are left out of the picture.
 """
 
 import argparse
@@ -47,7 +46,7 @@ def _imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All that is in a tree but what stands under ``if TYPE_CHECKING``."""
+    """All nodes of a tree except those under ``if TYPE_CHECKING``."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
@@ -56,7 +55,7 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def room(module: str) -> str:
-    """Where a module is: its folder, or itself where it lies beside folders."""
+    """The room of a module: its folder, or the module itself if it lies beside the folders."""
     if module in COMMANDS:
         return "cli"
     parts = module.split(".")[1:]
@@ -79,7 +78,7 @@ def room_graph(modules: Graph) -> dict[str, set[str]]:
 
 
 def cycle(graph: Graph) -> list[str]:
-    """A circle of imports; nothing if there is none."""
+    """A cycle of imports; empty if there is none."""
     try:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
@@ -88,7 +87,7 @@ def cycle(graph: Graph) -> list[str]:
 
 
 def drawn(rooms: Graph) -> str:
-    """The rooms in Mermaid's language, an arrow from what is imported to what imports it."""
+    """The rooms in Mermaid's language; arrows lead from the imported room to the one that imports it."""
     behind = {name: _behind(name, rooms) for name in rooms}
     arrows = [
         f"  {_node(imported)} --> {_node(name)}"
@@ -100,7 +99,7 @@ def drawn(rooms: Graph) -> str:
 
 
 def _behind(name: str, rooms: Graph) -> set[str]:
-    """All rooms that a room needs, near and far."""
+    """All rooms that a room imports, directly or through others."""
     return rooms[name].union(*(_behind(other, rooms) for other in rooms[name]))
 
 
@@ -112,7 +111,7 @@ def page_with(picture: str, page: str) -> str:
     """A page with its picture replaced.
 
     Raises:
-        ValueError: The page has no place for it.
+        ValueError: The page lacks the lines that enclose the picture.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)

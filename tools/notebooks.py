@@ -27,7 +27,7 @@ Notebook = dict[str, Any]
 
 
 def run(notebook: Notebook) -> Notebook:
-    """The notebook with the outputs of its cells; the first error ends it."""
+    """The notebook with the outputs of its cells; an error in a cell stops it."""
     names: dict[str, Any] = {"__name__": "__main__"}
     cells, count = [], 0
     for cell in notebook["cells"]:
@@ -70,12 +70,12 @@ def _lines(text: str) -> list[str]:
 
 
 def _figures() -> Iterator[str]:
-    """The open figures as PNG, then closed."""
+    """All open figures as PNG; they are closed afterwards."""
     from matplotlib import pyplot
 
     for number in pyplot.get_fignums():
         file = io.BytesIO()
-        # Without the version of matplotlib: the same figure is the same file.
+        # Without matplotlib's version, the same figure always gives the same file.
         pyplot.figure(number).savefig(file, dpi=90, bbox_inches="tight", metadata={"Software": None})
         yield base64.b64encode(file.getvalue()).decode()
     pyplot.close("all")

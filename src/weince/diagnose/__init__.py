@@ -4,8 +4,8 @@
 
     index = diagnose({"my encoder": (z_i, z_j)}, "report")
 
-The folder appears under its name only when it is complete: it is built beside it and renamed at the end. One that is
-there already is filled at the end.
+The report is built in a temporary folder beside the final one. At the end that folder is renamed; if the final folder
+exists already, the report is moved into it.
 """
 
 import json
@@ -60,8 +60,8 @@ def diagnose(
     Args:
         inputs: For each model ``(z_i, z_j)``, both ``(pairs, dim)``, positives row by row, at least 128 pairs; or
             ``(z_i, z_j, ids)``: pairs with equal ids never compete.
-        out: Folder to write; replaced if it holds an earlier diagnosis, refused if it holds anything else.
-        quick: Fewer batches and simulations: seconds instead of a minute for a few thousand pairs.
+        out: Folder to write. An earlier diagnosis in it is replaced; if it holds anything else, an error is raised.
+        quick: Use fewer batches and simulations: seconds instead of a minute for a few thousand pairs.
         trend: The models are checkpoints of one run, in order.
         average: The models are one recipe with several seeds: add their mean.
         progress: Show progress bars and the verdicts on stderr.
@@ -142,7 +142,7 @@ def write_diagnosis(
         (folder / "summary.json").write_text(
             json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
         )
-        # The page comes last: without it a folder does not look finished.
+        # The page is written last, so that an incomplete folder has no page.
         page = Page(
             title=_title(models, trend),
             command=command,
@@ -164,7 +164,7 @@ def write_diagnosis(
 
 
 def _check_number(models: int, trend: bool, average: bool) -> None:
-    """Refuse too few models for what is to be shown of them."""
+    """Raise an error if there are too few models for a page, a trend or a mean."""
     if not models:
         raise InputError("want at least one model; got none")
     if trend and models < 2:
@@ -204,7 +204,7 @@ def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, average:
 
 
 def steps_of(names: Sequence[str]) -> list[float]:
-    """The last number in each name, if they all have one and it rises; 1, 2, 3 otherwise."""
+    """The last number in each name, if all names have one and these numbers rise; 1, 2, 3 otherwise."""
     found = [re.findall(r"\d+", name) for name in names]
     if all(found):
         steps = [float(numbers[-1]) for numbers in found]
@@ -214,7 +214,7 @@ def steps_of(names: Sequence[str]) -> list[float]:
 
 
 def check_out(out: Path) -> None:
-    """Refuse to replace anything but an earlier diagnosis, or an empty folder."""
+    """Raise an error unless `out` is new, an empty folder, or an earlier diagnosis."""
     try:
         check_folder(out)
     except ValueError as error:
@@ -229,7 +229,7 @@ def check_out(out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         ours = False
     others = [name for name in found if not ours or name not in WRITTEN]
-    if others:  # someone's notes beside a report, say, would go with it
+    if others:  # a report is not mixed with other files
         raise InputError(
             f"{out}: want a new folder, an empty one or an earlier diagnosis; got other files ({others[0]})"
         )
@@ -237,7 +237,7 @@ def check_out(out: Path) -> None:
 
 @contextmanager
 def finished_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` to fill; it takes its name at the end, and is removed if anything goes wrong."""
+    """A temporary folder to fill. At the end its content becomes `out`; after an error it is removed."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-unfinished-", dir=out.absolute().parent))
     try:
@@ -252,9 +252,10 @@ def finished_folder(out: Path) -> Iterator[Path]:
 
 
 def _refill(out: Path, work: Path) -> None:
-    """Move a report into a folder that is there, which cannot be renamed if it is a link, a mount or ``.``.
+    """Move a report into an existing folder, which may be a link, a mount or ``.`` and so cannot be replaced.
 
-    The old page goes first and the new one comes last. In between the summary, old or new, says whose folder it is.
+    The old page is deleted before the new files are moved, and the new page is moved last. In between, the old or
+    the new summary marks the folder as a diagnosis.
     """
     for name in set(WRITTEN) - {"summary.json"}:
         path = out / name
@@ -265,7 +266,7 @@ def _refill(out: Path, work: Path) -> None:
 
 
 def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, command: str) -> dict[str, Any]:
-    """The numbers of a diagnosis as JSON can hold them: NaN is null, infinity a string."""
+    """The numbers of a diagnosis in a form that JSON can hold: NaN becomes null, infinity a string."""
     return {
         "format": FORMAT,
         "version": version(),
@@ -277,7 +278,7 @@ def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, co
 
 
 def _means(models: Sequence[Measured]) -> dict[str, Any]:
-    """The mean of every quantity over the models, with its interval, as JSON can hold them."""
+    """The mean of every quantity over the models, with its interval, in a form that JSON can hold."""
     means = {q.key: figures_link.mean_over(q.value) for q in figures_link.quantities(models)}
     return {
         key: {"mean": _clean(mean), "interval": _clean(interval)} for key, (mean, interval) in means.items()

@@ -1,4 +1,4 @@
-"""From paired embeddings to batches of scores: how to cut, what competes."""
+"""Cut paired embeddings into batches and score them."""
 
 from typing import NamedTuple
 
@@ -10,20 +10,20 @@ from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
 from weince.evt.link_test import positive_columns, view_cosines
 
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
-LARGEST = 2048  # pairs in the largest batch that is tried where every positive wins
-MOST_SCORES = 2**24  # of anchors with candidates: beyond that some anchors of every batch are left out
-MOST_NEGATIVES = 2**23  # in the tail, drawn at random beyond that
+LARGEST = 2048  # the most pairs in a batch, when larger batches are tried because every positive wins
+MOST_SCORES = 2**24  # anchors x candidates; beyond that, some anchors of every batch are left out
+MOST_NEGATIVES = 2**23  # in the tail; beyond that, a random part of them is used
 
 
 class Bank(NamedTuple):
-    """The scores of a model's batches: for the link (anchors, candidates), and negatives once each."""
+    """Scores of a model's batches: (anchors, candidates) for the link test, and each negative pair once."""
 
     link: evt.LinkBank
     negatives: evt.NegativeCosines
 
 
 def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
-    """Pairs in a batch, number of batches, and a note when the data forced a change."""
+    """Pairs in a batch, number of batches, and a note if there were too few pairs for the settings."""
     n, wanted = len(pairs.z_i), settings.batch_size or 256
     good = min(GOOD_BATCHES, settings.batches)
     if settings.batch_size is None and n < good * wanted:
@@ -45,7 +45,7 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
 
 
 def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
-    """Batch sizes to try where every positive wins: twice as many pairs each time, as long as batches suffice."""
+    """Batch sizes to try if every positive wins: each doubles the last, as long as enough batches remain."""
     most = min(LARGEST, len(pairs.z_i) // FEWEST_BATCHES)
     sizes = []
     while batch_size < most:
@@ -55,7 +55,7 @@ def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
 
 
 def anchors_kept(batch_size: int, count: int) -> int:
-    """How many of the anchors of a batch are scored."""
+    """Number of anchors that are scored in each batch."""
     size = 2 * batch_size
     return min(size, max(FEWEST_PAIRS, MOST_SCORES // (count * (size - 1))))
 
@@ -63,8 +63,8 @@ def anchors_kept(batch_size: int, count: int) -> int:
 def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
     """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN).
 
-    With large batches some anchors and negatives of every batch are left out, so that time and memory stay bounded;
-    each anchor keeps all its candidates.
+    With large batches some anchors and negatives of every batch are left out, to bound time and memory. Each anchor
+    keeps all its candidates.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(pairs.z_i))[: count * batch_size]

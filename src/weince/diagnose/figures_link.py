@@ -153,7 +153,7 @@ def frechet_figures(gallery: Gallery, tag: str, a: evt.FrechetAblation) -> list[
 
 
 def _room(ax: Axes, spans: Floats) -> None:
-    """Never zoom so far in that rounding looks like an effect."""
+    """Set the limits of the x axis, never so narrow that rounding looks like an effect."""
     known = spans[np.isfinite(spans)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
     pad = max(0.15 * (high - min(low, 0.0)), 0.002)
@@ -170,7 +170,8 @@ def ablation_figures(
 ) -> list[Figure]:
     """Gain and lam over the number of hard negatives ("kept") or over the pool ("pool").
 
-    Beside them, if it is there, the same with winners drawn from one link: what the selection does by itself.
+    If ``drawn`` is given, it is shown beside them: the same with positives drawn from one link, which shows what
+    selecting by score does by itself.
     """
     x = np.array([getattr(p, over) for p in points], dtype=np.float64)
     gain = np.array([p.gain.gain for p in points])
@@ -228,7 +229,7 @@ def risk_figures(gallery: Gallery, tag: str, risk: Sequence[evt.RiskGradient]) -
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of every model, with its interval, to be drawn side by side."""
+    """A number of every model, with its interval."""
 
     key: str
     title: str
@@ -251,7 +252,7 @@ def _quantity(
 
 
 def quantities(models: Sequence[Measured]) -> list[Quantity]:
-    """What the forest plots (the first four) and the trends (all) show."""
+    """The quantities of the forest plots (the first four) and of the trends (all)."""
     none = (np.nan, np.nan)
     links, tails, frechet = [m.link for m in models], [m.tail.xi for m in models], [m.frechet for m in models]
     f0, wf = [a.f_over_0 for a in frechet], [a.wf_over_w for a in frechet]

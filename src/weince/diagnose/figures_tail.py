@@ -86,7 +86,7 @@ def _histogram(ax: Axes, values: Floats, colour: str) -> None:
 
 
 def anchor_figures(gallery: Gallery, tag: str, m: Measured) -> list[Figure]:
-    """What the loss reads from each anchor, and the valid comparison."""
+    """What the loss computes for each anchor, and the valid comparison."""
     a = m.anchors
     share = "share of anchors (%)"
     plain = [

@@ -2,7 +2,7 @@
 
 
 def short(value: float) -> str:
-    """Three significant digits, as one would type them."""
+    """A number with three significant digits, without trailing zeros."""
     return f"{float(f'{value:.3g}'):g}"
 
 
@@ -15,7 +15,7 @@ def link_code(lam: float, tau: float) -> str:
     """The fitted link as a loss.
 
     The test's logit is ``((1 - lam) * s + lam * g(s)) / tau``, ``g(s) = -log(1 - s)``; BlendLink's is
-    ``(1 - lam) * s / temperature + lam * beta * g(s)``. So temperature is tau, and beta is 1 / tau.
+    ``(1 - lam) * s / temperature + lam * beta * g(s)``. So temperature is tau and beta is 1 / tau.
     """
     if lam > 0.9995:
         return f"from weince import WeibitLoss\n\nloss = WeibitLoss(beta={short(1.0 / tau)})"
@@ -26,12 +26,12 @@ def link_code(lam: float, tau: float) -> str:
 
 
 def softmax_train(tau0: float) -> str:
-    """The command of `softmax_code`."""
+    """The command that trains with the loss of `softmax_code`."""
     return f"weince train --loss.preset infonce --loss.temperature {short(tau0)}"
 
 
 def link_train(lam: float, tau: float) -> str:
-    """The command of `link_code`."""
+    """The command that trains with the loss of `link_code`."""
     if lam > 0.9995:
         return f"weince train --loss.preset weibit --loss.temperature {short(tau)}"
     return (
@@ -41,7 +41,7 @@ def link_train(lam: float, tau: float) -> str:
 
 
 def both_code(lam: float, tau: float, tau0: float) -> str:
-    """The temperature first, then the link."""
+    """Both losses: first softmax at the fitted temperature, then the link."""
     first, second = softmax_code(tau0).splitlines(), link_code(lam, tau).splitlines()
     names = sorted(
         ", ".join(line.removeprefix("from weince import ") for line in (first[0], second[0])).split(", ")

@@ -1,4 +1,4 @@
-"""All diagnostics of one model's paired embeddings, by the functions of `weince.evt`.
+"""Run all diagnostics of `weince.evt` on one model's paired embeddings.
 
 Sign convention: xi < 0 is a bounded (Weibull) tail; scipy's ``genpareto`` has ``c = xi``; the endpoint is
 ``threshold - sigma / xi``.
@@ -47,7 +47,7 @@ class Curves:
         lams: Weights of the shortfall.
         lam_gain: Gain over softmax with lam fixed and the temperature refitted, nats per anchor.
         taus: Temperatures of softmax.
-        tau_loss: What softmax loses there against its fitted temperature, nats per anchor.
+        tau_loss: What softmax loses at these compared with its fitted temperature, nats per anchor.
         tau_range: Temperatures at which it loses at most `worth`.
         current_loss: The same loss at the temperature the model was trained with, or None.
         beta: Exponent of the pure shortfall link, fitted.
@@ -69,10 +69,10 @@ Points = tuple[evt.AblationPoint, ...]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Everything measured on one model. What needs a fitted link is None when no finite fit exists.
+    """Everything measured on one model. Fields that need a fitted link are None when no finite fit exists.
 
-    ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` the same with winners
-    drawn from the fitted blend. ``tried`` are the sizes of smaller batches, in which every positive won.
+    ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
+    positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which every positive won.
     """
 
     name: str
@@ -142,7 +142,7 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
 
 
 def _one_feature(choices: choice.Choices, lam: float) -> choice.Choices:
-    """The blend with lam held fixed, as a single feature: differences from the winner are linear in it."""
+    """The blend with lam fixed, as a single feature: differences from the positive's features blend linearly."""
     mixed = (1.0 - lam) * choices.features[0] + lam * choices.features[1]
     return replace(choices, features=mixed[None], beaten=(mixed > 0.0).any(axis=1)[None])
 
@@ -166,7 +166,7 @@ def _curves(bank: Bank, link: evt.LinkTest, settings: Settings, worth: float) ->
         return best - held_out(softmax, np.array([1.0 / tau]))
 
     current = settings.temperature
-    # The curve reaches the temperature in use, so that what it costs is seen.
+    # The curve includes the temperature in use, so that its cost is visible.
     ends = [0.25 * link.tau0, 4.0 * link.tau0, *([] if current is None else [current])]
     taus = np.geomspace(min(ends), max(ends), 2 * settings.points - 1)
     return Curves(
@@ -195,7 +195,7 @@ def _edge(loss: Callable[[float], float], tau0: float, factor: float, worth: flo
 
 
 def _selections(bank: evt.LinkBank, bootstraps: int, seed: int) -> tuple[Points, Points]:
-    """The link with the hardest negatives alone, and with those of growing pools."""
+    """Ablations of the link: with growing numbers of the hardest negatives, and with growing pools."""
     available = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
     sizes = _sizes(available, (8, 16, 32, 64, 128, 256))
     kept = min(64, max(available // 4, 1))
@@ -207,12 +207,12 @@ def _selections(bank: evt.LinkBank, bootstraps: int, seed: int) -> tuple[Points,
 
 
 def _sizes(available: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The wanted sizes well below what there is, and all there is."""
+    """The wanted sizes below 80 % of what is available, then all that is available."""
     return (*(k for k in wanted if k < 0.8 * available), available)
 
 
 def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, settings: Settings) -> tuple[evt.RiskGradient, ...]:
-    """Softmax and shortfall at their own best fits, the blend at its: two calls, joined."""
+    """Risk and gradient with each link at its own best fit; the blend's parameters differ, hence a second call."""
     seed = settings.seed
     bank = build_bank(pairs, min(settings.risk_pairs, len(pairs.z_i)), 1, seed).link
     fewest = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
@@ -225,7 +225,7 @@ def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, settings: Settings) -> 
 
 
 def _negative_shortfalls(bank: evt.LinkBank) -> Floats:
-    """1 - s of every anchor's negatives (anchors, candidates - 1), inf where there is none."""
+    """Shortfalls of every anchor's negatives (anchors, candidates - 1), inf where there is no candidate."""
     d = 1.0 - choice.negatives_of(bank.scores, bank.positives)
     return np.where(np.isnan(d), np.inf, d)
 
@@ -259,12 +259,12 @@ def measure(pairs: Pairs, settings: Settings, *, worth: float, tell: Tell = lamb
     except InputError:
         raise
     except ValueError as error:
-        # The statistics refuse degenerate scores in their own words; say whose scores they are.
+        # Errors about degenerate scores do not name the model, so its name is added here.
         raise InputError(f"{pairs.name}: {error}") from error
 
 
 class Tested(NamedTuple):
-    """The batches, the link test on them, and the sizes of smaller batches in which every positive won."""
+    """The batches, the link test on them, and smaller batch sizes that were tried, at which every positive won."""
 
     bank: Bank
     link: evt.LinkTest
@@ -275,7 +275,7 @@ class Tested(NamedTuple):
 
 
 def _test_link(pairs: Pairs, settings: Settings) -> Tested:
-    """The link test, in larger batches where every positive wins; a size that was asked for is kept."""
+    """Run the link test. If every positive wins, try larger batches, unless the settings give a batch size."""
     size, count, notes = plan(pairs, settings)
     larger = larger_sizes(pairs, size) if settings.batch_size is None else []
     tried: tuple[int, ...] = ()
@@ -307,7 +307,7 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
     tell("link test")
     bank, link, size, count, tried, notes = _test_link(pairs, settings)
     tail, more = _tail(bank, settings, tell)
-    # No curve without a finite fit: perfect separation, or scores that do not help at all.
+    # There is no finite fit under perfect separation, or if the scores do not help at all.
     usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
     tell("rivals")
     rivals = evt.link_rivals(*bank.link, bootstraps=bootstraps, rng=seed) if usable else None

@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file, no script, nothing loaded from anywhere."""
+"""The page: one self-contained HTML file without scripts or external resources."""
 
 import re
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from weince.diagnose.verdict import Thresholds, Verdict
 
 @dataclass(frozen=True)
 class Page:
-    """All that the template shows.
+    """Content of the page.
 
     Attributes:
         title: Title of the page.
         command: How to make it again, in one line.
         models: What was measured, with a verdict for each.
-        compared: Figures of the models side by side, or of the run over time; may be empty.
+        compared: Figures of the models side by side, or of the run over time; None if there is one model.
         trend: Whether the models are checkpoints of one run.
         average: Whether they are one recipe with several seeds.
         sections: The diagnostics.
         settings: How much was computed.
-        rules: When a verdict is given.
+        rules: Thresholds of the verdicts.
         version: Version of this package.
     """
 
@@ -45,7 +45,7 @@ class Page:
 
 
 def _inline(figure: Figure) -> Markup:
-    """The drawing as it is: matplotlib has escaped the text in it."""
+    """The SVG of a figure, not escaped again: matplotlib has escaped its text."""
     return Markup(figure.svg)
 
 
@@ -61,13 +61,13 @@ TERMS = {
     "shortfall": r"shortfall",
     "endpoint": r"endpoint|geometric cap|the cap\b",
 }
-"""How the entries of the glossary are called in sentences."""
+"""The pattern that finds each entry of the glossary in a sentence."""
 
 _TERM = re.compile("|".join(f"(?P<{key.replace('-', '_')}>{pattern})" for key, pattern in TERMS.items()))
 
 
 def linked(text: str) -> Markup:
-    """A sentence, escaped, in which each term of the glossary leads there where it first comes up."""
+    """Escape a sentence, and link the first mention of each glossary term to its entry."""
     seen: set[str] = set()
 
     def link(found: re.Match[str]) -> str:
@@ -81,7 +81,7 @@ def linked(text: str) -> Markup:
 
 
 def render(page: Page) -> str:
-    """The HTML of a page. Everything but the drawings is escaped."""
+    """The HTML of a page. Everything except the figures is escaped."""
     environment = templates("weince.diagnose")
     environment.filters["inline"] = _inline
     environment.filters["linked"] = linked

@@ -1,7 +1,7 @@
-"""Paired embeddings from files: what a diagnosis reads.
+"""Read paired embeddings from files.
 
-Nothing here unpickles: ``.npz`` and ``.npy`` are read with ``allow_pickle=False``, ``.safetensors`` cannot hold
-code. Whatever is wrong with a file is said in one line, as an `InputError`.
+Nothing here unpickles: ``.npz`` and ``.npy`` are read with ``allow_pickle=False``, and ``.safetensors`` cannot hold
+code. A file that cannot be used raises an `InputError` with a message of one line.
 """
 
 import re
@@ -25,7 +25,7 @@ _BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.err
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the message is all there is to say."""
+    """The user's input cannot be used; the message tells the user everything, so no traceback is needed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class Pairs:
     """Paired embeddings of one model.
 
     Attributes:
-        name: What the model is called on the page.
-        z_i: ``(pairs, dim)`` embeddings, of any length above 0.
-        z_j: ``(pairs, dim)`` embeddings; row by row the positives of ``z_i``.
+        name: Name of the model on the page.
+        z_i: ``(pairs, dim)`` embeddings, with any norm above 0.
+        z_j: ``(pairs, dim)`` embeddings; each row is the positive of the same row of ``z_i``.
         ids: ``(pairs,)`` integers, or None; pairs with equal ids never compete with each other.
         notes: Sentences a reader of the result must see.
     """
@@ -72,7 +72,7 @@ def make_pairs(
 
 
 def _printable(name: str) -> str:
-    """A name for HTML, SVG and CSV files, which cannot hold every character that a file name can."""
+    """A name without unprintable characters, some of which HTML, SVG and CSV files cannot hold."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name) or "unnamed"
 
 
@@ -80,7 +80,7 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
     """Draw pairs of rows with equal labels, each row in at most one pair; equal labels never compete.
 
     Args:
-        name: What the model is called.
+        name: Name of the model.
         z: ``(rows, dim)`` embeddings.
         labels: ``(rows,)`` integers or strings.
         seed: Seed of the draw.
@@ -104,7 +104,7 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
 
 
 def _matrix(name: str, key: str, value: ArrayLike | torch.Tensor) -> NDArray[Any]:
-    """An array of embeddings as given, once it is known to be usable."""
+    """Check embeddings and return them as an array, otherwise unchanged."""
     z = _array(value)
     if not (np.issubdtype(z.dtype, np.floating) or np.issubdtype(z.dtype, np.integer)):
         raise InputError(f"{name}: {key} must hold real numbers; got {z.dtype}")
@@ -126,7 +126,7 @@ def _matrix(name: str, key: str, value: ArrayLike | torch.Tensor) -> NDArray[Any
 
 
 def _blocks(z: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Rows in blocks, so that a large file is not copied at once."""
+    """Rows in blocks, so that checks do not copy a large array at once."""
     return (z[start : start + 65536] for start in range(0, len(z), 65536))
 
 
@@ -139,7 +139,7 @@ def _constant(z: NDArray[Any]) -> bool:
 
 
 def _sixteen_bits(z: NDArray[Any]) -> bool:
-    """Whether the values (of the first rows) are all on the grid of bfloat16 or of float16."""
+    """Whether bfloat16 or float16 can represent all values of the first rows exactly."""
     some = np.ascontiguousarray(z[:4096], dtype=np.float32)
     with np.errstate(over="ignore"):
         half = some.astype(np.float16).astype(np.float32)
@@ -156,7 +156,7 @@ def _labels(name: str, key: str, value: ArrayLike | torch.Tensor, n: int) -> NDA
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file by key; those of an ``.npy`` file under the empty key."""
+    """The arrays of a file by key; the array of an ``.npy`` file has the empty key."""
     suffix = path.suffix.lower()
     if not path.exists():
         raise InputError(f"{path.name}: no such file or folder")
@@ -185,7 +185,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _may_be_pickled(path: Path) -> bool:
-    """Whether a file begins as numpy's or a pickle does; numpy takes any other for a pickle."""
+    """Whether a file begins like one of numpy's or like a pickle; numpy takes any other content for a pickle."""
     with path.open("rb") as file:
         return file.read(6).startswith((b"\x93NUMPY", b"PK", b"\x80"))
 
@@ -202,7 +202,7 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _array(value: ArrayLike | torch.Tensor) -> NDArray[Any]:
-    """What is given as an array, wherever a tensor lies."""
+    """Convert to a numpy array; a tensor may be on any device."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
@@ -224,7 +224,7 @@ def _from_keys(name: str, arrays: Mapping[str, NDArray[Any]], seed: int) -> Pair
 
 
 def _expand(paths: Sequence[Path]) -> list[Path]:
-    """Folders replaced by the files in them, in natural order: step_2 before step_10."""
+    """Replace folders by the files in them, in natural order: step_2 before step_10."""
 
     def natural(path: Path) -> list[str | int]:
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
@@ -242,11 +242,11 @@ def _expand(paths: Sequence[Path]) -> list[Path]:
 
 
 def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, seed: int = 0) -> list[Pairs]:
-    """Read every input: one model for each file, or for two ``.npy`` files of (pairs, dim) that follow.
+    """Read every input: one model for each file, or for two consecutive ``.npy`` files of shape (pairs, dim).
 
     Args:
         paths: Files, or folders of files.
-        names: What to call the models; the files' names without suffix when not given.
+        names: Names of the models; the files' names without suffix when not given.
         seed: Seed of the pairing by label.
     """
     found: list[Pairs] = []
@@ -271,7 +271,7 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
 
 
 def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
-    """Give the models their names, different from each other."""
+    """Give the models their names; a number is appended to a name that occurs before."""
     if names is not None and len(names) != len(found):
         raise InputError(f"{len(found)} models need as many names; got {len(names)}")
     seen: dict[str, int] = {}
@@ -284,9 +284,9 @@ def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
 
 
 def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
-    """The first two columns of a tab-separated file without header; other columns are left alone."""
+    """The first two columns of a tab-separated file without header; other columns are ignored."""
     try:
-        # A sentence may hold what splitlines() takes for the end of a line, such as U+2028.
+        # A sentence may contain characters that splitlines() takes for line ends, such as U+2028.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name}: cannot be read ({_one_line(error)})") from error
@@ -300,7 +300,7 @@ def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
 
 
 def connected_pairs(first: Sequence[str], second: Sequence[str]) -> NDArray[np.int64]:
-    """Ids (pairs,) equal for pairs that share a sentence, directly or through others: they must not compete."""
+    """Ids (pairs,) that are equal for pairs that share a sentence, directly or through other pairs."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -314,7 +314,7 @@ def connected_pairs(first: Sequence[str], second: Sequence[str]) -> NDArray[np.i
 def encode_sentences(
     folders: Sequence[Path], tsv: Path, *, names: Sequence[str] | None = None
 ) -> list[Pairs]:
-    """Embed sentence pairs with sentence-transformers models kept in local folders."""
+    """Embed sentence pairs with sentence-transformers models in local folders."""
     first, second = read_sentence_pairs(tsv)
     for folder in folders:
         if not (folder / "modules.json").is_file():
@@ -333,7 +333,7 @@ def encode_sentences(
     for folder in folders:
         try:
             model = SentenceTransformer(str(folder), local_files_only=True)
-        except Exception as error:  # what a broken folder raises varies with the version
+        except Exception as error:  # a broken folder raises different errors in different versions
             raise InputError(f"{folder.name}: the model cannot be loaded ({_one_line(error)})") from error
         prepare_cpu_for(model)
         z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)

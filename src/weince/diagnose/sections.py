@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001  (Greek letters and minus signs are meant)
 """The sections of the page: for each diagnostic its figures, how to read them, and the numbers.
 
-xi < 0 means a bounded tail, everywhere.
+xi < 0 always means a bounded tail.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ NO_FIT = "No finite fit exists for this model (see its verdict), so there is not
 
 @dataclass(frozen=True)
 class Group:
-    """The figures of one model; `name` is empty when there is one model, or the figures are of none."""
+    """Figures under one heading, mostly those of one model; `name` is empty if they need no heading."""
 
     name: str
     figures: tuple[Figure, ...]
@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """A diagnostic: title, how to read it, figures by model, tables, and notes on how it came out."""
+    """A diagnostic: title, how to read it, figures by model, tables, and notes on the result."""
 
     slug: str
     title: str
@@ -42,7 +42,7 @@ class Section:
 
     @property
     def single(self) -> bool:
-        """Whether every model has one figure: then they stand side by side."""
+        """Whether every model has one figure: then the page shows them side by side."""
         return all(len(group.figures) == 1 for group in self.groups)
 
 
@@ -76,7 +76,7 @@ class Writer:
         return (_table(slug, title, rows, fitted),) if fitted else ()
 
     def without_fit(self) -> tuple[str, ...]:
-        """A note on the models that such a table leaves out."""
+        """A note on the models that `fitted_table` leaves out."""
         names = [m.name for m in self.models if m.link.separated]
         if not names or len(self.models) == 1:
             return ()
@@ -297,7 +297,7 @@ def _table(slug: str, title: str, rows: Sequence[Row], models: Sequence[Measured
 
 
 def _endpoint(m: Measured) -> Cell:
-    """Where the tail ends; beyond the cap it ends nowhere."""
+    """Where the tail ends; an endpoint beyond the cap is shown as none."""
     end = m.tail.xi.fit.endpoint
     return num(end) if end <= 1.0 else Cell("none below the cap", end)
 
@@ -355,7 +355,7 @@ def write_sections(
     *,
     shown: Sequence[Measured],
 ) -> list[Section]:
-    """All sections in order; figures for the `shown` models, numbers for all. The first stands open on the page."""
+    """All sections in order: figures for the `shown` models, numbers for all. The page shows the first one open."""
     w = Writer(gallery, models, shown)
     return [
         w.link(settings),

@@ -1,4 +1,4 @@
-"""How much a diagnosis computes."""
+"""Settings of a diagnosis: how much it computes."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,10 +22,10 @@ class Settings:
         bootstraps: Resamplings of the held-out batches.
         null_draws: Simulations of the likelihood ratio under softmax.
         tail_bootstraps: Resamplings of batches for xi, and simulations for the tests of the tail's fit.
-        quantile: Level of the threshold of the tail.
+        quantile: Quantile of the negatives' scores that is the threshold of the tail.
         temperature: The temperature the model was trained with, if known.
-        points: Points of the curves over lam, temperature and threshold.
-        risk_pairs: The most pairs in the one batch that risk against gradient is measured on.
+        points: Number of points of the curves over lam, temperature and threshold.
+        risk_pairs: The most pairs in the one batch on which risk and gradient are compared.
     """
 
     batch_size: int | None = None
@@ -62,5 +62,5 @@ QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, 
 
 
 def settings_for(quick: bool = False, **changes: Any) -> Settings:
-    """The settings of a diagnosis, or of a quick one, with some of them changed."""
+    """The default settings, or those of a quick diagnosis, with some of them changed."""
     return replace(QUICK if quick else Settings(), **changes)

@@ -1,7 +1,7 @@
-"""How figures look: one small panel each, colours safe for the colour-blind, readable in light and dark.
+"""Style of the figures: one small panel each, colours safe for the colour-blind, readable in light and dark.
 
-A panel is drawn once and kept twice: as a plain ``.svg`` for papers and slides, and as an SVG for the page, whose
-colours are CSS variables, so that it follows the reader's light or dark theme.
+A panel is drawn once and saved twice: as a plain ``.svg`` file for papers and slides, and as an SVG for the page. The
+colours of the latter are CSS variables, so that it follows the reader's light or dark theme.
 """
 
 import io
@@ -50,7 +50,7 @@ LOOK: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "text.color": INK,
-    "text.parse_math": False,  # a dollar sign in a model's name is a dollar sign
+    "text.parse_math": False,  # a model's name may contain dollar signs
     "legend.frameon": False,
     "legend.fontsize": 8.0,
     "lines.linewidth": 1.8,
@@ -71,7 +71,7 @@ class Figure:
 
 
 class Gallery:
-    """Where panels are drawn and kept."""
+    """Draws panels and saves them in a folder."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None] = lambda slug: None) -> None:
         self.folder, self.tell = folder, tell
@@ -80,7 +80,7 @@ class Gallery:
 
     @contextmanager
     def panel(self, slug: str, caption: str, *, height: float = 3.0) -> Iterator["Panel"]:
-        """Draw on ``panel.ax``; on leaving, ``panel.figure`` holds the result."""
+        """Draw on ``panel.ax`` inside the context; after it, ``panel.figure`` holds the result."""
         with mpl.rc_context({**LOOK, "svg.hashsalt": slug}):
             canvas = Canvas(figsize=(4.4, height), layout="constrained")
             panel = Panel(canvas.add_subplot())
@@ -93,7 +93,7 @@ class Gallery:
         name = f"{self._count:02d}-{slug}"
         buffer = io.StringIO()
         with warnings.catch_warnings():
-            # A name may use a script that the font for measuring does not have; browsers find another font.
+            # matplotlib's font may lack the script of a name; browsers then use another font.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
             canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         (self.folder / f"{name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
@@ -114,7 +114,7 @@ class Panel:
 
 
 def for_page(svg: str, prefix: str) -> str:
-    """An SVG to stand inside HTML: no prologue, unique ids, theme colours, the page's font."""
+    """Prepare an SVG to be part of an HTML page: no prologue, unique ids, theme colours, the page's font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\b(id="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
@@ -127,9 +127,9 @@ def for_page(svg: str, prefix: str) -> str:
 
 
 def shorten(text: str, most: int = 22, *, among: Iterable[str] = ()) -> str:
-    """A name that fits beside an axis, or a longer one if it would be taken for another one among those given.
+    """Shorten a name so that it fits beside an axis, but not so far that it equals another of the names given.
 
-    Names often differ at their end alone, so what goes is from the middle.
+    Names often differ only at their end, so characters in the middle are left out.
     """
     others = {other for other in among if other != text}
     while _cut(text, most) in {_cut(other, most) for other in others}:
@@ -143,7 +143,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def legend(ax: Axes, columns: int = 2) -> None:
-    """A legend above the axes, where it hides nothing."""
+    """Draw a legend above the axes, where it hides nothing."""
     ax.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
@@ -156,7 +156,7 @@ def legend(ax: Axes, columns: int = 2) -> None:
 
 
 def log_axis(ax: Axes, axis: str, *, ticks: list[float] | None = None) -> None:
-    """A logarithmic axis with plain numbers as labels."""
+    """Make an axis logarithmic, with plain numbers as labels."""
     target = ax.xaxis if axis == "x" else ax.yaxis
     (ax.set_xscale if axis == "x" else ax.set_yscale)("log")
     low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()

@@ -1,4 +1,4 @@
-"""Tables for the page and for CSV files: one cell is a text to read and a value to compute with."""
+"""Tables for the page and for CSV files: a cell has a text to read and a value to compute with."""
 
 import csv
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def count(value: int) -> Cell:
 
 
 def text(value: str) -> Cell:
-    """Words."""
+    """A text."""
     return Cell(value, value)
 
 

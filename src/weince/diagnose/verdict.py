@@ -1,4 +1,4 @@
-"""From numbers to advice: what the data ask for, in words; `lines` has what to copy.
+"""Turn numbers into advice in words; `lines` has the code and commands to copy.
 
 xi < 0 means a bounded tail; the endpoint is ``threshold - sigma / xi``.
 """
@@ -18,13 +18,13 @@ from weince.scores import CROWD
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When a verdict is given. These are conventions, not laws; the page prints them.
+    """Thresholds of the verdicts. They are conventions, not laws; the page prints them.
 
     Attributes:
-        worth: Held-out gain, in nats per anchor, from which a change is worth a try: 0.02 makes the
+        worth: Smallest held-out gain, in nats per anchor, that makes a change worth trying: 0.02 makes the
             positive 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
-        crowded: Share of crowded anchors up to which the link test is worth reading.
+        crowded: Largest share of crowded anchors at which the link test is worth reading.
     """
 
     worth: float = 0.02
@@ -68,15 +68,15 @@ class Verdict:
             rather than the link), "both" (temperature first, then link), "temperature", "nothing", "unclear",
             "separated" or "uninformative".
         headline: One sentence: what to do.
-        worth: What that is worth, without a term of statistics; empty where there is no advice.
-        softmax: What softmax leaves on the table.
+        worth: What that is worth, without statistical terms; empty if there is no advice.
+        softmax: How much better than softmax the blended link fits.
         link: Which link and parameters fit.
-        rivals: Whether pairs or anchors of different difficulty explain the same.
-        tail: Whether the tail is bounded, and whether it is of a crowd.
+        rivals: Whether pairs or anchors of different difficulty explain the same gain.
+        tail: Whether the tail is bounded, and whether it describes crowded anchors rather than hard negatives.
         crowded: Share of anchors that have another item within a shortfall of 0.01.
         advice: What to change, in words.
-        code: The same as Python, or None.
-        train: The same as commands, one a line, or None.
+        code: The same as Python code, or None.
+        train: The same as commands, one per line, or None.
     """
 
     kind: str
@@ -105,7 +105,7 @@ def p_text(p: float) -> str:
 
 
 def _lost(m: Measured) -> float:
-    """What the temperature in use costs, nats per anchor; 0 when it is not known."""
+    """What the temperature in use costs, in nats per anchor; 0 when it is not known."""
     return 0.0 if m.curves is None or m.curves.current_loss is None else m.curves.current_loss
 
 
@@ -121,7 +121,7 @@ def crowd_text(m: Measured) -> str:
 
 
 def _tail_sentence(m: Measured, rules: Thresholds) -> str:
-    """Whether the tail is bounded; that it is of a crowd, if it is."""
+    """Whether the tail is bounded, with a warning if too many anchors are crowded."""
     if m.crowded <= rules.crowded:
         return _shape_sentence(m)
     return (
@@ -182,13 +182,13 @@ def _link_sentence(m: Measured) -> str:
 
 
 def _rival(m: Measured) -> str:
-    """The better one of the two rivals, in words."""
+    """The better one of the two rivals, as a word."""
     assert m.rivals is not None
     return "pairs" if m.rivals.varying is m.rivals.pairs else "anchors"
 
 
 def _only_adds(m: Measured, rules: Thresholds) -> bool:
-    """Whether no rival is surely better than the blend, so that what is sure is what anchors add to it."""
+    """Whether no rival is certain to beat the blend, so that only what varying anchors add to it is certain."""
     assert m.rivals is not None
     over_anchors, over_pairs = m.rivals.blend_over_anchors, m.rivals.blend_over_pairs
     return all(gain.gain > -rules.worth or gain.interval[1] >= 0.0 for gain in (over_anchors, over_pairs))
@@ -220,7 +220,7 @@ def _rivals_sentence(m: Measured, rules: Thresholds) -> str:
 
 
 def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tuple[str, bool]:
-    """What to say of the temperature, and whether the one in use is known to be off."""
+    """What to say about the temperature, and whether the one in use is known to be off."""
     curves = m.curves
     assert curves is not None
     around = span(curves.tau_range)
@@ -240,7 +240,7 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
 
 
 def _times(nats: float) -> str:
-    """A gain as people read it."""
+    """A gain in nats as a ratio of likelihoods, in words."""
     return f"{number(float(np.exp(nats)), 2)} times as likely"
 
 
@@ -255,7 +255,7 @@ def _temperature_headline(m: Measured, settings: Settings, off: bool) -> str:
 
 
 def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: bool) -> str:
-    """What that is worth, in one sentence."""
+    """What the advice about the temperature is worth."""
     assert m.curves is not None
     used, little = settings.temperature, f"{100 * np.expm1(rules.worth):.0f} %"
     if used is None:
@@ -269,12 +269,12 @@ def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: 
 
 
 def _halfway(m: Measured, used: float) -> str:
-    """Between the temperature in use and the one that fits, by ratio."""
+    """Geometric mean of the temperature in use and the fitted one."""
     return f"{np.sqrt(used * m.link.tau0):.2g}"
 
 
 Said = tuple[str, str, str, str, float]
-"""Sentences of a `Verdict`: softmax, link, rivals, tail and crowded, which hold whatever the advice is."""
+"""Fields of a `Verdict` that do not depend on the advice: softmax, link, rivals, tail and crowded."""
 
 
 def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
@@ -308,11 +308,11 @@ def _about_temperature(
     *,
     rest: str = "",
 ) -> Verdict:
-    """A verdict whose headline is the temperature; `rest` is what its worth leaves open."""
+    """A verdict whose headline is about the temperature; `rest` follows the sentence on what that is worth."""
     _, off = _temperature_words(m, settings, rules)
     worth = " ".join(filter(None, [_temperature_worth(m, settings, rules, off), rest]))
     headline, used = _temperature_headline(m, settings, off), settings.temperature
-    if used is not None and not off:  # a temperature known to be good needs no line of code
+    if used is not None and not off:  # a temperature known to be good needs no code
         return Verdict(kind, headline, worth, *said, advice)
     commands = [softmax_train(m.link.tau0)]
     if used is not None:
@@ -321,7 +321,7 @@ def _about_temperature(
 
 
 def _harder(m: Measured, settings: Settings) -> str:
-    """What to do where every positive wins."""
+    """What to do if every positive wins."""
     if settings.batch_size is not None:
         return (
             f"Nothing follows from batches of {m.batch_size:,} pairs. Leave out the batch size, and larger "
@@ -337,7 +337,7 @@ def _harder(m: Measured, settings: Settings) -> str:
 
 
 def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
-    """A temperature that varies explains what the blend gains, and more: softmax stays."""
+    """The verdict if a temperature that varies explains the scores better than the blend: keep softmax."""
     assert m.rivals is not None
     who, found = _rival(m), m.rivals.varying
     rest = (
@@ -359,7 +359,7 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
 
 
 def _crowded(m: Measured, said: Said) -> Verdict:
-    """Part of the embeddings coincide: nothing else is worth a change before that."""
+    """The verdict if part of the embeddings coincide: this comes before any other change."""
     headline = (
         f"Look at the embeddings first: {crowd_text(m)} of the anchors all but coincide with another item."
     )
@@ -374,7 +374,7 @@ def _crowded(m: Measured, said: Said) -> Verdict:
 
 
 def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
-    """The blend gains enough: is the gain sure, and does the temperature come before it?"""
+    """The verdict if the blend gains enough: it depends on how certain the gain is, and on the temperature."""
     t, more = m.link, _times(m.link.gain)
     words, off = _temperature_words(m, settings, rules)
     small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
@@ -411,7 +411,7 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
 
 
 def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
-    """The blend gains too little: softmax stays, perhaps at another temperature."""
+    """The verdict if the blend gains too little: keep softmax, perhaps at another temperature."""
     t = m.link
     words, off = _temperature_words(m, settings, rules)
     if off:

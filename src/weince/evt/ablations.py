@@ -1,7 +1,8 @@
-"""What the link test's answer depends on: a heavy-tail coordinate, the negatives kept, their pool.
+"""Ablations of the link test: add a heavy-tail coordinate, keep fewer negatives, draw them from a smaller pool.
 
 The heavy-tail (Frechet) coordinate is ``log((1 + s) / 2)``. A link is named by the coordinates it blends with
-the score: 0 (softmax alone), W (shortfall), F (heavy tail), WF (both). Gains are held out, in nats an anchor.
+the score: 0 (softmax alone), W (shortfall), F (heavy tail), WF (both). Gains are measured on held-out batches, in
+nats per anchor.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Gain:
 
     Attributes:
         gain: Nats per anchor.
-        interval: From resampled batches.
+        interval: Interval of the gain.
         t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
     """
 
@@ -42,7 +43,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class FrechetAblation:
-    """Result of `frechet_ablation`. All is NaN when the positives are perfectly separated.
+    """Result of `frechet_ablation`. All numbers are NaN when the positives are perfectly separated.
 
     Attributes:
         w_over_0: Gain of the shortfall blend over softmax.
@@ -50,7 +51,7 @@ class FrechetAblation:
         wf_over_w: Gain of the blend of all three over the shortfall blend.
         lam_w: Weight of the shortfall in the W blend.
         lam_f: Weight of the heavy-tail coordinate in the F blend.
-        lam_w_full, lam_f_full: Their weights in the WF blend.
+        lam_w_full, lam_f_full: Weights of the two in the WF blend.
         tau_full: Temperature of the WF blend.
         separated: True when no finite fit exists.
     """
@@ -71,8 +72,8 @@ class AblationPoint:
     """The link fitted to one kind of choice set.
 
     Attributes:
-        kept: Hard negatives that compete with the positive.
-        pool: Negatives they were picked from.
+        kept: Number of hard negatives that compete with the positive.
+        pool: Number of negatives they were picked from.
         lam, tau, tau0: The fit on the held-in batches.
         gain: Held-out gain of the blend over softmax.
         separated: True when no finite fit exists; the numbers are then NaN.
@@ -88,22 +89,22 @@ class AblationPoint:
 
 
 def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
-    """The mean of the gains (batches,) of held-out batches, with its interval and p-value."""
+    """Mean of the gains (batches,) of the held-out batches, with its interval and p-value."""
     interval = resampled_interval(values, bootstraps, level, rng)
     return Gain(float(values.mean()), interval, clustered_t(values)[1])
 
 
 def _embed(theta: Floats, columns: Sequence[int]) -> Floats:
-    """Place the weights of some features among all three."""
+    """Weights (3,) with ``theta`` at ``columns`` and 0 elsewhere."""
     out = np.zeros(3)
     out[list(columns)] = theta
     return out
 
 
 def _fit_blend(choices: Choices, columns: tuple[int, ...], smaller: Floats) -> Floats:
-    """Weights (3,) of the link in ``columns``, from those of a link nested in it.
+    """Fit the link in ``columns``, starting from the weights ``smaller`` of a link nested in it.
 
-    When the larger link gains nothing, the smaller one's weights come back unchanged, so that the gain
+    When the larger link gains nothing, the smaller one's weights (3,) are returned unchanged, so that the gain
     between the two is exactly 0.
     """
     best = choice.fit(choices.using(*columns), smaller[list(columns)])
@@ -124,7 +125,7 @@ def frechet_ablation(
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> FrechetAblation:
-    """Does a heavy-tail coordinate help, alone or on top of the shortfall? Arguments as in `link_test`.
+    """Measure whether a heavy-tail coordinate helps, alone or on top of the shortfall. Arguments as in `link_test`.
 
     Examples:
         >>> import numpy as np
@@ -194,7 +195,7 @@ def _hard_sets(
         pool = min(pool, available)
         if not 1 <= kept <= pool:
             raise ValueError(f"kept must lie between 1 and the pool of {pool} negatives; got {kept}")
-        # Pools are nested, and so are the hard sets within a pool: points differ by size, not by luck.
+        # Pools are nested, and so are the hard sets within a pool, so that points differ only by size.
         hard = -np.partition(-negatives[:, :pool], kept - 1, axis=1)[:, :kept]
         bank = LinkBank(np.hstack([won, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))
         points.append(_ablation_point(bank, kept, pool, bootstraps, np.random.default_rng(seed)))
@@ -221,14 +222,14 @@ def hard_negative_ablation(
     bootstraps: int = 2000,
     rng: int | np.random.Generator = 0,
 ) -> tuple[AblationPoint, ...]:
-    """Keep more and more of a fixed pool, hardest first: how much of the link comes from the top?
+    """Fit the link to growing numbers of the hardest negatives of a fixed pool.
 
     Args:
         scores: ``(anchors, candidates)`` cosines, as in `link_test`.
         positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         kept: Numbers of hard negatives that compete with the positive.
-        pool: Negatives to pick them from; all of them when an anchor has fewer.
+        pool: Number of negatives to pick them from; at most as many as the anchor with the fewest has.
         bootstraps: Resamplings of the held-out batches.
         rng: Seed or generator.
 
@@ -254,14 +255,14 @@ def pool_ablation(
     bootstraps: int = 2000,
     rng: int | np.random.Generator = 0,
 ) -> tuple[AblationPoint, ...]:
-    """Keep a fixed number of hard negatives from larger and larger random pools.
+    """Fit the link to a fixed number of hard negatives from larger and larger random pools.
 
     Args:
         scores: ``(anchors, candidates)`` cosines, as in `link_test`.
         positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         pools: Numbers of negatives to pick from; each pool contains the smaller ones.
-        kept: Hard negatives that compete with the positive.
+        kept: Number of hard negatives that compete with the positive.
         bootstraps: Resamplings of the held-out batches.
         rng: Seed or generator.
 

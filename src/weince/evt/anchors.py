@@ -1,12 +1,12 @@
-"""The tail anchor by anchor: what the loss reads from it, and what a valid comparison says.
+"""Tail statistics of each anchor: those that the loss computes, and a valid comparison.
 
 Shortfalls are ``d = 1 - cosine``. Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's
 ``genpareto`` has ``c = xi``; the endpoint is ``threshold - sigma / xi``.
 
 The loss gates each anchor by dAIC, the difference of two least-squares fits whose *responses* differ
-(``log F`` and ``log(-log F)``). Sums of squares of different responses do not compare: dAIC mostly measures
-how much the two responses vary, which depends on the plotting positions F and hardly on the data. Here stand
-the same statistic in plain numpy, and a comparison that is valid: two likelihoods of the same exceedances.
+(``log F`` and ``log(-log F)``). Sums of squares of different responses cannot be compared: dAIC mostly measures
+how much the two responses vary, which depends on the plotting positions F and hardly on the data. This module
+has the same statistic in plain numpy, and a valid comparison: two likelihoods of the same exceedances.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from scipy.stats import chi2
 
 from weince.evt.gpd import Floats, maximise_rows
 
-_FLOOR = 1e-12  # of Sxx and of sums of squared errors
+_FLOOR = 1e-12  # smallest Sxx and smallest sum of squared errors
 _FEWEST_POINTS = 3
 _FEWEST_EXCEEDANCES = 10
 
@@ -28,7 +28,7 @@ Positions = Literal["tail", "sample"]
 
 @dataclass(frozen=True)
 class AnchorTails:
-    """What the loss reads from each anchor's tail; arrays of shape (anchors,)."""
+    """What the loss computes from each anchor's tail; arrays of shape (anchors,)."""
 
     rho: Floats  # smallest shortfall
     beta: Floats  # slope of the Weibull line, not below 0
@@ -55,14 +55,14 @@ class AnchorComparison:
     share_bounded: float  # anchors with p_bounded <= alpha; about alpha if all tails are exponential
     share_aic: float  # anchors with xi < 0 and aic_difference > 0
     share_chi2: float  # anchors with xi < 0 and lr beyond the chi-square quantile
-    null_share_negative: float  # the same four shares if every tail were exponential
+    null_share_negative: float  # this share and the next two, if every tail were exponential
     null_share_aic: float
     null_share_chi2: float
     alpha: float
 
     @property
     def note(self) -> str:
-        """How to read the shares, given how often an exponential tail of this size would be counted."""
+        """How to read the shares: they stand beside those that exponential tails of this size would give."""
         return (
             f"{self.share_bounded:.1%} of the anchors have a bounded tail at the {self.alpha:.0%} level "
             f"({self.alpha:.0%} would if every tail were exponential). With so few exceedances an "
@@ -79,9 +79,9 @@ class DaicArtefact:
     tails: tuple[str, ...]
     daic_tail: Floats  # F = k / (K + 1), as in the loss
     daic_sample: Floats  # F = k / (N + 1), N the number of negatives
-    share_tail: Floats  # anchors where that dAIC favours Weibull
+    share_tail: Floats  # share of anchors where daic_tail favours Weibull
     share_sample: Floats
-    share_bounded: Floats  # anchors where the valid comparison finds a bounded tail at 5 %
+    share_bounded: Floats  # share of anchors where the valid comparison finds a bounded tail at 5 %
 
 
 def _as_shortfalls(shortfalls: ArrayLike, eps: float) -> Floats:
@@ -100,7 +100,7 @@ def _as_shortfalls(shortfalls: ArrayLike, eps: float) -> Floats:
 
 
 def _tail_size(k: int | float, k_min: int, k_max: int, negatives: int) -> int:
-    """K of an anchor: a share of its negatives between k_min and k_max, or a number; at most all of them."""
+    """K of an anchor: an int k is K itself, a float k a share of the negatives (at least k_min); at most k_max."""
     if isinstance(k, bool) or k <= 0 or (isinstance(k, float) and k > 1.0):
         raise ValueError(f"k must be a share in (0, 1] or a positive int; got {k!r}")
     wanted = k if isinstance(k, int) else max(k_min, round(k * negatives))
@@ -117,7 +117,7 @@ def _line_sse(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def _two_lines(d: Floats, total: int) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Weibull slope, dAIC and whether a fit was made; sorted tails d (rows, K), F = k / (total + 1)."""
+    """Weibull slope, dAIC and whether a fit was made, for sorted tails d (rows, K) and F = k / (total + 1)."""
     rows, k = d.shape
     if k < _FEWEST_POINTS:
         return np.zeros(rows), np.zeros(rows), np.zeros(rows, dtype=bool)
@@ -191,7 +191,7 @@ def anchor_tails(
 
 
 def _likelihoods(d: Floats, size: int) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
-    """xi, likelihood ratio, gain of the capped law and whether fitted, for sorted rows d, K = size."""
+    """xi, likelihood ratio, gain of the capped law and whether a fit was made, for sorted rows d and K = size."""
     edge = d[:, size : size + 1]
     y = edge - d[:, :size]
     fitted = y[:, 0] > 1e-12 * edge[:, 0]
@@ -201,7 +201,7 @@ def _likelihoods(d: Floats, size: int) -> tuple[Floats, Floats, Floats, NDArray[
     y, edge = y[fitted], edge[fitted]
     shape, _, loglik, _ = maximise_rows(y)
     exponential = -size * (np.log(y.mean(axis=1)) + 1.0)
-    # Ending at the cap, the shape is the mean of log(d / edge), and the scale follows from it.
+    # For a tail that ends at the cap, the best shape is the mean of log(d / edge); the scale follows from it.
     capped = np.log(d[fitted, :size] / edge).mean(axis=1)
     capped_loglik = -size * (np.log(-capped * edge[:, 0]) + capped + 1.0)
     xi[fitted] = shape
@@ -211,12 +211,12 @@ def _likelihoods(d: Floats, size: int) -> tuple[Floats, Floats, Floats, NDArray[
 
 
 def _signed_root(xi: Floats, lr: Floats) -> Floats:
-    """Large when the likelihood asks for a bounded tail, negative when it asks for a heavy one."""
+    """Signed root of the likelihood ratio: positive when the fitted tail is bounded, negative when it is heavy."""
     return np.where(xi < 0.0, 1.0, -1.0) * np.sqrt(lr)
 
 
 def _shares(xi: Floats, lr: Floats, alpha: float) -> tuple[float, float, float]:
-    """How often xi < 0: at all, with the better AIC too, and with a ratio beyond the chi-square quantile too."""
+    """Shares with xi < 0; with xi < 0 and the better AIC; with xi < 0 and lr beyond the chi-square quantile."""
     negative = xi < 0.0
     limit = float(chi2.ppf(1.0 - alpha, 1))
     return (
@@ -237,10 +237,10 @@ def compare_anchor_tails(
     n_null: int = 2000,
     seed: int = 0,
 ) -> AnchorComparison:
-    """Ask of each anchor, by likelihood, whether its tail is bounded: GPD with free xi against exponential.
+    """Test for each anchor whether its tail is bounded: likelihood of a GPD with free xi against an exponential.
 
-    Both laws are fitted to the same data, the K hardest negatives over the (K + 1)-th. With K of a few dozen
-    the chi-square law of the likelihood ratio is off, so its null law is simulated for each K in use.
+    Both laws are fitted to the same data, the K hardest negatives above the (K + 1)-th. With K of a few dozen
+    the likelihood ratio does not follow its chi-square law, so its null law is simulated for each K in use.
 
     Args:
         shortfalls: 1 - cosine, shape (anchors, negatives); inf where a pair is not a negative.
@@ -307,10 +307,10 @@ def _simulate_null(size: int, draws: int, seed: int) -> tuple[Floats, Floats]:
 def daic_artefact(
     *, anchors: int = 256, negatives: int = 510, beta: float = 4.0, seed: int = 0
 ) -> DaicArtefact:
-    """Simulate scores with exponential, normal and bounded tails and give dAIC under both plotting positions.
+    """Simulate scores with exponential, normal and bounded tails and compute dAIC under both plotting positions.
 
-    If dAIC told the tails apart, it would be negative for the first two and positive for the last. The scores
-    of the first two keep well below the cap of 1, which their laws do not know. (A normal tail is close to a
+    If dAIC told the tails apart, it would be negative for the first two and positive for the last. The laws of
+    the first two have no cap, so their scores are scaled to stay well below 1. (A normal tail is close to a
     bounded one at any finite level, so the valid comparison flags more than 5 % of its anchors.)
 
     Args:

@@ -1,4 +1,4 @@
-"""The tail of the negatives of several batches: their cosines, and an interval of xi that allows for dependence.
+"""Tail of the negatives of several batches, with an interval of xi that allows for dependence within batches.
 
 Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's ``genpareto`` has ``c = xi``; the endpoint is
 ``threshold - sigma / xi``. The fits themselves are in `weince.evt.gpd`.
@@ -63,10 +63,10 @@ def xi_over_batches(
     """Fit the pooled tail and resample whole batches for the interval of xi (xi < 0: bounded tail).
 
     Scores of one batch share embeddings and are dependent, so intervals that treat them as independent are
-    too short. Resampling whole batches gives the true variance of xi; the profile likelihood is widened by
-    its ratio to the independent one, with a Student quantile for the number of batches. (Percentiles of the
-    resampled xi cover too rarely: no resample reaches beyond the largest score.) The threshold, a quantile of
-    the pooled scores, stays fixed.
+    too short. Resampling whole batches gives the true variance of xi. The profile-likelihood interval is widened
+    by the ratio of this variance to the independent one, with a Student quantile for the number of batches.
+    (Percentiles of the resampled xi would cover too rarely, since no resample has a score above the largest
+    one.) The threshold, a quantile of the pooled scores, stays fixed.
 
     Args:
         scores: scores, shape (n,), such as the cosines of negative pairs, each counted once.
@@ -98,7 +98,7 @@ def xi_over_batches(
     xi = np.empty(bootstraps)
     for b in range(bootstraps):
         y = np.concatenate([groups[g] for g in rng.integers(n_batches, size=n_batches)])
-        # excesses_over says so if the batches drawn have no tail between them.
+        # excesses_over raises an error if the drawn batches have too few scores above the threshold.
         xi[b] = maximise_rows(excesses_over(y, 0.0)[None])[0][0]
     naive_error = np.ptp(fit.xi_interval) / (2.0 * np.sqrt(chi2.ppf(level, 1)))
     effect = float(xi.var(ddof=1) / naive_error**2)

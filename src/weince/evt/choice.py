@@ -4,10 +4,10 @@ An anchor ``i`` chooses one of its candidates ``k`` with probability proportiona
 ``exp(sum_j theta_j * f_j(s_ik))``, with ``theta >= 0``. The log-likelihood is concave in ``theta``, so a
 Newton method that respects the bounds finds its global maximum.
 
-Features are stored as differences from the observed winner's. Then the log-likelihood of the observed winners
-is ``-A(theta)``, where ``A`` is the sum over anchors of ``log sum_k exp(theta . x_ik)``; and for any other
-winners it is ``theta . T - A(theta)``, where ``T`` sums the differences of those winners. ``A`` is the only
-expensive part and does not depend on who won.
+Features are stored as differences from those of the positive. Then the log-likelihood of the positives is
+``-A(theta)``, where ``A`` is the sum over anchors of ``log sum_k exp(theta . x_ik)``. If other candidates were
+chosen, it is ``theta . T - A(theta)``, where ``T`` sums the features of those candidates. ``A`` is the only
+expensive part and does not depend on which candidates were chosen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Partition = Callable[[Floats], tuple[float, Floats, Floats]]
 
 # Rows are processed in blocks of about this many scores, so that the temporaries stay in the cache.
 _BLOCK = 2**17
-# The most Newton steps of a fit; one that needs more is said not to have converged.
+# The most Newton steps of a fit; a fit that needs more is reported as not converged.
 _STEPS = 100
 # Scores may leave [-1, 1] by this much through rounding; anything further is not a cosine.
 _ROUNDING = 1e-3
@@ -57,11 +57,11 @@ class Choices:
     """Observed choices, sorted by batch.
 
     Attributes:
-        features: ``(k, anchors, candidates)`` features, each less that of the anchor's winner.
+        features: ``(k, anchors, candidates)`` features, each minus that of the anchor's positive.
         absent: ``(anchors, candidates)``, True where there is no candidate; None when all are present.
         batches: ``(anchors,)`` index of each anchor's batch, ascending from 0.
         labels: ``(batches,)`` the caller's name of each batch.
-        beaten: ``(k, anchors)``, True where some candidate has a larger feature than the winner.
+        beaten: ``(k, anchors)``, True where some candidate has a larger feature than the positive.
     """
 
     features: Floats
@@ -84,9 +84,9 @@ class Choices:
         return Choices(features, absent, codes, self.labels[which], self.beaten[:, rows])
 
     def using(self, *which: int) -> Choices:
-        """The same choices seen through some of the features only."""
+        """The same choices with only some of the features."""
         keep = list(which)
-        # A slice is a view: no copy of a large bank.
+        # A slice is a view, so a large bank is not copied.
         columns = self.features[: len(keep)] if keep == list(range(len(keep))) else self.features[keep]
         return Choices(columns, self.absent, self.batches, self.labels, self.beaten[keep])
 
@@ -97,7 +97,7 @@ class Choices:
 
 
 def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArray]:
-    """Check scores (NaN or -inf: no candidate there) and positives; absent scores come back as NaN."""
+    """Check scores (NaN or -inf: no candidate there) and positives; absent scores are returned as NaN."""
     s = np.array(scores, dtype=np.float64)
     if s.ndim != 2 or s.shape[0] == 0:
         raise ValueError(f"scores must be (anchors, candidates); got shape {s.shape}")
@@ -147,7 +147,7 @@ def read_choices(
     coordinates: Sequence[Coordinate] = (translation, shortfall),
     eps: float = 1e-6,
 ) -> Choices:
-    """Check the input and turn scores into features relative to the winner's."""
+    """Check the input and turn scores into features relative to the positive's."""
     if not 0.0 < eps < 1.0:
         raise ValueError(f"eps must lie in (0, 1); got {eps}")
     s, winners = read_scores(scores, positives)
@@ -159,8 +159,8 @@ def read_choices(
     won = s[rows, winners]
     gaps = np.isnan(s)
     counts = gaps.sum(axis=1)
-    # Commonly every anchor misses as many columns (its own): then the gaps are closed. Otherwise a gap takes
-    # the winner's score, so that it disturbs no maximum, and its weight is set to zero in every sum.
+    # Usually every anchor lacks the same number of columns (its own): then the gaps are removed. Otherwise a
+    # gap takes the positive's score, so that it changes no maximum, and its weight is zero in every sum.
     even = bool(counts.min() == counts.max())
     s = s[~gaps].reshape(len(s), -1) if even else np.where(gaps, won[:, None], s)
     features = np.empty((len(coordinates), *s.shape))
@@ -267,8 +267,9 @@ def best_step(theta: Floats, slope: Floats, hessian: Floats) -> Floats:
 def maximise(partition: Partition, target: Floats, start: Floats, *, tolerance: float = 1e-12) -> Optimum:
     """Newton with an exact active set and a backtracking line search, from a feasible ``start``.
 
-    Stops when the step promises less than ``tolerance`` of the value; with 1e-12 the optimum is exact to
-    rounding. Call it only where a maximum exists: under perfect separation ``theta`` runs away (see `separated`).
+    Stops when the expected gain of a step is below ``tolerance`` relative to the value; with 1e-12 the optimum is
+    exact to rounding. Call it only if a maximum exists: under perfect separation ``theta`` diverges (see
+    `separated`).
     """
     theta = np.asarray(start, dtype=np.float64)
     a, gradient, hessian = partition(theta)
@@ -288,7 +289,7 @@ def maximise(partition: Partition, target: Floats, start: Floats, *, tolerance: 
                 break
             size /= 2.0
             if size < 1e-9:
-                # Rounding hides any further rise.
+                # Rounding errors hide any further gain.
                 small = rise <= 1e-8 * (1.0 + abs(value))
                 return Optimum(theta, value, partition(theta)[2], small)
         theta, value = trial, trial_value
@@ -296,15 +297,15 @@ def maximise(partition: Partition, target: Floats, start: Floats, *, tolerance: 
 
 
 def separated(choices: Choices, feature: int) -> bool:
-    """True when no candidate anywhere has a larger feature than its anchor's winner.
+    """True when no candidate has a larger feature than its anchor's positive.
 
-    Then the likelihood rises for ever with that feature's weight, and no finite fit exists.
+    Then the likelihood increases without limit in that feature's weight, and no finite fit exists.
     """
     return not bool(choices.beaten[feature].any())
 
 
 def fit(choices: Choices, start: Floats | None = None) -> Optimum:
-    """The maximum-likelihood weights; all NaN, with value 0, when the winners are perfectly separated."""
+    """The maximum-likelihood weights; all NaN, with value 0, when the positives are perfectly separated."""
     k = len(choices.features)
     if any(separated(choices, j) for j in range(k)):
         return Optimum(np.full(k, np.nan), 0.0, np.full((k, k), np.nan), False)

@@ -4,7 +4,7 @@ Sign convention, here and everywhere in the project: ``xi < 0`` is a bounded (We
 exponential (Gumbel) one, ``xi > 0`` a heavy (Frechet) one. scipy's ``genpareto`` has ``c = xi``. The endpoint
 is ``threshold - sigma / xi`` for ``xi < 0`` and infinite otherwise.
 
-The likelihood is searched along one coordinate. With ``theta = -xi / sigma`` the best shape for a given theta
+The likelihood is maximised along one coordinate. With ``theta = -xi / sigma`` the best shape for a given theta
 is the mean of ``log(1 - theta * y)`` (Grimshaw, 1993), and ``v = log(1 - theta * max(y))`` turns the allowed
 half-line of theta into the whole line, with the exponential law at ``v = 0``.
 """
@@ -22,7 +22,7 @@ Interval = tuple[float, float]
 
 _MIN_EXCESSES = 10
 _V_MIN = -25.0  # below this, 1 - theta * max(y) = exp(v) is lost in float64
-_V_STEP = 0.5  # a multiple of it must be 0: the exponential law is a point of the grid
+_V_STEP = 0.5  # must divide _V_MIN, so that the grid contains 0, the exponential law
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class CappedFit:
     xi_interval: Interval  # exact: the estimate is a gamma variable
     loglik: float
     n: int
-    lr: float  # 2 * (free GPD loglik - this loglik), not below 0; NaN for xi <= -1, where free fits do not go
-    p_value: float  # chi-square, 1 degree of freedom: small when the tail does not end at the cap; NaN as lr
+    lr: float  # 2 * (free GPD loglik - this loglik), not below 0; NaN for xi <= -1, which free fits exclude
+    p_value: float  # chi-square, 1 degree of freedom: small if the tail does not end at the cap; NaN if lr is
 
 
 def as_scores(x: ArrayLike, name: str = "x") -> Floats:
-    """Return `x` as a flat float64 array; refuse what is empty or not finite."""
+    """Return `x` as a float64 array of shape (n,); raise an error if it is empty or not finite."""
     scores = np.asarray(x, dtype=np.float64)
     if scores.ndim != 1 or scores.size == 0:
         raise ValueError(f"{name} must be a non-empty array of shape (n,); got shape {scores.shape}")
@@ -80,21 +80,21 @@ def as_scores(x: ArrayLike, name: str = "x") -> Floats:
 
 
 def check_least(**least: tuple[int, int]) -> None:
-    """Refuse a number that is smaller than it may be, given by name as ``bootstraps=(value, least)``."""
+    """Raise an error if a number is too small; each is given by name as ``bootstraps=(value, smallest)``."""
     for name, (value, smallest) in least.items():
         if value < smallest:
             raise ValueError(f"{name} must be at least {smallest}; got {value}")
 
 
 def check_fraction(value: float, name: str) -> float:
-    """Return `value` if it lies strictly between 0 and 1."""
+    """Return `value`; raise an error unless it lies strictly between 0 and 1."""
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name} must lie strictly between 0 and 1; got {value}")
     return float(value)
 
 
 def excesses_over(x: ArrayLike, threshold: float) -> Floats:
-    """Return ``x - threshold`` for the scores above the threshold, or say why they cannot be fitted."""
+    """Return ``x - threshold`` for the scores above the threshold; raise an error if they cannot be fitted."""
     scores = as_scores(x)
     y = scores[scores > threshold] - threshold
     if y.size < _MIN_EXCESSES:
@@ -131,7 +131,7 @@ def maximise_rows(y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     rows, n = y.shape
     top = y.max(axis=1)
     middle = np.maximum(np.median(y, axis=1), top * 1e-12)
-    # A GPD has its median at sigma (2^xi - 1) / xi, so xi = 10 peaks below `far`; then come longer steps.
+    # The median of a GPD is sigma (2^xi - 1) / xi, so xi = 10 peaks below `far`; beyond it steps are longer.
     far = np.ceil(float(np.log(top / middle).max())) + 8.0
     grid = np.concatenate([np.arange(_V_MIN, far, _V_STEP), np.arange(far, far + 120.0, 8.0 * _V_STEP)])
     xi_grid, loglik = np.empty((2, rows, grid.size))
@@ -185,8 +185,8 @@ def gpd_loglik(y: Floats, xi: float, sigma: float) -> float:
 def _best_sigma(y: Floats, xi: float, start: float) -> float:
     """The scale that maximises the likelihood at a fixed xi > -1.
 
-    The score in sigma is convex and decreasing, so Newton from the left cannot miss; a step across the pole
-    at -xi * max(y) is halved.
+    The likelihood equation in sigma is convex and decreasing, so Newton's method converges from the left. A step
+    across the pole at -xi * max(y) is replaced by one halfway to the pole.
     """
     pole = max(0.0, -xi * float(y.max()))
     sigma = max(start, pole * (1.0 + 1e-6))
@@ -229,7 +229,7 @@ def _endpoint_interval(y: Floats, threshold: float, v_hat: float, floor: float) 
 
     def f(v: float) -> float:
         xi, _, loglik = _profile(y[None], np.array([top]), np.array([v]))
-        # Where the best shape would be below -1 it stops there: the law is uniform on (0, 1 / theta).
+        # A best shape below -1 is replaced by -1: the law is uniform on (0, 1 / theta).
         return float(loglik[0] if xi[0] > -1.0 else -n * np.log(top / -np.expm1(v))) - floor
 
     def endpoint(v: float) -> float:
@@ -267,7 +267,7 @@ def fit_gpd(x: ArrayLike, threshold: float = 0.0, *, level: float = 0.95) -> GPD
 
 
 def fit_with_drop(y: Floats, threshold: float, drop: float, level: float) -> GPDFit:
-    """Fit excesses y (n,); the intervals hold what lowers the log-likelihood by at most drop."""
+    """Fit excesses y (n,); the intervals contain all values that lower the log-likelihood by at most drop."""
     xi, sigma, loglik, v = (float(a[0]) for a in maximise_rows(y[None]))
     return GPDFit(
         xi=xi,
@@ -331,7 +331,7 @@ def fit_capped(x: ArrayLike, threshold: float = 0.0, *, cap: float = 1.0, level:
     total = float(-np.log1p(-y / room).sum())  # -xi times a gamma variable of shape n
     xi = -total / y.size
     loglik = gpd_loglik(y, xi, -xi * room)
-    # Free fits stop at xi = -1: below it this law is none of them, and there is no ratio to judge it by.
+    # Free fits stop at xi = -1. Below that this law is not among them, so there is no likelihood ratio.
     nested = xi > -1.0
     lr = max(0.0, 2.0 * (float(maximise_rows(y[None])[2][0]) - loglik)) if nested else np.nan
     interval = (-total / float(gamma.ppf(tail, y.size)), -total / float(gamma.ppf(1.0 - tail, y.size)))

@@ -20,7 +20,7 @@ from weince.evt import choice
 from weince.evt.choice import Choices, Optimum
 from weince.evt.gpd import Floats, Interval, check_fraction
 
-# Intervals of tau are sought this far from the estimate, in log tau.
+# Ends of intervals of tau are searched up to this far from the estimate, in log tau.
 _FAR = 8.0
 
 
@@ -37,11 +37,11 @@ class LinkFit:
         lam_interval: Interval for ``lam``.
         tau_interval: Interval for ``tau``.
         tau0_interval: Interval for ``tau0``, cluster-robust, symmetric in its logarithm.
-        interval_method: "sandwich" (``lam`` well inside), "profile" (near 0 or 1) or "none"; both
-            of the former are cluster-robust.
+        interval_method: "sandwich" (``lam`` well inside (0, 1)), "profile" (near 0 or 1) or "none". The first two
+            are cluster-robust.
         converged: Whether both fits reached their maximum.
-        separated: True when every winner has the top score: then no finite fit exists and all is NaN.
-        notes: Sentences on whatever makes this fit doubtful; empty when nothing does.
+        separated: True when every positive has the top score: then no finite fit exists and all numbers are NaN.
+        notes: Sentences about what makes this fit doubtful; empty when nothing does.
     """
 
     lam: float
@@ -71,25 +71,25 @@ class Pair(NamedTuple):
 
     @property
     def lam_tau(self) -> tuple[float, float]:
-        """(lam, tau) of the blend; NaN without a finite fit."""
+        """(lam, tau) of the blend; NaN if no finite fit exists."""
         return (np.nan, np.nan) if self.separated else _lam_tau(self.full.theta)
 
     @property
     def tau0(self) -> float:
-        """Temperature of softmax; NaN without a finite fit."""
+        """Temperature of softmax; NaN if no finite fit exists."""
         return np.nan if np.isnan(self.null.theta[0]) else _lam_tau(self.null.theta)[1]
 
 
 def _lam_tau(theta: Floats) -> tuple[float, float]:
-    """(lam, tau) of the weights (a, b). With no weight at all: lam 0, tau infinite."""
+    """(lam, tau) of the weights (a, b). If both weights are 0, lam is 0 and tau infinite."""
     total = float(theta.sum())
     return (0.0, np.inf) if total == 0.0 else (float(theta[1]) / total, 1.0 / total)
 
 
 def fit_pair(choices: Choices, start: Pair | None = None) -> Pair:
-    """Fit softmax, then the blend from there. When the blend adds nothing it *is* the softmax fit."""
+    """Fit softmax, then the blend from there. If the blend gains nothing, it takes the weights of softmax."""
     if start is not None and np.isnan(start.null.theta[0]):
-        start = None  # other choices were separated: nothing to begin with
+        start = None  # it was fitted to separated choices and has no finite weights
     null = choice.fit(choices.using(0), None if start is None else start.null.theta[:1])
     null = null._replace(theta=np.r_[null.theta, 0.0])
     if np.isnan(null.theta[0]):
@@ -105,7 +105,7 @@ def _sandwich(choices: Choices, theta: Floats) -> tuple[Floats, Floats]:
     """Cluster-robust and model-based covariance of the weights, (k, k) each."""
     _, mean, cov = choice.moments(choices, theta)
     sums = choices.by_batch(mean)
-    # On a bound the scores do not sum to zero; their spread over batches is what counts.
+    # On a bound the gradients do not sum to zero; only their spread over batches matters.
     sums -= sums.mean(axis=0)
     groups, n, k = len(sums), choices.anchors, len(theta)
     small = groups / (groups - 1) * (n - 1) / (n - k)
@@ -146,15 +146,15 @@ def _profile_tau(choices: Choices, tau: float, start: float) -> float:
             np.atleast_2d(turn @ cov.sum(axis=0) @ turn),
         )
 
-    # Concave in lam: if it still rises at 1, the best allowed lam is 1; otherwise the best is below 1.
+    # The likelihood is concave in lam: if it still rises at 1, the best allowed lam is 1, otherwise lower.
     value, descent, _ = along(np.ones(1))
     return -value if descent[0] <= 0.0 else choice.maximise(along, np.zeros(1), np.array([start])).value
 
 
 def _end(drop: Callable[[float], float], allowed: float, middle: float, step: float, bound: float) -> float:
-    """Where ``drop``, 0 at ``middle``, reaches ``allowed`` on the way to ``bound``; else ``bound``."""
+    """Point between ``middle``, where ``drop`` is 0, and ``bound`` where it reaches ``allowed``; else ``bound``."""
 
-    # The root of the drop is nearly linear, so that secant steps find the end in a few trials.
+    # The square root of the drop is nearly linear, so secant steps need few evaluations.
     @cache
     def excess(x: float) -> float:
         return float(np.sqrt(max(drop(x), 0.0)) - np.sqrt(allowed))
@@ -184,7 +184,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
         return none
     quantile = float(stats.t.ppf(0.5 + level / 2.0, len(choices.labels) - 1))
     half, log_half = quantile * np.sqrt(np.diag(robust))
-    # Closer to a bound than four half-widths the likelihood is too skewed for a symmetric interval.
+    # Within four half-widths of a bound the likelihood is too skewed for a symmetric interval.
     if lam - 4.0 * half > 0.0 and lam + 4.0 * half < 1.0:
         taus = tau * float(np.exp(-log_half)), tau * float(np.exp(log_half))
         return (float(lam - half), float(lam + half)), taus, "sandwich"
@@ -199,7 +199,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
     steps = np.maximum(1.2 * np.array([half, log_half]), 1e-3)
     lams = [_end(lam_drop, float(allowed[0]), lam, float(steps[0]), bound) for bound in (0.0, 1.0)]
     logs = [_end(tau_drop, float(allowed[1]), 0.0, float(steps[1]), bound) for bound in (-_FAR, _FAR)]
-    # A temperature that nothing excludes is unbounded.
+    # An end that the search does not reach is unbounded.
     taus = (
         0.0 if logs[0] == -_FAR else tau * float(np.exp(logs[0])),
         np.inf if logs[1] == _FAR else tau * float(np.exp(logs[1])),
@@ -208,7 +208,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
 
 
 def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Interval:
-    """Interval for the temperature of softmax, cluster-robust; NaN where it has none."""
+    """Cluster-robust interval for the temperature of softmax; NaN with one batch or without a finite temperature."""
     weight = float(null.theta[0])
     if len(choices.labels) < 2 or not weight > 0.0:
         return np.nan, np.nan
@@ -245,7 +245,7 @@ def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
 
 
 def link_fit(choices: Choices, pair: Pair, level: float) -> LinkFit:
-    """The report on a pair of fits."""
+    """Estimates, intervals and notes of a pair of fits."""
     lams, taus, method = _intervals(choices, pair.full, level)
     converged = pair.null.converged and pair.full.converged
     notes = _notes(choices, pair)
@@ -259,7 +259,7 @@ def link_fit(choices: Choices, pair: Pair, level: float) -> LinkFit:
 def fit_link(
     scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, *, level: float = 0.95, eps: float = 1e-6
 ) -> LinkFit:
-    """Fit the blended link and the softmax link to all anchors, with intervals that allow for batches.
+    """Fit the blended link and the softmax link to all anchors; intervals allow for dependence within batches.
 
     Args:
         scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
@@ -301,7 +301,7 @@ def fit_grid(
     tau_range: Interval = (0.01, 2.0),
     eps: float = 1e-6,
 ) -> GridFit:
-    """The same fit by exhaustive search, as a cross-check: even steps of lam by logarithmic steps of tau.
+    """Make the same fit by exhaustive search, as a cross-check: even steps of lam, logarithmic steps of tau.
 
     Examples:
         >>> import numpy as np

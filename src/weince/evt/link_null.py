@@ -1,7 +1,7 @@
-"""The likelihood ratio of the link test under softmax, simulated: winners drawn from the fit, and fitted again.
+"""Simulate the link test's likelihood ratio under softmax: draw positives from the fitted softmax, then fit again.
 
-The law of the ratio is not the chi-square one, since the second weight lies on its bound under softmax. Every draw
-needs two fits, and all draws share ``A``, the sum over anchors of the log-partition (see `weince.evt.choice`): it is
+The ratio does not follow a chi-square law, since under softmax the second weight lies on its bound. Every draw needs
+two fits. All draws share ``A``, the sum over anchors of the log-partition (see `weince.evt.choice`), so ``A`` is
 interpolated once for all of them.
 """
 
@@ -31,7 +31,7 @@ class Interpolant:
         values = np.array([[log_partitions(choices, np.array([x, y])).sum() for y in b] for x in a])
         inverse = np.linalg.inv(chebyshev.chebvander(nodes, degree))
         self._coefficients = inverse @ values @ inverse.T
-        # Column j of `slopes` writes the derivative of T_j in the basis T_0 .. T_degree.
+        # Column j of `slopes` holds the derivative of T_j in the basis T_0 .. T_degree.
         self._slopes = np.zeros((degree + 1, degree + 1))
         self._slopes[:-1] = chebyshev.chebder(np.eye(degree + 1))
 
@@ -53,13 +53,13 @@ class Interpolant:
 
 
 def _drawn_sums(choices: Choices, theta: Floats, draws: int, rng: np.random.Generator) -> Floats:
-    """Feature sums ``T`` (draws, k) of winners drawn from the model with weights ``theta``."""
+    """Feature sums ``T`` (draws, k) of positives drawn from the model with weights ``theta``."""
     sums = np.zeros((draws, len(choices.features)))
     for rows in blocks(*choices.features.shape[1:]):
         u, _ = candidate_weights(choices, theta, rows)
         steps = np.cumsum(u, axis=1)
         steps /= steps[:, -1:]
-        # Adding the row number makes one ascending array of all rows: one search serves them all.
+        # Adding the row number makes one ascending array of all rows, so that one search serves them all.
         row = np.arange(len(steps))
         ladder = (steps + row[:, None]).ravel()
         first = row * steps.shape[1]
@@ -84,11 +84,11 @@ def _ratio(partition: Partition, target: Floats, start: Floats) -> tuple[float, 
 
 
 def null_ratios(choices: Choices, weight: float, draws: int, rng: np.random.Generator) -> Floats:
-    """Likelihood ratios (draws,) of two features against the first, for winners drawn with ``(weight, 0)``.
+    """Likelihood ratios (draws,) of two features against the first, for positives drawn with ``(weight, 0)``.
 
-    All draws share ``A``, so it is interpolated once over the region where their optima fall, to 1e-5 nats,
-    checked against the exact value at the outermost optima. A draw whose optimum leaves the region is fitted
-    exactly; all are if the check fails.
+    All draws share ``A``, so it is interpolated once over the region that should contain their optima. Its error at
+    the outermost optima must stay below 1e-5 nats. A draw whose optimum lies outside the region is fitted exactly;
+    if the check fails, all draws are.
     """
     null = np.array([weight, 0.0])
     exact = partition_of(choices)
@@ -113,6 +113,6 @@ def null_ratios(choices: Choices, weight: float, draws: int, rng: np.random.Gene
     ratios = np.zeros(draws)
     for i, (ratio, _, good) in enumerate(found):
         if not perfect[i]:
-            # Perfectly separated winners give both links a likelihood of one: their ratio is 0.
+            # Perfectly separated draws keep a ratio of 0: both links reach a likelihood of 1.
             ratios[i] = ratio if good else _ratio(exact, targets[i], null)[0]
     return ratios

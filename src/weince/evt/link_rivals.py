@@ -1,8 +1,8 @@
 """What explains a gain over softmax: a bounded tail, or a temperature that varies?
 
 The blend of `weince.evt.link_test` gains over softmax where the cap of the cosine matters. Anchors or pairs of
-different difficulty make for a gain, too, without any cap. So five links are fitted to the same batches, and
-judged on the same others, those of `link_test`:
+different difficulty also produce a gain, without any cap. So five links are fitted to the same batches and judged
+on the same held-out batches, those of `link_test`:
 
 =========  ===============================================================  =============
 softmax    ``a * s``                                                        ``a``
@@ -12,7 +12,7 @@ pairs      ``k * a * s``, the same, drawn for every pair                    ``a,
 both       ``k * (a * s + b * g(s))``, ``k`` drawn for every anchor         ``a, b, v``
 =========  ===============================================================  =============
 
-`weince.evt.link_varying` says how the two kinds of variation differ.
+`weince.evt.link_varying` explains how the two kinds of variation differ.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class VaryingLink:
         gain: Its held-out gain over softmax.
         tau: Median temperature.
         sd: Standard deviation of the temperature's logarithm.
-        sd_interval: Its interval, from the cluster-robust (sandwich) covariance; NaN where ``sd`` is 0.
-        lam: Weight of the shortfall coordinate; 0 where only the temperature varies.
+        sd_interval: Its interval, from the cluster-robust (sandwich) covariance; NaN if ``sd`` is 0.
+        lam: Weight of the shortfall coordinate; 0 if the link has none.
         converged: Whether the fit reached its maximum.
     """
 
@@ -70,17 +70,17 @@ class VaryingLink:
 
 @dataclass(frozen=True)
 class LinkRivals:
-    """Result of `link_rivals`; gains are held out, in nats per anchor. All is NaN under perfect separation.
+    """Result of `link_rivals`; gains are held out, in nats per anchor, and NaN if softmax has no finite fit.
 
     Attributes:
-        blend: Gain of the blend over softmax, that of `link_test` with the same seed.
+        blend: Gain of the blend over softmax, equal to that of `link_test` with the same seed.
         anchors: Softmax whose temperature varies from anchor to anchor.
         pairs: Softmax whose temperature varies from pair to pair.
         both: The blend whose temperature varies from anchor to anchor.
-        blend_over_anchors, blend_over_pairs: Gain of the blend over either; below 0 where the rival is better.
-        both_over_anchors: What the shortfall adds to anchors that differ.
-        both_over_blend: What anchors that differ add to the blend.
-        separated: True when every winner has the top score: then no finite fit exists.
+        blend_over_anchors, blend_over_pairs: Gain of the blend over each of them; below 0 where the rival is better.
+        both_over_anchors: Gain of adding the shortfall to `anchors`.
+        both_over_blend: Gain of letting the temperature of the blend vary from anchor to anchor.
+        separated: True when every positive has the top score: then no finite fit exists.
     """
 
     blend: Gain
@@ -95,17 +95,17 @@ class LinkRivals:
 
     @property
     def varying(self) -> VaryingLink:
-        """The better of the two links of which only the temperature varies."""
+        """The better of the two links in which only the temperature varies."""
         return self.pairs if self.pairs.gain.gain > self.anchors.gain.gain else self.anchors
 
     def explanation(self, worth: float = 0.0) -> Explanation:
-        """What explains the winners, counting gains of at least ``worth`` nats whose interval lies above 0.
+        """What explains the positives, counting gains of at least ``worth`` nats whose interval lies above 0.
 
-        - "softmax": no link gains over it.
-        - "cap": the shortfall gains over pairs that differ, and adds to anchors that differ; not the reverse.
+        - "softmax": neither the blend nor a temperature that varies gains over softmax.
+        - "cap": the blend gains over `pairs`, the shortfall adds to `anchors`, and the reverse does not hold.
         - "varying": a temperature that varies gains over the blend, or adds to it; the shortfall does not.
         - "both": each adds to the other.
-        - "either": neither adds to the other. These winners do not tell them apart.
+        - "either": neither adds to the other; these data cannot tell them apart.
         """
 
         def sure(gain: Gain) -> bool:
@@ -137,7 +137,7 @@ def link_rivals(
     nodes: int = 15,
     rng: int | np.random.Generator = 0,
 ) -> LinkRivals:
-    """Compare the blend with softmax whose temperature varies.
+    """Compare the blend with softmax links whose temperature varies.
 
     Args:
         scores: ``(anchors, candidates)`` cosines, as in `link_test`.
@@ -147,7 +147,7 @@ def link_rivals(
         bootstraps: Resamplings of the held-out batches for the intervals of the gains.
         level: Level of all intervals.
         eps: Floor of the shortfall ``1 - s``.
-        nodes: Gauss-Hermite nodes of the mean over temperatures.
+        nodes: Number of Gauss-Hermite nodes in the mean over temperatures.
         rng: Seed or generator; with the seed of a `link_test`, the split is the same.
 
     Examples:
@@ -176,7 +176,7 @@ def link_rivals(
         return held_out_gain(values, bootstraps, level, generator)
 
     blended = choice.batch_means(judged, blend) - halves.base
-    blend_gain = gain(blended)  # the first draws: those of `link_test`
+    blend_gain = gain(blended)  # first, so that it uses the same random draws as `link_test`
     anchors = _anchors(halves, (0,), softmax[:1])
     pairs = _pairs(halves, mine, others, float(softmax[0]))
     both = _anchors(halves, (0, 1), blend)
@@ -194,7 +194,7 @@ def link_rivals(
 
 
 class Halves(NamedTuple):
-    """The choices to fit and to judge, what softmax reaches in each batch of the latter, the nodes, and the level."""
+    """Choices to fit and to judge, log-likelihood of softmax in each judged batch, nodes, and level."""
 
     fitted: Choices
     judged: Choices
@@ -236,7 +236,7 @@ def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judg
 
 
 def _scored(scores: Floats, winners: IntArray, batches: ArrayLike, labels: IntArray) -> Scored:
-    """The scores of some batches, in the order of `Choices`."""
+    """The scores of some batches, sorted by batch as in `Choices`."""
     which = np.asarray(batches)
     rows = np.flatnonzero(np.isin(which, labels))
     rows = rows[np.argsort(which[rows], kind="stable")]
@@ -265,7 +265,7 @@ def _report(judged: Judged, gain: Gain) -> VaryingLink:
 
 
 def _nothing(separated: bool) -> LinkRivals:
-    """The result where softmax has no finite best temperature."""
+    """The result when softmax has no finite best temperature."""
     gain = Gain(np.nan, (np.nan, np.nan), np.nan)
     link = VaryingLink(gain, np.nan, np.nan, (np.nan, np.nan), np.nan, False)
     return LinkRivals(gain, link, link, link, gain, gain, gain, gain, separated)

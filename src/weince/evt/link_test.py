@@ -1,4 +1,4 @@
-"""The link selection test: does softmax, at its best temperature, leave likelihood on the table?
+"""The link test: does another link fit the scores better than softmax at its best temperature?
 
 H0 is the softmax link, ``logit = s / tau0``. H1 is the blended link of `weince.evt.link_fit`. Both are fitted
 on half of the batches and compared on the other half, in nats per anchor.
@@ -21,7 +21,7 @@ from weince.evt.link_null import null_ratios
 
 
 class LinkBank(NamedTuple):
-    """What the link test reads: scores (anchors, candidates), columns of the positives and batches (anchors,)."""
+    """Input of the link test: scores (anchors, candidates), columns of the positives and batches (anchors,)."""
 
     scores: Floats
     positives: IntArray
@@ -39,13 +39,14 @@ class LinkTest:
         gain_ratio: ``exp(gain)``: how many times likelier the blend makes the positive, as a geometric mean.
         gain_interval: Interval of ``gain`` from resampling held-out batches, see `resampled_interval`.
         gain_by_batch: The gain of each held-out batch, in the order of ``held_out``.
-        t_statistic, t_p_value: One-sided clustered t over the held-out batches, against a gain <= 0.
+        t_statistic, t_p_value: One-sided t test over the held-out batches, against a gain <= 0.
         lr_statistic, lr_p_value: Held-in likelihood ratio, and its parametric-bootstrap p-value.
         lr_null: The likelihood ratios simulated under softmax.
-        cv_gain, cv_gain_sd, cv_gains, cv_lams: Cross-validation over batches: mean, sd and value by fold.
+        cv_gain, cv_gain_sd, cv_gains, cv_lams: Cross-validation over batches: mean gain, its standard deviation over
+            folds, and the gain and lam of each fold.
         held_in, held_out: Labels of the batches used to fit and to judge.
-        top1: Share of all anchors whose winner has the top score.
-        notes: Sentences on whatever makes the result doubtful; empty when nothing does.
+        top1: Share of all anchors whose positive has the top score.
+        notes: Sentences about what makes the result doubtful; empty when nothing does.
     """
 
     lam: float
@@ -84,10 +85,10 @@ def link_bank(
     batches: int = 32,
     rng: int | np.random.Generator = 0,
 ) -> LinkBank:
-    """Build a bank from paired embeddings: both views of every pair are anchors, all other views compete.
+    """Build a bank from paired embeddings: every view is an anchor, all other views of its batch are candidates.
 
-    Pairs are drawn without replacement into batches, so that batches are independent; when there are too few
-    pairs for ``batches`` full batches, there are fewer batches.
+    Pairs are drawn into batches without replacement, so that batches are independent. If there are too few pairs
+    for ``batches`` full batches, there are fewer batches.
 
     Args:
         z_i: ``(pairs, dim)`` embeddings of one view; they need not be normalised.
@@ -137,15 +138,15 @@ def view_cosines(z_i: Floats, z_j: Floats) -> Floats:
 
 
 def positive_columns(batch_size: int) -> NDArray[np.int64]:
-    """Where each of the ``2 * batch_size`` views of a batch has its positive among the other views."""
+    """Column of the positive of each of the ``2 * batch_size`` views of a batch, among the other views."""
     anchor = np.arange(2 * batch_size)
     other = (anchor + batch_size) % len(anchor)
-    # Leaving out an anchor's own column moves those after it one to the left.
+    # Without the anchor's own column, the columns after it move one to the left.
     return (other - (other > anchor)).astype(np.int64)
 
 
 def in_batches(scores: Floats, batch_size: int) -> LinkBank:
-    """The bank of full batches one after the other, in each of them all first views, then all second ones.
+    """Build a bank from the scores of full batches; in each batch, all first views come before all second ones.
 
     Args:
         scores: ``(batches * 2 * batch_size, 2 * batch_size - 1)``: each view against the others of its batch.
@@ -208,17 +209,16 @@ def clustered_t(gains: Floats) -> tuple[float, float]:
     if not gains.any():
         return 0.0, 1.0
     spread = float(gains.std(ddof=1)) / float(np.sqrt(len(gains)))
-    # Gains that do not vary at all leave nothing to judge them by.
+    # Gains that are all equal have no standard error.
     t = float(gains.mean()) / spread if spread > 0.0 else np.nan
     return t, float(stats.t.sf(t, len(gains) - 1))
 
 
 def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.Generator) -> Interval:
-    """Interval of the mean gain from the percentiles of its resamples over batches.
+    """Interval of the mean gain, from percentiles of the means of resampled batches.
 
-    Resampling takes the spread of the batches at hand for the true one, too small by ``(n - 1) / n`` and known from
-    n of them only: with few batches percentiles cover too little. So their distance from the mean is widened, as
-    Student's t does.
+    With few batches plain percentiles cover too little: the variance over n batches is too small by a factor of
+    ``(n - 1) / n``, and is itself only an estimate. So their distance from the mean is widened, as Student's t does.
     """
     n, upper = len(gains), 0.5 + level / 2.0
     means = gains[rng.integers(n, size=(draws, n))].mean(axis=1)
@@ -249,7 +249,7 @@ def batch_gains(choices: Choices, pair: Pair) -> Floats:
 def _bootstrap(
     fitted: Choices, pair: Pair, ratio: float, draws: int, rng: np.random.Generator
 ) -> tuple[Floats, float]:
-    """Null ratios and the p-value; none when no finite fit exists."""
+    """Simulated ratios under softmax and the p-value; no ratios and NaN when no finite fit exists."""
     if pair.separated:
         return np.empty(0), np.nan
     null = null_ratios(fitted, float(pair.null.theta[0]), draws, rng)

@@ -1,16 +1,17 @@
 """Links whose temperature varies: from anchor to anchor, or from pair to pair.
 
-Either way ``log k`` is normal: its mean is the logarithm of the median inverse temperature, its standard deviation is
-the spread ``v``. It is not seen, so the likelihood of a winner is a mean over ``k``, by Gauss-Hermite quadrature.
+In both cases the inverse temperature ``k`` is log-normal: the mean of ``log k`` is the logarithm of its median, the
+standard deviation is the spread ``v``. ``k`` is not observed, so the likelihood of a positive is a mean over ``k``,
+computed by Gauss-Hermite quadrature.
 
-*Anchors* differ: an anchor has its ``k`` before its positive is chosen, whatever its candidates are, and the
-probability of a candidate is the mean over ``k`` of its softmax probability. The coordinate may be a blend
-``a * s + b * g(s)``.
+*Anchor to anchor*: each anchor has its own ``k``, whatever its candidates are. The probability of a candidate is the
+mean over ``k`` of its softmax probability. The coordinate may be a blend ``a * s + b * g(s)``.
 
-*Pairs* differ: ``k`` says how closely the positive follows its anchor. A positive at score ``s`` then has the density
-``exp(k * s - c(k))`` against that of a negative, with ``c(k)`` the log-mean of ``exp(k * s)`` over negatives. A mean
-over ``k`` of densities is again one density, so this is one link ``h(s) = log mean exp(k * s - c(k))``, the same for
-all anchors. It is convex, as the blend is: close candidates can only have come from pairs with a large ``k``.
+*Pair to pair*: each pair has its own ``k``, which sets how close the positive lies to its anchor. A positive at score
+``s`` then has the density ``exp(k * s - c(k))`` relative to that of a negative, where ``c(k)`` is the log-mean of
+``exp(k * s)`` over negatives. A mean of densities over ``k`` is again a density, so this is one link
+``h(s) = log mean exp(k * s - c(k))``, the same for all anchors. Like the blend it is convex: the highest scores come
+only from pairs with a large ``k``.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from weince.evt import choice
 from weince.evt.choice import Choices
 from weince.evt.gpd import Floats
 
-# Anchors of a first fit, from which the fit to all anchors needs few steps.
+# Number of anchors in a first fit. The fit to all anchors starts from its result and needs few steps.
 _FEW = 1024
-# First guesses of the spread v: of the first fit, and the least one of the second. The likelihood is flat at v = 0.
+# Initial spread v of the first fit, and the smallest one of the second: the likelihood is flat at v = 0.
 _START, _AGAIN = 0.5, 0.1
-# A smaller spread is none.
+# A fitted spread below this counts as 0.
 _NONE = 1e-3
-# A fit ends where a step promises less than this share of the log-likelihood: 1e-8 nats per anchor or so.
+# A fit stops when a step should gain less than this share of the log-likelihood, about 1e-8 nats per anchor.
 _TOLERANCE = 1e-9
-# Negatives that a mean over them must rest on, in effect.
+# Smallest effective number of negatives in a weighted mean over them.
 _ENOUGH = 100.0
-# Steps of the table of h over [-1, 1].
+# Number of steps in the table of h over [-1, 1].
 _STEPS = 8192
 
 
@@ -68,7 +69,7 @@ class Varying(NamedTuple):
 
 
 def _maximise(few: choice.Partition, every: choice.Partition, weights: Floats) -> Varying:
-    """The best weights and spread, all at least 0, first on a few anchors and then on all of them."""
+    """The best weights and spread, all at least 0, fitted to a few anchors and then to all of them."""
     nought = np.zeros(len(weights) + 1)
     first = choice.maximise(few, nought, np.r_[weights, _START], tolerance=1e-6).theta
     first[-1] = max(first[-1], _AGAIN)
@@ -77,22 +78,22 @@ def _maximise(few: choice.Partition, every: choice.Partition, weights: Floats) -
 
 
 def _partition(found: Moments) -> tuple[float, Floats, Floats]:
-    """What `choice.maximise` climbs. The likelihood is not concave: bends the wrong way count by their size."""
+    """Input of `choice.maximise`. The likelihood is not concave, so eigenvalues count by their absolute value."""
     values, vectors = np.linalg.eigh(found.information)
     size = np.maximum(np.abs(values), 1e-9 * np.abs(values).max() + 1e-300)
     return -float(found.value.sum()), -found.gradient.sum(axis=0), np.asarray((vectors * size) @ vectors.T)
 
 
 def _few(anchors: int) -> choice.IntArray:
-    """Rows of a first fit, spread evenly over all of them."""
+    """Rows of the first fit, spread evenly over all anchors."""
     return np.unique(np.linspace(0, anchors - 1, min(anchors, _FEW)).astype(np.int64))
 
 
-# Anchors differ.
+# The temperature varies from anchor to anchor.
 
 
 def anchor_likelihoods(choices: Choices, theta: Floats, nodes: Nodes) -> Floats:
-    """Log-likelihood (anchors,) of each winner when the temperature varies from anchor to anchor."""
+    """Log-likelihood (anchors,) of each positive when the temperature varies from anchor to anchor."""
     weights, spread = theta[:-1], float(theta[-1])
     if spread == 0.0:
         return -choice.log_partitions(choices, weights)
@@ -101,7 +102,7 @@ def anchor_likelihoods(choices: Choices, theta: Floats, nodes: Nodes) -> Floats:
 
 
 def anchor_moments(choices: Choices, theta: Floats, nodes: Nodes) -> Moments:
-    """The same with its derivatives."""
+    """The same log-likelihood with its derivatives."""
     parts = [_at_node(choices, theta, float(x)) for x in nodes.points]
     level = np.array([value for value, _, _ in parts]) + np.log(nodes.weights)[:, None]
     total = np.asarray(special.logsumexp(level, axis=0))
@@ -130,7 +131,7 @@ def _at_node(choices: Choices, theta: Floats, x: float) -> tuple[Floats, Floats,
 
 
 def fit_anchors(choices: Choices, weights: Floats, nodes: Nodes) -> Varying:
-    """The link with a temperature that varies from anchor to anchor, from its ``weights`` without that."""
+    """Fit a link whose temperature varies from anchor to anchor, starting from its ``weights`` at one temperature."""
     rows = _few(choices.anchors)
     absent = None if choices.absent is None else choices.absent[rows]
     some = Choices(
@@ -147,11 +148,11 @@ def fit_anchors(choices: Choices, weights: Floats, nodes: Nodes) -> Varying:
     return found
 
 
-# Pairs differ.
+# The temperature varies from pair to pair.
 
 
 class Scored(NamedTuple):
-    """Scores (anchors, candidates), NaN where there is no candidate, and those of the winners (anchors,)."""
+    """Scores (anchors, candidates), NaN where there is no candidate, and scores of the positives (anchors,)."""
 
     scores: Floats
     won: Floats
@@ -161,10 +162,10 @@ class NegativeLaw(NamedTuple):
     """The log-mean ``c(k)`` of ``exp(k * s)`` over negatives, see `log_means`.
 
     Attributes:
-        shares: Logarithm of the share of negatives at each point of the table, (steps + 1,); -inf where none is.
-        last: The largest k at which `_ENOUGH` negatives, in effect, enter the mean.
+        shares: Logarithm of the share of negatives at each point of the table, (steps + 1,); -inf for a share of 0.
+        last: The largest k at which the effective number of negatives in the mean is at least `_ENOUGH`.
         level: ``c(last)``.
-        bend: The ``n`` of the law on a sphere that continues it beyond ``last``, see `log_means`.
+        bend: The ``n`` of the spherical law that continues ``c`` beyond ``last``, see `log_means`.
     """
 
     shares: Floats
@@ -200,12 +201,12 @@ def negative_law(scored: Scored) -> NegativeLaw:
 
 
 def log_means(k: Floats, law: NegativeLaw) -> tuple[Floats, Floats]:
-    """``c(k)`` and its derivative, the mean score of negatives weighed by ``exp(k * s)``; (nodes,) each.
+    """``c(k)`` and its derivative, the mean score of negatives weighted by ``exp(k * s)``; (nodes,) each.
 
-    The mean over the negatives at hand rests on the closest few of them where k is large, and would call any closer
-    one a positive. So beyond ``law.last`` it continues as on a sphere: its derivative there is the mean cosine of a
-    von Mises-Fisher law, to a percent ``k / (n + sqrt(n**2 + k**2))``. That n stands for the dimension, and is set so
-    that the derivative is continuous.
+    For large k the mean over the observed negatives depends on the few closest ones, and any closer candidate would
+    look like a positive. So beyond ``law.last`` ``c`` continues as on a sphere: its derivative is the mean cosine of
+    a von Mises-Fisher law, which ``k / (n + sqrt(n**2 + k**2))`` approximates to a percent. Here n stands for the
+    dimension, and is set so that the derivative is continuous.
     """
     s = np.linspace(-1.0, 1.0, _STEPS + 1)
     tilted = np.minimum(k, law.last)[:, None] * s + law.shares
@@ -235,7 +236,7 @@ def link_table(theta: Floats, law: NegativeLaw, nodes: Nodes) -> Floats:
 
 
 def _read(table: Floats, scores: Floats) -> Floats:
-    """The columns of a table at any scores, by straight lines between its points: (rows of the table, scores)."""
+    """A table interpolated linearly at any scores: (rows of the table, scores)."""
     place = (scores + 1.0) * (_STEPS / 2)
     left = np.minimum(place.astype(np.int64), _STEPS - 1)
     low = table[:, left]
@@ -243,7 +244,7 @@ def _read(table: Floats, scores: Floats) -> Floats:
 
 
 def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) -> Moments:
-    """Log-likelihood of each winner when the temperature varies from pair to pair, and its derivatives."""
+    """Log-likelihood of each positive when the temperature varies from pair to pair, and its derivatives."""
     table = link_table(theta, law, nodes)
     n = len(scored.won)
     value, gradient, information = np.empty(n), np.empty((n, 2)), np.zeros((2, 2))
@@ -268,7 +269,7 @@ def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) 
 
 
 def fit_pairs(scored: Scored, weight: float, law: NegativeLaw, nodes: Nodes) -> Varying:
-    """Softmax with a temperature that varies from pair to pair, from its ``weight`` without that."""
+    """Fit softmax whose temperature varies from pair to pair, starting from its ``weight`` at one temperature."""
     rows = _few(len(scored.won))
     some = Scored(scored.scores[rows], scored.won[rows])
     found = _maximise(

@@ -1,8 +1,8 @@
 """What a wrong link costs an estimator: an error floor that no amount of data removes.
 
 Winners are drawn from a shortfall law, ``p_i`` proportional to ``(1 - s_i)^-beta``. Two one-parameter links
-are fitted to them by maximum likelihood: the shortfall link (right) and softmax (wrong). The quantity to
-estimate is the log-odds of the top candidate against a reference. ``docs/noise-floor.md`` derives the lines.
+are fitted to them by maximum likelihood: the shortfall link (right) and softmax (wrong). They estimate the
+log-odds of the top candidate against a reference. ``docs/noise-floor.md`` derives the theoretical errors.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class LinkTheory:
 
     parameter: float  # the true or pseudo-true slope of the logits
     log_odds: float  # top against reference under that slope
-    bias: float  # log_odds less the true one; 0 for the right link
+    bias: float  # log_odds minus the true one; 0 for the right link
     variance: float  # per observation, sandwich
     drift: float  # n times the finite-sample bias of the estimated log-odds, to first order
 
@@ -44,12 +44,12 @@ class NoiseFloor:
     softmax_line: Floats  # bias^2 + V / n
     shortfall: LinkTheory
     softmax: LinkTheory
-    undefined: Floats  # share of replicates left out because only one candidate at an end of the scores won
+    undefined: Floats  # share of replicates left out because the lowest or the highest score won every time
 
 
 @dataclass(frozen=True)
 class CoordinateMismatch:
-    """Why no temperature turns one coordinate into the other: two log-odds ratios it cannot move."""
+    """Why no temperature turns one coordinate into the other: ratios of log-odds do not depend on it."""
 
     scores: Floats  # (3,)
     translation_ratio: float  # (T(s1) - T(s0)) / (T(s2) - T(s0)) with T(s) = s
@@ -75,7 +75,8 @@ def fit_slope(feature: Floats, mean: Floats) -> Floats:
     """Maximum-likelihood slope of a conditional logit in one feature over a fixed candidate set.
 
     The likelihood depends on the winners only through the mean of their features, and is maximal where the
-    mean under the model equals it. Newton, with the bracket halved where a step leaves it.
+    mean under the model equals it. The slope is found by Newton steps; one that leaves the bracket is replaced by
+    bisection.
 
     Args:
         feature: the feature of each candidate, shape (candidates,).
@@ -134,7 +135,7 @@ def link_theory(feature: ArrayLike, winners: ArrayLike, *, top: int = -1, refere
         raise ValueError(f"winners must be positive and sum to 1; got {winners!r}")
     slope = float(fit_slope(g, np.asarray(p @ g)))
     q = softmax(slope * g)
-    centred = g - q @ g  # both laws have the same mean feature: that is what makes the slope pseudo-true
+    centred = g - q @ g  # p has the same mean feature: this defines the pseudo-true slope
     curvature = float(q @ centred**2)  # H: variance of the feature under the link
     spread = float(p @ centred**2)  # J: variance of the feature under the truth
     skew = float(q @ centred**3)
@@ -209,10 +210,10 @@ def noise_floor(
 
 
 def coordinate_mismatch(scores: ArrayLike = (0.0, 0.5, 0.9)) -> CoordinateMismatch:
-    """Three candidates on which softmax in ``s`` can equal softmax in ``-log(1 - s)`` at no temperature.
+    """Show on three candidates that softmax in ``s`` equals softmax in ``-log(1 - s)`` at no temperature.
 
-    The ratio of two log-odds does not depend on the temperature. It is 5/9 in the score and
-    log 2 / log 10 in the shortfall for the default scores, so no temperature reconciles the two.
+    The ratio of two log-odds does not depend on the temperature. For the default scores it is 5/9 in the score and
+    log 2 / log 10 in the shortfall, so no temperature makes the two equal.
 
     Args:
         scores: three different scores below 1.

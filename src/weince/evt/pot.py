@@ -1,4 +1,4 @@
-"""What one looks at around a generalised Pareto fit: thresholds, goodness of fit, and curves.
+"""Checks of a generalised Pareto fit: choice of the threshold, goodness of fit, and curves to draw.
 
 Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's ``genpareto`` has ``c = xi``; the endpoint is
 ``threshold - sigma / xi``. The fits themselves are in `weince.evt.gpd`.
@@ -27,7 +27,7 @@ from weince.evt.gpd import (
     maximise_rows,
 )
 
-_BLOCK = 4_000_000  # float64 values simulated at once
+_BLOCK = 4_000_000  # 64 times the number of float64 values simulated at once
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _hazard(y: Floats, xi: Floats, sigma: Floats) -> Floats:
     """Minus log survival of rows of excesses (rows, n): unit exponential when the law is right."""
     shape, scaled = xi[:, None], y / sigma[:, None]
     small = np.abs(shape) < 1e-9
-    # The largest point of a uniform fit sits on its endpoint.
+    # The largest value of a uniform fit lies on its endpoint, where the logarithm would be infinite.
     inside = np.maximum(shape * scaled, -1.0 + 1e-16)
     hazard: Floats = np.where(small, scaled, np.log1p(inside) / np.where(small, 1.0, shape))
     return hazard
@@ -217,9 +217,9 @@ def goodness_of_fit(
 ) -> GoodnessOfFit:
     """Test the GPD on the scores above a threshold.
 
-    The parameters are estimated, so tabulated p-values would be too large: each p-value is the rank of the
-    statistic among those of samples drawn from the fitted law and fitted again. Scores that are dependent, as
-    those of one batch are, make it too small.
+    The parameters are estimated, so tabulated p-values would be too large. Instead, each p-value is the rank of
+    the statistic among those of samples that are drawn from the fitted law and fitted again. Dependent scores,
+    such as those of one batch, make the p-values too small.
 
     Args:
         x: scores, shape (n,).
@@ -241,7 +241,7 @@ def goodness_of_fit(
     xi, sigma, _, _ = maximise_rows(y[None])
     ks, ad = (float(a[0]) for a in _fit_statistics(y[None], xi, sigma))
     above = np.zeros(2)
-    rows = max(1, min(bootstraps, _BLOCK // (64 * y.size)))  # small blocks: they stay in the cache
+    rows = max(1, min(bootstraps, _BLOCK // (64 * y.size)))  # small blocks stay in the cache
     for start in range(0, bootstraps, rows):
         count = min(rows, bootstraps - start)
         sample = sample_gpd(rng, float(xi[0]), float(sigma[0]), (count, y.size))
@@ -282,7 +282,7 @@ def tail_curves(
     """
     y = excesses_over(x, threshold)
     count = min(points, y.size)
-    # Ranks spread evenly in log survival, so that the few largest scores are all shown.
+    # Ranks are spread evenly in log survival, so that all of the few largest scores are shown.
     ranks = np.unique(np.round(y.size + 1 - np.geomspace(y.size, 1, count)).astype(int))
     probability = (ranks - 0.5) / y.size
     span = max(float(y.max()), 0.0 if cap is None else cap - threshold)

@@ -1,8 +1,8 @@
 """Risk against gradient: where failures come from, and where each link puts its gradient.
 
-An anchor meets random subsets of ``K`` of its negatives. It fails when the best of them beats the positive;
-that negative is the culprit. The risk distribution is that of the culprits' scores. The gradient distribution
-of a link is its loss's gradient magnitude with respect to the negatives' scores, over the same subsets.
+An anchor is compared with random subsets of ``K`` of its negatives. It fails when the negative with the highest
+score, the culprit, beats the positive. The risk distribution is that of the culprits' scores. The gradient
+distribution of a link is its loss's gradient magnitude by the negatives' scores, over the same subsets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weince.evt.gpd import Floats, check_least
 
 @dataclass(frozen=True, eq=False)
 class RiskGradient:
-    """Shares by bin of negative score, for one subset size; each sums to 1 (NaN with nothing to share).
+    """Shares by bin of negative score, for one subset size; each sums to 1 (NaN if the total is 0).
 
     Attributes:
         k: Negatives in a subset.
@@ -29,7 +29,7 @@ class RiskGradient:
         risk: ``(bins,)`` share of failures by the culprit's score; exact.
         softmax, shortfall, blend: ``(bins,)`` share of each link's gradient magnitude; averaged over subsets.
         failure_rate: Probability that a random subset beats a random anchor's positive; exact.
-        negatives: ``(bins,)`` share of all negatives in each bin, for scale.
+        negatives: ``(bins,)`` share of all negatives in each bin, for comparison.
     """
 
     k: int
@@ -43,7 +43,7 @@ class RiskGradient:
 
 
 def _best_by_rank(n: int, k: int) -> Floats:
-    """``C(n - r, k - 1) / C(n, k)`` for r = 1 .. n, through logarithms of the gamma function."""
+    """Chance ``C(n - r, k - 1) / C(n, k)`` that rank r = 1 .. n is the best of k drawn from n."""
 
     def log_binomial(top: Floats, bottom: int) -> Floats:
         return np.asarray(
@@ -58,7 +58,7 @@ def _best_by_rank(n: int, k: int) -> Floats:
 
 
 def _split_negatives(s: Floats, winners: IntArray) -> tuple[Floats, Floats]:
-    """Positive scores (anchors,) and negative scores (anchors, candidates - 1), NaN after each row's last."""
+    """Scores of positives (anchors,) and negatives (anchors, candidates - 1), absent ones last as NaN."""
     negatives = negatives_of(s, winners)
     order = np.argsort(np.isnan(negatives), axis=1, kind="stable")
     return s[np.arange(len(s)), winners], np.take_along_axis(negatives, order, axis=1)
@@ -90,10 +90,10 @@ def risk_gradient(
     """Compare where failures come from with where softmax, shortfall and blend put their gradient.
 
     Args:
-        scores: ``(anchors, candidates)`` cosines, NaN or -inf where there is no candidate. About 1,536 views,
-            as from `link_bank` with one batch of 768 pairs.
+        scores: ``(anchors, candidates)`` cosines, NaN or -inf where there is no candidate. About 1,536 anchors are
+            enough, for example from `link_bank` with one batch of 768 pairs.
         positives: ``(anchors,)`` column of each anchor's positive.
-        ks: Subset sizes; none larger than the negatives of the anchor that has fewest.
+        ks: Subset sizes; at most as many as the anchor with the fewest negatives has.
         tau: Temperature of softmax, and of the softmax part of the blend.
         beta: Exponent of the shortfall link, one number or one per anchor.
         lam: Weight of the shortfall in the blend, one number or one per anchor.
@@ -128,7 +128,7 @@ def risk_gradient(
     for _ in range(draws):
         drawn = _random_order(negatives, generator)[:, :fewest]
         links = _links(won, drawn, tau, *columns, eps)
-        # As in numpy's histograms, the last bin holds its right edge.
+        # As in numpy's histograms, the last bin includes its right edge.
         which = np.clip(np.searchsorted(edges, drawn, side="right") - 1, 0, n_bins - 1)
         for k in ks:
             totals[k] += [_gradient_mass(link, which, k, n_bins) for link in links]
@@ -162,7 +162,7 @@ def _shares(mass: Floats) -> Floats:
 
 
 def _random_order(negatives: Floats, rng: np.random.Generator) -> Floats:
-    """Every row shuffled, its NaN still last."""
+    """Shuffle every row; NaN stay last."""
     keys = np.where(np.isnan(negatives), 2.0, rng.random(negatives.shape))
     return np.take_along_axis(negatives, np.argsort(keys, axis=1), axis=1)
 
@@ -180,7 +180,7 @@ def _links(
 ) -> tuple[_Link, _Link, _Link]:
     """Softmax, shortfall and their blend."""
     short = np.maximum(1.0 - s, eps)
-    # Below the floor the shortfall's logit is flat: its slope there is zero.
+    # Below the floor the shortfall's logit is flat, so its slope is zero.
     slope = np.where(1.0 - s > eps, beta / short, 0.0)
     softmax = _Link(s / tau, np.full_like(s, 1.0 / tau), won[:, None] / tau)
     shortfall = _Link(-beta * np.log(short), slope, -beta * np.log(np.maximum(1.0 - won, eps))[:, None])
@@ -189,7 +189,7 @@ def _links(
 
 
 def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> Floats:
-    """Gradient magnitude by bin (bins,), over the disjoint subsets of ``k`` that the columns are cut into."""
+    """Gradient magnitude by bin (bins,), summed over disjoint subsets of ``k`` columns."""
     used = which.shape[1] // k * k
     u = link.logit[:, :used].reshape(len(which), -1, k)
     top = np.maximum(u.max(axis=2), link.won)
@@ -200,7 +200,7 @@ def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> Floats:
 
 
 def _risk(won: Floats, negatives: Floats, counts: IntArray, k: int, edges: Floats) -> tuple[Floats, float]:
-    """Expected failures by bin of the culprit's score, and the failure rate. Ties share a bin anyway."""
+    """Expected failures by bin of the culprit's score, and the failure rate. Tied scores fall into one bin."""
     mass = np.zeros(len(edges) - 1)
     ranked = -np.sort(-negatives, axis=1)
     for n in np.unique(counts):

@@ -1,7 +1,7 @@
 """Who wins among n random utilities: simulated and exact winner probabilities against the closed forms.
 
-Candidates share a few score levels, n / levels candidates on each. Three utility models, each with one noise
-for which the closed form holds at every n and one for which it is only approached:
+The n candidates are spread evenly over a few score levels. There are three utility models; for each, the closed
+form holds at every n with one noise, and only in the limit with another:
 
 =========================  ==========================  ===========  ==============
 utility                    closed form, p_i ~          exact noise  limiting noise
@@ -13,8 +13,8 @@ X = rho(s) Z               rho(s_i)^alpha              frechet      pareto
 
 ``a_n`` is the scale of the maximum of n noises (1 for the Gumbel law, about ``1 / sqrt(2 log n)`` for the
 normal), and ``rho(s) = (1 + s) / 2``. The scores have to shrink with ``a_n``: with normal noise and fixed
-scores the winner law never becomes a softmax. In terms of the shape, ``alpha = 1 / xi`` with xi > 0 for a
-heavy tail, and ``beta = -1 / xi`` with xi < 0 for a bounded one.
+scores the winner probabilities never become a softmax. In terms of the shape, ``alpha = 1 / xi`` with xi > 0 for
+a heavy tail, and ``beta = -1 / xi`` with xi < 0 for a bounded one.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Top1:
     noise: str
     sizes: NDArray[np.int64]  # n, the number of candidates
     scores: Floats  # (levels,)
-    closed_form: Floats  # (levels,) the limit, free of n
+    closed_form: Floats  # (levels,) the limit, which does not depend on n
     exact: Floats  # (sizes, levels) by quadrature
     simulated: Floats  # (sizes, levels) frequencies
     error: Floats  # (sizes,) largest difference between exact and closed form
@@ -50,7 +50,7 @@ class Top1:
 
 @dataclass(frozen=True)
 class _Model:
-    """One utility model: noise, place of each level in the tail coordinate, and shape parameter."""
+    """One utility model: noise, place of each level in the tail coordinate, tail index and shape parameter."""
 
     noise: Noise
     place: Floats  # (levels,) so that closed form ~ exp(index * place)
@@ -85,7 +85,7 @@ class _Model:
         return np.where(survival < 0.5, np.log1p(-np.minimum(survival, 0.5)), np.log(below)), rate / below
 
     def coordinate_range(self, n: float) -> tuple[float, float]:
-        """Coordinates between which the largest of n utilities lies, but for a probability below 1e-15."""
+        """Coordinates between which the largest of n utilities lies, except with a probability below 1e-15."""
         if self.noise == "normal":
             return -40.0, 40.0
         reach = (np.log(n) + 60.0) / self.index + 20.0
@@ -142,7 +142,7 @@ def _rates(sizes: NDArray[np.int64], error: Floats) -> tuple[float, float]:
     """Slopes of log error on log n and on log log n, over the larger half of the sizes."""
     half = sizes.size // 2
     n, e = sizes[half:], error[half:]
-    if n.size < 2 or e.min() < 1e-10:  # the closed form is exact: what is left is rounding
+    if n.size < 2 or e.min() < 1e-10:  # the closed form is exact: the error is only rounding
         return np.nan, np.nan
     return _slope(np.log(n), np.log(e)), _slope(np.log(np.log(n)), np.log(e))
 
