@@ -1,7 +1,8 @@
 """The command line: parse, call one function, print.
 
-Each command is a pair of functions, ``_add_NAME`` (its options) and ``_run_NAME`` (the call, with its own
-imports, so that help is quick and a missing package is named only when it is needed).
+Each command is a pair of functions: ``_add_NAME`` declares its options, ``_run_NAME`` calls the library.
+``_run_NAME`` does its own imports, so that help is fast and a package is reported missing only by a command that
+needs it.
 """
 
 import argparse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from weince.diagnose.reading import Pairs
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 128 + signal.SIGINT, 141
-"""Statuses that a command ends with."""
+"""Exit statuses of a command that did not succeed."""
 
 EXAMPLES = """\
 examples:
@@ -79,7 +80,7 @@ _EXTRAS = {
     "submitit": "slurm",
     "tensorboard": "tensorboard",
     "transformers": "text",
-}  # which extra brings a package; the others come with weince[runs]
+}  # the extra that installs a package; weince[runs] installs all others
 
 
 def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -157,7 +158,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
 
 
 def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pairs], float | None]":
-    """The embeddings of the inputs, whatever these are, and the temperature they were trained with, if known."""
+    """The embeddings of all inputs, and the temperature that they were trained with, or None if it is unknown."""
     from weince.diagnose.reading import encode_sentences, load_pairs
 
     runs = [path for path in options.inputs if (path / "run.yaml").is_file()]
@@ -182,7 +183,7 @@ def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pa
 
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    # Its options are the fields of the run's settings, which only settings.read knows.
+    # No options here: settings.read parses them, since they are the fields of the run's settings.
     parser = commands.add_parser("train", help="train an encoder", add_help=False, allow_abbrev=False)
     parser.set_defaults(run=_run_train, interrupted="the same command goes on from the last checkpoint")
 
@@ -193,7 +194,7 @@ def _run_train(options: argparse.Namespace) -> None:
     arguments = options.rest
     chosen, _ = settings.take_config(arguments)
     if chosen is None and not any(a.partition("=")[0] == "--data" for a in arguments):
-        chosen = settings.LAPTOP  # the defaults of a run are for photographs: a digit is not to be mirrored
+        chosen = settings.LAPTOP  # the defaults are for photographs, and would mirror digits
         arguments = ["--config", chosen, *arguments]
     task = "vision" if chosen is None else settings.load(chosen).get("task", "vision")
     if task == "text":
@@ -207,7 +208,7 @@ def _run_train(options: argparse.Namespace) -> None:
     from weince.lab.vision.train import train
 
     folder = train(settings.read(VisionRun, arguments, command="weince train", examples=TRAIN_EXAMPLES))
-    # Of the processes of a run, the first.
+    # Only the first process of a run prints.
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
         print(folder)
 
@@ -362,7 +363,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _shown(arguments: Sequence[str]) -> str:
-    """The command as typed, without the folders that lead to its files."""
+    """The command as typed, with each path shortened to its file name."""
 
     def short(argument: str) -> str:
         option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
@@ -376,25 +377,25 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _refuse_empty(given: Sequence[str]) -> None:
-    """Refuse an option without a value, as of a shell's variable that is not set: as a path it would mean here."""
+    """Refuse an empty value, as an unset shell variable gives: an empty path would mean the current folder."""
     for before, argument in zip(("weince", *given), given, strict=False):
         if not argument or (argument.startswith("--") and argument.endswith("=")):
             raise ValueError(f"nothing is given after {argument.rstrip('=') or before}")
 
 
 def _explained(error: Exception) -> str | None:
-    """What an error says to the user, on one line; None for a fault of our own, whose trace is wanted."""
+    """One line that tells the user what went wrong; None for a bug of ours, which should show its traceback."""
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
-        if not package:  # our own, which says what to install
+        if not package:  # raised by weince itself; the message says what to install
             return str(error)
         if package == "weince" or not isinstance(error, ModuleNotFoundError):
             return None
         return f"{package} is missing: pip install 'weince[{_EXTRAS.get(package, 'runs')}]'"
     said = " ".join(str(error).split())
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is imported only where it is needed
+    if type(error).__name__ == "OutOfMemoryError":  # by name, since torch may not be imported
         return f"{said.partition('. GPU')[0]}: take a smaller batch, encoder or --loss.engine chunked"
-    if isinstance(error, MemoryError) or "can't allocate memory" in said:  # numpy's and torch's, on a CPU
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:  # numpy and torch on a CPU
         asked = re.search(r"allocate ([\d.]+ \w+)", said)
         return f"not enough memory{f' for {asked[1]}' if asked else ''}: ask for less at once"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -403,7 +404,11 @@ def _explained(error: Exception) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it worked, 2 with one line on stderr for bad input, 130 when interrupted."""
+    """Run a command and return its exit status.
+
+    0 for success, 2 for bad input (one line on stderr says why), 130 if interrupted, 141 if the reader of the output
+    closed the pipe.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
     options, rest = parser.parse_known_args(given)
@@ -411,7 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     options.command_line = _shown(given)
-    # Being asked to end is an interruption too: what is unfinished gets removed.
+    # Handle SIGTERM like Ctrl-C, so that unfinished files are removed.
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         _refuse_empty(given)
@@ -422,8 +427,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"weince: interrupted, {getattr(options, 'interrupted', 'nothing was written')}", file=sys.stderr
         )
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has enough, as in `weince reproduce --list | head -3`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+    except BrokenPipeError:  # the reader closed the pipe, as in `weince reproduce --list | head -3`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return BROKEN_PIPE
     except Exception as error:
         said = _explained(error)

@@ -1,6 +1,6 @@
 """The commands that train many models: ``weince compare``, ``reproduce`` and ``predict``.
 
-As in :mod:`weince.cli`, each is a pair of functions: its options, and the call with its own imports.
+As in :mod:`weince.cli`, each command is a pair of functions: one declares its options, one imports and calls.
 """
 
 import argparse
@@ -67,7 +67,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "options of submitit's executor, such as partition=gpu time=60 (minutes)",
     },
 }
-"""Options of several commands; each command adds what it alone says of one."""
+"""Options that several commands share; a command may add its own default or help."""
 
 
 def _add_shared(parser: argparse.ArgumentParser, name: str, **own: Any) -> None:
@@ -317,7 +317,7 @@ def _run_predict(options: argparse.Namespace) -> None:
 
 
 def _sweep_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What compare and reproduce take under the same names."""
+    """Arguments that compare and reproduce share."""
     return {
         "out": options.out,
         "jobs": options.jobs,
@@ -333,12 +333,12 @@ def _sweep_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _seeds(given: list[int] | None) -> int | list[int] | None:
-    """One number says how many, several say which."""
+    """A single number is how many seeds to use; several numbers are the seeds themselves."""
     return given[0] if given is not None and len(given) == 1 else given
 
 
 def _duration(text: str) -> float:
-    """Seconds of 90s, 30m or 2h."""
+    """Seconds in a duration such as 90s, 30m or 2h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if found is None:
         raise ValueError(f"--budget must be a number with s, m or h, such as 2h; got {text}")

@@ -1,6 +1,6 @@
-"""The losses inside other libraries, each in a module of its own that imports its library.
+"""Adapters that use the losses in other libraries: one module per library, which imports it.
 
 - :mod:`weince.integrations.sentence_transformers`: losses for ``SentenceTransformerTrainer``.
 - :mod:`weince.integrations.lightning`: a callback that logs the tail.
-- :mod:`weince.integrations.metric_learning`: a loss called as pytorch-metric-learning calls its own.
+- :mod:`weince.integrations.metric_learning`: losses with the call signature of pytorch-metric-learning.
 """

@@ -1,4 +1,4 @@
-"""Models by their name on the hub, or from a folder."""
+"""Find models: in a folder, or by name on the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ PATIENCE = 10
 
 
 def only_here(model: str) -> bool:
-    """Whether to look for a model on this machine alone: it is a folder, or the hub does not answer.
+    """Whether to look for a model on this machine only: it is a folder, or the hub does not answer.
 
-    Asked once, since the loaders would ask again and again, for a minute, before they give up.
+    One request decides; the loaders would retry for a minute before giving up.
     """
     if Path(model).is_dir():
         return True
@@ -17,13 +17,13 @@ def only_here(model: str) -> bool:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception:  # of many kinds, which change with the versions; the loader will say what is missing
+    except Exception:  # the types vary between versions; the loader will report what is missing
         return True
     return False
 
 
 def cannot_load(model: str, local: bool, error: Exception) -> OSError:
-    """One line why a model was not found where :func:`only_here` said to look."""
+    """An error that says in one line why a model could not be loaded from where :func:`only_here` said to look."""
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     if Path(model).is_dir():
         where = "the folder"

@@ -1,12 +1,12 @@
-"""A callback for Lightning that logs what the tail of the negatives looks like while training.
+"""A Lightning callback that logs statistics of the tail of the negatives during training.
 
     from weince.integrations.lightning import TailLogger
 
     Trainer(callbacks=[TailLogger(every_n_steps=50)]).fit(module)
 
-It works with any ``LightningModule`` that holds a loss of weince as a submodule (``self.loss = WeinceLoss()``), also
-with InfoNCE, of which it then shows what WEINCE would see. Both names of Lightning will do, ``lightning.pytorch`` and
-``pytorch_lightning``.
+It works with any ``LightningModule`` that holds a loss of weince as a submodule (``self.loss = WeinceLoss()``). For a
+loss that does not use the tail, such as InfoNCE, it shows what WEINCE would see. It works with both
+``lightning.pytorch`` and ``pytorch_lightning``.
 """
 
 import importlib
@@ -44,15 +44,15 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 class TailLogger(Callback):
     """Logs mean and quantiles of ``rho``, ``beta``, ``daic`` and ``lam`` over the anchors of a training batch.
 
-    On every n-th training batch the losses are asked for the statistics they compute anyway; value and gradient stay
-    as they are. (InfoNCE computes its statistics for that batch alone, which may change its value in the last digit.)
-    Other batches are not touched, and the numbers are fetched from the device once per logged batch. Under several
-    devices these are the anchors of the device that logs.
+    On every n-th training batch it asks the losses for the statistics that they compute anyway; this changes neither
+    value nor gradient. (InfoNCE computes the statistics only for this purpose, which may change its value in the last
+    digit.) Other batches are not touched, and each logged batch costs one transfer from the device. With several
+    devices, the statistics cover the anchors of the device that logs.
 
     The names are ``tail/lam_mean``, ``tail/lam_p10`` and so on; in a module with several losses
     ``tail/<name of the loss>/lam_mean``. They go to the trainer's loggers and to ``trainer.callback_metrics``.
 
-    A loss called as a function is not seen, nor a compiled loss that was called before the fit.
+    It does not see a loss called as a function, nor a compiled loss that was called before the fit.
 
     Args:
         every_n_steps: How often to log, in training batches.
@@ -68,7 +68,7 @@ class TailLogger(Callback):
         self.every_n_steps = every_n_steps
         self._batches = self._step = 0
         self._wanted = False
-        self._asked: set[str] = set()  # losses whose present call was made to return statistics
+        self._asked: set[str] = set()  # losses whose current call we made return statistics
         self._seen: dict[str, list[TailStats]] = defaultdict(list)
         self._handles: list[Any] = []
 
@@ -85,10 +85,10 @@ class TailLogger(Callback):
     def on_train_batch_start(
         self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
     ) -> None:
-        # All ranks count alike, so that those of a gathered loss ask for statistics together.
+        # All ranks count batches alike: with a gathered loss they must ask for statistics in the same batch.
         self._wanted = self._batches % self.every_n_steps == 0
         self._batches += 1
-        self._step = trainer.global_step  # what Lightning calls this batch when it logs
+        self._step = trainer.global_step  # the step under which Lightning logs this batch
         self._asked.clear()
 
     def on_train_batch_end(
@@ -117,7 +117,7 @@ class TailLogger(Callback):
         self._leave()
 
     def _leave(self) -> None:
-        """Take the hooks off, since the losses may be used elsewhere."""
+        """Remove the hooks, since the losses may be used elsewhere."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -125,7 +125,7 @@ class TailLogger(Callback):
         self._wanted = False
 
     def _watch(self, name: str, loss: ContrastiveLoss) -> None:
-        """Ask a loss for its statistics in the batches that are logged, without its caller noticing."""
+        """Hook a loss to collect its statistics in logged batches; its caller still gets the plain loss."""
 
         def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
             if not self._wanted or kwargs.get("return_stats"):
@@ -147,7 +147,7 @@ class TailLogger(Callback):
 def summarize(calls: list[TailStats]) -> dict[str, Tensor]:
     """Mean and quantiles of each statistic over the anchors of some calls, as 0-dimensional tensors on their device.
 
-    What is not finite (``rho`` of an anchor without negatives) is left out.
+    Values that are not finite (``rho`` of an anchor without negatives) are left out.
     """
     found = {}
     for field, values in zip(TailStats._fields, zip(*calls, strict=True), strict=True):

@@ -5,8 +5,8 @@
     loss = LossAdapter(weince.DCLLoss(0.1, candidates="labels"))  # was: SupConLoss(temperature=0.1)
     loss(embeddings, labels).backward()
 
-It goes into that library's trainers and its ``DistributedLossWrapper``. It takes no miner: a miner chooses pairs,
-while these losses are a matter of all negatives. For two views without labels take the loss itself.
+It works in that library's trainers and in its ``DistributedLossWrapper``. It accepts no miner: a miner chooses pairs,
+but these losses sum over all negatives. For two views without labels, use the loss itself.
 """
 
 from typing import Any, Unpack
@@ -32,17 +32,17 @@ __all__ = ["LossAdapter", "WeinceLoss"]
 
 
 class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
-    """Any loss of weince over labels, called as pytorch-metric-learning calls its losses.
+    """Any loss of weince over labels, with the call signature of pytorch-metric-learning.
 
     Every row is an anchor, the other rows with its label are its positives, and the rows with other labels its
-    negatives. Anchors without a positive are left out of the mean; a batch without any gives 0.
+    negatives. Anchors without a positive are left out of the mean; if no anchor has one, the loss is 0.
 
     With ``ref_emb`` and ``ref_labels`` the anchors are the rows of ``embeddings``, and all rows of ``ref_emb`` are
     their candidates.
 
     Args:
-        loss: With ``candidates="labels"``. Gathering over devices is the work of ``DistributedLossWrapper``, so the
-            loss gets ``gather = False``.
+        loss: A loss with ``candidates="labels"`` and ``reduction="mean"``. Its ``gather`` is set to False, since
+            ``DistributedLossWrapper`` gathers over devices.
 
     Examples:
         >>> import torch
@@ -76,7 +76,7 @@ class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, Any]:
-        """The loss, in the form that the library's reducers take."""
+        """The loss, in the form that the library's reducers expect."""
         if indices_tuple is not None:
             raise ValueError(
                 "this loss takes no indices_tuple: it sums over all negatives of an anchor, not over those that "
@@ -85,7 +85,7 @@ class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
         if labels is None or ref_labels is None:
             missing = "labels" if labels is None else "ref_labels"
             raise ValueError(f"this loss wants a label for every row; got no {missing}")
-        # Nothing to contrast with: rows that stand alone, or a memory of references that is still empty.
+        # Nothing to contrast with: at most one row, or references that are still an empty memory.
         if len(ref_emb) <= (ref_emb is embeddings) or not len(embeddings):
             zero: dict[str, Any] = self.zero_losses()
             return zero

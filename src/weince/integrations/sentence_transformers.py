@@ -1,4 +1,4 @@
-"""Losses for the trainer of sentence-transformers, in the place of its ``MultipleNegativesRankingLoss``.
+"""Losses for the trainer of sentence-transformers, to replace its ``MultipleNegativesRankingLoss``.
 
     from weince.integrations.sentence_transformers import WeinceLoss
 
@@ -6,10 +6,10 @@
     SentenceTransformerTrainer(model=model, train_dataset=pairs, loss=loss).train()
 
 The columns are the same: anchor, positive, then any number of hard negatives. Every anchor of the batch competes for
-its positive with all positives and all hard negatives of the batch. Their ``scale`` is ``1 / temperature``, and the
-similarity is always the cosine.
+its positive with all positives and all hard negatives of the batch. ``temperature`` is ``1 / scale`` of that loss;
+the similarity is always the cosine.
 
-Any other loss of weince goes through :class:`LossAdapter`: ``LossAdapter(model, weince.InfoNCELoss(0.05,
+Use :class:`LossAdapter` for any other loss of weince: ``LossAdapter(model, weince.InfoNCELoss(0.05,
 candidates="cross"))`` is ``MultipleNegativesRankingLoss``.
 """
 
@@ -57,18 +57,18 @@ CITATION = """
 class LossAdapter(nn.Module):
     """Any loss of weince as a loss for ``SentenceTransformerTrainer``.
 
-    Which columns a dataset must have follows from the loss:
+    The loss determines which columns the dataset must have:
 
     - ``candidates="cross"``: anchor, positive and any number of hard negatives;
     - ``candidates="clip"`` or ``"views"``: two columns of positives;
     - ``candidates="labels"``: one or two columns of sentences, and an integer label.
 
-    A batch of one row without hard negatives, as the last of an epoch may be, has nothing to contrast with: its loss
-    is 0, without a gradient that is not 0, and a warning says so.
+    A batch of one row without hard negatives, such as a small last batch, has nothing to contrast with: its loss and
+    all gradients are 0, and a warning says so.
 
     Args:
         model: The ``SentenceTransformer`` to train.
-        loss: With ``reduction="mean"`` or ``"sum"``. Whether candidates of other devices take part is its ``gather``.
+        loss: A loss with ``reduction="mean"`` or ``"sum"``. Its ``gather`` includes the candidates of other devices.
 
     Examples:
         >>> from torch import nn
@@ -115,7 +115,7 @@ class LossAdapter(nn.Module):
         return value
 
     def _nothing_to_contrast(self, embeddings: list[Tensor]) -> bool:
-        elsewhere = bool(self.loss.gather) and is_spread()  # then other devices bring candidates
+        elsewhere = bool(self.loss.gather) and is_spread()  # other devices add candidates
         return len(embeddings[0]) == 1 and len(embeddings) <= 2 and not elsewhere
 
     def _check_columns(self, number: int, labels: Tensor | None) -> None:
@@ -133,22 +133,22 @@ class LossAdapter(nn.Module):
             )
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of the loss: numbers, strings, lists and dicts."""
+        """Settings of the loss for the model card: numbers, strings, lists and dicts."""
         values = {name: _plain(value) for name, value in self.loss.settings().items()}
         return {"loss": type(self.loss).__name__, **values, "gather_across_devices": self.loss.gather}
 
     @property
     def citation(self) -> str:
-        """For the model card."""
+        """BibTeX entry for the model card."""
         return CITATION
 
 
 class CachedLossAdapter(CachedLossMixin, LossAdapter):
-    """:class:`LossAdapter` for batches whose activations do not fit: gradients through cached embeddings.
+    """:class:`LossAdapter` with cached gradients, for batches whose activations do not fit into memory.
 
-    Each column is embedded in mini-batches without a graph; the loss sees the whole batch; then each mini-batch is
-    embedded again, with the same dropout, and takes its part of the gradient. The gradient is that of the plain loss,
-    for one more forward pass.
+    Each column is embedded in mini-batches without a graph, and the loss is computed on the whole batch. Then each
+    mini-batch is embedded again, with the same dropout, to backpropagate its part of the gradient. The gradient is
+    that of the plain loss; the cost is one more forward pass.
 
     Args:
         model: The ``SentenceTransformer`` to train.
@@ -186,7 +186,7 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
             )
         learned = [name for name, value in loss.named_parameters() if value.requires_grad]
         if learned:
-            # Its gradient would come with the forward pass, not scaled like that of the model.
+            # They would get their gradient in the forward pass, without the scaling of the model's gradient.
             raise ValueError(
                 f"the cached loss takes numbers, not learned parameters; got a learned {', '.join(learned)}"
             )
@@ -203,7 +203,7 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss of embedded mini-batches of each column, and its gradient by them if asked for."""
+        """The loss, given the embedded mini-batches of each column; with ``with_backward``, also their gradients."""
         value = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
         if not with_backward:
             return value
@@ -211,7 +211,7 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
         return value.detach()
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of the loss."""
+        """Settings of the loss for the model card."""
         sizes = {
             "mini_batch_size": self.mini_batch_size,
             "mini_batch_num_tokens": self.mini_batch_num_tokens,
@@ -222,14 +222,14 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
 class WeinceLoss(LossAdapter):
     """WEINCE for ``SentenceTransformerTrainer``, drop-in for ``MultipleNegativesRankingLoss``.
 
-    It is WEINCE as its authors' code trains it. Algorithm 1 of the paper: ``LossAdapter(model,
-    weince.WeinceLoss.paper(0.05, candidates="cross"))``.
+    It is the preset ``released``, WEINCE as in the authors' code. For Algorithm 1 of the paper use
+    ``LossAdapter(model, weince.WeinceLoss.paper(0.05, candidates="cross"))``.
 
     Args:
         model: The ``SentenceTransformer`` to train.
         temperature: ``1 / scale`` of ``MultipleNegativesRankingLoss``; a number or an ``nn.Parameter``.
         gather_across_devices: Contrast with the candidates of all devices.
-        **options: As in :class:`weince.WeinceLoss`; ``candidates`` is ``"cross"``.
+        **options: As in :class:`weince.WeinceLoss`; ``candidates`` defaults to ``"cross"``.
 
     Examples:
         >>> from torch import nn
@@ -289,10 +289,10 @@ class CachedWeinceLoss(CachedLossAdapter):
 
 
 def load_model(model: str | Path, *, device: str | None = None) -> SentenceTransformer:
-    """A ``SentenceTransformer`` from a folder, which asks no network, or by its name on the hub.
+    """Load a ``SentenceTransformer`` from a folder, without network access, or by its name on the hub.
 
     Raises:
-        OSError: No such folder, no model in it, no such name, or no network; one line that says which.
+        OSError: No such folder, no model in it, no such name, or no network; the message says which in one line.
 
     Examples:
         >>> from weince.integrations.sentence_transformers import load_model
@@ -308,7 +308,7 @@ def load_model(model: str | Path, *, device: str | None = None) -> SentenceTrans
     local = only_here(name)
     try:
         return SentenceTransformer(name, device=device, local_files_only=local)
-    except Exception as error:  # of many kinds, which change with the versions
+    except Exception as error:  # the types vary between versions
         raise cannot_load(name, local, error) from error
 
 

@@ -1,1 +1,1 @@
-"""The laboratory: train, evaluate and compare encoders with the losses. The library imports nothing of it."""
+"""The lab: train, evaluate and compare encoders with the losses. The library itself never imports it."""

@@ -1,4 +1,4 @@
-"""How fast the losses are on the machine at hand: forward and backward, ours beside others, in one run."""
+"""Time the losses on this machine: forward and backward, ours beside others, in one run."""
 
 import importlib
 import itertools
@@ -24,10 +24,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 YARDSTICK = "torch InfoNCE"
 WARM_UP = 3
 ENOUGH_SECONDS = 15.0
-"""A loss that has taken this long in all is not repeated any more."""
+"""A loss is not repeated any more once its passes have taken this long in total."""
 
 PEER_BYTES = 3 << 30
-"""Memory up to which a peer is tried; on a CPU, more could take the machine down."""
+"""Skip a peer that needs more memory than this; on a CPU it could take the machine down."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Timing:
     Args:
         pairs: Size of the batch.
         name: Which loss.
-        ms: Median milliseconds of a forward and a backward pass; None if there is none to tell.
+        ms: Median milliseconds of a forward and a backward pass; None if it was not measured.
         ratio: ``ms`` over that of plain torch InfoNCE.
         mib: Peak memory on a GPU beyond the embeddings, in MiB.
         note: Why there is no number.
@@ -53,7 +53,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Entry:
-    """A loss that takes part; ``bytes_for(pairs)`` is what it is known to need, where that is a lot."""
+    """A loss to time; ``bytes_for(pairs)`` estimates its memory if it needs a lot, and is 0 otherwise."""
 
     name: str
     loss: Loss
@@ -71,14 +71,14 @@ def bench_loss(
 ) -> list[Timing]:
     """Time forward and backward of our losses, torch InfoNCE, compiled InfoNCE, and peers that are installed.
 
-    All losses take turns, so that a busy moment of the machine hits each alike.
+    The losses take turns, so that other load on the machine affects all of them alike.
 
     Args:
-        pairs: Sizes of batch to time.
+        pairs: Batch sizes to time.
         d: Width of the embeddings.
         device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``.
         dtype: Type of the embeddings: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.
-        repeats: How many passes to time; their median counts.
+        repeats: How many passes to time; the result is their median.
         compiled: Time compiled InfoNCE too; compiling takes a while.
     """
     if not pairs or min(pairs) < 2 or d < 1 or repeats < 1:
@@ -119,7 +119,7 @@ def table(timings: Sequence[Timing]) -> "Table":
 
 
 def machine() -> str:
-    """What the numbers were measured on."""
+    """The hardware and the torch version, for the caption."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
@@ -167,7 +167,7 @@ def _peers() -> Iterator[Entry]:
         value: Tensor = losses.NTXentLoss(temperature=0.5)(torch.cat([z_i, z_j]), labels)
         return value
 
-    # It compares every positive pair with every negative pair of the batch.
+    # NTXentLoss compares every positive pair with every negative pair of the batch.
     yield Entry("pytorch-metric-learning NTXent", nt_xent, lambda pairs: 16 * (2 * pairs) ** 3)
 
 
@@ -202,7 +202,7 @@ def _one_size(
             if not repeat:
                 continue  # the first call compiles, which may take a minute
             spent[entry.name] += taken
-            if repeat >= WARM_UP or taken > 1:  # nothing that slow needs warming up
+            if repeat >= WARM_UP or taken > 1:  # a pass that slow needs no warm-up
                 seconds[entry.name].append(taken)
                 peaks[entry.name] = peak
     return list(_rows(pairs, entries, seconds, peaks, notes, device))

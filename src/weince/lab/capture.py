@@ -1,4 +1,4 @@
-"""What the training steps of images and of sentences share: both may run as a CUDA graph."""
+"""Helpers that the training steps for images and for sentences share; both steps may run as a CUDA graph."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 T = TypeVar("T")
 
 EAGER_STEPS = 3
-"""Steps before a graph is captured, in which libraries choose their algorithms and the optimizer its state."""
+"""Eager steps before the capture: in them libraries choose algorithms and the optimizer creates its state."""
 
 
 class Embedded(NamedTuple):
-    """Embeddings of the two views ``(n, d)`` and their loss, none with a gradient."""
+    """Embeddings of the two views ``(n, d)`` and their loss, all detached."""
 
     z_i: Tensor
     z_j: Tensor
@@ -23,7 +23,7 @@ class Embedded(NamedTuple):
 
 
 def run_aside(step: Callable[[], T]) -> T:
-    """Run a step on a side stream, as a capture wants the steps before it to be."""
+    """Run a step on a side stream, as CUDA requires for the steps before a capture."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -43,7 +43,7 @@ def average_gradients(loss: nn.Module) -> None:
 
 
 def set_rate(optimizer: Optimizer, value: float) -> None:
-    """Give every group this learning rate, in place where it is a tensor, which a captured step reads."""
+    """Set the learning rate of every group; a tensor is changed in place, since a captured step reads it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(value)
@@ -52,7 +52,7 @@ def set_rate(optimizer: Optimizer, value: float) -> None:
 
 
 def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state. How it computes stays as it was built: a run may go on on another device."""
+    """Load an optimizer's state, but keep ``lr`` and the implementation flags: the device may have changed."""
     groups = [
         saved | {key: built[key] for key in ("lr", "fused", "foreach", "capturable") if key in built}
         for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)

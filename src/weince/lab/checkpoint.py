@@ -1,6 +1,7 @@
-"""Checkpoints that survive: written aside and moved into place, the last two kept, a broken one passed over.
+"""Checkpoints that survive a crash.
 
-A checkpoint is a dict of tensors, numbers, strings and containers of them, so that reading one runs no code.
+Each one is written aside and moved into place, the last two are kept, and one that cannot be read is skipped. A
+checkpoint is a dict of tensors, numbers, strings and containers of them, so that loading it executes no code.
 """
 
 import re
@@ -14,12 +15,12 @@ import torch
 
 from weince.files import write_aside
 
-_KEPT = 2  # checkpoints of a run: should the newest be cut, the one before is whole
+_KEPT = 2  # checkpoints per run: if the newest is truncated, the one before is intact
 _NAME = re.compile(r"step_(\d{9})\.pt")
 
 
 class Checkpoint(NamedTuple):
-    """A state, and the step after which it was taken."""
+    """A state, and the step after which it was saved."""
 
     step: int
     state: dict[str, Any]
@@ -29,10 +30,10 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write a checkpoint and remove all but the newest two.
 
     Raises:
-        OSError: It could not be written (a full disk, say); the earlier checkpoints are still there.
+        OSError: It could not be written, for example to a full disk; the earlier checkpoints are still there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for cut in folder.glob(".step_*.part"):  # by a kill in the middle of a write
+    for cut in folder.glob(".step_*.part"):  # left by a kill during a write
         cut.unlink(missing_ok=True)
     path = folder / f"step_{step:09d}.pt"
     write_aside(path, lambda part: torch.save(state, part), "checkpoint")
@@ -45,13 +46,13 @@ def newest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that can be read, with a warning for each newer one that cannot; None if there is none.
 
     Raises:
-        OSError: There are checkpoints, and none of them can be read: starting anew would lose them.
+        OSError: There are checkpoints, but none can be read: starting anew would lose them.
     """
     paths = _paths(folder)
     for path in reversed(paths):
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # what torch raises for a cut file varies with where it was cut
+        except Exception as error:  # the type depends on where the file was truncated
             reason = str(error).partition("\n")[0] or type(error).__name__
             warnings.warn(f"{path} cannot be read ({reason}); going back to the one before", stacklevel=2)
             continue
@@ -65,10 +66,10 @@ def newest(folder: Path) -> Checkpoint | None:
 
 @contextmanager
 def fitting(folder: Path) -> Iterator[None]:
-    """Say in one line that what is read from a checkpoint is not what the run wants.
+    """Turn an error while restoring a checkpoint into one line that says that it does not fit the run.
 
     Raises:
-        ValueError: It is of another program, version or model.
+        ValueError: The checkpoint comes from another program, version or model.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""A loss as configuration: what a line of a YAML file or of the command line can say.
+"""Configure a loss from a YAML file or the command line.
 
 >>> build_loss(LossConfig(preset="dcl", temperature=0.2))
 DCLLoss(temperature=0.2, max_scale=None, candidates='views', reduction='mean')
@@ -59,17 +59,17 @@ class LossConfig:
     Args:
         preset: ``infonce``, ``dcl``, ``dclw``, ``hcl``, ``debiased``, ``dhel``, ``rince``, ``align_uniform``,
             ``siglip``, ``kl_ball``, ``mixture``, ``temperature_free``, ``weibit`` (the shortfall link alone),
-            ``link`` (a blend of fixed weight, as ``weince diagnose`` names it), ``released`` (WEINCE as its
-            authors' code trains it), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
-            ``negatives_only``; or a loss of your own, ``my_package:MyLoss``.
-        temperature: Temperature of the softmax logit; the loss's own default if not given. For ``weibit``, 1 / beta.
-        lam: Weight of the shortfall logit; for ``link`` alone.
-        beta: Slope of the shortfall logit; for ``link`` alone.
+            ``link`` (a blend of fixed weight, as ``weince diagnose`` reports it), ``released`` (WEINCE as in the
+            authors' code), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
+            ``negatives_only``; or your own loss, ``my_package:MyLoss``.
+        temperature: Temperature of the softmax logit; by default the loss's own. For ``weibit``, 1 / beta.
+        lam: Weight of the shortfall logit; only for ``link``.
+        beta: Slope of the shortfall logit; only for ``link``.
         options: Further arguments of the loss by name, for example ``{hardness: 0.5}`` of ``hcl``.
-        tail: What differs from the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
+        tail: Changes to the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
             ``{gate: rho, rho0: 0.05}``, ``{endpoint: 1.05}``, ``{positive: softmax}`` or ``{beta: slope}``.
-        softmax_term: Weight of a further cross-entropy over the 50 hardest negatives with softmax logits; the
-            preset's (0.5 for ``released``, else 0) if not given.
+        softmax_term: Weight of a further cross-entropy over the 50 hardest negatives with softmax logits; by default
+            the preset's (0.5 for ``released``, else 0).
         shortfall_term: The same with a shortfall link whose slope follows the batch.
         engine: ``auto``, ``dense`` (the whole matrix), ``chunked`` (linear memory) or ``fused`` (CUDA kernels).
     """
@@ -98,11 +98,11 @@ class LossConfig:
         if self.preset == "link" and (self.lam is None or self.beta is None):
             raise ValueError(f"preset 'link' wants lam and beta; got lam={self.lam}, beta={self.beta}")
         if ":" not in self.preset:
-            build_loss(self)  # says what is wrong with it here, not when the run starts
+            build_loss(self)  # report errors now, not when the run starts
 
 
 def unknown(what: str, got: str, known: Iterable[str]) -> str:
-    """The message for a name that is not among the known ones: the nearest of them, and all if they are few."""
+    """Message for an unknown name: suggests the nearest known one, and lists all if they are few or none is near."""
     names = list(known)
     last = [name for name in names if name.endswith(f".{got}")]  # lr for optimizer.lr
     near = last or get_close_matches(got, names, n=1)
@@ -123,7 +123,7 @@ def _tail(config: LossConfig) -> TailConfig:
 
 
 def _arguments(config: LossConfig) -> dict[str, Any]:
-    """What a preset's class is called with, beside candidates and engine."""
+    """Arguments for the loss class, except candidates and engine."""
     given: dict[str, Any] = {}
     if config.preset == "link":
         given["link"] = BlendLink(config.lam, config.beta, config.temperature or 0.5)  # type: ignore[arg-type]
@@ -146,16 +146,16 @@ def _arguments(config: LossConfig) -> dict[str, Any]:
 
 
 def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device) -> None:
-    """Try a loss on random embeddings ``(pairs, width)``, before a run that would fail at its first step begins.
+    """Call a loss on random embeddings ``(pairs, width)``, so that it fails now and not at the run's first step.
 
     Raises:
-        ValueError: It cannot run here, for example for want of a GPU.
+        ValueError: The loss cannot run here, for example because there is no GPU.
     """
     generator = torch.Generator().manual_seed(0)
     z_i, z_j = (torch.randn(pairs, width, generator=generator).to(device) for _ in range(2))
     try:
         with torch.no_grad():
-            deepcopy(loss)(z_i, z_j)  # a copy, since a loss may remember its batches
+            deepcopy(loss)(z_i, z_j)  # a copy, since a loss may keep state of its batches
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -188,7 +188,7 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
 
 
 def _taken(maker: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Those options of losses of weince that a class or function of the user's own takes too."""
+    """The options of weince's losses that a user's class or function accepts."""
     known = inspect.signature(maker).parameters
     own = inspect.isclass(maker) and issubclass(maker, losses.ContrastiveLoss)
     passes_on = own and any(one.kind is one.VAR_KEYWORD for one in known.values())
@@ -196,10 +196,10 @@ def _taken(maker: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]
 
 
 def find(name: str, what: str) -> Callable[..., Any]:
-    """A class or function of the user's own, ``package.module:name``; modules in the working folder count.
+    """Import a user's class or function, ``package.module:name``, also from the working folder.
 
-    A name comes from a file of settings, which others may have written, so that not every function is called: only
-    one that is defined there and says that it returns an ``nn.Module``.
+    Others may have written the settings file that names it, so not every function is accepted: only a subclass of
+    ``nn.Module``, or a function that is defined in that module and annotated to return an ``nn.Module``.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():

@@ -1,4 +1,4 @@
-"""How embeddings lie on the sphere.
+"""Measure how embeddings lie on the sphere.
 
 Alignment of pairs and uniformity of all rows (Wang and Isola 2020), effective rank (Roy and Vetterli 2007), crowds.
 """
@@ -10,11 +10,11 @@ from torch import Tensor
 from weince.scores import CROWD, shortfalls
 
 MOST_CROWDED, LEAST_RANK = 0.05, 2.0
-"""Share of crowded anchors, and effective rank, beyond which embeddings are said to collapse."""
+"""Embeddings count as collapsed above this share of crowded anchors, or below this effective rank."""
 
 
 def unit_in_double(z: Tensor) -> Tensor:
-    """Rows of unit length in float64, on the CPU if the device has none."""
+    """Rows of unit length in float64; on the CPU if the device does not support float64."""
     return F.normalize((z.cpu() if z.device.type == "mps" else z).double(), dim=-1)
 
 
@@ -25,11 +25,11 @@ def pair_distances(first: Tensor, second: Tensor) -> Tensor:
 
 
 def uniformity(rows: Tensor, without: Tensor | None = None) -> Tensor:
-    """``log mean exp(-2 * squared distance)`` over all pairs of the unit vectors ``(rows, d)``: less is more even.
+    """``log mean exp(-2 * squared distance)`` over all pairs of the unit vectors ``(rows, d)``; lower is more even.
 
     Args:
         rows: Unit vectors.
-        without: Squared distances ``(pairs,)`` of pairs of rows that do not count, such as positives.
+        without: Squared distances ``(pairs,)`` of pairs of rows to leave out, such as positives.
     """
     gaps = torch.pdist(rows).square()
     total, count = (-2 * gaps).exp().sum(), len(gaps)
@@ -47,7 +47,7 @@ def effective_rank(rows: Tensor) -> Tensor:
 
 
 def crowded(rows: Tensor) -> Tensor:
-    """Share of unit rows ``(2 n, d)``, row ``k`` being the positive of row ``k + n``, that are crowded."""
+    """Share of unit rows ``(2 n, d)`` that are crowded; row ``k`` is the positive of row ``k + n``."""
     n = len(rows) // 2
     near = shortfalls(rows, rows) <= CROWD
     for own in (-n, 0, n):  # an anchor itself, and its positive on either side
@@ -56,7 +56,7 @@ def crowded(rows: Tensor) -> Tensor:
 
 
 def collapsed(crowd: float, rank: float) -> str | None:
-    """In words, what of a share of crowded anchors and an effective rank is a collapse; None if nothing is."""
+    """What indicates a collapse, in words: the share of crowded anchors, the effective rank; None if neither does."""
     found = []
     if crowd > MOST_CROWDED:
         found.append(f"{crowd:.0%} of the anchors lie next to another item")

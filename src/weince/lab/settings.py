@@ -1,7 +1,7 @@
-"""Reading a run's settings: a YAML file, then what the command line says instead.
+"""Read a run's settings: a YAML file, overridden by the command line.
 
-A settings class is a frozen dataclass; its fields are the options (``--loss.temperature 0.2`` for a field of a
-field). The command line wins over the file, wherever on the line ``--config`` stands.
+A settings class is a frozen dataclass; its fields are the options (``--loss.temperature 0.2`` for a nested field).
+The command line overrides the file, wherever ``--config`` appears on it.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from weince.files import check_folder, write_text_aside
 from weince.lab.configure import unknown
 
 LAPTOP = "digits_tiny"
-"""The configuration of ``weince train`` that is told neither data nor a configuration."""
+"""The configuration that ``weince train`` uses without ``--data`` and ``--config``."""
 
 
 def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: str) -> Any:
-    """An instance of ``kind`` from a command line such as ``--config FILE --loss.temperature 0.2``.
+    """Make an instance of ``kind`` from a command line such as ``--config FILE --loss.temperature 0.2``.
 
     Raises:
-        ValueError: An unknown key (with the nearest known one) or a value of the wrong type.
+        ValueError: A key is unknown (the message suggests the nearest one) or a value has the wrong type.
     """
     chosen, rest = take_config(arguments)
     given = {} if chosen is None else load(chosen)
@@ -42,7 +42,7 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     except argparse.ArgumentError as error:
         raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
     if helps:
-        parser.set_defaults(given)  # what the run would take
+        parser.set_defaults(given)  # help shows the values that the run would use
     try:
         built = parser.instantiate(parser.parse_args(_as_fields(rest), namespace=asked))
     except argparse.ArgumentError as error:
@@ -51,7 +51,7 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
 
 
 def _parser(kind: type[Any], command: str, examples: str) -> Any:
-    """The options of a settings class."""
+    """A parser for the options of a settings class."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
@@ -73,12 +73,12 @@ def _parser(kind: type[Any], command: str, examples: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _kept_parser(kind: type[Any], command: str, examples: str) -> Any:
-    """The same, once: a table reads the settings of hundreds of runs."""
+    """A cached parser: a table reads the settings of hundreds of runs."""
     return _parser(kind, command, examples)
 
 
 def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) -> None:
-    """Refuse settings that are smaller than ``least``, or not ``below`` a power of two, by their names."""
+    """Refuse settings smaller than ``least[name]``, or not below 2 to the power of ``below[name]``."""
     for name, smallest in least.items():
         if getattr(run, name) < smallest:
             raise ValueError(f"{name} must be at least {smallest}; got {getattr(run, name)}")
@@ -88,7 +88,7 @@ def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) ->
 
 
 def _as_fields(arguments: Sequence[str]) -> list[str]:
-    """Arguments with options named as fields are: ``--snapshot-every`` is ``snapshot_every``."""
+    """Arguments with options spelled like fields: ``--snapshot-every`` becomes ``--snapshot_every``."""
     parts = [
         argument.partition("=") if argument.startswith("--") else ("", "", argument) for argument in arguments
     ]
@@ -96,12 +96,12 @@ def _as_fields(arguments: Sequence[str]) -> list[str]:
 
 
 def _help_formatter() -> type[argparse.HelpFormatter]:
-    """Help with defaults, examples as they are written, and docstrings without their markup."""
+    """A help formatter that shows defaults, keeps the layout of examples, and strips markup from docstrings."""
     from jsonargparse import DefaultHelpFormatter
 
     class Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
         def _get_type_str(self, action: argparse.Action) -> None:
-            return None  # the default shows it
+            return None  # the default value shows the type
 
         def _expand_help(self, action: argparse.Action) -> str:
             return _unmarked(super()._expand_help(action))
@@ -119,17 +119,17 @@ def _help_formatter() -> type[argparse.HelpFormatter]:
 
 
 def _hyphened(text: str) -> str:
-    """Options as they are written on a command line: ``--snapshot-every``."""
+    """Text with options spelled as on the command line: ``--snapshot-every``."""
     return re.sub(r"--[\w.]+", lambda option: option[0].replace("_", "-"), text)
 
 
 def _unmarked(text: str) -> str:
-    """Text without the marks of reST: ``:class:`x``` and double backticks."""
+    """Text without reST markup: ``:class:`x``` and double backticks."""
     return re.sub(r"(?::\w+:)?(`+)(.+?)\1", r"\2", text)
 
 
 def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What follows ``--config``, and the arguments without it."""
+    """The value of ``--config``, or None, and the arguments without it."""
     chosen, rest = [], []
     left = iter(arguments)
     for argument in left:
@@ -147,9 +147,9 @@ def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def configs_folder() -> Path:
-    """Where the configurations are that come with the package."""
+    """Folder of the configurations that come with the package."""
     here = Path(__file__).parents[1]
-    places = here / "configs", here.parents[1] / "configs"  # of a wheel, of a checkout
+    places = here / "configs", here.parents[1] / "configs"  # in a wheel, in a checkout
     return next((place for place in places if place.is_dir()), places[0])
 
 
@@ -161,7 +161,7 @@ def named_configs() -> dict[str, Path]:
 def load(chosen: str) -> dict[str, Any]:
     """The content of a YAML file, or of a configuration that comes with the package."""
     path = Path(chosen)
-    if not path.is_file():  # a folder of that name is no configuration
+    if not path.is_file():  # a folder of that name does not count
         named = named_configs()
         if path.stem not in named or path.parent != Path():
             raise ValueError(f"no such file, and {unknown('configuration', chosen, named)}")
@@ -173,10 +173,10 @@ def load(chosen: str) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, name: str) -> Any:
-    """What a YAML file holds.
+    """Content of a YAML file.
 
     Raises:
-        ValueError: It is not YAML, or says something twice; ``name`` is what the user calls it.
+        ValueError: It is not YAML, or has a duplicate key; the message calls the file ``name``.
     """
     try:
         return deepcopy(_parsed(path.read_text(encoding="utf-8")))
@@ -186,12 +186,12 @@ def read_yaml(path: Path, name: str) -> Any:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
-    """Once for each text: a table reads its configurations for every run."""
+    """Parse YAML, cached: a table reads its configurations for every run."""
     return yaml.load(text, _Once)
 
 
 class _Once(yaml.SafeLoader):
-    """Reads what is safe, and refuses a key that stands twice: YAML's would let the last one win unsaid."""
+    """A safe loader that refuses duplicate keys; yaml's own silently uses the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -203,12 +203,12 @@ class _Once(yaml.SafeLoader):
 
 
 def dump(settings: Any) -> str:
-    """Settings as YAML that :func:`read` takes again."""
+    """Settings as YAML that :func:`read` can read."""
     return str(yaml.safe_dump(as_written(settings), sort_keys=False))
 
 
 def as_written(settings: Any) -> dict[str, Any]:
-    """Settings as a ``run.yaml`` has them: lists for tuples, text for paths."""
+    """Settings as in a ``run.yaml``: tuples as lists, paths as text."""
     content: dict[str, Any] = _plain(asdict(settings))
     return content
 
@@ -224,7 +224,7 @@ def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def options(kind: type[Any]) -> dict[str, tuple[str, ...]]:
-    """The options that a settings class has on the command line, and the values of those that have only a few."""
+    """The command-line options of a settings class, with the possible values of those that have only a few."""
     found = {}
     for name, hint in _kinds(kind):
         if is_dataclass(hint):
@@ -235,17 +235,19 @@ def options(kind: type[Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _values(hint: Any) -> Sequence[str]:
-    """The values of a type as the command line takes them, if they are few."""
+    """The possible values of a type, as written on the command line, if they are few; else empty."""
     if hint is bool:
         return "true", "false"
     return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else ()
 
 
 def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> None:
-    """See that a file's keys are known, that groups are groups, and that nothing is left empty.
+    """Check that a file's keys are known, that groups are mappings, and that no value is missing.
+
+    The parser checks the values themselves.
 
     Raises:
-        ValueError: Otherwise. Values are for the parser to judge.
+        ValueError: A check failed.
     """
     for name, value in given.items():
         key = f"{prefix}{name}"
@@ -260,7 +262,7 @@ def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "")
 
 
 def _explained(message: str, known: Collection[str]) -> str:
-    """jsonargparse's message on one line, with the nearest key for one it does not know."""
+    """A message of jsonargparse on one line; for an unknown option, with the nearest known one."""
     found = re.search(r"unrecognized arguments: --([\w.-]+)", message)
     if found:
         return unknown("option", found.group(1), sorted(known))
@@ -286,19 +288,19 @@ def _plain(value: Any) -> Any:
 
 
 def recorded(content: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """The settings that a ``run.yaml`` holds; one that is newer than the run had its default there."""
+    """The settings in a ``run.yaml``; a setting that is newer than the run gets its default."""
     return _filled(content, as_written(kind()))
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the defaults of those that are lacking, group by group."""
+    """Settings with defaults for the missing ones, in every group."""
     both = {**defaults, **given}
     groups = [name for name in defaults if isinstance(both[name], dict) and isinstance(defaults[name], dict)]
     return both | {name: _filled(both[name], defaults[name]) for name in groups}
 
 
 def _changes(name: str, before: Any, now: Any) -> list[str]:
-    """What differs between two values of a setting, key by key where both have the same keys."""
+    """Differences between two values of a setting, key by key if both have the same keys."""
     if before == now:
         return []
     if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
@@ -307,10 +309,10 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
 
 
 def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
-    """Write a run's settings into its folder, or see that those there are the same but for the ``free`` ones.
+    """Write a run's settings into its folder; if it has settings, they must be equal, except for the ``free`` ones.
 
     Raises:
-        ValueError: The folder holds another run, or is none.
+        ValueError: The folder holds another run, or the path is not a folder.
     """
     check_folder(folder)
     path = folder / "run.yaml"

@@ -1,12 +1,12 @@
-"""Which loss should I use? Equal tuning, paired seeds, corrected tests, and the cost beside it.
+"""Which loss should I use? Equal tuning, paired seeds, corrected tests, and what each loss costs.
 
     from weince.lab.compare import compare
 
     compare(["infonce", "dcl", "hcl"], config="cifar100_resnet18", out=Path("compared"))
 
-Every loss gets the same number of tries from its search space; the try with the best validation figure is trained
-with all seeds, and these are compared with the baseline's seed by seed. A second call goes on where the first was
-interrupted; one with further losses adds them.
+Every loss gets the same number of tries from its search space. The try with the best validation figure is trained
+with all seeds and compared with the baseline seed by seed. A second call resumes where the first was interrupted; a
+call with further losses adds them.
 """
 
 import os
@@ -34,7 +34,7 @@ BASELINE = "infonce"
 TRIES = 3
 
 MOST_JOBS = 4
-"""Runs at once on a machine without a GPU, unless another number is asked for."""
+"""Default limit of concurrent runs on a machine without a GPU."""
 
 
 def compare(
@@ -65,36 +65,37 @@ def compare(
     """Compare losses.
 
     Args:
-        losses: Presets or losses of one's own; none for those of the comparison that is in ``out`` already.
-        config: The configuration that all share: a name or a file; digits for a laptop if not given.
+        losses: Presets or your own losses, ``my_package:MyLoss``; if empty, those of the comparison in ``out``.
+        config: Configuration that all runs share: a name or a file. By default that of the comparison in ``out``, or
+            else digits on a laptop.
         recipe: ``paper`` for that configuration, ``strong`` for ``CONFIG_strong``.
-        tries: How many settings of its search space each loss gets; one with fewer gets all it has.
-        seeds: How many of 7, 21, 63, 84, or which; all four if not given.
-        baseline: What the others are compared with; ``infonce`` if not given. It is added if it is not among them.
-        level_within: The largest difference in points that does not matter.
-        try_epochs: Epochs of a try; if not given, those of the configuration.
-        set: Settings of all runs that differ from the configuration's, by dotted name.
-        out: Folder of everything: runs under ``out/runs``, their records in ``out/runs.jsonl``, the page under
-            ``out/CONFIG``.
-        jobs: Runs at once; by default one for each GPU, or for each core up to four.
+        tries: How many settings of its search space to try for each loss; a smaller space is tried completely.
+        seeds: How many of 7, 21, 63, 84 to use, or a list of seeds; by default all four.
+        baseline: Loss that the others are compared with; it is added if ``losses`` lacks it. By default that of the
+            comparison in ``out``, or else ``infonce``.
+        level_within: Largest difference, in points, that does not matter.
+        try_epochs: Epochs of a try; by default those of the configuration.
+        set: Settings, by dotted name, that override the configuration in all runs.
+        out: Output folder: runs in ``out/runs``, their records in ``out/runs.jsonl``, the page in ``out/CONFIG``.
+        jobs: Concurrent runs; by default one per GPU, or one per core up to four.
         slurm: Submit the runs to Slurm and wait for them.
-        slurm_options: Options of sbatch as submitit names them.
-        data: Where the images are, if not where their name says.
-        device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
-        budget: Seconds; runs that would not end within them are not started.
-        track: Epochs between looks at how good a run is along the way; as the configuration says if not given.
-        reuse: Archives of runs, of which those that match are taken over.
-        add: Archives of others, to be added whole; then nothing is started.
-        dry_run: Print the runs, which of them are done, and the minutes that the rest takes here.
-        table_only: Start nothing, write the page from the runs that are there.
-        command: What the page says it was made with.
+        slurm_options: Options of sbatch under submitit's names.
+        data: Where the data are, if not where the configuration says.
+        device: ``cpu``, ``cuda`` or ``mps`` instead of the configured device.
+        budget: Time limit in seconds; a run that would end after it is not started.
+        track: Epochs between two evaluations during training, for runs on images; by default as configured.
+        reuse: Archives from which to take runs with the same settings.
+        add: Archives of other people, to add as a whole; nothing is started then.
+        dry_run: Print the runs, which of them are done, and the minutes that the rest would take here.
+        table_only: Start nothing; write the page from the runs that are done.
+        command: Command to show on the page.
 
     Returns:
-        Path of the page; after a dry run, of the folder it would be in.
+        Path of the page; after a dry run, of the folder that it would be in.
 
     Raises:
-        ValueError: Something asked for is unknown, runs do not compare, or runs failed. The page is written with
-            those that did not fail.
+        ValueError: An argument is unknown, runs are not comparable, or runs failed. If runs failed, the page is
+            written from the others.
     """
     if budget is not None and (slurm or budget <= 0):
         raise ValueError(
@@ -119,7 +120,7 @@ def compare(
         return out / comparison.name
     if start_nothing:
         path = sweep.write(command or "weince compare", {})
-        # Not before the page: a call without a single run leaves nothing behind.
+        # After the page, which raises if no run is done: such a call must leave nothing behind.
         write_comparison(comparison, path.parent)
         return path
     write_comparison(comparison, out / comparison.name)
@@ -141,7 +142,7 @@ def _asked(
     set: Mapping[str, Any] | None,
     out: Path,
 ) -> Comparison:
-    """The comparison that a command asks for, with what the one in the folder has."""
+    """The comparison that the arguments ask for, joined with the one in the folder."""
     if tries < 1:
         raise ValueError(f"--tries must be at least 1; got {tries}")
     twice = [loss for number, loss in enumerate(losses) if loss in losses[:number]]
@@ -171,7 +172,7 @@ def _asked(
 
 
 def _tracked(comparison: Comparison, track: int | None) -> dict[str, int]:
-    """The setting that says how often a run is looked at."""
+    """The setting for how often a run is evaluated during training; empty if ``track`` is None."""
     if track is None:
         return {}
     if not comparison.task.track:
@@ -180,7 +181,7 @@ def _tracked(comparison: Comparison, track: int | None) -> dict[str, int]:
 
 
 def _known(before: Comparison | None, baseline: str, names: Sequence[str]) -> dict[str, Any]:
-    """The baseline's tries, if it is not named but known."""
+    """The baseline's tries from the comparison before, if the command does not name the baseline."""
     return {} if before is None or baseline in names else {baseline: before.losses[baseline]}
 
 

@@ -1,7 +1,7 @@
-"""What a loss costs on the machine at hand: time and memory of the loss alone and of a whole training step.
+"""Measure what a loss costs on this machine: time and memory of the loss alone and of a whole training step.
 
-Measured in a process of its own, so that a sweep holds no memory of the GPU. ``python -m weince.lab.compare.cost``
-reads runs from standard input, a JSON list of the options of ``weince train`` for each, and prints a JSON list.
+It runs in its own process, so that the sweep holds no GPU memory: ``python -m weince.lab.compare.cost`` reads a JSON
+list of runs from standard input, each a list of options of ``weince train``, and prints a JSON list of costs.
 """
 
 import json
@@ -34,18 +34,18 @@ from weince.lab.vision.train import assemble, launch
 
 RECORD = "cost.json"
 REPEATS, ENOUGH_SECONDS = 20, 3.0
-"""Steps or passes to time; fewer once they have taken so many seconds."""
+"""Number of steps or passes to time; timing stops earlier once they have taken this many seconds."""
 
 Cost = dict[str, Any]
-"""``loss_ms``, ``loss_mib``, ``step_ms``, ``step_mib``, ``epoch_seconds``, ``start_seconds``, ``batch``, ``width``,
-``hardware``."""
+"""Keys: ``loss_ms``, ``loss_mib``, ``step_ms``, ``step_mib``, ``epoch_seconds``, ``start_seconds``, ``batch``,
+``width``, ``hardware``."""
 
 
 def measure_costs(runs: Sequence[Run]) -> list[Cost]:
-    """The costs of runs on this machine, from one process that ends with the measurement.
+    """Measure the costs of runs on this machine, in one separate process.
 
     Raises:
-        ValueError: It failed; the message is its last line.
+        ValueError: The process failed; the message has the last line of its error output.
     """
     done = subprocess.run(
         [sys.executable, "-m", "weince.lab.compare.cost"],
@@ -62,7 +62,7 @@ def measure_costs(runs: Sequence[Run]) -> list[Cost]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measures the costs of runs, here or as a job of a cluster, and adds each to the record of its run."""
+    """Measures the costs of runs, here or as a cluster job, and adds each cost to the record of its run."""
 
     runs: Sequence[Run]
 
@@ -75,11 +75,11 @@ class Ready(NamedTuple):
     """A run that is ready to train, on one device.
 
     Attributes:
-        step: Trains on a batch.
-        loss: A loss like its own.
-        device: Where it trains.
+        step: Trains on one batch.
+        loss: A new instance of its loss.
+        device: Device that it trains on.
         width: Width of its embeddings.
-        steps: In an epoch.
+        steps: Steps per epoch.
     """
 
     step: Callable[[], None]
@@ -124,7 +124,7 @@ READY: dict[type[Any], Callable[[Any], Ready]] = {VisionRun: _with_images, TextR
 def cost_of(run: Any) -> Cost:
     """Measure one run: its loss on random embeddings of its size, and its whole step on its data."""
     began = time.perf_counter()
-    torch.compiler.reset()  # one process compiles for many runs, and torch gives up after a few of the same code
+    torch.compiler.reset()  # for each run anew: torch recompiles a function only a few times
     train, loss, device, width, steps = READY[type(run)](run)
     on_gpu = device.type == "cuda"
     train()
@@ -142,7 +142,7 @@ def cost_of(run: Any) -> Cost:
 
     def contrast() -> None:
         passed(loss, z_i, z_j)
-        z_i.grad = z_j.grad = None  # which would count as memory that was there before
+        z_i.grad = z_j.grad = None  # else they would count as memory allocated before
 
     contrast()
     loss_mib = _peak_mib(contrast, on_gpu)
@@ -160,7 +160,7 @@ def cost_of(run: Any) -> Cost:
 
 
 def _seconds(work: Callable[[], None], on_gpu: bool) -> float:
-    """Median seconds of some work that is warm."""
+    """Median seconds of a call to ``work``, which must be warmed up."""
     taken: list[float] = []
     while len(taken) < REPEATS and sum(taken) < ENOUGH_SECONDS:
         began = time.perf_counter()
@@ -172,7 +172,7 @@ def _seconds(work: Callable[[], None], on_gpu: bool) -> float:
 
 
 def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
-    """Most memory that some work takes beyond what was there before it, in MiB."""
+    """Peak memory of a call to ``work`` beyond what was allocated before it, in MiB."""
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""Figures of a comparison: a dot for each seed, how good runs are along the way, what tuning gave."""
+"""Figures of a comparison: a dot for each seed, the course of training, the gain from tuning."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 MARKERS = "osD^vP*X<>pd"
 MINUTES = "minutes of training"
 FEW_LOOKS = 40
-"""Looks along a run up to which a line has room for marks."""
+"""A line with more evaluations than this is drawn without markers."""
 
 
 def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]:
-    """Draw what there is to draw, each figure a file under ``folder``."""
+    """Draw the figures for which there are records, each into a file under ``folder``."""
     gallery = Gallery(folder)
     counted = [one for one in summary.done if one.chosen]
     found = [
@@ -41,7 +41,7 @@ def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]
 
 
 def _ends(gallery: Gallery, comparison: Comparison, summary: Summary) -> list[Figure]:
-    """Where runs ended, for logs that do not say how good they were along the way."""
+    """Figures of the final results, for runs that were not evaluated during training."""
     shown = {line.loss for line in summary.lines if line.measured}
     of_choice = [
         one for one in summary.done if _is_choice(comparison, summary, one) and one.run.loss in shown
@@ -82,7 +82,7 @@ def _along(
 
 
 def told(one: Done, words: str, figures: Iterable[str]) -> str:
-    """A run in a line: what a dot says when it is pointed at."""
+    """One line about a run: the tooltip of its dot."""
     said = ", ".join(
         f"{figure} {value:.2f}" for figure in figures if math.isfinite(value := one.figure(figure))
     )
@@ -90,7 +90,7 @@ def told(one: Done, words: str, figures: Iterable[str]) -> str:
 
 
 def _is_choice(comparison: Comparison, summary: Summary, one: Done) -> bool:
-    """Whether a run is of a loss's chosen try, at whatever length."""
+    """Whether a run uses the chosen try of its loss, with any number of epochs."""
     chosen = {other.run.loss: other.run.trial for other in summary.done if other.chosen}
     return chosen.get(one.run.loss) == one.run.trial
 
@@ -131,7 +131,7 @@ def _dots(
 
 
 def _titled(figure: Figure, titles: Mapping[str, str]) -> Figure:
-    """A figure whose marks say what they are when they are pointed at."""
+    """The figure with a tooltip on each dot."""
     svg = figure.svg
     for gid, text in titles.items():
         opening = f'<g id="{figure.slug}-{gid}">'
@@ -178,7 +178,7 @@ def _course(
 def _through_means(
     ax: Axes, runs: Sequence[Done], x: Callable[[Done], float], main: str, colour: str
 ) -> None:
-    """A line through the means of each length of training, where there are several."""
+    """Draw a line through the mean at each number of epochs, if there are several."""
     lengths: dict[int, list[Done]] = {}
     for one in runs:
         lengths.setdefault(one.epochs, []).append(one)

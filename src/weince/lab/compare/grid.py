@@ -1,6 +1,6 @@
-"""What a comparison asks for: losses with their tries, one recipe, seeds. Kept as ``comparison.yaml``.
+"""The definition of a comparison: losses with their tries, one recipe, seeds. It is saved as ``comparison.yaml``.
 
-Every loss names its search space beside its class, an ordered grid; a comparison takes the same number from each.
+Every loss class has a ``search_space``, an ordered list of tries; a comparison takes the same number from each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ class Comparison:
     """What is compared, and how.
 
     Attributes:
-        config: The configuration that all runs share but for their loss: a name or a file.
+        config: The configuration that all runs share, except for the loss: a name or a file.
         losses: The tries of each loss.
         baseline: The loss that the others are compared with, seed by seed.
-        seeds: Seeds of the runs that count; the first is also that of the tries.
-        try_epochs: Epochs of a try; None for those of the runs that count.
-        set: Settings of all runs that differ from the configuration's.
-        level_within: The largest difference, in points, that does not matter.
+        seeds: Seeds of the final runs; the tries use the first.
+        try_epochs: Epochs of a try; None for as many as the final runs have.
+        set: Settings that override the configuration in all runs.
+        level_within: Largest difference, in points, that does not matter.
     """
 
     config: str
@@ -63,12 +63,12 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Name of the configuration, and of the folder of the page."""
+        """Name of the configuration, and of the folder that holds the page."""
         return Path(self.config).stem
 
     @cached_property
     def task(self) -> Task:
-        """What is trained, which decides the figures."""
+        """The task of the configuration, which determines the figures."""
         return task_of(settings.load(self.config))
 
     def tries_table(self) -> Table:
@@ -80,7 +80,7 @@ class Comparison:
     def seeds_table(self, chosen: Mapping[str, int]) -> Table:
         """The chosen try of each loss that has one, with all seeds.
 
-        A try keeps its number, so that what is drawn and listed of it is the same in both tables.
+        The chosen try is the only one in this table, so its number here is 0; `Sweep.seeds` restores the original.
         """
         losses = {name: Loss(set=self.losses[name][number]) for name, number in chosen.items()}
         return self._table(losses, self.seeds, self.set)
@@ -105,10 +105,10 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
     """The whole search space of a loss as settings of runs, in its order.
 
     Args:
-        loss: A preset, or a loss of one's own, ``my_package:MyLoss``, whose class may have a ``search_space`` too;
-            without one it is tried with its defaults.
-        config: The configuration, whose temperature is not for a loss that has none, and whose task may have
-            temperatures of its own.
+        loss: A preset, or your own loss, ``my_package:MyLoss``. Its class may have a ``search_space`` too; without
+            one, the only try is its defaults.
+        config: The configuration. A try without a temperature unsets the one set here; the task may define
+            temperatures to try instead.
     """
     if loss not in PRESETS and ":" not in loss:
         raise ValueError(unknown("loss", loss, PRESETS) + ", or your own, my_package:MyLoss")
@@ -127,9 +127,9 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
 
 
 def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
-    """A search space at other temperatures: first all of them as its first try is otherwise, then as the next is.
+    """A search space at other temperatures: all of them with the other options of its first try, then of the next.
 
-    It stays as it is if there are no others, or if it is over something else than temperatures.
+    Without ``temperatures``, or if no try has a temperature, the space is returned unchanged.
 
     >>> at_temperatures([{"temperature": 0.5}, {"temperature": 0.5, "hardness": 2.0}], [0.05, 0.1])[1:3]
     [{'temperature': 0.1}, {'hardness': 2.0, 'temperature': 0.05}]
@@ -146,7 +146,7 @@ def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
 
 
 def _as_settings(loss: str, tried: Mapping[str, Any], has_temperature: bool) -> dict[str, Any]:
-    """A try spelled as a table's file would: runs are known by that spelling."""
+    """A try as settings, spelled as in a table's file: a run is identified by that spelling."""
     found: dict[str, Any] = {"loss.preset": loss}
     if "temperature" in tried or has_temperature:
         found["loss.temperature"] = tried.get("temperature")
@@ -175,7 +175,7 @@ def recipe_config(config: str, recipe: str) -> str:
     """The configuration of a recipe: ``NAME`` itself for ``paper``, ``NAME_strong`` for ``strong``.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such configuration.
     """
     if recipe == "paper":
         return config
@@ -191,7 +191,7 @@ def recipe_config(config: str, recipe: str) -> str:
 
 
 def joined(before: Comparison, now: Comparison) -> Comparison:
-    """A comparison with the losses, tries and seeds of another one of the same recipe.
+    """Merge the losses, tries and seeds of two comparisons of the same recipe.
 
     Raises:
         ValueError: Their recipes differ.
@@ -215,7 +215,7 @@ def _said(value: Any) -> str:
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Keep what is asked for in the folder of the page."""
+    """Save a comparison in the folder of its page."""
     content = asdict(comparison)
     content["losses"] = {name: [dict(tried) for tried in tries] for name, tries in comparison.losses.items()}
     content |= {"seeds": list(comparison.seeds), "set": dict(comparison.set)}
@@ -225,10 +225,10 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 
 
 def read_comparison(path: Path) -> Comparison:
-    """A ``comparison.yaml``.
+    """Read a ``comparison.yaml``.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The file is not a comparison.
     """
     content = settings.read_yaml(path, str(path))
     names = {item.name for item in fields(Comparison)}
@@ -241,7 +241,7 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def find_comparison(out: Path, config: str | None) -> Comparison | None:
-    """The comparison in a folder: that of a configuration, or the only one; None if there is none."""
+    """The comparison of a configuration in ``out``, or the only one if ``config`` is None; None if there is none."""
     if config is not None:
         path = out / Path(config).stem / KEPT
         return read_comparison(path) if path.is_file() else None

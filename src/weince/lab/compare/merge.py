@@ -1,7 +1,7 @@
-"""Runs that were made elsewhere: recognised by their settings, checked, and brought into the archive.
+"""Import runs that were made elsewhere: recognise them by their settings, check them, add them to the archive.
 
-A run is another's if all settings that shape its weights are equal, whatever its folder is called and wherever its
-data lie. Figures of two runs compare if their data and their evaluation are the same as well.
+Two runs are the same run if all settings that shape the weights are equal; the folder's name and the place of the
+data do not matter. Figures of two runs are comparable if their data and their evaluation are the same too.
 """
 
 import json
@@ -25,21 +25,21 @@ PROTOCOL = {
     "probe_seeds": "seeds of the probe",
     "split_seeds": "seeds of the splits",
 }
-"""What must be the same of two evaluations, and how it is called."""
+"""Keys that must be equal in two evaluations, and their names in messages."""
 
 Files = dict[str, Any]
 """The small files of a run, by name."""
 
 
 def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: str | None) -> list[Run]:
-    """Take the records of those runs that an archive has into ``out/runs.jsonl``.
+    """Copy the records of wanted runs from archives into ``out/runs.jsonl``.
 
     Args:
-        runs: Those that are wanted.
+        runs: Runs that are wanted.
         archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
         out: Folder of the comparison.
-        of_data: Fingerprint of the data here; records of other data are left where they are, and counted on
-            standard error. None if it is not known.
+        of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are not copied; their
+            number is printed to standard error.
 
     Returns:
         The runs that were found.
@@ -76,13 +76,13 @@ def data_here(run: Run) -> str | None:
 def add(
     comparison: Comparison, archives: Iterable[Path], out: Path, ours: Sequence[Mapping[str, Any]]
 ) -> Comparison:
-    """Bring all records of others into the archive; the comparison with their losses, tries and seeds.
+    """Copy all records of other archives into ours; return the comparison with their losses, tries and seeds added.
 
     Args:
-        comparison: What is compared so far.
-        archives: Archives of others.
+        comparison: The comparison so far.
+        archives: Archives of other people.
         out: Folder of the comparison.
-        ours: Evaluations that are there already.
+        ours: Evaluations of our finished runs.
 
     Raises:
         ValueError: A record has other data, another recipe or another protocol. Nothing is changed then.
@@ -108,10 +108,10 @@ def add(
 
 
 def check_protocol(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """See that figures compare: that all are of the same data by the same protocol.
+    """Check that figures are comparable: that all come from the same data and the same protocol.
 
     Raises:
-        ValueError: Two differ; the message names both and what differs.
+        ValueError: Two evaluations differ; the message names both and the difference.
     """
     for name, found in evaluations[1:]:
         first, wanted = evaluations[0]
@@ -146,7 +146,7 @@ def _of(content: Mapping[str, Any], key: str) -> Any:
 
 
 def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
-    """A comparison with the loss, the try and the seed of one more run."""
+    """The comparison with the loss, the try and the seed of one more run added."""
     usual = LossConfig()
     given = {
         f"loss.{item.name}": found["loss"][item.name]
@@ -165,7 +165,7 @@ def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two tries are the same: a setting that is not named is as one that is none."""
+    """Whether two tries are the same; a setting that is None counts as not given."""
 
     def named(tried: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in flat(tried).items() if value is not None}
@@ -174,13 +174,13 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _every_run(comparison: Comparison, out: Path) -> list[Run]:
-    """All tries of all losses, at the length of a try with the first seed, and at full length with all seeds."""
+    """All tries of all losses: with the first seed at the length of a try, and with all seeds at full length."""
     tries = comparison.tries_table()
     return [*plan(tries, out), *plan(replace(tries, set=comparison.set, seeds=comparison.seeds), out)]
 
 
 def _read(path: Path, task: Task) -> dict[str, Files]:
-    """The runs of an archive, which must have been judged by the figure that a comparison chooses by."""
+    """Read the runs of an archive; each must have the validation figure by which a comparison chooses."""
     measure = MEASURES[task.measure]
     result, figure = measure.file, measure.validation.format(task.main)
     path = path / ARCHIVE if path.is_dir() else path
@@ -204,7 +204,7 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
 
 
 def _as_ours(files: Files, run: Run) -> Files:
-    """A record under the name and the key that the same run has here."""
+    """The record with the name and the key that the same run has here."""
     content = {**files["run.yaml"], "out": f"runs/{run.name}"}
     signed = {"made.json": {**files["made.json"], "key": run.key}} if "made.json" in files else {}
     return {**files, "run.yaml": content, **signed}
@@ -216,7 +216,7 @@ def _recorded(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identities(runs: Sequence[Run]) -> dict[tuple[str, int], Run]:
-    """Runs by what they are: all but the seed follows from the key."""
+    """Runs by identity: their settings without the seed, as text, and the seed. One key has one text."""
     texts: dict[str, str] = {}
     for run in runs:
         if run.key not in texts:
@@ -236,7 +236,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 def _numbers(value: Any) -> Any:
-    """Numbers as JSON has them, whether a file wrote 1 or 1.0."""
+    """Settings with whole floats as integers, so that 1 and 1.0 are equal as text."""
     if isinstance(value, Mapping):
         return {key: _numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

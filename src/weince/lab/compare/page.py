@@ -1,4 +1,4 @@
-"""A comparison as files: a page to look at, ``compare.md`` to keep, ``compare.csv`` and ``compare.json``."""
+"""Write a comparison as files: an HTML page, ``compare.md``, ``compare.csv`` and ``compare.json``."""
 
 import json
 import math
@@ -18,16 +18,16 @@ from weince.lab.compare.verdict import Judged
 from weince.lab.reproduce.page import markdown_table, plain, save_rows
 
 SCHEMA = 1
-"""Version of ``compare.json``; raised when a field changes its meaning or goes."""
+"""Version of ``compare.json``; increased when a field is removed or changes its meaning."""
 
 
 class Heat(NamedTuple):
-    """Validation figures of tries by temperature: a row for each loss that has one.
+    """Validation figures of tries by temperature, with a row for each loss that has a temperature.
 
     Attributes:
         temperatures: The columns.
-        rows: A loss, and for each temperature the best figure with how dark it is drawn, from 0 to 1, and whether it
-            was chosen; None where nothing is done.
+        rows: A loss, and for each temperature the best figure, its shade from 0 to 1 and whether its try was chosen;
+            None where no run is done.
     """
 
     temperatures: Sequence[float]
@@ -40,7 +40,7 @@ def write_page(
     """Write ``compare.csv``, ``compare.json``, ``compare.md``, figures and ``index.html``; returns the last."""
     folder.mkdir(parents=True, exist_ok=True)
     facts, task = _facts(comparison, summary, command), comparison.task
-    for old in (folder / "figures").glob("*.*g"):  # a figure that is no longer drawn
+    for old in (folder / "figures").glob("*.*g"):  # of an earlier call; it may not be drawn again
         old.unlink()
     figures = draw(comparison, summary, folder / "figures")
     _write_csv(folder / "compare.csv", comparison, summary)
@@ -196,7 +196,7 @@ def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str])
 
 
 def _word(comparison: Comparison, line: Line, figure: str) -> str:
-    """The difference of a loss with its word, as a cell."""
+    """A table cell with the difference of a loss and its verdict."""
     if line.loss == comparison.baseline:
         return "baseline"
     one = line.judged.get(figure)
@@ -206,7 +206,7 @@ def _word(comparison: Comparison, line: Line, figure: str) -> str:
 def as_json(
     comparison: Comparison, summary: Summary, facts: Mapping[str, str], failed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """All of it for programs; see docs/compare.md for the fields."""
+    """The comparison for programs; docs/compare.md describes the fields."""
     verdict, main = summary.verdict, comparison.task.main
     return {
         "schema": SCHEMA,
@@ -297,7 +297,7 @@ def _or_none(value: float) -> float | None:
 
 
 def _write_csv(path: Path, comparison: Comparison, summary: Summary) -> None:
-    """A line for each loss and figure."""
+    """Write a row for each loss and figure."""
     header = [
         "loss", "settings", "tries", "figure", "mean", "half", "seeds", "word", "difference", "difference_half",
         "p", "p_holm", "pairs", "crowded", "loss_ms", "loss_mib", "step_ms", "step_mib", "cost_hardware",

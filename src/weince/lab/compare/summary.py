@@ -1,4 +1,4 @@
-"""From the records of runs to what a page says: figures of each loss, words, what tuning gave, what it costs."""
+"""Summarise the records of runs for a page: figures of each loss, verdicts, gain from tuning, cost."""
 
 import itertools
 import math
@@ -20,13 +20,13 @@ class Done(NamedTuple):
     """A run that is done.
 
     Attributes:
-        run: What it was; ``trial`` is the number of its try.
-        record: What it measured.
-        epochs: How long it trained.
-        seconds: Seconds of its training; NaN if it has no log.
-        crowded: Share of crowded anchors in its last epoch; NaN if its log does not say.
-        course: How good it was along the way, where its log says so.
-        chosen: Whether it is of the try that counts, at full length.
+        run: The run; ``trial`` is the number of its try.
+        record: Its measured figures.
+        epochs: Epochs that it trained.
+        seconds: Seconds that it trained; NaN if it has no log.
+        crowded: Share of crowded anchors in its last epoch; NaN if its log lacks it.
+        course: The tracked figure during training, as far as its log has it.
+        chosen: Whether it is a final run: the chosen try at full length.
     """
 
     run: Run
@@ -38,14 +38,14 @@ class Done(NamedTuple):
     chosen: bool
 
     def figure(self, name: str, kind: str = "test") -> float:
-        """On a scale to 100; NaN if its evaluation is older than the figure."""
+        """A figure on a scale to 100; NaN if the evaluation is older than the figure."""
         measure = MEASURES[self.run.measure]
         key = (measure.test if kind == "test" else measure.validation).format(name)
         return float(self.record.get(key, math.nan))
 
 
 class Point(NamedTuple):
-    """The tracked figure of a run after so many epochs and seconds of training."""
+    """The tracked figure of a run, and the epochs and seconds of training before it was measured."""
 
     epoch: float
     seconds: float
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
 
 class Try(NamedTuple):
-    """A try of a loss: its settings in words, its run if that is done, and whether it was chosen."""
+    """A try of a loss: its settings in words, its temperature, its run if done, and whether it was chosen."""
 
     loss: str
     words: str
@@ -63,17 +63,17 @@ class Try(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A loss.
+    """The results of one loss.
 
     Attributes:
-        loss: Its name.
-        words: The chosen try; empty if none is chosen yet.
+        loss: Name of the loss.
+        words: The chosen try in words; empty if none is chosen yet.
         tries: How many tries are done.
         measured: Each figure over the seeds; figures that no run has are left out.
-        judged: Each figure against the baseline; nothing for the baseline itself.
+        judged: Each figure against the baseline; empty for the baseline itself.
         crowded: Mean share of crowded anchors in the last epoch.
         seconds: Mean seconds of training.
-        cost: Cost of the loss and of a step, where it was measured.
+        cost: Cost of the loss and of a step, if it was measured.
     """
 
     loss: str
@@ -87,16 +87,16 @@ class Line(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """All that the page, the CSV and the JSON file say of the runs.
+    """Everything that the page, the CSV and the JSON file show.
 
     Attributes:
-        lines: Lines of the losses, the best by the task's main figure first; those without a run last.
+        lines: One line per loss, the best by the task's main figure first; losses without a final run last.
         verdict: All comparisons.
-        smallest: The smallest difference that these seeds show with 80 % power, by figure.
+        smallest: The smallest difference that these seeds can show with 80 % power, by figure.
         tries: Tries of all losses, in their order.
-        tuned: For each loss, the test figure of the best of k tries by validation, for k from 1.
+        tuned: For each loss, the expected test figure of the best of k tries by validation, for k from 1.
         done: All runs that are done.
-        missing: Names of runs that are not.
+        missing: Runs that are not done, in words.
         advice: What the reader should do, in two lines.
         budget: How many tries each loss had, in words.
     """
@@ -115,7 +115,7 @@ class Summary(NamedTuple):
 def choose(
     comparison: Comparison, tries: Sequence[Run], records: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, int]:
-    """The try of each loss with the best validation figure among those that are done; none for a loss without one.
+    """Number of the finished try with the best validation figure, for each loss that has a finished try.
 
     Args:
         comparison: What is compared.
@@ -142,14 +142,14 @@ def summarise(
     records: Mapping[str, Mapping[str, Any]],
     missing: Sequence[str],
 ) -> Summary:
-    """Summarise what is done.
+    """Summarise the runs that are done.
 
     Args:
         comparison: What is compared.
         tries: Its tries.
         seeds: The chosen tries with all seeds; ``trial`` is the number of the try.
         records: Records of the runs that are done, by name.
-        missing: Runs that are wanted and not done, in words.
+        missing: Runs that are planned but not done, in words.
     """
     counted = {run.name for run in seeds}
     every = {run.name: run for run in (*tries, *seeds)}
@@ -246,7 +246,7 @@ def _line(
 
 
 def cost_of_run(run: Run) -> Cost | None:
-    """What the record of a run says of its cost."""
+    """The cost in the record of a run; None if it was not measured."""
     try:
         found: Cost = read_record(run, RECORD)
     except FileNotFoundError:
@@ -270,7 +270,7 @@ def best_of(tries: Sequence[tuple[float, float]]) -> list[float]:
     """
     ranked = [test for _, test in sorted(tries, key=lambda one: -one[0])]
     n = len(ranked)
-    # The one of rank r is the best of k if the other k - 1 are among the n - 1 - r behind it.
+    # The try of rank r is the best of k if the other k - 1 are among the n - 1 - r ranked behind it.
     return [
         sum(test * math.comb(n - 1 - rank, k - 1) for rank, test in enumerate(ranked)) / math.comb(n, k)
         for k in range(1, n + 1)
@@ -284,7 +284,7 @@ def advise(
     smallest: Mapping[str, float],
     missing: Sequence[str],
 ) -> tuple[str, str]:
-    """What the reader should do, and how far the seeds carry."""
+    """Two lines of advice: what to do, and how small a difference these seeds can show."""
     main = comparison.task.main
     unfinished = "Unfinished: runs are missing; the same command again runs them. " if missing else ""
     base = next(line for line in lines if line.loss == comparison.baseline)
@@ -375,5 +375,5 @@ def _and(names: Sequence[str]) -> str:
 
 
 def capital(text: str) -> str:
-    """A sentence begins with a capital."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]

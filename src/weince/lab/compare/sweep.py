@@ -1,4 +1,4 @@
-"""The runs of a comparison: planned, taken over, carried out, written."""
+"""The runs of a comparison: plan them, take over archived ones, carry out the rest, write the page."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from weince.lab.reproduce.sweep import carry_out
 from weince.lab.reproduce.tables import Table
 
 EVALUATION = 20.0
-"""First guess of the seconds that starting and judging a run takes, beside its epochs."""
+"""First guess of the seconds that evaluating a run takes; its start and its epochs are timed."""
 
 
 class Sweep:
-    """The runs of a comparison: first the tries, then the seeds of those that were chosen."""
+    """The runs of a comparison: first the tries, then the chosen tries with all seeds."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Sweep:
         self.comparison, self.out, self.archives = comparison, out, reuse
         self.data, self.device, self.extra = data, device, extra
         self.tries = self._plan(comparison.tries_table())
-        self.of_data: str | None = None  # fingerprint of the images here, where it is known
+        self.of_data: str | None = None  # fingerprint of the data here, if known
         self.failed: dict[str, str] = {}
         self.clock: Clock | None = None
 
@@ -45,14 +45,14 @@ class Sweep:
         return plan(table, self.out, data=self.data, device=self.device, extra=self.extra)
 
     def records(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        """What those runs measured that are done, by name."""
+        """Records of those runs that are done, by name."""
         return {run.name: execute.record(run) for run in runs if execute.is_done(run)}
 
     def evaluations(self) -> list[dict[str, Any]]:
         return list(self.records([*self.tries, *self.seeds()]).values())
 
     def seeds(self, *, complete: bool = False) -> list[Run]:
-        """The chosen tries with all seeds; only of losses whose tries are all done or failed, if asked for."""
+        """The chosen tries with all seeds; with ``complete``, only for losses whose tries are all done or failed."""
         records = self.records(self.tries)
         chosen = choose(self.comparison, self.tries, records)
         open_ = {run.loss for run in self.tries if run.name not in records and run.name not in self.failed}
@@ -63,10 +63,10 @@ class Sweep:
         return [replace(run, trial=chosen[run.loss]) for run in runs]
 
     def fill(self, budget: float | None, options: Mapping[str, Any], *, check: bool) -> dict[str, str]:
-        """Carry out what is missing, as far as time allows; returns why runs failed."""
+        """Carry out the missing runs, as far as time allows; returns why runs failed, by their names."""
         for name in ("tries", "seeds"):
             runs = self.tries if name == "tries" else self.seeds(complete=True)
-            if name == "seeds":  # the tries were taken over before
+            if name == "seeds":  # take_over did this for the tries
                 self._reuse(runs)
             left = [run for run in runs if not execute.is_done(run)]
             if check:  # the nodes of a cluster may see other folders
@@ -77,10 +77,10 @@ class Sweep:
         return self.failed
 
     def take_over(self, *, look: bool) -> None:
-        """Bring runs in that the archives have: tries, and then the seeds of what these choose.
+        """Take over runs from the archives: the tries, then the chosen tries with all seeds.
 
         Args:
-            look: Take only runs on the images that are here, as those will be that are trained.
+            look: Take only runs on the same data as here, since the missing runs will train on these.
         """
         if look and self.archives:
             self.of_data = merge.data_here(self.tries[0])
@@ -95,7 +95,7 @@ class Sweep:
             print(f"{len(taken)} of {len(wanted)} missing runs are in the archives", file=sys.stderr)
 
     def _clock(self, budget: float) -> Clock:
-        """A deadline from now on; the probe that it is guessed by counts."""
+        """A deadline that starts now, before the probe that gives its first guesses."""
         clock = Clock(budget, 0.0, 0.0)
         cost = self._probe()
         clock.overhead, clock.epoch = cost["start_seconds"] + EVALUATION, cost["epoch_seconds"]
@@ -108,7 +108,7 @@ class Sweep:
         return measure_costs([run])[0]
 
     def missing(self, seeds: Sequence[Run]) -> list[str]:
-        """Runs that are not done, in words, a line for each loss and try."""
+        """Runs that are not done, in words: a line for each loss and try."""
         found = _grouped(self.comparison, [run for run in self.tries if not execute.is_done(run)], "try ")
         tried = {run.folder for run in self.tries}
         found += _grouped(
@@ -123,7 +123,7 @@ class Sweep:
         return found
 
     def show(self, jobs: int) -> None:
-        """Print the runs, their state, and how long the rest takes here."""
+        """Print the runs, their state, and how long the rest would take here."""
         from rich.console import Console
         from rich.markup import escape
         from rich.table import Table
@@ -152,7 +152,7 @@ class Sweep:
         if epochs:
             cost = self._probe()
             clock = Clock(0.0, cost["start_seconds"] + EVALUATION, cost["epoch_seconds"])
-            # Runs at once share the device, so that their epochs take as long as one after the other.
+            # Concurrent runs share the device: their epochs take as long as one after the other.
             minutes = (clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)) / 60
             console.print(
                 f"About {max(1, round(minutes)):,} minutes here, {jobs} at once: an epoch takes "
@@ -162,7 +162,7 @@ class Sweep:
             )
 
     def write(self, command: str, failed: Mapping[str, str]) -> Path:
-        """Write the archive, the tables and the page from what is done."""
+        """Write the archive, the tables and the page from the runs that are done."""
         from weince.lab.compare.page import write_page  # here, since matplotlib takes a while
 
         seeds = self.seeds()
@@ -187,17 +187,17 @@ class Sweep:
         return path
 
     def _there(self) -> str:
-        """What the folder has instead of the runs that are wanted, in words."""
+        """What the folder holds instead of the wanted runs, in words."""
         archive = self.out / ARCHIVE
         named = [name.partition("/")[0] for name in (read_archive(archive) if archive.is_file() else ())]
         named += [path.name for path in (self.out / "runs").glob("*") if path.is_dir()]
         return f"runs of {', '.join(sorted(set(named)))}" if named else "no runs"
 
     def time_losses(self, slurm_options: Mapping[str, Any] | None) -> None:
-        """Time the chosen try of each loss where its record does not say, if there is time left.
+        """Time the chosen try of each loss whose cost is not recorded, if there is time left.
 
         Args:
-            slurm_options: Options of the job that does it on a cluster; None to do it here.
+            slurm_options: Options of the cluster job that does it; None to do it here.
         """
         if self.clock is not None and self.clock.left() <= 0:
             return
@@ -215,7 +215,7 @@ class Sweep:
                 timing()
             else:
                 call_on_slurm(timing, wanted, out=self.out, options=slurm_options)
-        except ValueError as error:  # the runs are there, and their page is what was asked for
+        except ValueError as error:  # not fatal: the page can be written without costs
             print(error, file=sys.stderr)
         left = [run.loss for run in wanted if cost_of_run(run) is None]
         if left:

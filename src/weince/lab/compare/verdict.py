@@ -1,8 +1,8 @@
 """Better, level, worse, or cannot tell: differences paired by seed, one spread for all losses, Holm's correction.
 
-Figures of a table are taken to be ``loss + seed + noise``, with one standard deviation of the noise for all losses.
-It is estimated from all losses and seeds together (the residuals of that model, which is the same as pooling the
-standard deviations of the paired differences over all pairs of losses), so that few seeds suffice for many losses.
+The model of a figure is ``loss + seed + noise``, with one standard deviation of the noise for all losses. It is
+estimated from the residuals over all losses and seeds, so that few seeds suffice if there are many losses. (This is
+the same as pooling the standard deviations of the paired differences over all pairs of losses.)
 """
 
 import math
@@ -15,7 +15,7 @@ from scipy import optimize, stats
 from weince.lab.evaluate.protocol import Spread
 
 LEVEL = 0.95
-"""Level of intervals; the tests are at 1 less this."""
+"""Confidence level of intervals; tests use the significance level 1 - LEVEL."""
 
 POWER = 0.8
 MOST_SEEDS = 1000
@@ -23,20 +23,20 @@ POINTS = 2000
 
 Word = Literal["baseline", "better", "level", "worse", "cannot tell"]
 Values = Mapping[str, Mapping[int, float]]
-"""One figure: of each loss, by seed."""
+"""One figure of each loss, by seed."""
 
 
 class Judged(NamedTuple):
     """A loss against the baseline, by one figure.
 
     Attributes:
-        word: What to make of it.
-        why: Why it cannot be told, in a few words; else empty.
-        difference: Mean over the seeds that both have; NaN if there is none.
-        half: Half width of its interval, by the pooled spread; NaN with one seed.
-        p_value: Two-sided, not corrected; NaN with one seed.
-        holm: The same, corrected for all comparisons of the table.
-        n: Seeds that both have.
+        word: The verdict.
+        why: Why the verdict is ``cannot tell``, in a few words; else empty.
+        difference: Mean difference over the seeds that both have; NaN if there are none.
+        half: Half width of its interval, from the pooled spread; NaN with one seed.
+        p_value: Two-sided p-value, not corrected; NaN with one seed.
+        holm: The p-value corrected for all comparisons of the table.
+        n: Number of seeds that both have.
     """
 
     word: Word
@@ -52,9 +52,9 @@ class Verdict(NamedTuple):
     """All comparisons of a table.
 
     Attributes:
-        judged: By figure and loss.
-        spreads: Spread of a paired difference, by figure; none with one seed.
-        comparisons: How many were tested at once.
+        judged: Comparisons with the baseline, by figure and loss.
+        spreads: Spread of a paired difference, by figure; empty with one seed.
+        comparisons: Number of tests that Holm's correction covers.
     """
 
     judged: Mapping[str, Mapping[str, Judged]]
@@ -88,7 +88,7 @@ def judge(figures: Mapping[str, Values], *, baseline: str, level_within: float) 
 
 
 def reach(verdict: Verdict) -> dict[str, float]:
-    """The smallest difference that the seeds of a table show with 80 % power, by figure."""
+    """The smallest difference that the seeds of a table can show with 80 % power, by figure."""
     return {
         figure: smallest_difference(spread, n, verdict.comparisons)
         for figure, spread in verdict.spreads.items()
@@ -97,9 +97,9 @@ def reach(verdict: Verdict) -> dict[str, float]:
 
 
 def paired_spread(values: Values) -> Spread | None:
-    """Standard deviation of a paired difference of two losses, pooled over all of them; None with one seed.
+    """Standard deviation of a paired difference of two losses, pooled over all losses; None with one seed.
 
-    Least squares of ``loss + seed``; twice the variance of its residuals is that of a difference.
+    ``loss + seed`` is fitted by least squares; a difference has twice the variance of the residuals.
     """
     cells = [(loss, seed, value) for loss, of_loss in values.items() for seed, value in of_loss.items()]
     losses, seeds = list(values), sorted({seed for _, seed, _ in cells})
@@ -109,7 +109,7 @@ def paired_spread(values: Values) -> Spread | None:
     y = np.array([value for *_, value in cells])
     if not len(y):
         return None
-    centred = y - y.mean()  # figures are near 50 and differ by 1: fewer digits are lost
+    centred = y - y.mean()  # loses fewer digits: figures are near 50 and differ by 1
     fitted = design @ np.linalg.lstsq(design, centred, rcond=None)[0]
     degrees = len(y) - int(np.linalg.matrix_rank(design))
     if not degrees:
@@ -120,7 +120,7 @@ def paired_spread(values: Values) -> Spread | None:
 
 
 def _tested(differences: list[float], spread: Spread | None) -> Judged:
-    """A comparison without its word."""
+    """A comparison whose word and corrected p-value are not set yet."""
     n = len(differences)
     mean = sum(differences) / n if n else math.nan
     half = p = math.nan
@@ -135,7 +135,7 @@ def _tested(differences: list[float], spread: Spread | None) -> Judged:
 
 
 def _word(one: Judged, level_within: float) -> tuple[Word, str]:
-    """A difference too small to matter is level, whether or not it can be told from 0."""
+    """The verdict and its reason. A difference too small to matter is level, even if it is significant."""
     if one.n == 0:
         return "cannot tell", "no seed in common"
     if one.n == 1:
@@ -158,12 +158,12 @@ def holm(p_values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], flo
 
 
 def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
-    """Chance that so many seeds show a true difference at Holm's first step, the hardest."""
+    """Chance that ``n`` seeds show a true difference at Holm's first step, the strictest."""
     if spread.deviation == 0.0:
         return 1.0 if difference else 0.0
     threshold = stats.t.ppf(1 - (1 - LEVEL) / (2 * max(1, comparisons)), spread.degrees)
     shift = difference / (spread.deviation / math.sqrt(n))
-    # Scipy's noncentral t is NaN far out: average over the estimated deviation instead, at equal steps of chance.
+    # Scipy's noncentral t is NaN far out: average over quantiles of the estimated deviation instead.
     chance = (np.arange(POINTS) + 0.5) / POINTS
     estimated = np.sqrt(stats.chi2.ppf(chance, spread.degrees) / spread.degrees)
     beyond = stats.norm.cdf(shift - threshold * estimated) + stats.norm.cdf(-shift - threshold * estimated)
@@ -171,7 +171,7 @@ def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
 
 
 def smallest_difference(spread: Spread, n: int, comparisons: int) -> float:
-    """The difference that so many seeds show with 80 % power."""
+    """The difference that ``n`` seeds show with 80 % power."""
     if spread.deviation == 0.0:
         return 0.0
     high = spread.deviation
@@ -181,8 +181,10 @@ def smallest_difference(spread: Spread, n: int, comparisons: int) -> float:
 
 
 def seeds_to_show(difference: float, spread: Spread, losses: int, comparisons: int) -> int | None:
-    """How many seeds of each loss, the baseline counted among them, show a difference with 80 % power; None if it
-    takes more than a thousand."""
+    """Seeds that each of ``losses`` losses, baseline included, needs to show a difference with 80 % power.
+
+    None if that takes more than a thousand.
+    """
     for n in range(2, MOST_SEEDS + 1):
         if power(difference, Spread(spread.deviation, (losses - 1) * (n - 1)), n, comparisons) >= POWER:
             return n

@@ -1,4 +1,4 @@
-"""Evaluation of a frozen encoder by one protocol: features once, then the linear probe and the neighbours.
+"""Evaluate a frozen encoder by one protocol: compute features once, then linear probe and nearest neighbours.
 
     from weince.lab.evaluate import evaluate
 
@@ -37,15 +37,15 @@ QUICK_EPOCHS, QUICK_STEPS = 10, 500
 
 
 class Evaluation(NamedTuple):
-    """What one encoder reaches on one data set.
+    """Results of one encoder on one data set.
 
     Attributes:
         data: Name of the data set.
         fingerprint: Fingerprint of its images and labels.
         width: Width of the features.
-        quick: Whether the protocol was cut short.
-        linear: The linear probes, one per seed.
-        knn: The neighbours, one per split.
+        quick: Whether the protocol was shortened.
+        linear: Results of the linear probes, one per seed.
+        knn: Results of the nearest neighbours, one per split.
     """
 
     data: str
@@ -86,11 +86,11 @@ def evaluate(
     quick: bool = False,
     progress: bool = True,
 ) -> Evaluation:
-    """Judge a frozen encoder.
+    """Evaluate a frozen encoder.
 
-    The labelled training set is split 80/20 by class. The linear layer (split seed 1, probe seeds 1 to 5) and
-    the bank of neighbours (split seeds 1 to 5) come from the 80 %; they are judged on the 20 % (validation) and on
-    the whole test set. A configuration may be chosen by the former alone.
+    The labelled training set is split 80/20 by class. The linear layer (split seed 1, probe seeds 1 to 5) and the
+    bank of neighbours (split seeds 1 to 5) use the 80 %; they are evaluated on the 20 % (validation) and on the whole
+    test set. Choose a configuration only by the validation figures.
 
     Args:
         encoder: Maps ``(b, 3, height, width)`` in [0, 1] to ``(b, f)``.
@@ -98,8 +98,8 @@ def evaluate(
         device: Where to compute.
         precision: Precision of the encoder, ``"fp32"`` or ``"bf16"``.
         batch: Images at a time.
-        quick: One seed of each kind, and ten probe epochs instead of 100, or as many of the 100 as make 500 steps
-            if the data are few: a look, not a figure to report.
+        quick: Use one seed of each kind, and ten probe epochs instead of 100, or more (up to 100) if that is fewer
+            than 500 steps. For a first look, not for figures to report.
         progress: Show bars.
     """
     if data.train_labels is None or data.test_labels is None:
@@ -138,12 +138,12 @@ def evaluate(
 
 
 def quick_epochs(rows: int) -> int:
-    """Epochs of a quick probe on so many rows: ten, or more if those are too few steps to leave chance level."""
+    """Epochs of a quick probe on ``rows`` rows: ten, or more if ten are too few steps to leave chance level."""
     return min(EPOCHS, max(QUICK_EPOCHS, math.ceil(QUICK_STEPS / math.ceil(rows / BATCH))))
 
 
 def fingerprint(data: "ImageData") -> str:
-    """Sixteen hexadecimal digits that tell one version of the data from another."""
+    """Sixteen hexadecimal digits that identify a version of the data."""
     found = hashlib.blake2b(digest_size=8)
     for array in (data.train_images, data.train_labels, data.test_images, data.test_labels):
         if array is None:

@@ -48,13 +48,13 @@ def extract(
     """Features of every image, in order.
 
     Args:
-        encoder: Maps ``(b, 3, height, width)`` in [0, 1] to ``(b, f)``. It is moved to `device`, put in
-            evaluation mode for the while, and left in the mode it came in.
+        encoder: Maps ``(b, 3, height, width)`` in [0, 1] to ``(b, f)``. It is moved to `device` and runs in
+            evaluation mode; its mode is restored afterwards.
         images: ``(n, height, width, 3)`` bytes; may be memory-mapped.
-        batch: Images at a time. The last, smaller batch counts too.
+        batch: Images at a time; the last batch may be smaller.
         device: Where to compute, and where the features stay.
         precision: ``"bf16"`` runs the encoder under autocast; the features are float32 in any case.
-        name: What the progress bar calls them.
+        name: Label of the progress bar.
         progress: Show the bar.
 
     Returns:

@@ -13,9 +13,9 @@ from weince.scores import product, unit_rows
 
 RECALLS = (1, 2, 5, 10, 20, 50)
 VOTERS, VOTE_TEMPERATURE = 50, 0.1
-"""How many neighbours vote, and how much the nearest of them count."""
+"""Number of neighbours that vote, and the temperature of their weights."""
 MOST_SCORES = 2**27
-"""Scores that are held at once, half a gigabyte."""
+"""Largest number of scores in memory at once: half a gigabyte."""
 
 
 class Neighbours(NamedTuple):
@@ -23,9 +23,9 @@ class Neighbours(NamedTuple):
 
     Attributes:
         vote: Accuracy of the weighted vote.
-        recall: For each k, how many queries have one of their own class among the k nearest.
-        map_r: Mean average precision at R, where R is how many of the bank are of the query's class (Musgrave et al.
-            2020); of the first split alone, since it orders R neighbours of every query.
+        recall: For each k, the share of queries with a row of their own class among the k nearest.
+        map_r: Mean average precision at R, where R is the number of rows of the query's class in the bank (Musgrave
+            et al. 2020). Only of the first split, since it sorts R neighbours of every query.
     """
 
     vote: tuple[float, ...]
@@ -54,20 +54,20 @@ def knn(
     device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> Knn:
-    """Look the validation rows and the test rows up in the rest of the training set.
+    """Look up the validation rows and the test rows in the rest of the training set.
 
-    Neighbours are ordered by cosine, equals by their row in the training set; features of zeros have cosine 0
-    with everything. A k beyond the bank means the whole bank. A neighbour's vote weighs ``exp(s / temperature)``,
-    and of classes with equal votes the first wins.
+    Neighbours are ordered by cosine, ties by row of the training set; a row of zeros has cosine 0 with everything. If
+    k is larger than the bank, the whole bank is used. A neighbour's vote has the weight ``exp(s / temperature)``.
+    Among classes with equal votes the first one is taken.
 
     Args:
-        train: Features of the labelled training set, split anew for every seed.
+        train: Features of the labelled training set; every seed splits it differently.
         test: Features of the test set.
         seeds: Seeds of the splits.
         recalls: The k of the recalls.
         k: Neighbours that vote.
         temperature: Temperature of the vote.
-        chunk: The most queries at a time.
+        chunk: Largest number of queries at a time.
         device: Where to compute.
         progress: Show a bar.
     """
@@ -115,7 +115,7 @@ def score(
     temperature: float,
     chunk: int,
 ) -> Tensor:
-    """Percent right of the vote, then each recall: ``(1 + recalls,)``.
+    """Accuracy of the vote, then each recall, in percent: ``(1 + recalls,)``.
 
     Args:
         bank: Unit rows to look up in.
@@ -123,7 +123,7 @@ def score(
         recalls: The k of the recalls.
         k: Neighbours that vote.
         temperature: Temperature of the vote.
-        chunk: The most queries at a time.
+        chunk: Largest number of queries at a time.
     """
     classes = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1
     right = torch.zeros(1 + len(recalls), dtype=torch.int64, device=bank.labels.device)
@@ -135,7 +135,7 @@ def score(
         votes = torch.zeros(len(rows), classes, device=rows.device)
         # Relative to the nearest: exp(s / temperature) itself overflows at low temperatures.
         weights = ((cosines - cosines[:, :1]) / temperature).exp()
-        # One neighbour after the other: sums in a fixed order, so that a GPU gives the same figure every time.
+        # One neighbour at a time: sums in a fixed order give the same figure every time, on a GPU too.
         for j in range(min(k, near.shape[1])):
             votes.scatter_add_(1, near[:, j : j + 1], weights[:, j : j + 1])
         hits = near == truth.unsqueeze(1)
@@ -145,14 +145,14 @@ def score(
 
 
 def mean_average_precision(bank: LabelledFeatures, queries: LabelledFeatures, chunk: int = 2048) -> float:
-    """MAP@R in percent: the precision among the nearest i, averaged over the hits i of the R nearest, divided by R.
+    """MAP@R in percent: the precision at each hit among the R nearest, summed and divided by R.
 
-    A query whose class the bank lacks counts 0.
+    A query whose class is not in the bank counts as 0.
 
     Args:
         bank: Unit rows to look up in.
         queries: Unit rows to look up.
-        chunk: The most queries at a time.
+        chunk: Largest number of queries at a time.
     """
     known = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1
     of_class = torch.bincount(bank.labels, minlength=known)
@@ -171,7 +171,7 @@ def mean_average_precision(bank: LabelledFeatures, queries: LabelledFeatures, ch
 
 
 def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Columns of the k largest scores of each row, and these scores; equal scores by rising column.
+    """Columns of the k largest scores of each row, and these scores; ties are ordered by column.
 
     Args:
         scores: ``(rows, columns)``.
@@ -179,11 +179,11 @@ def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     k = min(k, scores.shape[1])
     values, columns = scores.topk(min(k + 1, scores.shape[1]), sorted=True)
-    # topk leaves open which of equal scores it takes and in what order. The order is put right by sorting ...
+    # topk does not specify which of equal scores it takes, nor their order. Sorting fixes the order ...
     top, order = columns[:, :k].sort(1)
     kept, by_score = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
     columns = top.gather(1, by_score)
-    # ... and rows in which the last one taken equals the first one left are sorted whole.
+    # ... and rows whose k-th and next scores are equal are sorted completely.
     if values.shape[1] > k:
         unsure = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
         if len(unsure):

@@ -33,7 +33,7 @@ class Layers(NamedTuple):
 
     weight: Tensor  # (seeds, classes, features)
     bias: Tensor  # (seeds, 1, classes)
-    # first and second of the weight, first and second of the bias
+    # first and second moment of the weight, then of the bias
     moments: tuple[Tensor, Tensor, Tensor, Tensor]
     steps: Tensor  # ()
 
@@ -54,7 +54,7 @@ def linear_probe(
     device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> LinearProbe:
-    """Train one linear layer per seed on ``split.train`` and judge it on ``split.validation`` and on all of `test`.
+    """Train one linear layer per seed on ``split.train``, evaluate it on ``split.validation`` and on all of `test`.
 
     The features are used as they are: no scaling, no weight decay.
 
@@ -62,7 +62,7 @@ def linear_probe(
         train: Features of the labelled training set.
         test: Features of the test set.
         split: Rows of `train` to train and to validate on.
-        seeds: A seed draws the initial layer and the order of the rows.
+        seeds: Each seed draws its own initial layer and order of the rows.
         epochs: Passes over the rows.
         batch: Rows in a step; the last of an epoch may be smaller.
         lr: Adam's step size.
@@ -120,7 +120,7 @@ def fit(
 
 
 def _start(seeds: Sequence[int], classes: int, width: int, device: torch.device) -> Layers:
-    """The layers that ``nn.Linear`` makes after ``torch.manual_seed(seed)``, with an Adam that has not moved."""
+    """The layers that ``nn.Linear`` makes after ``torch.manual_seed(seed)``, with a fresh state of Adam."""
     weights, biases = [], []
     with torch.random.fork_rng(devices=[]):
         for seed in seeds:
@@ -138,7 +138,7 @@ def _step(layers: Layers, x: Tensor, y: Tensor, lr: float) -> None:
     """One step of every seed on its own batch, x ``(seeds, b, features)`` and y ``(seeds, b)``."""
     classes = torch.arange(layers.weight.shape[1], device=x.device)
     logits = product(x, layers.weight.mT) + layers.bias
-    # The gradient of mean cross-entropy by the logits is (softmax - target) / b.
+    # The gradient of the mean cross-entropy with respect to the logits is (softmax - target) / b.
     error = (logits.softmax(-1) - (y.unsqueeze(-1) == classes).to(x.dtype)) / x.shape[1]
     layers.steps.add_(1)
     _adam(layers.weight, product(error.mT, x), *layers.moments[:2], layers.steps, lr)
@@ -167,7 +167,7 @@ def _epoch(layers: Layers, x: Tensor, y: Tensor, order: Tensor, batch: int, lr: 
 
     if not x.is_cuda:
         return run
-    # What CUDA libraries set up on first use must not happen in a capture: try it out on layers to throw away.
+    # CUDA libraries must not initialise themselves during a capture: run the steps on scratch layers first.
     scratch, side = layers.clone(), torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(side):
@@ -183,7 +183,7 @@ def _epoch(layers: Layers, x: Tensor, y: Tensor, order: Tensor, batch: int, lr: 
 
 @torch.no_grad()
 def _accuracy(layers: Layers, x: Tensor, y: Tensor, chunk: int = 4096) -> tuple[float, ...]:
-    """Percent of the rows that each seed's layer classifies rightly."""
+    """Percentage of rows that each seed's layer classifies correctly."""
     if not len(x):
         raise ValueError("a probe needs rows to be judged on; got none")
     right = torch.zeros(len(layers.weight), dtype=torch.int64, device=x.device)

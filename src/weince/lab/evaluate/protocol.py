@@ -1,7 +1,7 @@
-"""The protocol of every comparison: how data are split, intervals taken, configurations chosen.
+"""The protocol of every comparison: how to split data, compute intervals and choose configurations.
 
-A configuration is chosen on validation figures alone, every loss gets the same number of tries, and what is
-compared is compared seed by seed.
+A configuration is chosen only by validation figures, every loss gets the same number of tries, and losses are
+compared seed by seed.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr, stdtrit  # and not scipy.stats, whose import takes a second
+from scipy.special import stdtr, stdtrit  # importing scipy.stats takes a second
 
 from weince.intervals import Interval, half_text, t_interval
 
@@ -31,9 +31,8 @@ class PairedTest(NamedTuple):
     Attributes:
         difference: Mean of ``a - b``.
         half: Half width of its t-interval; NaN for one pair.
-        p_value: Two-sided; 1 when all differences of two pairs or more are 0, NaN when there is nothing to judge
-            them by.
-        n: Pairs.
+        p_value: Two-sided p-value; NaN for one pair. If all differences are equal, it is 1 if they are 0, else NaN.
+        n: Number of pairs.
     """
 
     difference: float
@@ -42,7 +41,7 @@ class PairedTest(NamedTuple):
     n: int
 
     def text(self, digits: int) -> str:
-        """``+0.42 ± 0.19``: the difference with its sign; without a half width the difference alone."""
+        """``+0.42 ± 0.19``: the signed difference and its half width; only the difference if that is NaN."""
         return f"{self.difference:+.{digits}f}{half_text(self.half, digits)}"
 
 
@@ -51,9 +50,9 @@ def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
 
     Args:
         labels: ``(n,)`` integers.
-        seed: Seed of the shuffles; the classes are shuffled in rising order of their labels.
-        fraction: Of each class, the first ``floor(fraction * size)`` of its shuffled rows validate. Classes too
-            small for that are trained on whole.
+        seed: Seed of the shuffles; classes are shuffled in ascending order of their labels.
+        fraction: The first ``floor(fraction * size)`` shuffled rows of each class are for validation. A class that is
+            too small for that is used only for training.
     """
     classes = np.asarray(labels)
     if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
@@ -77,23 +76,23 @@ def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
 
 
 class Spread(NamedTuple):
-    """How much values differ within configurations, taken to be the same for all of them.
+    """Spread of values within configurations, assumed to be the same for all of them.
 
     Attributes:
-        deviation: Standard deviation, pooled.
-        degrees: Its degrees of freedom: values less configurations.
+        deviation: Pooled standard deviation.
+        degrees: Its degrees of freedom.
     """
 
     deviation: float
     degrees: int
 
     def half(self, n: int, level: float = 0.95) -> float:
-        """Half width of the t-interval of a mean over ``n`` values; times sqrt(2), that of a difference of two."""
+        """Half width of the t-interval of a mean over ``n`` values; for a difference of two means, times sqrt(2)."""
         return float(stdtrit(self.degrees, 0.5 + level / 2.0)) * self.deviation / math.sqrt(n)
 
 
 def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread | None:
-    """The spread within configurations, from their `t_interval` of this level; None if none has two values."""
+    """Pooled spread, from the `t_interval` of each configuration at this level; None if none has two values."""
     squares, degrees = 0.0, 0
     for _, half, n in intervals:
         if n > 1:
@@ -104,12 +103,12 @@ def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread 
 
 
 def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> PairedTest:
-    """Compare two losses on the same seeds: ``a[i]`` and ``b[i]`` share theirs."""
+    """Compare two losses seed by seed: ``a[i]`` and ``b[i]`` have the same seed."""
     if len(a) != len(b):
         raise ValueError(f"a paired test needs as many a as b; got {len(a)} and {len(b)}")
     differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     mean, half, n = t_interval(differences, level)
-    # 0.3 - 0.1 and 0.6 - 0.4 differ in their last digit: a spread of rounding is none, or p would be next to 0.
+    # 0.3 - 0.1 and 0.6 - 0.4 differ in the last digit: such a spread is rounding and must not give p near 0.
     rounding = 1e-12 * max(np.abs(a).max(), np.abs(b).max())
     if n > 1 and np.abs(differences).max() <= rounding:
         p = 1.0
@@ -120,11 +119,11 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> 
 
 
 def select(records: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any]:
-    """The configuration with the highest validation figure; of equals the first.
+    """The configuration with the highest validation figure; the first of equal ones.
 
     Args:
         records: One for each configuration that was tried.
-        metric: A key of every record. It must name a validation figure: a choice made on a test set is no test.
+        metric: A key of every record. It must name a validation figure: choosing by test figures would bias them.
     """
     if "validation" not in metric:
         raise ValueError(f"a configuration is chosen by a validation figure; got {metric!r}")
@@ -138,7 +137,7 @@ def select(records: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, An
 
 
 def budget(tried: Mapping[str, int]) -> str:
-    """The tuning budget in words, for a table: one number if all losses had the same, all of them if not."""
+    """The tuning budget in words: one number if all losses had the same number of tries, else one per loss."""
     if len(set(tried.values())) == 1:
         count = next(iter(tried.values()))
         return f"{count} configuration{'s' if count > 1 else ''} tried for each loss"

@@ -1,11 +1,11 @@
-"""What losses do to a head on frozen features: a grid of them, judged on held-out items.
+"""Show what losses do to a head on frozen features: train a grid of heads and evaluate them on held-out items.
 
     from weince.lab.predict import grid, predict
 
     predict("features.npz", "heads", losses=grid(["infonce", "dcl"], [0.1, 0.2, 0.5]))
 
-A head is trained in a second where an encoder takes hours. That says what a loss does to features that are given; an
-encoder that is trained with the loss gives others. ``research/predict_study.py`` compares the two.
+A head trains in a second, an encoder in hours. The heads show what a loss does to the given features; an encoder that
+is trained with the loss has other features. ``research/predict_study.py`` compares the two.
 """
 
 import json
@@ -35,25 +35,25 @@ LOSSES = ("infonce", "dcl", "hcl", "released", "paper")
 TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 LEAST_STEPS, MOST_STEPS = 100, 1500
 TOGETHER = 5
-"""Heads of one training: more do not go faster, and what an interruption costs grows with them."""
+"""Heads that are trained together: more are not faster, and an interruption would lose more."""
 
 
 class Job(NamedTuple):
-    """Heads to train at once: names of their losses, and a seed."""
+    """Heads to train together: the names of their losses, and their seed."""
 
     names: tuple[str, ...]
     seed: int
 
 
 class Found(NamedTuple):
-    """What came of a job."""
+    """The outcomes of a job."""
 
     job: Job
     outcomes: list[Outcome]
 
 
 def grid(presets: Iterable[str], temperatures: Iterable[float]) -> dict[str, LossConfig]:
-    """Every preset at every temperature, by name; once where a preset has no temperature."""
+    """Every preset at every temperature, by name; a preset without a temperature appears once."""
     found: dict[str, LossConfig] = {}
     values = sorted(set(temperatures))
     for preset in presets:
@@ -81,23 +81,23 @@ def predict(
     progress: bool = True,
     command: str = "weince.lab.predict.predict(...)",
 ) -> Path:
-    """Train heads with every loss and seed and write a table of what they are worth.
+    """Train a head with every loss and seed, and write a table of their figures.
 
-    The folder remembers finished heads: the same call again trains those that are missing.
+    The folder keeps finished heads: the same call again trains those that are missing.
 
     Args:
-        features: Two views' features of the same items, in a file that ``weince diagnose`` reads; or a run's folder.
+        features: A file for ``weince diagnose`` with the features of two views of the same items, or a run's folder.
         out: Folder to write.
-        losses: By name; by default `LOSSES` at `TEMPERATURES`.
-        labels: A file with a label for each item; by default those of the features' file, if it has any.
-        seeds: Seeds of the heads: split, first weights, batches and noise.
-        minutes: About how long it may take here; sets the number of steps.
-        steps: Instead of `minutes`.
+        losses: Losses by name; by default `LOSSES` at `TEMPERATURES`.
+        labels: A file with a label for each item; by default the labels in the file of the features, if any.
+        seeds: Seeds of the heads: each determines split, initial weights, batches and noise.
+        minutes: Approximate time limit; it determines the number of steps.
+        steps: Number of training steps, instead of `minutes`.
         probe: How heads are trained.
-        jobs: Processes. More than one start anew from the program's file, which then needs the usual
+        jobs: Number of processes. With more than one, each imports the main program again, which then needs the usual
             ``if __name__ == "__main__":``.
         progress: Show a bar.
-        command: What the table says it was made with.
+        command: Command to show below the table.
 
     Returns:
         Path of ``heads.md``.
@@ -145,9 +145,9 @@ def _check(
 def _affordable(
     views: Views, losses: Mapping[str, LossConfig], probe: Probe, heads: int, minutes: float, jobs: int
 ) -> int:
-    """The steps that all heads can make in the time, by timing a few of them here."""
+    """The number of steps for which there is time, estimated by timing a few steps here."""
     with _one_thread():
-        # One of each formula: the temperature does not change what a step takes.
+        # One config per preset: the temperature does not change the time of a step.
         kinds = {config.preset: config for config in losses.values()}
         times = {preset: seconds(views, [config], probe) for preset, config in kinds.items()}
     per_head = [times[config.preset] for config in losses.values()]
@@ -163,7 +163,7 @@ def _affordable(
 
 
 def _packed(heads: Sequence[tuple[str, int]]) -> Iterator[Job]:
-    """Heads of one seed, a few at a time."""
+    """Group heads of the same seed into jobs of a few heads."""
     for seed in dict.fromkeys(seed for _, seed in heads):
         names = iter([name for name, own in heads if own == seed])
         while part := tuple(islice(names, TOGETHER)):
@@ -172,7 +172,7 @@ def _packed(heads: Sequence[tuple[str, int]]) -> Iterator[Job]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Heads are too small for more: the threads would wait for each other."""
+    """Use one thread: heads are so small that several threads would wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -182,7 +182,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class Task(NamedTuple):
-    """What all jobs have in common."""
+    """What all jobs share."""
 
     views: Views
     losses: Mapping[str, LossConfig]
@@ -199,7 +199,7 @@ _task: Task  # of a worker process
 
 def _begin(task: Task) -> None:
     global _task
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends its workers
     torch.set_num_threads(1)
     _task = task
 
@@ -210,7 +210,7 @@ def _carry_out(job: Job) -> Found:
 
 @contextmanager
 def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterable[Found]]]:
-    """Carries out jobs, in this process or in several."""
+    """A function that carries out jobs, in this process or in several."""
     if jobs == 1:
         with _one_thread():
             yield lambda work: map(task.carry_out, work)
@@ -220,12 +220,12 @@ def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterab
 
 
 class Store:
-    """Finished heads in a folder: ``heads.json``, whole after every job.
+    """Finished heads in ``heads.json`` of a folder, which is complete after every job.
 
     Args:
-        folder: Where it lies.
-        prepared: What the heads are trained on.
-        probe: How.
+        folder: Folder of the file.
+        prepared: Features that the heads are trained on.
+        probe: How the heads are trained.
 
     Raises:
         ValueError: The folder holds heads of other features, or of another probe.
@@ -254,10 +254,10 @@ class Store:
                 )
 
     def claim(self, steps: int | None) -> None:
-        """See that the heads that are there made as many steps as are asked for, if any number is.
+        """Set the number of steps, which must be that of the finished heads if there are any.
 
         Raises:
-            ValueError: They made another number.
+            ValueError: The finished heads have another number of steps.
         """
         if None not in (steps, self.steps) and steps != self.steps:
             raise ValueError(
@@ -266,15 +266,15 @@ class Store:
         self.steps = self.steps or steps
 
     def has(self, name: str, seed: int, config: LossConfig) -> bool:
-        """Whether a head is there, and was trained with this loss."""
+        """Whether a head is finished and was trained with this loss."""
         return (name, seed) in self.heads and self.heads[name, seed][0] == asdict(config)
 
     def outcome(self, name: str, seed: int) -> Outcome:
-        """What a head is worth."""
+        """The figures of a head."""
         return self.heads[name, seed][1]
 
     def add(self, found: Found, losses: Mapping[str, LossConfig]) -> None:
-        """Keep what came of a job."""
+        """Save the outcomes of a job."""
         for name, outcome in zip(found.job.names, found.outcomes, strict=True):
             self.heads[name, found.job.seed] = asdict(losses[name]), outcome
         heads = [
@@ -287,5 +287,5 @@ class Store:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What heads are trained on: the features of two views of the same items, checked, standardised and rotated."""
+"""Prepare what heads are trained on: check, standardise and rotate the features of two views of the same items."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from weince.diagnose.reading import InputError, Pairs, load_pairs, make_pairs, r
 
 
 class Views(NamedTuple):
-    """Features of two views of the same items, as heads get them.
+    """Features of two views of the same items, as input of the heads.
 
     Attributes:
         first: ``(items, axes)`` float32.
@@ -27,7 +27,7 @@ class Views(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """`Views`, the share of the variance that their axes hold, and a hash of what was given."""
+    """`Views`, the share of the variance that their axes keep, and a hash of the input."""
 
     views: Views
     kept: float
@@ -40,9 +40,9 @@ def read_features(
     """Features from a file that ``weince diagnose`` reads, or from the folder of a run; and labels if there are any.
 
     Args:
-        path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and ``labels`` if you like; or a run's folder.
+        path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and optional ``labels``; or a run's folder.
         labels: An ``.npy`` file of shape (items,), or a file that holds ``labels``.
-        seed: Seed of the views that are drawn of a run's images.
+        seed: Seed of the random views of a run's images.
     """
     found: ArrayLike | None = None
     if (path / "run.yaml").is_file():
@@ -79,14 +79,14 @@ def _numbered(pairs: Pairs, labels: ArrayLike) -> NDArray[np.int64]:
 def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes: int) -> Prepared:
     """Standardise every feature over both views and keep the principal axes.
 
-    The first layer of a head is linear and its first weights have no direction, so that a rotation takes nothing
-    from it; leaving out the axes of least variance saves most of its time.
+    A rotation does not affect a head: its first layer is linear, and its initial weights prefer no direction. Leaving
+    out the axes of least variance saves most of the time.
 
     Args:
         pairs: Features, (items, dim) twice.
         labels: (items,), or None.
-        batch: Items in a batch; four times as many are needed, since a quarter is held out and makes a batch too.
-        axes: The most axes to keep.
+        batch: Items in a batch. Four times as many are needed, since the held-out quarter must fill a batch too.
+        axes: Largest number of axes to keep.
     """
     items = len(pairs.z_i)
     if items < 4 * batch:

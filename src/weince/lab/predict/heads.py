@@ -1,8 +1,7 @@
-"""Heads of the projector's shape on frozen features: many at once, each with its own loss.
+"""Train heads shaped like a projector on frozen features: many at once, each with its own loss.
 
-The weights of all heads are two tensors, so that a step of all of them is two batched products, one update, and the
-loss of each head by the library's own code. Heads of one seed see the same batches, noise and first weights: they
-differ by their loss alone.
+The weights of all heads are two tensors. A step of all heads is two batched products, the loss of each head, and one
+update. Heads of the same seed have the same batches, noise and initial weights: they differ only in their loss.
 """
 
 import math
@@ -24,7 +23,7 @@ from weince.losses import ContrastiveLoss
 from weince.scores import unit_rows
 
 WATCHED = 512
-"""Held-out items whose uniformity and effective rank are measured."""
+"""Number of held-out items for uniformity and effective rank."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Probe:
 
     Args:
         batch: Items in a batch.
-        rate: Of Adam.
-        noise: Standard deviation of what is added to standardised features, in place of new views.
-        axes: The most principal axes of the features that a head sees.
+        rate: Learning rate of Adam.
+        noise: Standard deviation of the noise added to the standardised features, in place of new views.
+        axes: Largest number of principal axes of the features to use.
         hidden: Width of the hidden layer.
         out: Width of the embeddings.
     """
@@ -57,15 +56,15 @@ class Probe:
 
 
 class Outcome(NamedTuple):
-    """Figures of a head on held-out items; NaN where it diverged, and of labels where there are none.
+    """Figures of a head on held-out items; all NaN if it diverged, `r1` and `vote` NaN without labels.
 
     Attributes:
-        first: Share of items whose second view scores highest among those of a batch of items.
+        first: Share of items whose second view scores highest among the second views of a batch.
         first_of_all: The same among all held-out items.
-        r1: Share of items whose nearest training item has their label.
-        vote: Share of items that a weighted vote of 50 training items gives their label.
+        r1: Share of items whose nearest training item has the same label.
+        vote: Share of items that a weighted vote of the 50 nearest training items classifies correctly.
         alignment: Mean squared distance of the two views.
-        uniformity: Logarithm of the mean of ``exp(-2 distance^2)`` over other pairs; less is more even.
+        uniformity: Logarithm of the mean of ``exp(-2 distance^2)`` over other pairs; lower is more even.
         effective_rank: Exponential of the entropy of the singular values.
         crowded: Share of views that have another item of their batch within a shortfall of 0.01.
     """
@@ -81,13 +80,13 @@ class Outcome(NamedTuple):
 
 
 class Heads(nn.Module):
-    """Heads of two linear layers without bias, ReLU between them; all start alike.
+    """Heads of two linear layers without bias and a ReLU between them; all have the same initial weights.
 
     Args:
-        count: How many.
+        count: Number of heads.
         inputs: Width of the features.
         probe: Widths of the layers.
-        generator: Generator of the first weights, which are torch's for a linear layer.
+        generator: Generator of the initial weights, which have torch's distribution for a linear layer.
     """
 
     def __init__(self, count: int, inputs: int, probe: Probe, generator: torch.Generator) -> None:
@@ -105,12 +104,12 @@ class Heads(nn.Module):
 
 
 class Training:
-    """Heads of one seed, one for each loss, and where they stand.
+    """Heads of one seed, one for each loss, and the state of their training.
 
     Args:
         views: Features of all items.
         losses: One for each head.
-        seed: Seed of the split, the first weights, the batches and the noise.
+        seed: Seed of the split, the initial weights, the batches and the noise.
         probe: How to train.
     """
 
@@ -123,18 +122,18 @@ class Training:
         self.losses = nn.ModuleList(build_loss(config) for config in losses)
         for loss in self.losses:
             if isinstance(loss, ContrastiveLoss):
-                loss.check_finite = False  # a head that diverges must not end the others
+                loss.check_finite = False  # a head that diverges must not stop the others
         parameters = [*self.heads.parameters(), *self.losses.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=probe.rate, fused=True)
 
     def step(self) -> None:
-        """One batch for all heads."""
+        """Train all heads on one batch."""
         size = self.probe.batch
         rows = self.kept[torch.randint(len(self.kept), (size,), generator=self.generator)]
         views = torch.cat([self.views.first[rows], self.views.second[rows]])
         views = views + self.probe.noise * torch.randn(views.shape, generator=self.generator)
         z = self.heads(views)
-        # Each head's embeddings reach its own loss alone, so that the sum gives each its own gradient.
+        # Each loss depends only on its own head, so the gradient of the sum gives each head its own.
         value = torch.stack([loss(*own.split(size)) for loss, own in zip(self.losses, z, strict=True)]).sum()
         self.optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
@@ -142,7 +141,7 @@ class Training:
 
     @torch.no_grad()
     def outcomes(self) -> list[Outcome]:
-        """What the heads are worth on held-out items."""
+        """Figures of the heads on held-out items."""
         labels = self.views.labels
         first, second = self.heads(self.views.first[self.held]), self.heads(self.views.second[self.held])
         banks = self.heads(self.views.first[self.kept]) if labels is not None else [None] * len(first)
@@ -160,7 +159,7 @@ class Training:
 def train_heads(
     views: Views, losses: Sequence[LossConfig], seed: int, steps: int, probe: Probe
 ) -> list[Outcome]:
-    """Train a head with every loss and judge them."""
+    """Train a head with every loss and return its figures."""
     training = Training(views, losses, seed, probe)
     for _ in range(steps):
         training.step()
@@ -168,7 +167,7 @@ def train_heads(
 
 
 def seconds(views: Views, losses: Sequence[LossConfig], probe: Probe) -> tuple[float, float]:
-    """What a step of all heads takes here, and judging them."""
+    """Seconds that a step of all heads takes here, and seconds that evaluating them takes."""
     training = Training(views, losses, 0, probe)
     training.step()  # the first one warms up
     times = []
@@ -182,7 +181,7 @@ def seconds(views: Views, losses: Sequence[LossConfig], probe: Probe) -> tuple[f
 def judge(
     z_i: Tensor, z_j: Tensor, batch: int, labelled: tuple[LabelledFeatures, Tensor] | None = None
 ) -> Outcome:
-    """Held-out embeddings ``(items, out)`` of both views.
+    """Figures of a head, from the held-out embeddings ``(items, out)`` of both views.
 
     Args:
         z_i: Embeddings of one view.
@@ -213,7 +212,7 @@ def judge(
 
 
 def _first(a: Tensor, b: Tensor) -> Tensor:
-    """Share of rows whose own counterpart scores above every other one: of equals, none is first."""
+    """Share of rows whose positive scores strictly above every other candidate."""
     scores = a @ b.T
     own = scores.diagonal().clone()
     return (own > scores.fill_diagonal_(-math.inf).amax(1)).double().mean()

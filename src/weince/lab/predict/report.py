@@ -1,4 +1,4 @@
-"""A table of heads: Markdown to read, CSV for programs, one figure."""
+"""Write the table of heads: Markdown to read, CSV for programs, one figure."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ from weince.lab.predict.features import Prepared
 from weince.lab.predict.heads import Outcome, Probe
 
 Table = Mapping[str, Sequence[Outcome]]
-"""Outcomes of the seeds, by name of the loss."""
+"""Outcomes of all seeds, by name of the loss."""
 
 SHARES = ("first", "first_of_all", "r1", "vote", "crowded")
 NOT_ADVICE = (
@@ -28,7 +28,7 @@ NOT_ADVICE = (
 def write_report(
     folder: Path, table: Table, prepared: Prepared, steps: int, probe: Probe, command: str
 ) -> Path:
-    """Write ``heads.csv``, ``heads.svg`` and, last, ``heads.md``; its path is what is returned."""
+    """Write ``heads.csv``, ``heads.svg`` and, last, ``heads.md``; returns the path of ``heads.md``."""
     write_text_aside(folder / "heads.csv", _csv(table), "table")
     write_aside(folder / "heads.svg", lambda part: _draw(table, part), "figure")
     path = folder / "heads.md"
@@ -37,7 +37,7 @@ def write_report(
 
 
 def collapse_of(outcomes: Sequence[Outcome]) -> str:
-    """In words, what is wrong with the heads of a loss on average; empty if nothing is."""
+    """``diverged`` if a head of a loss did, ``collapses`` if its heads do on average, else empty."""
     if any(math.isnan(o.first) for o in outcomes):
         return "diverged"
     crowd, rank = (
@@ -47,7 +47,7 @@ def collapse_of(outcomes: Sequence[Outcome]) -> str:
 
 
 def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command: str) -> str:
-    """The table with what it needs to be read, the loss with the most positives first on top."""
+    """The table with an explanation; the loss that ranks the most positives first is on top."""
     labelled = prepared.views.labels is not None
     items = len(prepared.views.first)
     columns = {
@@ -81,7 +81,7 @@ def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command
 
 
 def _order(outcomes: Sequence[Outcome]) -> float:
-    """For sorting: the best first, those that diverged last."""
+    """Sort key: the best loss first, losses that diverged last."""
     mean = float(np.mean([o.first for o in outcomes]))
     return math.inf if math.isnan(mean) else -mean
 
@@ -101,7 +101,7 @@ def _csv(table: Table) -> str:
 
 
 def _draw(table: Table, path: Path) -> None:
-    """Positives first by loss: a dot for each seed; losses whose heads collapse are red."""
+    """Draw the share of positives first by loss: a dot for each seed; losses whose heads collapse are red."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -1,10 +1,10 @@
-"""Tables with one command: plan runs, carry out those that are missing, write what they say beside the paper.
+"""Fill a table with one command: plan runs, carry out the missing ones, write their figures beside the paper's.
 
     from weince.lab.reproduce import reproduce
 
     reproduce("linear", out=Path("reproduced"), only=["cifar100_resnet18"], jobs=4)
 
-A second call goes on where the first was interrupted; when nothing is left to run it writes the table again.
+A second call resumes where the first was interrupted; if all runs are done, it writes the table again.
 """
 
 import shlex
@@ -50,28 +50,28 @@ def reproduce(
 
     Args:
         table: Name of a table (``overhead``, or one of :func:`named_tables`) or a YAML file.
-        out: Folder of everything: runs under ``out/runs``, the table under ``out/NAME``.
-        jobs: Runs at once on this machine, or tasks at once on the cluster.
+        out: Output folder: runs in ``out/runs``, the table in ``out/NAME``.
+        jobs: Concurrent runs on this machine, or concurrent tasks on the cluster.
         slurm: Submit the runs to Slurm and wait for them.
-        slurm_options: Options of sbatch as submitit names them, such as ``{"partition": "gpu"}``.
+        slurm_options: Options of sbatch under submitit's names, such as ``{"partition": "gpu"}``.
         data: Where the images are: a path, or ``NAME=PATH,NAME=PATH``.
-        seeds: How many of the table's, or which; all of them if not given.
-        only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` stands for anything.
-        epochs: Instead of the configurations'. The runs are kept apart from full ones, and the table says so.
-        device: ``cpu``, ``cuda`` or ``mps`` instead of what is there.
+        seeds: How many of the table's seeds to use, or a list of seeds; by default all of the table's.
+        only: Rows, cells as ``ROW/LOSS``, or tries as ``ROW/LOSS/TRY``; ``*`` matches anything.
+        epochs: Epochs instead of the configurations'. Such runs are kept apart from full ones, and the table says so.
+        device: ``cpu``, ``cuda`` or ``mps`` instead of the configured device.
         dry_run: Print the plan and start nothing.
-        table_only: Start nothing, write the table from the runs that are there, and print which are missing. Of a
-            run only ``run.yaml`` and its result are needed, in its folder or in the archive ``out/runs.jsonl``;
-            ``made.json`` and ``log.csv`` add what they say.
-        keep: Write the records of the table's finished runs, without weights, into the archive
-            ``keep/runs.jsonl``, so that ``reproduce(table, out=keep, table_only=True)`` writes the table anywhere.
-        command: What the table says it was made with.
+        table_only: Start nothing; write the table from the runs that are done, and print which are missing. A run
+            needs only ``run.yaml`` and its result, in its folder or in the archive ``out/runs.jsonl``; ``made.json``
+            and ``log.csv`` add details.
+        keep: Write the records of the table's finished runs, without weights, into the archive ``keep/runs.jsonl``;
+            then ``reproduce(table, out=keep, table_only=True)`` writes the table anywhere.
+        command: Command to show in the table.
 
     Returns:
-        Path of the page; after a dry run, of the folder it would be in.
+        Path of the page; after a dry run, of the folder that it would be in.
 
     Raises:
-        ValueError: Something asked for is unknown, or runs failed. The table is written with those that did not.
+        ValueError: An argument is unknown, or runs failed. If runs failed, the table is written from the others.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}")
@@ -125,7 +125,7 @@ def print_tables() -> None:
 
 
 def _cell(run: Run) -> tuple[str, str, int]:
-    """The configuration that a run is a seed of."""
+    """The row, loss and try of a run: all runs that share them differ only in their seed."""
     return run.row, run.loss, run.trial
 
 
@@ -137,7 +137,7 @@ def _page(
     epochs: int | None,
     command: str,
 ) -> Page:
-    """The page of a table: the configurations of which a run is done, or at least was tried."""
+    """The page of a table. It shows the configurations that have a run that is done or failed."""
     from weince.lab.reproduce.curves import pictures  # here, since matplotlib takes a while
 
     records = {run.folder: record for run, record in made}
@@ -166,7 +166,7 @@ def _facts(
     made: Sequence[tuple[Run, Mapping[str, Any]]],
     command: str,
 ) -> dict[str, str]:
-    """What a reader must know of a table: of its runs, of those in it, and of those that are done."""
+    """Facts about a table. ``runs`` are all planned runs, ``shown`` those in the table, ``made`` those done."""
     records = [record for _, record in made]
 
     def of(key: str) -> str:
@@ -195,7 +195,7 @@ def _facts(
 
 
 def _budget(runs: Sequence[Run]) -> str:
-    """How many configurations of each loss are among the runs of a row, the most of all rows, in words."""
+    """Number of tries of each loss, in words; the row with the most counts."""
     tried: dict[str, int] = {}
     for (_, loss), times in Counter((row, loss) for row, loss, _ in dict.fromkeys(map(_cell, runs))).items():
         tried[loss] = max(times, tried.get(loss, 0))
@@ -208,7 +208,7 @@ def _said(table: Table, run: Run) -> list[str]:
 
 
 def _print_missing(table: Table, missing: Sequence[Run]) -> None:
-    """Say which runs are not there, a line for each configuration."""
+    """Print the missing runs, a line for each configuration."""
     by_cell: dict[tuple[str, str, int], list[Run]] = {}
     for run in missing:
         by_cell.setdefault(_cell(run), []).append(run)

@@ -1,8 +1,8 @@
-"""From the records of runs to a table: seeds averaged, one try chosen per loss, reported beside measured.
+"""Aggregate the records of runs into a table: average seeds, choose one try per loss, put reported beside measured.
 
 A run's record already averages the seeds of its probes and splits. Here the encoders of a configuration (one per
-seed) give a mean and a t-interval, the configuration with the best mean validation figure is taken for each loss, and
-losses are compared with the baseline seed by seed.
+seed) give a mean and a t-interval. For each loss, the configuration with the best mean validation figure is chosen.
+Losses are compared with the baseline seed by seed.
 """
 
 import math
@@ -26,15 +26,15 @@ class Line(NamedTuple):
     """One configuration of one loss in one row of a table, or the one chosen among several.
 
     Attributes:
-        figure: What is shown.
+        figure: Name of the figure.
         row: Name of the row's configuration.
         loss: Column of the table.
         tried: The settings of this try, in words.
-        reported: What the paper reports; None if it does not. Its half width and count are NaN and 0 if not given.
-        measured: Over the encoders; None if no run is done.
+        reported: The paper's figure; None if it reports none. Half width and count are NaN and 0 if it omits them.
+        measured: Mean over the encoders with its interval; None if no run is done.
         validation: Mean of the validation figure of `Table.choose_by`; NaN if there is none.
-        against: Compared with the baseline, seed by seed; None for the baseline, and where no seed is shared.
-        planned: Runs that were wanted; `measured` says how many there are.
+        against: Comparison with the baseline, seed by seed; None for the baseline, and if they share no seed.
+        planned: Number of planned runs; `measured` has the number of finished ones.
     """
 
     figure: str
@@ -62,7 +62,7 @@ class Summary(NamedTuple):
 
 @cache
 def reported() -> dict[str, dict[str, dict[str, Interval]]]:
-    """The paper's figures: figure, row, loss."""
+    """The paper's figures, by figure, row and loss."""
     content = yaml.safe_load((Path(__file__).parent / "reported.yaml").read_text(encoding="utf-8"))
     return {
         figure: {
@@ -77,11 +77,11 @@ def _interval(mean: float, half: float = math.nan, n: int = 0) -> Interval:
 
 
 def aggregate(table: Table, runs: Sequence[Run], records: Mapping[Path, Record]) -> Summary:
-    """Summarise what is done.
+    """Summarise the runs that are done.
 
     Args:
-        table: What is wanted.
-        runs: Its runs, as planned.
+        table: The table to fill.
+        runs: Its planned runs.
         records: Records of the runs that are done, by folder.
     """
     groups: dict[tuple[str, str], dict[int, list[Run]]] = {}
@@ -94,7 +94,7 @@ def aggregate(table: Table, runs: Sequence[Run], records: Mapping[Path, Record])
             base = groups.get((row, table.baseline))
             compared = None if base is None or loss == table.baseline else base[winners[row, table.baseline]]
             for trial, of_trial in tries.items():
-                # The paper's figure stands beside the chosen try, and in the list of tries beside the paper's own.
+                # The paper's figure stands beside the chosen try; in the list of tries, beside the first.
                 paper = reported().get(figure, {}).get(row, {}).get(table.losses[loss].reported)
                 line = Line(
                     figure=figure,
@@ -116,9 +116,9 @@ def aggregate(table: Table, runs: Sequence[Run], records: Mapping[Path, Record])
 
 
 def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[Path, Record]) -> int:
-    """The try with the best mean validation figure; the first if there is nothing to choose by yet.
+    """The try with the best mean validation figure; the first if no run is done yet.
 
-    While a sweep is under way, tries are compared on the seeds that all of them have.
+    While a sweep is unfinished, tries are compared on the seeds that all started tries have, if there are any.
     """
     begun = {trial: [run for run in runs if run.folder in records] for trial, runs in tries.items()}
     begun = {trial: runs for trial, runs in begun.items() if runs}
@@ -136,7 +136,7 @@ def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[P
 
 
 def _values(key: str, runs: Sequence[Run], records: Mapping[Path, Record]) -> dict[int, float]:
-    """A figure of each seed that is done; a link that could not be fitted has none."""
+    """A figure of each finished seed; figures that are not finite (a link that could not be fitted) are left out."""
     values = {run.seed: float(records[run.folder][key]) for run in runs if run.folder in records}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 

@@ -1,20 +1,20 @@
-"""A deadline for a sweep: how long a run will take, and whether it would end in time."""
+"""A deadline for a sweep: estimate how long a run takes, and whether it would end in time."""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
 
 MARGIN = 1.1
-"""Factor on estimated epochs, since a device does less for few runs at once than for many."""
+"""Safety factor on the time of epochs: a device has less throughput with few concurrent runs than with many."""
 
 
 class Clock:
-    """How long a run will take, from those that have ended, and whether that is before the deadline.
+    """Estimates the time of a run from the runs that have ended, and compares it with the deadline.
 
     Args:
-        seconds: Until the deadline.
+        seconds: Seconds until the deadline.
         overhead: First guess of a run's seconds besides its epochs: start, compilation, evaluation.
-        epoch: First guess of the device's seconds for an epoch; runs at once share the device.
+        epoch: First guess of the device's seconds for an epoch; concurrent runs share the device.
     """
 
     def __init__(self, seconds: float, overhead: float, epoch: float) -> None:
@@ -26,23 +26,29 @@ class Clock:
         return self.began + self.seconds - time.monotonic()
 
     def estimate(self, epochs: int, at_once: int) -> float:
-        """Seconds that a run of so many epochs takes, if so many run at once."""
+        """Seconds that a run of ``epochs`` epochs takes while ``at_once`` runs share the device."""
         return self.overhead + MARGIN * epochs * self.epoch * at_once
 
     def fits(self, epochs: int, at_once: int) -> bool:
-        """Whether so many runs of so many epochs, started now and at once, would end in time."""
+        """Whether ``at_once`` runs of ``epochs`` epochs, all started now, would end in time."""
         return self.estimate(epochs, at_once) <= self.left()
 
     def learn(self, took: float, epochs: Sequence[float], at_once: int) -> None:
-        """Take in a run: seconds of all of it and of each epoch, and the most runs at once, itself counted."""
+        """Update the estimates from a run.
+
+        Args:
+            took: Seconds of the whole run.
+            epochs: Seconds of each epoch.
+            at_once: Largest number of concurrent runs meanwhile, including this one.
+        """
         if epochs:
-            usual = sorted(epochs)[len(epochs) // 2]  # the first one compiles
+            usual = sorted(epochs)[len(epochs) // 2]  # a median, since the first epoch compiles
             self.epoch = usual / at_once
             self.overhead = max(took - usual * len(epochs), 0.0)
 
 
 def epoch_seconds(log: Sequence[Mapping[str, float]]) -> list[float]:
-    """Seconds of each epoch of a log, which may have several rows for one.
+    """Seconds of each epoch of a log, which may have several rows per epoch.
 
     >>> epoch_seconds([{"epoch": 0.5, "seconds": 2.0}, {"epoch": 1, "seconds": 3.0}, {"epoch": 2, "seconds": 4.0}])
     [5.0, 4.0]

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001  (Greek letters are meant)
-"""How the runs of a table went: their logs over the epochs, and where their embeddings ended.
+"""Draw how the runs of a table went: their logs over the epochs, and the geometry of their final embeddings.
 
-Figures are drawn from ``log.csv`` alone; runs without one are not in them.
+The curves come from ``log.csv``; runs without one are left out.
 """
 
 import io
@@ -48,11 +48,11 @@ PANELS = {
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 STYLES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 4)))
 MARKERS: tuple[Any, ...] = (*"osD^vP*X<>pd", (4, 1, 0), (6, 1, 0), (4, 1, 45), "h", (8, 1, 0), "8")
-"""Shapes that are told apart; threes are a star's points, what kind of star, and its angle."""
+"""Distinguishable markers; a triple is matplotlib's (number of points, style, angle)."""
 
 
 class Picture(NamedTuple):
-    """A figure: the name of its file, what it shows, the file's text, and the same to stand in a page."""
+    """A figure: name of its file, caption, SVG for the file, and SVG to embed in a page."""
 
     name: str
     caption: str
@@ -61,7 +61,7 @@ class Picture(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The runs of one configuration that have a log, with the look they share in all panels."""
+    """The runs of one configuration that have a log, with their colour and line style in all panels."""
 
     name: str
     colour: str
@@ -71,11 +71,11 @@ class _Group(NamedTuple):
 
 
 def pictures(table: Table, made: Sequence[tuple[Run, Record]]) -> list[Picture]:
-    """``curves`` and ``geometry`` of each row of a table; none where no run has a log.
+    """``curves`` and ``geometry`` of each row of a table; none for a row without logs.
 
     Args:
-        table: What was wanted.
-        made: The runs that are done, and what they measured.
+        table: The table.
+        made: The runs that are done, and their records.
     """
     found = []
     rows = list(dict.fromkeys(run.row for run, _ in made))
@@ -88,8 +88,11 @@ def pictures(table: Table, made: Sequence[tuple[Run, Record]]) -> list[Picture]:
 
 
 def _groups(table: Table, made: Sequence[tuple[Run, Record]]) -> list[_Group]:
-    """The configurations in the order of the table: a colour for each try and a style for each loss, or else, where
-    there is one try, a colour for each loss, and another style when there are more losses than colours."""
+    """The configurations in the order of the table.
+
+    With several tries, each try has a colour and each loss a line style. With one try, each loss has a colour, and
+    the line style changes when the colours are used up.
+    """
     losses = list(table.losses)
     tuned = any(len(table.tries_of(loss)) > 1 for loss in losses)
     groups: dict[tuple[str, int], _Group] = {}
@@ -144,16 +147,16 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
 
 
 def _shown(groups: Sequence[_Group]) -> dict[str, str]:
-    """The panels to draw: logs may be older than the column `crowded`."""
+    """The panels to draw; ``crowded`` is left out if all logs are older than that column."""
     known = any("crowded" in row for group in groups for log in group.logs for row in log)
     return {key: title for key, title in PANELS.items() if known or key != "crowded"}
 
 
 def _lines(ax: Axes, group: _Group, key: str, names: Sequence[str]) -> None:
-    epochs = [row["epoch"] for row in min(group.logs, key=len)]  # what all seeds have
-    # A row older than a column leaves a gap in its line, and in that of the mean.
+    epochs = [row["epoch"] for row in min(group.logs, key=len)]  # the epochs that all seeds have
+    # A row without this column leaves a gap in its line and in the mean.
     values = np.array([[row.get(key, np.nan) for row in log[: len(epochs)]] for log in group.logs])
-    marker = "o" if len(epochs) == 1 else None  # a line of one point is none
+    marker = "o" if len(epochs) == 1 else None  # one point makes no line
     look: dict[str, Any] = {
         "color": group.colour,
         "linestyle": group.style,
@@ -178,7 +181,7 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
         figure = _canvas(7.6, max(3.8, 0.6 + 0.21 * len(groups)))
         ax = figure.subplots()
         every = [float(record[key]) for group in groups for record in group.records]
-        known = [value for value in every if np.isfinite(value)] or [0.0, 1.0]  # a link may not be fitted
+        known = [value for value in every if np.isfinite(value)] or [0.0, 1.0]  # NaN: a link was not fitted
         for place, group in enumerate(groups):
             last = [log[-1] for log in group.logs]
             marks = ax.scatter(
@@ -201,16 +204,16 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
         unit = " (%)" if table.measure == "evaluation" else ""
         bar = figure.colorbar(marks, ax=ax, label=figure_name + unit)
         assert bar.solids is not None
-        bar.solids.set(rasterized=False, edgecolor="face")  # a page shows no images
+        bar.solids.set(rasterized=False, edgecolor="face")  # raster images are not shown in a page
         figure.legend(loc="outside right upper")
         for handle in figure.legends[0].legend_handles:
             if handle is not None:
-                handle.set(facecolor="none")  # the shape is what it tells
+                handle.set(facecolor="none")  # the legend explains only the shape
         return _drawn(figure, name, caption)
 
 
 def _rank_correlation(groups: Sequence[_Group], key: str, figure_name: str) -> str:
-    """How the figure goes with uniformity, in words; nothing of fewer than five runs."""
+    """Rank correlation of the figure with uniformity, in words; empty for fewer than five runs."""
     found = [
         (log[-1]["uniformity"], float(record[key]))
         for group in groups
@@ -232,9 +235,9 @@ def _canvas(width: float, height: float) -> Figure:
 def _drawn(figure: Figure, name: str, caption: str) -> Picture:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    # A hundredth of a point is enough for a line, and makes the file a quarter smaller.
+    # Rounding to a hundredth of a point makes the file a quarter smaller.
     svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), buffer.getvalue())
-    # By itself the file may be shown on any ground; a page has its own.
+    # The file gets a white background, since it may be shown on any; a page has its own.
     start = svg.index(">", svg.index("<svg")) + 1
     on_white = f'{svg[:start]}\n <rect width="100%" height="100%" fill="#ffffff"/>{svg[start:]}'
     return Picture(name, caption, on_white, for_page(svg, name))

@@ -1,10 +1,11 @@
-"""Carrying runs out: here, several at once, each in processes of its own.
+"""Carry out runs on this machine, several at once, each in its own processes.
 
-A run is trained (which resumes by itself) and then measured. It is done when its result is there and was made with
-its settings, by the word of ``made.json`` or else of ``run.yaml``: weights and images need not be there any more, nor
-its folder where the archive has its record.
-Whoever works on a run holds a lock on its folder, which its processes inherit (not on Windows): a run that was left
-behind by a killed sweep is waited for, never trained twice at once.
+A run is trained (training resumes by itself) and then measured. It is done when its result exists and was made with
+its settings, according to ``made.json`` or else to ``run.yaml``. Weights and images are not needed any more, nor the
+folder if the archive has the record.
+
+Whoever works on a run holds a lock on its folder, which its processes inherit (not on Windows). So if a killed sweep
+left a run's processes behind, the next sweep waits for them and never trains the same run at the same time.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from weince.lab.vision.log import read_log
 from weince.machine import version
 
 ATTEMPTS = 3
-"""How often a run is started that somebody kills."""
+"""How often to start a run that gets killed."""
 
 NOT_RECORDED = {"hardware": "not recorded", "commit": "not recorded"}
 
@@ -44,21 +45,22 @@ Tell = Callable[[Run, str], None]
 
 
 class Interrupted(Exception):
-    """The sweep was told to stop while this run was under way."""
+    """The sweep was told to stop during this run."""
 
 
 class Failed(Exception):
-    """A run cannot be done; the message says why."""
+    """A run failed; the message says why."""
 
 
 def is_done(run: Run) -> bool:
-    """Whether a run's result is there and belongs to its settings."""
+    """Whether a run has a result that belongs to its settings."""
     try:
         read_record(run, run.result.name)
         made = _made(run)
         if made:
             return bool(made["key"] == run.key)
-        # A record that was kept, or a run that was cut before it could sign: that one is measured again.
+        # There is no made.json. With weights, the run was cut before it was signed: measure it again. Without
+        # weights, this is a kept record: compare its settings.
         return not (run.folder / task_for(run).weights).exists() and has_settings(
             run, read_record(run, "run.yaml")
         )
@@ -67,7 +69,7 @@ def is_done(run: Run) -> bool:
 
 
 def _made(run: Run) -> dict[str, Any]:
-    """How the results of a run were made; nothing if its record does not say."""
+    """Content of ``made.json``: how the results of a run were made; empty if the record has none."""
     try:
         found: dict[str, Any] = read_record(run, "made.json")
     except FileNotFoundError:
@@ -76,10 +78,10 @@ def _made(run: Run) -> dict[str, Any]:
 
 
 def commands(run: Run) -> list[list[str]]:
-    """The processes of a run, one after the other."""
+    """The commands of a run, to be run one after the other."""
     weince = [sys.executable, "-m", "weince"]
     train = [*weince, "train", *run.arguments()]
-    if run.measure == "sts":  # with which training ends
+    if run.measure == "sts":  # training measures this at its end
         return [train]
     if run.measure == "evaluation":
         measure = [*weince, "evaluate", str(run.folder)]
@@ -93,15 +95,15 @@ def commands(run: Run) -> list[list[str]]:
 def carry_out(
     run: Run, stop: threading.Event | None = None, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Train and measure a run, unless that is done.
+    """Train and measure a run, unless it is done.
 
     Args:
-        run: What to do.
-        stop: Set by another thread to end the run early.
-        environment: Variables that its processes get in addition.
+        run: The run.
+        stop: Another thread sets it to end the run early.
+        environment: Additional environment variables of its processes.
 
     Raises:
-        Failed: A process ended with an error, or was killed too often; also kept in ``error.txt``.
+        Failed: A process ended with an error, or was killed too often; ``error.txt`` has the message too.
         Interrupted: `stop` was set.
     """
     stop = stop or threading.Event()
@@ -124,7 +126,7 @@ def carry_out(
 
 @contextlib.contextmanager
 def _locked(folder: Path, stop: threading.Event) -> Iterator[int]:
-    """The one right to work in a folder, as an open file that processes inherit."""
+    """Wait for the lock on a folder and hold it; yields the locked file, which processes can inherit."""
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         while not try_lock(handle):
@@ -138,12 +140,12 @@ def _locked(folder: Path, stop: threading.Event) -> Iterator[int]:
 def _process(
     run: Run, command: Sequence[str], lock: int, stop: threading.Event, environment: Mapping[str, str]
 ) -> None:
-    """Run a process to its end, again if it is killed; what it prints goes to ``output.txt``."""
+    """Run a process to its end, and start it again if it is killed; its output goes to ``output.txt``."""
     for _ in range(ATTEMPTS):
         with (run.folder / "output.txt").open("ab") as output:
             output.write(f"$ {shlex.join(command)}\n".encode())
             output.flush()
-            # In a group of its own: Ctrl-C in a terminal reaches us alone, and we end what we started.
+            # In its own process group: Ctrl-C in a terminal reaches only us, and we end what we started.
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -173,8 +175,11 @@ def _last_line(path: Path) -> str:
 
 
 def _sign(run: Run, seconds: float) -> None:
-    """Write what made the results of a folder, where, and in how long: training as it was logged, in however many
-    pieces, and the ``seconds`` of measuring. A second measure adds itself."""
+    """Write ``made.json``: which settings and command made the results, on which hardware, and in what time.
+
+    The time is the logged training time over all resumes plus the ``seconds`` of measuring. A second measure of the
+    same run is added to the first.
+    """
     path, made = run.folder / "made.json", {}
     with contextlib.suppress(OSError, ValueError):
         made = _made(run)
@@ -194,25 +199,28 @@ def _sign(run: Run, seconds: float) -> None:
 
 
 def _repeatable(run: Run) -> str:
-    """The command that trains a run, without the folders of this machine."""
+    """The command that trains a run, with absolute paths shortened to file names."""
     parts = (Path(part).name if Path(part).is_absolute() else part for part in run.arguments())
     return shlex.join(["weince", "train", *parts])
 
 
 def hardware(device: str = "auto") -> str:
-    """The device and the torch that figures come from."""
+    """Names of the device and of the torch version."""
     import torch
 
     name = ""
     if device != "cpu" and torch.cuda.is_available():
-        # Asking CUDA itself would take memory on the GPU for as long as the sweep runs.
+        # Asking CUDA itself would hold GPU memory for as long as the sweep runs.
         name = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return f"{name.splitlines()[0] if name else f'{platform.machine()} CPU'}, torch {torch.__version__}"
 
 
 def commit() -> str:
-    """The version of this package, and the commit of a checkout, marked where its sources were changed since, or of
-    the archive (``git archive``) that it was unpacked from."""
+    """The version of this package, with the commit if it is known.
+
+    That is the commit of the checkout, marked if its sources have changes, or of the ``git archive`` that it was
+    unpacked from.
+    """
     here = Path(__file__).parents[2]
     head = _said(["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"])
     if head and _said(["git", "-C", str(here), "ls-files", "__init__.py"]):
@@ -230,13 +238,13 @@ def _said(command: list[str]) -> str:
 
 
 def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dict[str, str]]:
-    """What each of several runs at once is given of a machine: a share of the CPUs, and GPUs in turn.
+    """Environment variables for concurrent runs: each gets a share of the CPUs and, round-robin, one GPU.
 
     Args:
-        jobs: Runs at once.
+        jobs: Number of concurrent runs.
         cpus: Cores of the machine.
-        gpus: That can be used.
-        visible: What ``CUDA_VISIBLE_DEVICES`` says of them, if anything.
+        gpus: Usable GPUs.
+        visible: Value of ``CUDA_VISIBLE_DEVICES``, if it is set.
     """
     names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(gpus)]
     share = str(max(1, cpus // jobs))
@@ -252,19 +260,19 @@ def run_here(
     idle: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
 ) -> dict[str, str]:
-    """Carry runs out on this machine, `jobs` at once, shared out among its GPUs.
+    """Carry out runs on this machine, `jobs` at once, distributed over its GPUs.
 
     Args:
-        runs: What to do, the most important first.
-        jobs: How many at once.
-        tell: Told what happens to a run.
-        idle: Called again and again while runs are under way.
-        clock: A deadline: runs that would not end before it are not started, which `tell` is told as `LATE`.
+        runs: The runs, the most important first.
+        jobs: Number of concurrent runs.
+        tell: Called with a run and its new state, such as ``started`` or ``done``.
+        idle: Called repeatedly while runs are active.
+        clock: A deadline. A run that would end after it is not started, and `tell` gets `LATE`.
 
     Returns:
-        Why runs failed, by their names; the others are done, or late.
+        Why runs failed, by their names; the others are done or late.
     """
-    jobs = min(jobs, len(runs))  # more would share out the CPUs among nobody
+    jobs = min(jobs, len(runs))  # more would leave CPUs idle
     stop, places = threading.Event(), _places(jobs)
     waiting, failed = list(runs), dict[str, str]()
     active: dict[Future[None], _Started] = {}
@@ -288,7 +296,7 @@ def run_here(
                     active[pool.submit(work, run)] = _Started(run, time.monotonic())
                 for started in active.values():
                     started.at_once = max(started.at_once, len(active))
-                # A wait without an end would not let Ctrl-C through.
+                # With a timeout, since an unlimited wait would block Ctrl-C.
                 for future in wait(active, timeout=0.2, return_when=FIRST_COMPLETED).done:
                     started = active.pop(future)
                     error = future.exception()
@@ -309,7 +317,7 @@ def run_here(
 
 @dataclass
 class _Started:
-    """A run under way: since when, and the most runs at once so far, itself counted."""
+    """An active run, its start time, and the largest number of concurrent runs so far, including itself."""
 
     run: Run
     at: float
@@ -317,7 +325,7 @@ class _Started:
 
 
 def _places(jobs: int) -> queue.SimpleQueue[dict[str, str]]:
-    """What each of several runs at once is given of this machine; what the user's environment says stays."""
+    """The `environments` for this machine; variables that the user has set keep their values."""
     import torch
 
     places = queue.SimpleQueue[dict[str, str]]()
@@ -329,10 +337,10 @@ def _places(jobs: int) -> queue.SimpleQueue[dict[str, str]]:
 
 
 def _late(waiting: list[Run], active: int, jobs: int, clock: Clock) -> list[Run]:
-    """Take those out of the runs that wait which would not end in time.
+    """Remove the runs from ``waiting`` that would not end in time, and return them.
 
-    Runs take longer the more of them share the device. So if nothing is under way, the last are given up for the
-    first; if something is, what is left takes as long as that does.
+    The more runs share the device, the longer each takes. If no run is active, the last runs are dropped one by one
+    until the first fits. If runs are active, or if the first would not fit even alone, all are dropped.
     """
     late: list[Run] = []
     while waiting and not clock.fits(epochs_of(waiting[0]), min(jobs, active + len(waiting))):
@@ -343,7 +351,7 @@ def _late(waiting: list[Run], active: int, jobs: int, clock: Clock) -> list[Run]
 
 
 def record(run: Run) -> dict[str, Any]:
-    """What a finished run measured, with where it was measured under ``made``."""
+    """The measured figures of a finished run; ``made`` says on which hardware, commit and command."""
     found: dict[str, Any] = read_record(run, run.result.name)
     by_key, keys = flat(found), MEASURES[run.measure].keys
     found = found | {name: by_key[key] for name, key in keys.items() if key in by_key}

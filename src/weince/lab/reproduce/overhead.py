@@ -1,4 +1,4 @@
-"""The cost of the loss stage: no training, the losses timed on the machine at hand."""
+"""The cost of the loss stage: time the losses on this machine, without training."""
 
 import math
 
@@ -16,7 +16,7 @@ LOSSES = {
 
 
 def overhead(device: str | None) -> Summary:
-    """Median milliseconds of a forward and a backward pass, beside the paper's."""
+    """Median milliseconds of a forward and a backward pass, beside the paper's figures."""
     timings = bench_loss(pairs=[PAIRS], d=WIDTH, device=device or "auto", repeats=REPEATS, compiled=False)
     found = {timing.name: timing.ms for timing in timings}
     lines = []

@@ -1,4 +1,4 @@
-"""A table as files: CSV for programs, Markdown for a repository, one HTML page to look at."""
+"""Write a table as files: CSV for programs, Markdown for a repository, one HTML page to look at."""
 
 import csv
 import math
@@ -53,7 +53,7 @@ PERCENT = MEASURES["evaluation"].figures
 
 @dataclass(frozen=True)
 class Page:
-    """All that the files show.
+    """Everything that the files show.
 
     Attributes:
         title: Title of the table.
@@ -63,8 +63,8 @@ class Page:
         facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
         failed: Why runs failed.
         notes: How to read the lines.
-        warning: What a reader must know before the first figure; empty if nothing.
-        pictures: Figures, each of which is a file too.
+        warning: A warning above the first figure; empty for none.
+        pictures: Figures, each also written as a file.
     """
 
     title: str
@@ -96,7 +96,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def cells(line: Line) -> tuple[str, ...]:
-    """A line as it is read, in the order of `HEADER`."""
+    """A line as text, in the order of `HEADER`."""
     digits = 2 if line.figure in PERCENT else 3
     n = f"{line.measured.n if line.measured else 0}"
     return (
@@ -113,14 +113,14 @@ def cells(line: Line) -> tuple[str, ...]:
 
 
 def _fewer_pairs(line: Line) -> str:
-    """How many pairs a difference is of, where that is not the line's own number of encoders."""
+    """Number of pairs of a difference, if it is not the line's number of encoders; else empty."""
     if line.against is None or line.measured is None or line.against.n == line.measured.n:
         return ""
     return f" (n = {line.against.n})"
 
 
 def text_or_dash(found: Interval | PairedTest | None, digits: int) -> str:
-    """A mean, or a signed difference, with its interval; a dash for nothing."""
+    """A mean, or a signed difference, with its interval; a dash for None."""
     return "—" if found is None else found.text(digits)
 
 
@@ -132,7 +132,7 @@ def p_value(found: PairedTest | None) -> str:
 
 
 def reading_notes(summary: Summary, choose_by: str) -> list[str]:
-    """How the lines of a table are to be read, if its tries were decided between by ``choose_by`` or by nothing."""
+    """Notes on how to read the lines of a table; ``choose_by`` is the figure that decided between tries, if any."""
     notes = [
         "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of "
         "encoders."
@@ -158,11 +158,11 @@ def reading_notes(summary: Summary, choose_by: str) -> list[str]:
 
 
 def spread_notes(summary: Summary) -> list[str]:
-    """How far apart means lie by chance: over few seeds one interval is wide, and all together tell more."""
+    """Notes on the spread between seeds, pooled over configurations: one interval over few seeds is unreliable."""
     groups: dict[tuple[str, str], list[Interval]] = {}
     for line in summary.tries:
         measured = groups.setdefault((line.figure, line.row), [])
-        # Two columns may have the same runs; those count once.
+        # Two columns may share their runs; count those once.
         if line.measured is not None and line.measured.n > 1 and line.measured not in measured:
             measured.append(line.measured)
     notes = []
@@ -187,7 +187,7 @@ def spread_notes(summary: Summary) -> list[str]:
 
 
 class Drawn(NamedTuple):
-    """The lines of one figure as they are read."""
+    """The lines of one figure as text."""
 
     name: str
     header: tuple[str, ...]
@@ -195,7 +195,7 @@ class Drawn(NamedTuple):
 
 
 def by_figure(lines: Iterable[Line]) -> list[Drawn]:
-    """A table for each figure; columns in which nothing stands are left out."""
+    """A table for each figure, without empty columns."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for line in lines:
         found.setdefault(NAMES.get(line.figure, line.figure), []).append(cells(line))
@@ -209,10 +209,10 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
 
 
 def narrow(table: Drawn) -> Drawn:
-    """A table for a small screen, without columns that say nothing.
+    """A table for a small screen, without redundant columns.
 
-    A row that all lines share is named in the heading instead. The configurations are left out if every line has
-    its loss as configured.
+    If all lines share one row, the heading names it instead. The configurations are left out if every line has its
+    loss as configured.
     """
     every = dict(zip(table.header, zip(*table.rows, strict=True), strict=True))
     rows, tried = set(every["row"]), set(every["configuration"])
@@ -251,7 +251,7 @@ def markdown(page: Page) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown leaves as it is, on one line."""
+    """Text on one line, escaped for Markdown."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(text.split()))
 
 
@@ -262,7 +262,7 @@ def _rows(table: Drawn) -> list[str]:
 def markdown_table(
     header: Sequence[str], rows: Iterable[Iterable[str]], numeric: Collection[str]
 ) -> list[str]:
-    """Lines of a table in Markdown; columns of numbers, by their names, are set to the right."""
+    """Lines of a Markdown table; the columns named in ``numeric`` are right-aligned."""
     rule = "|" + "".join(" ---: |" if name in numeric else " --- |" for name in header)
     return [_row(header), rule, *map(_row, rows)]
 
@@ -272,7 +272,7 @@ def _row(row: Iterable[str]) -> str:
 
 
 def html(page: Page) -> str:
-    """The page: self-contained, no script, everything escaped."""
+    """The HTML page: self-contained, without scripts, everything escaped."""
     return (
         templates("weince.lab.reproduce")
         .get_template("table.html")
@@ -289,7 +289,7 @@ def html(page: Page) -> str:
 
 
 def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> None:
-    """A line per cell in full precision, with the facts that hold for all of them at its end."""
+    """Write a row per line in full precision; the last columns are the facts that hold for all of them."""
     common = {
         name: facts[name] for name in ("tuning budget", "hardware", "commit", "command") if name in facts
     }
@@ -313,7 +313,7 @@ def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> N
 
 
 def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
-    """A line per run: every number that was measured, and where."""
+    """Write a row per run: every measured number, and the hardware, commit and command."""
     rows = []
     for run, record in runs:
         made = record["made"]

@@ -1,7 +1,6 @@
-"""The runs that fill a table: rows x losses x tries x seeds.
+"""Plan the runs that fill a table: rows x losses x tries x seeds.
 
-Where a run's results lie follows from its settings alone, so that tables share their runs, and a changed setting is
-another run.
+The folder of a run depends only on its settings, so that tables share runs, and a changed setting makes another run.
 """
 
 import hashlib
@@ -28,14 +27,14 @@ class Run:
     Attributes:
         row: Name of the configuration.
         loss: Column of the table.
-        trial: Which of the loss's tries.
+        trial: Number of the try.
         seed: Seed of the run.
-        config: What ``--config`` gets.
-        changes: Settings that differ from the configuration, by dotted name.
+        config: Value of ``--config``.
+        changes: Settings that override the configuration, by dotted name.
         measure: A key of `MEASURES`.
         folder: Folder of the run.
         key: Hash of its settings.
-        extra: Settings that leave the result as it is, such as the device.
+        extra: Settings that do not change the result, such as the device.
     """
 
     row: str
@@ -51,12 +50,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """A name to read: its place under the folder of all runs."""
+        """Name of the run: its path below the folder of all runs."""
         return "/".join(self.folder.parts[-3:])
 
     @property
     def result(self) -> Path:
-        """The file that the measurement leaves."""
+        """The file that the measurement writes."""
         return self.folder / MEASURES[self.measure].file
 
     def arguments(self) -> list[str]:
@@ -67,7 +66,7 @@ class Run:
 
 
 def shown(value: Any) -> str:
-    """A setting as the command line takes it."""
+    """A setting as written on the command line."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -82,22 +81,22 @@ def plan(
     device: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> list[Run]:
-    """The runs of a table, seed by seed, so that the first seed of everything is there first.
+    """The runs of a table, ordered by seed, so that the first seed of every try is done first.
 
     Args:
-        table: What is wanted.
+        table: The table to fill.
         out: Folder of all results; the runs are in ``out/runs``.
-        seeds: Instead of the table's.
+        seeds: Seeds instead of the table's.
         only: Keep the rows (``cifar100_resnet18``), cells (``cifar100_resnet18/InfoNCE``) or tries of a cell
             (``cifar100_resnet18/InfoNCE/temperature 0.1``) that match one of these names or patterns.
-        epochs: Instead of the configurations', for a trial.
-        data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``; of runs on text,
+        epochs: Epochs instead of the configurations', for a trial.
+        data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``; for runs on text,
             ``text=PATH,sts=PATH,model=PATH``.
-        device: ``cpu`` or ``cuda`` instead of what is there.
-        extra: Further settings that leave the results as they are.
+        device: ``cpu``, ``cuda`` or ``mps`` instead of the configured device.
+        extra: Further settings that do not change the results.
 
     Raises:
-        ValueError: A configuration, setting or pattern is unknown; nothing has been started then.
+        ValueError: A configuration, setting or pattern is unknown.
     """
     repeated = [seed for seed, times in Counter(seeds or ()).items() if times > 1]
     if repeated:
@@ -120,7 +119,7 @@ def plan(
 
 
 def _asked_for(table: Table, only: Sequence[str] | None) -> list[tuple[str, str, int, Mapping[str, Any]]]:
-    """Row, loss and try, with its number, of all that matches a pattern; every pattern must match something."""
+    """Row, loss, number and settings of every try that matches a pattern; every pattern must match something."""
     cells = [
         (row, loss, trial, tried)
         for row in table.rows
@@ -142,7 +141,7 @@ def _asked_for(table: Table, only: Sequence[str] | None) -> list[tuple[str, str,
 
 
 def _fits(row: str, loss: str, tried: str, pattern: str) -> bool:
-    """Whether a pattern is of a row, of a cell in it or of a try of that cell."""
+    """Whether a pattern matches the row, its cell or its try."""
     names = (row, f"{row}/{loss}", f"{row}/{loss}/{tried}")
     return any(fnmatch(name, pattern) for name in names)
 
@@ -155,9 +154,9 @@ def words(tried: Mapping[str, Any]) -> str:
 def _place(
     root: Path, row: str, base: Mapping[str, Any], changes: Mapping[str, Any], seed: int
 ) -> tuple[Path, str]:
-    """Folder and key of a run: the same however its settings are divided between configuration and table.
+    """Folder and key of a run. They do not depend on which settings are in the configuration and which in the table.
 
-    What leaves the weights as they are, and where the images lie, is no part of them.
+    Settings that do not change the weights, and the paths given by ``--data``, are not part of them.
     """
     free = task_of(base).free
     changed = {name: value for name, value in flat(changes).items() if name not in free}
@@ -185,7 +184,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _with_data(runs: Sequence[Run], data: str | None, base: Mapping[str, Mapping[str, Any]]) -> list[Run]:
-    """The runs, told where their data are."""
+    """The runs with the places of their data added."""
     named = [task_of(base[run.config]).data_names({**base[run.config], **run.changes}) for run in runs]
     places = _places(data, {name for names in named for name in names.values()})
     return [
@@ -197,7 +196,7 @@ def _with_data(runs: Sequence[Run], data: str | None, base: Mapping[str, Mapping
 
 
 def _places(data: str | None, names: Collection[str]) -> dict[str, str]:
-    """Where the data are, by their names."""
+    """Parse ``data`` into a path for each name."""
     if not data:
         return {}
     if "=" not in data:
@@ -216,23 +215,23 @@ def _places(data: str | None, names: Collection[str]) -> dict[str, str]:
 
 
 def _absolute(place: str) -> str:
-    """A path that means the same to a job that starts elsewhere; a name stays a name."""
+    """An existing path as an absolute one, for jobs that start in another folder; a name stays as it is."""
     return str(Path(place).absolute()) if Path(place).exists() else place
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """See that the data of runs are there.
+    """Check that the data of runs exist.
 
     Raises:
-        ValueError: Otherwise.
+        ValueError: Data are missing.
     """
     for run in {(run.config, *run.extra.items()): run for run in runs}.values():
         task_for(run).check(settings_of(run))
 
 
 def _check(run: Run) -> None:
-    """See that the settings make a run, before anything is started."""
-    for name in run.changes.keys() & {"seed", "out"}:  # the run's own would take its place unsaid
+    """Check the settings of a run before anything is started."""
+    for name in run.changes.keys() & {"seed", "out"}:  # the run's own would silently override it
         raise ValueError(
             f"{run.row}, {run.loss}: a table cannot set {name}: its seeds and the folders of its runs do"
         )
@@ -248,7 +247,7 @@ def task_for(run: Run) -> Task:
 
 
 def settings_of(run: Run) -> Any:
-    """All settings of a run, the configuration's and its own: an instance of its task's settings."""
+    """All settings of a run, from its configuration and its changes: an instance of its task's settings class."""
     content = settings.load(run.config)
     arguments = tuple(replace(run, seed=0, folder=Path()).arguments())
     wanted = _read_once(task_of(content).settings, shown(content), arguments)  # type: ignore[arg-type]
@@ -257,18 +256,18 @@ def settings_of(run: Run) -> Any:
 
 @lru_cache(maxsize=1024)
 def _read_once(kind: type[Any], content: str, arguments: tuple[str, ...]) -> Any:
-    """Settings by a configuration's content and options: a table asks for them again and again, for every seed."""
+    """Cached settings: a table asks for them repeatedly. ``content`` renews the cache if the file has changed."""
     return settings.read(kind, arguments, command="weince train", examples="")
 
 
 def epochs_of(run: Run) -> int:
-    """How long a run trains."""
+    """Number of epochs of a run."""
     given = {**flat(settings.load(run.config)), **run.changes}
     return int(given.get("epochs", task_for(run).settings.epochs))
 
 
 def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
-    """Whether the content of a ``run.yaml`` is of this run, wherever its data were."""
+    """Whether the content of a ``run.yaml`` belongs to this run; the place of the data may differ."""
     task, wanted = task_for(run), settings.as_written(settings_of(run))
     found = settings.recorded(content, task.settings)
     return task_of(content) is task and all(

@@ -1,7 +1,7 @@
-"""Records of runs: what each was, how it went, what it reached. About 12 kB a run, without weights.
+"""Records of runs: settings, log and results. About 12 kB per run, without weights.
 
-A run is made in a folder of its own. Records that are kept share one archive, ``runs.jsonl``: a line for each run,
-with what its ``run.yaml``, ``log.csv`` and JSON files say, under their names. If a run has both, its folder counts.
+Each run has its own folder. Kept records share one archive, ``runs.jsonl``: one line per run, with the contents of
+its ``run.yaml``, ``log.csv`` and JSON files under their names. If a run has both, its folder takes precedence.
 """
 
 import json
@@ -21,15 +21,15 @@ ARCHIVE = "runs.jsonl"
 
 
 def read_record(run: Run, name: str) -> Any:
-    """What one of a run's small files says, from its folder or else from the archive.
+    """Content of one of a run's small files, from its folder or else from the archive.
 
     Args:
-        run: Whose record.
-        name: ``run.yaml``, ``log.csv`` (rows, each without its empty cells; none if it is not there) or a JSON file.
+        run: The run.
+        name: ``run.yaml``, a JSON file, or ``log.csv`` (rows without their empty cells; no rows if it is missing).
 
     Raises:
-        FileNotFoundError: Neither has it.
-        ValueError: The folder or the archive holds something else under that name.
+        FileNotFoundError: Neither has the file.
+        ValueError: The file or the archive cannot be parsed.
     """
     if has_folder(run):
         return _read(run.folder / name)
@@ -42,25 +42,25 @@ def read_record(run: Run, name: str) -> Any:
 
 
 def has_folder(run: Run) -> bool:
-    """Whether a run has a folder with something to read in it, which counts more than a line of the archive."""
+    """Whether a run has a folder with files of its record, which take precedence over the archive."""
     return any((run.folder / name).is_file() for name in ("run.yaml", "log.csv", run.result.name))
 
 
 def archive_of(run: Run) -> Path:
-    """Where the records of a run are if it has no folder."""
+    """The archive that holds the record of a run without a folder."""
     return run.folder.parents[3] / ARCHIVE
 
 
 def keep_records(runs: Sequence[Run], folder: Path) -> None:
-    """Write the records of finished runs into the archive of a folder, beside those of other runs in it.
+    """Write the records of finished runs into the archive of a folder, which keeps its other runs.
 
-    ``run.yaml`` loses the paths of this machine: data are named, and ``out`` is the run's place among the others.
+    Paths of this machine are removed from ``run.yaml``: data are given by name, and ``out`` is relative.
     """
     add_records(folder, {run.name: _gathered(run) if has_folder(run) else _archived(run) for run in runs})
 
 
 def add_records(folder: Path, new: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write records, the files of each run by the run's name, into the archive of a folder."""
+    """Add records to the archive of a folder; ``new`` maps the name of a run to its files."""
     path = folder / ARCHIVE
     kept = read_archive(path) if path.is_file() else {}
     lines = [_line(name, files) for name, files in sorted({**kept, **new}.items())]
@@ -77,7 +77,7 @@ def add_file(run: Run, name: str, content: Any) -> None:
 
 
 def _archived(run: Run) -> Mapping[str, Any]:
-    """The files of a run in the archive; none if it is not there."""
+    """The files of a run in the archive; empty if it has none."""
     path = archive_of(run)
     if not path.is_file():
         return {}
@@ -86,15 +86,15 @@ def _archived(run: Run) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _read_once(path: Path, changed: int) -> dict[str, dict[str, Any]]:
-    """The archive as it was when it was last ``changed``: a table asks for hundreds of its lines."""
+    """The archive, cached by its time of change: a table reads hundreds of its lines."""
     return read_archive(path)
 
 
 def read_archive(path: Path) -> dict[str, dict[str, Any]]:
-    """The files of each run, by the run's name.
+    """Read the files of each run, by the run's name.
 
     Raises:
-        ValueError: A line is none of an archive.
+        ValueError: A line is not the record of a run.
     """
     found = {}
     with path.open(encoding="utf-8") as lines:
@@ -134,24 +134,24 @@ def _read(path: Path) -> Any:
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float | str | None]]:
-    """A log by column, so that its names stand there once and not once a row; null where a cell is empty."""
+    """A log by column, so that each name appears once and not once per row; None for an empty cell."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [_cell(row.get(name)) for row in rows] for name in names}
 
 
 def _cell(value: float | None) -> float | str | None:
-    """A number as JSON has it: whole ones without a point, and those that JSON lacks as text."""
+    """A number for JSON: whole numbers as int, NaN and infinity as text."""
     if value is None or not math.isfinite(value):
         return None if value is None else str(value)
     return int(value) if value == int(value) else value
 
 
 def _rows(columns: Mapping[str, Sequence[float | str | None]]) -> list[dict[str, float]]:
-    """A log by row, as `read_log` gives it."""
+    """A log by row, as `read_log` returns it."""
     cells = zip(*columns.values(), strict=True)
     return [{n: float(v) for n, v in zip(columns, row, strict=True) if v is not None} for row in cells]
 
 
 def _named(data: str) -> str:
-    """Data by name: those of a file have its name, without its folder and ending."""
+    """Data by name: an absolute path becomes the name of its file, without folder and suffix."""
     return Path(data).stem if Path(data).is_absolute() else data

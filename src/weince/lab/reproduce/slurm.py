@@ -1,9 +1,9 @@
-"""Carrying runs out on a Slurm cluster: one array job through submitit, watched until every run is done.
+"""Carry out runs on a Slurm cluster: submit one array job through submitit and watch it until every run is done.
 
-A job that is preempted or runs out of time is put back into the queue by submitit and goes on from the run's last
-checkpoint. One that is killed outright (out of memory, a lost node) leaves the queue without a result: its run is
-submitted again, a few times at most. Which job works on which run is kept in ``out/slurm/jobs.json``, so that a
-sweep that was interrupted finds its jobs again.
+If a job is preempted or runs out of time, submitit requeues it, and it resumes from the run's last checkpoint. If it
+is killed outright (out of memory, a lost node), it leaves the queue without a result, and its run is submitted again,
+a few times at most. ``out/slurm/jobs.json`` records which job works on which run, so that an interrupted sweep finds
+its jobs again.
 """
 
 import json
@@ -22,15 +22,15 @@ from weince.lab.reproduce.execute import ATTEMPTS, Tell, carry_out, is_done
 from weince.lab.reproduce.plan import Run
 
 POLL = 5.0
-"""Seconds between two looks at the queue."""
+"""Seconds between two queries of the queue."""
 
 SILENCE = 12
-"""Looks in a row at which the queue may fail to answer, as it does while its controller restarts."""
+"""Queries in a row that may fail, as they do while Slurm's controller restarts."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job does: one run."""
+    """A job that carries out one run."""
 
     run: Run
 
@@ -39,7 +39,7 @@ class Job:
         carry_out(self.run)
 
     def checkpoint(self) -> Any:
-        """Called by submitit before it puts a job back into the queue; the run itself knows where it was."""
+        """Submitit calls this before it requeues a job; the run resumes from its own checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Once:
-    """A job for something that is no run."""
+    """A job that calls a function once."""
 
     work: Callable[[], None]
 
@@ -57,22 +57,22 @@ class Once:
 
 
 def _use_what_is_given() -> None:
-    """Use the cores of a job and no others."""
+    """Use only the cores that Slurm gave to the job."""
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
 
 
 def call_on_slurm(
     work: Callable[[], None], runs: Sequence[Run], *, out: Path, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Have some work about runs done by a job like theirs, and wait until that has left the queue.
+    """Call a function in a job with the resources of a run, and wait until the job has left the queue.
 
-    Whether it was done shows in what it leaves.
+    The caller must check whether the job succeeded, from the files that it wrote.
 
     Args:
-        work: What to call; it is pickled.
-        runs: Which it is about.
+        work: Function to call; it is pickled.
+        runs: The runs that it is about; they determine whether the job gets a GPU.
         out: Folder of the sweep, on a file system that all nodes see.
-        options: Options of sbatch as submitit names them.
+        options: Options of sbatch under submitit's names.
     """
     job = _executor(out.absolute() / "slurm", runs, 1, options or {}).submit(Once(work))
     while job.job_id in _queued():
@@ -88,17 +88,17 @@ def run_on_slurm(
     tell: Tell,
     idle: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
-    """Carry runs out on the cluster, at most `jobs` at once, and wait for them.
+    """Carry out runs on the cluster, at most `jobs` at once, and wait for them.
 
-    Interrupting the wait leaves the jobs in the queue; calling again finds them.
+    If the wait is interrupted, the jobs stay in the queue, and the next call finds them.
 
     Args:
-        runs: What to do.
+        runs: The runs.
         out: Folder of the sweep, on a file system that all nodes see.
-        jobs: Array tasks that may run at once.
-        options: Options of sbatch as submitit names them, for example ``{"partition": "gpu", "time": 600}``.
-        tell: Told what happens to a run.
-        idle: Called again and again while runs are under way.
+        jobs: Largest number of concurrent array tasks.
+        options: Options of sbatch under submitit's names, for example ``{"partition": "gpu", "time": 600}``.
+        tell: Called with a run and its new state, such as ``started`` or ``done``.
+        idle: Called repeatedly while runs are active.
 
     Returns:
         Why runs failed, by their names; the others are done.
@@ -106,7 +106,7 @@ def run_on_slurm(
     folder = out.absolute() / "slurm"
     executor = _executor(folder, runs, jobs, options or {})
     queue = _read(folder / "jobs.json")
-    queued = _queued(looks=1)  # nothing is lost yet if it does not answer
+    queued = _queued(looks=1)  # one query: nothing is submitted yet, so failing is cheap
     new = [run for run in runs if not is_done(run) and queue.get(str(run.folder)) not in queued]
     attempts = {run.folder: 1 for run in runs}
     _submit(executor, new, queue, folder, tell)
@@ -140,7 +140,7 @@ def run_on_slurm(
 
 
 def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str, Any]) -> Any:
-    """What submits jobs, `jobs` of them at once, each with a GPU unless a run is to go without."""
+    """The submitit executor: at most `jobs` at once, each with a GPU unless a run has ``device: cpu``."""
     try:
         import submitit
     except ModuleNotFoundError:
@@ -161,7 +161,7 @@ def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str
 def sbatch_options(
     usual: Mapping[str, Any], given: Mapping[str, Any], known: Collection[str]
 ) -> dict[str, Any]:
-    """What sbatch is told; numbers that came from a command line as numbers.
+    """Options of sbatch: the usual ones, overridden by the given ones; text of digits becomes a number.
 
     >>> sbatch_options({"time": 720}, {"time": "240", "partition": "gpu"}, {"time", "partition"})
     {'time': 240, 'partition': 'gpu'}
@@ -175,11 +175,11 @@ def sbatch_options(
 
 
 def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: Path, tell: Tell) -> None:
-    """Hand runs to the cluster as one array, and write down which job has which."""
+    """Submit runs as one array job, and record which job has which run."""
     if not runs:
         return
     for run in runs:
-        (run.folder / "error.txt").unlink(missing_ok=True)  # of an earlier sweep
+        (run.folder / "error.txt").unlink(missing_ok=True)  # left by an earlier sweep
     jobs = (
         [executor.submit(Job(runs[0]))]
         if len(runs) == 1
@@ -192,7 +192,7 @@ def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: P
 
 
 def _queued(looks: int = SILENCE) -> set[str]:
-    """The jobs that wait or run. The queue itself is asked: not every cluster keeps accounts."""
+    """Ids of our waiting and running jobs, from squeue: not every cluster has accounting (sacct)."""
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
     said = ""
     for look in range(looks):

@@ -1,4 +1,4 @@
-"""Carrying out what is missing of many runs, here or on a cluster, with a bar."""
+"""Carry out the missing ones of many runs, here or on a cluster, with a progress bar."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from weince.lab.reproduce.plan import Run
 from weince.lab.reproduce.slurm import run_on_slurm
 
 LINE_EVERY = 60.0
-"""Seconds between two lines about a sweep where there is no terminal."""
+"""Seconds between two progress lines if there is no terminal."""
 
 
 def carry_out(
@@ -26,13 +26,13 @@ def carry_out(
     """Carry out those runs that are not done.
 
     Args:
-        runs: All of them; if two are the same, it is carried out once.
+        runs: All runs; a run that appears twice is carried out once.
         out: Folder of the sweep.
-        jobs: Runs at once on this machine, or tasks at once on the cluster.
+        jobs: Concurrent runs on this machine, or concurrent tasks on the cluster.
         slurm: Submit the runs to Slurm and wait for them.
-        slurm_options: Options of sbatch as submitit names them.
+        slurm_options: Options of sbatch under submitit's names.
         clock: A deadline, for runs on this machine.
-        name: Name of the runs, for the bar.
+        name: Label of the progress bar.
 
     Returns:
         Why runs failed, by their names.
@@ -41,7 +41,7 @@ def carry_out(
     left = [run for run in every.values() if not execute.is_done(run)]
     if not left:
         return {}
-    (out / "runs").mkdir(parents=True, exist_ok=True)  # if that cannot be done, say so once
+    (out / "runs").mkdir(parents=True, exist_ok=True)  # fail here once, not in every run
     from rich.progress import MofNCompleteColumn
 
     from weince.progress import telling_bars
@@ -55,7 +55,7 @@ def carry_out(
                 bar.say(f"{what} {run.name}")
 
         def idle() -> None:
-            bar.update(task)  # without a terminal, a line when it is time for one
+            bar.update(task)  # without a terminal, prints a line when one is due
 
         try:
             if slurm:

@@ -1,6 +1,6 @@
-"""Tables as files: what is wanted, read from YAML and checked before anything starts.
+"""Define tables in YAML files, which are checked before anything starts.
 
-The tables that come with the package are in ``configs/tables/``; `read_table` takes any file of that form.
+The tables that come with the package are in ``configs/tables/``; `read_table` accepts any file of that form.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,11 +20,11 @@ class Measure:
     """How a trained run is measured.
 
     Attributes:
-        file: What the measurement leaves in the run's folder.
-        figures: What is in it.
-        test: Key of a figure that is reported, ``{}`` standing for its name.
-        validation: Key of the figure that may be chosen by; empty if there is none.
-        keys: Dotted keys of the file for those that it calls otherwise.
+        file: File that the measurement writes into the run's folder.
+        figures: Figures in that file.
+        test: Key of a reported figure; ``{}`` stands for the figure's name.
+        validation: Key of a figure that tries may be chosen by; empty if there is none.
+        keys: Dotted keys in the file for figures that have another name there.
     """
 
     file: str
@@ -62,8 +62,8 @@ class Loss:
 
     Attributes:
         set: Settings of its runs, by dotted name.
-        tries: Settings to choose among; the table's own if not given.
-        reported: Under which name the paper reports it; empty if it does not.
+        tries: Settings to choose among; by default the table's.
+        reported: Name under which the paper reports it; empty if the paper does not.
     """
 
     set: Mapping[str, Any]
@@ -73,20 +73,20 @@ class Loss:
 
 @dataclass(frozen=True)
 class Table:
-    """What a table's file says.
+    """The content of a table's file.
 
     Attributes:
         name: Name of the file.
         title: Title of the table.
-        shows: What it shows, in one sentence; made from the rest if not given.
-        figures: What is shown of each run.
+        shows: What it shows, in one sentence; generated if not given.
+        figures: Figures to show of each run.
         rows: Configurations, by name or path.
         losses: The columns.
         baseline: The loss that others are compared with, seed by seed.
         measure: A key of `MEASURES`.
         choose_by: The figure whose validation value decides between tries.
-        tries: Settings to choose among, the same for every loss that has none of its own. The first is what the
-            paper's figure stands beside.
+        tries: Settings to choose among, for every loss that has none of its own. In the list of tries, the paper's
+            figure stands beside the first.
         set: Settings of all runs.
         seeds: Seeds of the runs.
     """
@@ -134,7 +134,7 @@ class Table:
 
     @property
     def runs(self) -> int:
-        """How many runs fill it: rows x losses x tries x seeds."""
+        """Number of runs of the table: rows x losses x tries x seeds."""
         return len(self.rows) * len(self.seeds) * sum(len(self.tries_of(loss)) for loss in self.losses)
 
     @property
@@ -150,14 +150,14 @@ class Table:
 
 
 def check_alone(others: Mapping[str, bool]) -> None:
-    """Refuse a dry run with an option that asks for more; ``others`` says which of them are given."""
+    """Refuse a dry run together with an option that needs more; ``others`` says which options are given."""
     for name, given in others.items():
         if given:
             raise ValueError(f"--dry-run prints the runs and stops; wanted it alone; got it with {name}")
 
 
 def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Sequence[int]:
-    """The seeds that are asked for: the first so many of those that are known, or those that are named.
+    """The seeds to use: the first ``asked`` of the known ones if it is a number, else the listed ones, else all.
 
     >>> take_seeds(2, SEEDS), take_seeds([5, 6], SEEDS)
     ((7, 21), [5, 6])
@@ -173,7 +173,7 @@ def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Seque
 
 
 def _check_names(what: str, settings: Mapping[Any, Any]) -> None:
-    """Raise if something is set that cannot be the name of a setting."""
+    """Raise if a key cannot be the name of a setting."""
     wrong = [name for name in settings if not isinstance(name, str) or not name]
     if wrong:
         raise ValueError(
@@ -182,7 +182,7 @@ def _check_names(what: str, settings: Mapping[Any, Any]) -> None:
 
 
 def _check_tries(loss: str, tries: Sequence[Any]) -> None:
-    """Raise if a try is none, or the same as another, which would count as one more that was tuned."""
+    """Raise if a try is not a mapping, or is listed twice, which would inflate the tuning budget."""
     for index, tried in enumerate(tries):
         if not isinstance(tried, Mapping):
             raise ValueError(
@@ -199,10 +199,10 @@ def named_tables() -> dict[str, Path]:
 
 
 def read_table(chosen: str) -> Table:
-    """A table by name, or from a YAML file.
+    """Read a table by name, or from a YAML file.
 
     Raises:
-        ValueError: There is none of that name, or the file says something that a table cannot.
+        ValueError: There is no such table, or the content of the file is not valid.
     """
     path, named = Path(chosen), named_tables()
     if path.suffix not in (".yaml", ".yml"):
@@ -226,7 +226,7 @@ def _table(path: Path, content: Any) -> Table:
     given["losses"] = {
         str(loss): Loss(**_checked(Loss, said, f"key of loss {loss}")) for loss, said in losses.items()
     }
-    # A configuration that lies beside the table.
+    # A row may be a configuration file beside the table.
     given["rows"] = [
         str((path.parent / row).absolute()) if (path.parent / str(row)).is_file() else str(row)
         for row in given.get("rows", ())
@@ -235,7 +235,7 @@ def _table(path: Path, content: Any) -> Table:
 
 
 def _checked(kind: type[Any], content: Any, what: str, without: Collection[str] = ()) -> dict[str, Any]:
-    """A mapping whose keys are fields of a dataclass and whose lists and mappings are where they belong."""
+    """Check that ``content`` maps fields of a dataclass to values of the right kind, and lacks no required field."""
     if not isinstance(content, dict):
         raise ValueError(f"wanted keys and values for a {kind.__name__.lower()}; got {content!r}")
     known = [item for item in fields(kind) if item.name not in without]

@@ -1,7 +1,7 @@
 """The link test and the Frechet ablation on a trained run: ``python -m weince.lab.reproduce.tails link RUN_FOLDER``.
 
-A bank of up to 32 batches of 256 pairs, two random views of held-out images each, embedded by the run's encoder and
-projector. What is found is written to ``link.json`` or ``frechet.json`` in the run's folder.
+Both use up to 32 batches of 256 pairs, each two random views of a held-out image, embedded by the run's encoder and
+projector. The results are written to ``link.json`` or ``frechet.json`` in the run's folder.
 """
 
 import argparse
@@ -17,7 +17,7 @@ PAIRS, BATCHES, SEED = 256, 32, 0
 
 
 def measure(kind: str, folder: Path) -> dict[str, Any]:
-    """The figures of a run, by the names they have in tables."""
+    """The figures of a run, by their names in tables."""
     from weince.lab.evaluate import fingerprint
     from weince.lab.vision.data import load
     from weince.lab.vision.runs import embed_pairs, read_run
@@ -29,10 +29,10 @@ def measure(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def figures(kind: str, z_i: np.ndarray, z_j: np.ndarray) -> dict[str, Any]:
-    """The figures of embedded pairs ``(n, d)``, by the names they have in tables."""
+    """The figures of embedded pairs ``(n, d)``, by their names in tables."""
     from weince.evt import frechet_ablation, link_bank, link_test
 
-    # Four batches at least, two to fit and two to judge: small test sets get smaller ones.
+    # At least four batches are needed, two to fit and two to evaluate: small test sets get smaller batches.
     bank = link_bank(z_i, z_j, batch_size=min(PAIRS, len(z_i) // 4), batches=BATCHES, rng=SEED)
     if kind == "link":
         test = link_test(*bank, rng=SEED)

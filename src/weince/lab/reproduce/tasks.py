@@ -1,7 +1,7 @@
-"""Tasks: the kinds of runs that a sweep knows, and all that differs between them.
+"""Tasks: the kinds of runs that a sweep supports, and everything that differs between them.
 
-A configuration names its task (``task: text``; images if it names none). Whoever plans, judges or draws runs asks the
-task, so that what is said of a kind of runs stands here once.
+A configuration names its task (``task: text``; the default is images). Code that plans, evaluates or draws runs asks
+the task, so that the facts about a kind of run are in one place.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from weince.lab.vision.data import NAMES, load
 
 
 class Shown(NamedTuple):
-    """A figure in words, and short for the head of a column or an axis."""
+    """The name of a figure in words, and a short one for columns and axes."""
 
     words: str
     short: str
@@ -26,23 +26,23 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of runs.
+    """A kind of run.
 
     Attributes:
-        settings: Class of their settings.
-        free: Settings that leave their figures as they are.
-        places: Settings that say where their data are. What is there is told by a fingerprint.
-        check: Raises a ValueError if the data of some settings are not there.
-        fingerprint: Tells the data of some settings from others.
-        weights: What training leaves in a run's folder.
-        measure: How they are judged: a key of `weince.lab.reproduce.tables.MEASURES`.
-        figures: What a comparison reports. By the first a try is chosen and losses are ordered.
-        validation: What the first is called on the data that choose.
+        settings: Class of the settings.
+        free: Settings that do not change the figures.
+        places: Settings that say where the data are; the data themselves are identified by a fingerprint.
+        check: Raises a ValueError if the data of given settings are missing.
+        fingerprint: Returns the fingerprint of the data of given settings.
+        weights: File or folder that training writes into a run's folder.
+        measure: How a run is measured: a key of `weince.lab.reproduce.tables.MEASURES`.
+        figures: Figures that a comparison reports. The first one chooses tries and orders losses.
+        validation: Name of the validation figure that chooses tries.
         unit: Unit of the figures.
-        column: Column of the log that says how good the encoder is along the way.
-        tracked: What that is called.
-        track: Setting that says how often that is measured; empty if it always is.
-        temperatures: To try instead of those of the losses' search spaces, which are for images.
+        column: Column of the log with the quality of the encoder during training.
+        tracked: Name of that quality.
+        track: Setting for how often it is measured; empty if it always is.
+        temperatures: Temperatures to try instead of those in the losses' search spaces, which are for images.
     """
 
     settings: type[Any]
@@ -62,16 +62,16 @@ class Task:
 
     @property
     def main(self) -> str:
-        """The figure that a try is chosen by, on validation, and losses are ordered by."""
+        """The figure that chooses tries (on validation data) and orders losses."""
         return next(iter(self.figures))
 
     @property
     def incidental(self) -> frozenset[str]:
-        """Settings in which two runs may differ that are the same run."""
+        """Settings that may differ between two records of the same run."""
         return self.free | set(self.places)
 
     def data_names(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """What ``--data NAME=PATH`` calls each place: a single one by its data set, several by their settings."""
+        """The NAME of each place in ``--data NAME=PATH``: of a single place its data set, else the setting's name."""
         if len(self.places) > 1:
             return {place: place for place in self.places}
         return {place: str(given.get(place, "")) for place in self.places}

@@ -1,6 +1,6 @@
-"""Sentences from a text file, one a line, read as they are needed.
+"""Sentences from a text file, one per line, read on demand.
 
-Of the file only an index is in memory: where each line starts, how long it is, and a hash of it (24 bytes a line).
+Only an index of the file is in memory: start, length and hash of each line (24 bytes per line).
 """
 
 import hashlib
@@ -22,13 +22,13 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 LONGEST = 1 << 16
-"""Bytes of a line that are read: far more than any tokenizer keeps of it."""
+"""Largest number of bytes to read of a line: far more than any tokenizer keeps."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class Drawn(NamedTuple):
-    """Sentences of a batch; ``ids``, one an anchor, are equal for equal sentences, and None if all are different."""
+    """Sentences of a batch. ``ids``, one per anchor, are equal for equal anchors; None if all are different."""
 
     sentences: list[str]
     ids: NDArray[np.int64] | None
@@ -37,17 +37,17 @@ class Drawn(NamedTuple):
 class SentenceFile:
     """The sentences of a file, by number.
 
-    Empty lines are left out, and repeated sentences kept (a batch says which of its sentences are equal); a warning
-    counts both.
+    Empty lines are left out. Repeated sentences are kept; a batch says which of its sentences are equal. Warnings
+    give the number of both.
 
     Args:
-        path: UTF-8 text, one sentence a line.
-        first: Read only so many sentences from the beginning.
+        path: UTF-8 text, one sentence per line.
+        first: Read only this many sentences from the beginning.
         pairs: Each line has two sentences with a tab between them.
 
     Raises:
         OSError: The file is missing or cannot be read.
-        ValueError: A line is not UTF-8 or no pair where it should be one, or there are fewer than two sentences.
+        ValueError: A line is not UTF-8 or not the expected pair, or there are fewer than two sentences.
     """
 
     def __init__(self, path: Path, *, first: int | None = None, pairs: bool = False) -> None:
@@ -76,17 +76,17 @@ class SentenceFile:
     def __getitem__(self, number: int) -> str:
         length = min(int(self.lengths[number]), LONGEST)
         line = self._read(length, int(self.starts[number]))
-        return line.decode(errors="ignore").strip()  # the index has checked it; only a cut may split a letter
+        return line.decode(errors="ignore").strip()  # the cut at LONGEST may split a character
 
     def _read(self, length: int, start: int) -> bytes:
-        if sys.platform != "win32":  # which has no read at a place
+        if sys.platform != "win32":  # Windows has no pread
             return os.pread(self._file.fileno(), length, start)
         with self._reading:
             self._file.seek(start)
             return self._file.read(length)
 
     def draw(self, numbers: NDArray[np.int64]) -> Drawn:
-        """The sentences of these numbers; of pairs all first ones, then all second ones.
+        """The sentences with these numbers; of pairs, all first sentences, then all second ones.
 
         Pairs with the same first sentence have equal ids.
         """
@@ -98,14 +98,14 @@ class SentenceFile:
         return Drawn(lines, ids if alike else None)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 def _index(
     path: Path, first: int | None, pairs: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
-    """Where lines start, their lengths in bytes, hashes of what is in them, and how many were empty."""
+    """Starts of the lines, their lengths in bytes, hashes of their sentences, and the number of empty lines."""
     starts, lengths, hashes = _Column(), _Column(), _Column()
     position = empty = 0
     with path.open("rb") as file:
@@ -134,7 +134,7 @@ def _index(
 
 
 def _check_pair(line: str, size: int, where: str) -> None:
-    """See that a line of so many bytes is a pair, and that all of it will be read."""
+    """Check that a line of ``size`` bytes is a pair and short enough to be read completely."""
     parts = line.split("\t")
     if len(parts) != 2 or not all(part.strip() for part in parts):
         raise ValueError(f"{where}: want two sentences with a tab between them; got {line[:80]!r}")
@@ -143,7 +143,7 @@ def _check_pair(line: str, size: int, where: str) -> None:
 
 
 class _Column:
-    """A growing array of int64: a list of Python's ints would take four times the memory."""
+    """A growing array of int64; a list of Python ints would take four times the memory."""
 
     def __init__(self) -> None:
         self._values = np.empty(1024, np.int64)
@@ -163,7 +163,7 @@ class _Column:
 
 
 def steps_in_epoch(sentences: int, batch: int) -> int:
-    """Batches in an epoch: the last may be smaller, but never a single sentence, which has no negative."""
+    """Batches in an epoch. The last may be smaller; a last batch of one sentence is left out, having no negative."""
     full, rest = divmod(sentences, batch)
     return full + (rest >= 2)
 
@@ -171,9 +171,9 @@ def steps_in_epoch(sentences: int, batch: int) -> int:
 def batches(
     sentences: int, *, batch: int, epochs: int, seed: int, start: int = 0
 ) -> Iterator[NDArray[np.int64]]:
-    """Numbers of the sentences of each step, from step ``start`` on: each epoch in an order of its own.
+    """Numbers of the sentences of each step, from step ``start`` on; each epoch has its own order.
 
-    The order depends on the seed and the epoch alone, so that a run goes on where it stopped.
+    The order depends only on the seed and the epoch, so that a run can resume where it stopped.
     """
     in_epoch = steps_in_epoch(sentences, batch)
     for epoch in range(start // in_epoch, epochs):
@@ -183,7 +183,7 @@ def batches(
 
 
 def ahead(given: Iterable[Given], make: Callable[[Given], Made], *, depth: int = 4) -> Iterator[Made]:
-    """``make`` of each item, in order, made in a thread up to ``depth`` items ahead of their use."""
+    """``make(item)`` of each item, in order, computed in a thread up to ``depth`` items ahead."""
     items = iter(given)
     with ThreadPoolExecutor(1) as pool:
         waiting = deque(pool.submit(make, item) for item in islice(items, depth))

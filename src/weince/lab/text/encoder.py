@@ -1,4 +1,4 @@
-"""A transformer that makes one vector of a sentence, by hub name or from a local folder."""
+"""A transformer that maps a sentence to one vector, loaded by hub name or from a local folder."""
 
 import importlib
 import json
@@ -16,23 +16,23 @@ from torch import Tensor, nn
 from weince.integrations.hub import cannot_load, only_here
 
 Pooling = Literal["cls", "mean"]
-"""The vector of a sentence: that of its first token, or the mean over its tokens."""
+"""The vector of a sentence: the vector of its first token, or the mean over its tokens."""
 
 
 class Tokens(NamedTuple):
-    """Word pieces ``(sentences, length)`` and where they are padding (0) or not (1)."""
+    """Word pieces ``(sentences, length)``, and a mask that is 0 at padding and 1 elsewhere."""
 
     input_ids: Tensor
     attention_mask: Tensor
 
 
 class SentenceEncoder(nn.Module):
-    """The vector of a sentence, in float32.
+    """Maps sentences to vectors in float32.
 
     Args:
         backbone: A transformer of the ``transformers`` package.
         head: Put SimCSE's layer (linear, tanh) on top, in training mode only.
-        pooling: That of the first token, ``[CLS]``, or the mean over all tokens but padding.
+        pooling: Use the vector of the first token, ``[CLS]``, or the mean over all tokens except padding.
     """
 
     def __init__(self, backbone: nn.Module, *, head: bool = False, pooling: Pooling = "cls") -> None:
@@ -42,7 +42,7 @@ class SentenceEncoder(nn.Module):
         self.head: nn.Module | None = None
         if head:
             linear = nn.Linear(width, width)
-            nn.init.normal_(linear.weight, std=0.02)  # as BERT begins its layers
+            nn.init.normal_(linear.weight, std=0.02)  # as BERT initialises its layers
             nn.init.zeros_(linear.bias)
             self.head = nn.Sequential(linear, nn.Tanh())
 
@@ -64,10 +64,10 @@ class SentenceEncoder(nn.Module):
 
 
 def load_backbone(model: str) -> tuple[nn.Module, Any]:
-    """A transformer and its tokenizer, from a folder or by hub name; only safetensors weights are read.
+    """Load a transformer and its tokenizer from a folder or by hub name; only safetensors weights are read.
 
     Raises:
-        OSError: No such folder, no such model, or no network; one line.
+        OSError: No such folder, no such model, or no network; the message is one line.
     """
     try:
         from transformers import AutoModel, AutoTokenizer
@@ -81,9 +81,9 @@ def load_backbone(model: str) -> tuple[nn.Module, Any]:
             backbone, found = AutoModel.from_pretrained(
                 model, local_files_only=local, use_safetensors=True, output_loading_info=True
             )
-    except Exception as error:  # what a broken folder or a missing network raises varies with the version
+    except Exception as error:  # the types for a broken folder or a missing network vary between versions
         raise cannot_load(model, local, error) from error
-    # We use no pooler.
+    # The pooler is not used.
     missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise OSError(
@@ -94,7 +94,7 @@ def load_backbone(model: str) -> tuple[nn.Module, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars of its own over ours, and from listing weights that are not used."""
+    """Keep transformers from drawing its own progress bars over ours and from listing unused weights."""
     logging = importlib.import_module("transformers.utils.logging")
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
@@ -108,10 +108,10 @@ def quiet() -> Iterator[None]:
 
 
 def check_model(model: str) -> None:
-    """Raise FileNotFoundError, before anything slow, if ``model`` is a folder that is not there or not a model's."""
+    """Raise FileNotFoundError early if ``model`` is a folder that is missing or holds no model."""
     path = Path(model)
     if path.is_dir() and not (path / "config.json").is_file():
-        best = path / "best"  # where a run of weince train keeps its model
+        best = path / "best"  # folder of the model in a run of weince train
         hint = f" (did you mean {best}?)" if (best / "config.json").is_file() else ""
         raise FileNotFoundError(f"{model} is no model's folder: it holds no config.json{hint}")
     looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
@@ -122,7 +122,7 @@ def check_model(model: str) -> None:
 
 
 def tokenise(tokenizer: Any, sentences: Sequence[str], max_length: int, *, whole: bool = False) -> Tokens:
-    """Word pieces of sentences, cut to ``max_length`` and padded to the longest of them, or all to ``max_length``."""
+    """Word pieces of sentences, cut to ``max_length``; padded to the longest, or with ``whole`` to ``max_length``."""
     made = tokenizer(
         list(sentences),
         padding="max_length" if whole else True,
@@ -139,10 +139,10 @@ def save_encoder(
     """Write an encoder without its head as a folder that transformers and sentence-transformers load.
 
     Args:
-        encoder: What to write.
+        encoder: The encoder.
         tokenizer: Tokenizer of the encoder.
-        folder: What was there is replaced.
-        max_length: Word pieces that sentence-transformers is to keep of a sentence.
+        folder: Folder to write; an existing one is replaced.
+        max_length: Largest number of word pieces of a sentence, for sentence-transformers.
         weights: Weights of the encoder's backbone, by name.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def save_encoder(
             part / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
         )
         os.chmod(part, 0o755)
-        # What is lost if the run dies here, it makes again on resuming.
+        # If the run dies between these two lines, it writes the folder again after resuming.
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
     finally:

@@ -1,4 +1,4 @@
-"""What a run says of itself: ``log.csv``, and a progress bar."""
+"""Report the progress of a run: ``log.csv`` and a progress bar."""
 
 import csv
 import time
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PATIENCE = 30.0
-"""Seconds without a line after which the next row of the log is shown."""
+"""Without a terminal, show a row of the log after this many seconds without output."""
 
 
 class Row(NamedTuple):
@@ -22,12 +22,12 @@ class Row(NamedTuple):
     Args:
         step: The last step of the line.
         epoch: Passes over the sentences so far.
-        loss: Mean over the steps of the line.
-        lam: Mean over the anchors of the last batch; ``beta`` likewise.
-        beta: See ``lam``.
-        dev: Spearman x 100 on STS-B's dev split, if it was looked at.
+        loss: Mean loss over the steps of the line.
+        lam: Mean of ``lam`` over the anchors of the last batch.
+        beta: Mean of ``beta`` over the anchors of the last batch.
+        dev: Spearman x 100 on STS-B's dev split, if it was evaluated.
         sentences_per_second: Speed of training.
-        seconds: Seconds of training, since the line before; without looks at the dev split and checkpoints.
+        seconds: Seconds of training since the line before, without evaluations and checkpoints.
     """
 
     step: int
@@ -50,7 +50,7 @@ def read_log(out: Path) -> list[dict[str, str]]:
 
 
 def start_log(out: Path, rows: list[dict[str, str]]) -> None:
-    """Begin a log, or begin it again with these lines of it."""
+    """Write a log with these rows only."""
 
     def write(part: Path) -> None:
         with part.open("w", encoding="utf-8", newline="") as file:
@@ -62,7 +62,7 @@ def start_log(out: Path, rows: list[dict[str, str]]) -> None:
 
 
 def append_log(out: Path, row: Row) -> None:
-    """Add a line; what has no value is left empty."""
+    """Append a row; None is written as an empty cell."""
     with (out / "log.csv").open("a", encoding="utf-8", newline="") as file:
         csv.writer(file).writerow(["" if value is None else value for value in row])
 
@@ -73,8 +73,8 @@ def progress_bar(
 ) -> Iterator[Callable[[Row], None]]:
     """A bar with the loss, the last dev score and the weight of the shortfall logit.
 
-    Without a terminal it is a line for a row that has a dev score, that ends an epoch (of ``in_epoch`` steps) or that
-    comes ``PATIENCE`` seconds after the line before.
+    Without a terminal, it prints a line for a row that has a dev score, that ends an epoch (of ``in_epoch`` steps),
+    or that comes ``PATIENCE`` seconds after the last line.
     """
     if not shown:
         yield lambda row: None

@@ -1,7 +1,7 @@
-"""One training step: embed each sentence twice, or both of each pair; the loss, its gradient, the update.
+"""One training step: embed each sentence twice, or both sentences of each pair; then loss, gradient and update.
 
-A small encoder takes less time than the host needs to launch it; captured as a CUDA graph, the host only copies the
-next word pieces.
+For a small encoder, CPU launch overhead dominates. As a CUDA graph, a step only copies the next word pieces and
+starts one replay.
 """
 
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ class Step:
     """A callable that trains on one batch.
 
     Args:
-        encoder: What is trained.
+        encoder: The encoder to train.
         loss: Loss of the two views of a batch; its own parameters are trained too.
         lr: Learning rate of AdamW, which :func:`weince.lab.capture.set_rate` changes.
         clip: Largest norm of the encoder's gradient.
         precision: Precision of the encoder.
-        graph: ``(sentences, length)`` of the batches to run as a CUDA graph; others run one operation at a time.
+        graph: Shape ``(sentences, length)`` of the batches to run as a CUDA graph; other batches run eagerly.
         pairs: A batch holds the first and then the second sentences of pairs, and each goes through the encoder once.
     """
 
@@ -44,7 +44,7 @@ class Step:
         graph: tuple[int, int] | None = None,
         pairs: bool = False,
     ) -> None:
-        self.views = 1 if pairs else 2  # of each sentence
+        self.views = 1 if pairs else 2  # views of each sentence
         self.encoder, self.loss, self.clip, self.precision = encoder, loss, clip, precision
         self.device = next(encoder.parameters()).device
         if graph is not None and self.device.type != "cuda":
@@ -58,14 +58,14 @@ class Step:
             capturable=graph is not None,
         )
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.place: Tokens | None = None  # where a graph finds its batch
+        self.place: Tokens | None = None  # the input buffers of the graph
         self.eager = 0
         self.last: Embedded | None = None
 
     def __call__(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
         """Train on a batch: word pieces ``(n, length)``, and ids ``(n,)`` if some sentences are equal.
 
-        What is returned may be overwritten by the next step.
+        The next step may overwrite the returned tensors.
         """
         if ids is not None or tokens.input_ids.shape != self.shape:
             return self._run(Tokens(*(part.to(self.device, non_blocking=True) for part in tokens)), ids)
@@ -99,7 +99,7 @@ class Step:
 
 @torch.no_grad()
 def tail_stats(loss: nn.Module, embedded: Embedded, ids: Tensor | None) -> TailStats:
-    """Tail statistics of a batch's anchors ``(n,)``, with the tail of the loss if it has one, else the paper's."""
+    """Tail statistics of a batch's anchors ``(n,)``, with the tail settings of the loss, or else the paper's."""
     z_i, z_j, _ = embedded
     measured = InfoNCELoss(candidates="cross", engine="dense")
     measured.tail = getattr(loss, "tail", None) or TailConfig()
@@ -107,13 +107,13 @@ def tail_stats(loss: nn.Module, embedded: Embedded, ids: Tensor | None) -> TailS
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Autocast to bfloat16 if that is the precision."""
+    """A context that autocasts to bfloat16 if ``precision`` is ``bf16``."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
-    """TF32 in float32 products if that is the precision, else not; put back afterwards."""
+    """Allow TF32 in float32 matrix products if ``precision`` is ``tf32``, else forbid it; restored afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:

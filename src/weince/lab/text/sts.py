@@ -1,7 +1,7 @@
 """Semantic textual similarity: how well cosines of sentence vectors rank pairs as people do.
 
-Each task is one Spearman correlation (x 100) over all pairs of its test split, its subsets put together: SimCSE's
-"all" setting. From a terminal: ``weince evaluate MODEL --sts sts.tsv``.
+Each task gives one Spearman correlation (x 100) over all pairs of its test split, with its subsets concatenated:
+SimCSE's "all" setting. From a terminal: ``weince evaluate MODEL --sts sts.tsv``.
 """
 
 import csv
@@ -28,10 +28,10 @@ from weince.machine import prepare_cpu_for
 
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R")
 COLUMNS = ("task", "subset", "split", "score")
-"""And after them the two sentences, whatever their columns are called."""
+"""The first columns; two sentences follow, whose columns may have any name."""
 
 LONGEST = 128
-"""Word pieces of a sentence that count in evaluation, unless the model's own folder says otherwise."""
+"""Word pieces of a sentence to use in evaluation, unless the model's folder says otherwise."""
 
 Embed = Callable[[Sequence[str]], Tensor]
 
@@ -49,7 +49,7 @@ Sts = Mapping[tuple[str, str], StsPairs]
 
 
 class StsScores(NamedTuple):
-    """What an encoder reaches.
+    """Scores of an encoder.
 
     Args:
         tasks: Spearman x 100 on the test split of each task.
@@ -69,7 +69,7 @@ def read_sts(path: Path) -> Sts:
 
     Raises:
         OSError: There is no such file.
-        ValueError: A column is missing, or a line is not what it should be (the message gives its number).
+        ValueError: A column is missing, or a line is not valid (the message gives its number).
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -77,7 +77,7 @@ def read_sts(path: Path) -> Sts:
         )
     found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]] = {}
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin with a byte order mark
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
             rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             heading = next(rows, [])
             if tuple(heading[:4]) != COLUMNS or len(heading) != 6:
@@ -122,12 +122,12 @@ def spearman(first: Tensor, second: Tensor, scores: NDArray[np.float64]) -> floa
 
 
 class Prepared:
-    """Sentences tokenised once, in batches of like length, to embed again and again.
+    """Sentences tokenised once, in batches of similar length, to be embedded repeatedly.
 
     Args:
         tokenizer: Tokenizer of the encoder.
-        sentences: What to embed.
-        max_length: The most word pieces of a sentence.
+        sentences: Sentences to embed.
+        max_length: Largest number of word pieces of a sentence.
         batch: Sentences in a batch.
     """
 
@@ -144,7 +144,7 @@ class Prepared:
 
     @torch.inference_mode()
     def embed(self, encoder: SentenceEncoder) -> Tensor:
-        """``(sentences, width)`` on the CPU, in evaluation mode; the encoder's mode is put back."""
+        """Embeddings ``(sentences, width)`` on the CPU, in evaluation mode; restores the encoder's mode."""
         device = next(encoder.parameters()).device
         was_training = encoder.training
         encoder.eval()
@@ -171,8 +171,8 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
     """Evaluate on the test split of every task that ``sts`` holds.
 
     Args:
-        embed: Sentences to vectors ``(sentences, d)``.
-        sts: Of :func:`read_sts`.
+        embed: Maps sentences to vectors ``(sentences, d)``.
+        sts: Result of :func:`read_sts`.
         bar: Show progress.
     """
     from weince.progress import bars
@@ -190,7 +190,7 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
             if task == "STSB":
                 positive = torch.from_numpy(pairs.scores > 4)
                 unit, other = unit_in_double(first), unit_in_double(second)
-                near = pair_distances(unit[positive], other[positive]).mean()  # NaN where there are none
+                near = pair_distances(unit[positive], other[positive]).mean()  # NaN if there are none
                 spread = (float(near), float(uniformity(torch.cat([unit, other]))))
             progress.update(shown, advance=1, said=task)
     if not tasks:
@@ -199,14 +199,15 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
 
 
 def score_encoder(encoder: SentenceEncoder, tokenizer: Any, sts: Sts, *, bar: bool = False) -> StsScores:
-    """:func:`score` of an encoder at hand."""
+    """:func:`score` of an encoder in memory."""
     return score(lambda sentences: Prepared(tokenizer, sentences).embed(encoder), sts, bar=bar)
 
 
 def load_embed(model: str, *, device: str = "cpu") -> Embed:
-    """A model as a function of sentences.
+    """Load a model as a function that embeds sentences.
 
-    A folder of sentence-transformers pools as it says itself; any other transformer gives the vector of ``[CLS]``.
+    A model of sentence-transformers pools as its own settings say; the folder of any other transformer gives the
+    vector of ``[CLS]``.
     """
     check_model(model)
     if Path(model).is_dir() and not (Path(model) / "modules.json").is_file():
@@ -221,7 +222,7 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
     local = only_here(model)
     try:
         loaded = SentenceTransformer(model, device=device, local_files_only=local)
-    except Exception as error:  # what a broken folder or a missing network raises varies with the version
+    except Exception as error:  # the types for a broken folder or a missing network vary between versions
         raise cannot_load(model, local, error) from error
     prepare_cpu_for(loaded)
 
@@ -235,8 +236,8 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
 
 
 def evaluate_sts(model: str, sts: Path, *, device: str = "cpu", bar: bool = False) -> StsScores:
-    """STS12 to STS16, STS-B and SICK-R of a model, by folder or hub name, with alignment and uniformity."""
-    pairs = read_sts(sts)  # first: a wrong path should not wait for a model, or for a hub
+    """Scores of a model, given by folder or hub name: STS12 to STS16, STS-B, SICK-R, alignment and uniformity."""
+    pairs = read_sts(sts)  # first, so that a wrong path fails before a model is loaded
     return score(load_embed(model, device=device), pairs, bar=bar)
 
 

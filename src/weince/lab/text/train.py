@@ -1,10 +1,10 @@
-"""Unsupervised SimCSE: a sentence twice through the encoder, dropout as the only difference (Gao et al., 2021).
+"""Unsupervised SimCSE: a sentence passes the encoder twice, with dropout as the only difference (Gao et al., 2021).
 
-With ``pairs`` it is the other usual training of sentence encoders: two sentences that mean the same.
+With ``pairs``, it trains on the usual alternative: pairs of sentences that mean the same.
 
-``train(TextRun(...))`` reads top to bottom. A folder of a run holds ``run.yaml``, ``log.csv``, ``checkpoints/``,
+``train(TextRun(...))`` reads top to bottom. The folder of a run holds ``run.yaml``, ``log.csv``, ``checkpoints/``,
 ``best/`` (the encoder that ranks STS-B's dev pairs best, for transformers and sentence-transformers) and, once it is
-done, ``result.json`` with the test scores of that encoder. A run that was stopped goes on where it was.
+done, ``result.json`` with the test scores of that encoder. A run that was stopped resumes.
 """
 
 import hashlib
@@ -39,34 +39,34 @@ from weince.machine import check_device, find_device, prepare_cpu_for_bf16
 from weince.tail import TailStats
 
 FREE_TO_CHANGE = {"out", "device", "text", "sts", "model", "checkpoint_every", "graph"}
-"""Settings that a resumed run may change: files may have moved, and a GPU may have become free."""
+"""Settings that may change when a run resumes: files may have moved, and another device may be free."""
 
 
 @dataclass(frozen=True)
 class TextRun:
-    """One run on sentences or on pairs of them; the defaults are unsupervised SimCSE's for BERT-base.
+    """A run on sentences or on pairs of sentences; the defaults are unsupervised SimCSE's for BERT-base.
 
     Args:
-        text: File with one sentence a line, or one pair, with a tab between its sentences.
+        text: File with one sentence per line, or one pair of sentences with a tab between them.
         model: Encoder to start from: a folder, or a hub name.
         sts: Tab-separated file of STS pairs: task, subset, split, score and two sentences.
-        out: Folder of the run; it goes on where an earlier run of the same settings stopped.
-        task: What kind of run this is.
-        loss: Which loss.
+        out: Folder of the run. A run with the same settings in it is resumed.
+        task: Kind of run.
+        loss: The loss.
         batch: Sentences in a batch.
         lr: Learning rate of AdamW at the start; it falls linearly to 0.
         epochs: Passes over the sentences.
-        max_length: Word pieces of a sentence that are kept in training.
+        max_length: Word pieces of a sentence to keep in training.
         seed: Seed of the order of sentences, the dropout and the head.
         pairs: Train on pairs of sentences instead of each sentence twice.
-        pooling: The vector of a sentence: ``cls`` for that of its first token, ``mean`` for that of all.
+        pooling: Vector of a sentence: ``cls`` for that of its first token, ``mean`` for the mean over all tokens.
         head: Put a layer (linear, tanh) on top of the encoder in training only.
         clip: Largest norm of the gradient.
         eval_every: Steps between evaluations on STS-B's dev split.
-        checkpoint_every: Evaluations between checkpoints; 0 takes none, and a run that is stopped starts anew.
+        checkpoint_every: Evaluations between checkpoints; 0 for none, and then a run that is stopped starts anew.
         log_every: Steps between lines of the log.
-        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is in fp32 always.
-        sentences: Use only so many sentences or pairs, from the beginning of the file.
+        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast) in the encoder; the loss is always in fp32.
+        sentences: Use only this many sentences or pairs, from the beginning of the file.
         device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
         graph: Run the step as a CUDA graph: faster for a small encoder. All sentences are padded to ``max_length``.
     """
@@ -109,11 +109,11 @@ class TextRun:
 
 
 def train(run: TextRun, *, bar: bool = True) -> Path:
-    """Train, and return the folder of the encoder that does best on STS-B's dev split.
+    """Train, and return the folder of the encoder with the best score on STS-B's dev split.
 
     Raises:
         OSError: A file, a folder or a model is missing or cannot be read or written.
-        ValueError: What is in a file is not what it should be, or ``run.out`` holds a run of other settings.
+        ValueError: The content of a file is not valid, or ``run.out`` holds a run with other settings.
     """
     check_model(run.model)
     sts = read_sts(run.sts)
@@ -134,7 +134,7 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
 
 
 class Job:
-    """A run at work: what is built from its settings, and what changes from step to step."""
+    """A run in progress: the objects built from its settings, and the state that changes from step to step."""
 
     def __init__(self, run: TextRun, sts: Sts) -> None:
         self.run = run
@@ -145,7 +145,7 @@ class Job:
         self.fingerprint = _fingerprint(self.sentences, run.sts, backbone)
         self.dev = StsTask(self.tokenizer, sts["STSB", "dev"])
         torch.manual_seed(run.seed)
-        # In float32 whatever the file holds: small steps are lost in weights of 16 bits.
+        # Always in float32: small updates are lost in 16-bit weights.
         encoder = SentenceEncoder(backbone, head=run.head, pooling=run.pooling)
         self.encoder = encoder.to(self.device, torch.float32).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
@@ -161,10 +161,10 @@ class Job:
             pairs=run.pairs,
         )
         self.step, self.best, self.best_step = 0, -math.inf, 0
-        self.best_weights: dict[str, Tensor] = {}  # while they are not on disk
+        self.best_weights: dict[str, Tensor] = {}  # until they are on disk
 
     def resume(self) -> None:
-        """Take up the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if there is one, and drop later rows of the log."""
         found = checkpoint.newest(self.run.out / "checkpoints")
         rows = (
             [] if found is None else [row for row in read_log(self.run.out) if int(row["step"]) <= found.step]
@@ -176,7 +176,7 @@ class Job:
             self.restore(found)
 
     def restore(self, found: checkpoint.Checkpoint) -> None:
-        """Be as it was when a checkpoint was taken."""
+        """Restore the state of a checkpoint."""
         state = found.state
         if state["sentences"] != len(self.sentences):
             raise ValueError(
@@ -194,7 +194,7 @@ class Job:
             torch.mps.set_rng_state(state["mps_rng"])
 
     def save_best(self) -> None:
-        """Write the best encoder, unless it is on disk already."""
+        """Write the best encoder, unless it is already on disk."""
         if self.best_weights:
             save_encoder(
                 self.encoder,
@@ -206,7 +206,7 @@ class Job:
             self.best_weights = {}
 
     def save(self) -> None:
-        """Write a checkpoint; the best encoder first, since going on from here will not find it again."""
+        """Write a checkpoint; the best encoder first, since a run resumed from here could not make it again."""
         self.save_best()
         state = {
             "encoder": self.encoder.state_dict(),
@@ -222,12 +222,12 @@ class Job:
         checkpoint.save(self.run.out / "checkpoints", self.step, state)
 
     def prepare(self, numbers: Any) -> tuple[Drawn, Tokens]:
-        """The sentences of a step as tokens; runs in a thread."""
+        """The sentences of a step, and their tokens; called in a thread."""
         drawn = self.sentences.draw(numbers)
         return drawn, tokenise(self.tokenizer, drawn.sentences, self.run.max_length, whole=self.run.graph)
 
     def go(self, *, bar: bool) -> None:
-        """Take the steps that are left."""
+        """Train for the remaining steps."""
         run = self.run
         numbers = batches(
             len(self.sentences), batch=run.batch, epochs=run.epochs, seed=run.seed, start=self.step
@@ -254,12 +254,12 @@ class Job:
         self.save_best()
 
     def checkpoint_is_due(self) -> bool:
-        """Whether it is this evaluation's turn."""
+        """Whether to write a checkpoint after this evaluation."""
         evaluations = -(-self.step // self.run.eval_every)
         return self.run.checkpoint_every > 0 and evaluations % self.run.checkpoint_every == 0
 
     def take_step(self, drawn: Drawn, tokens: Tokens) -> tuple[Embedded, Tensor | None]:
-        """One step of training: the vectors and the loss, and the ids that were passed on."""
+        """Train one step; returns the embeddings with their loss, and the ids that the loss got."""
         set_rate(self.take.optimizer, self.run.lr * (1 - self.step / self.steps))
         ids = None if drawn.ids is None else torch.from_numpy(drawn.ids).to(self.device)
         embedded = self.take(tokens, ids)
@@ -268,7 +268,7 @@ class Job:
 
     @matmul_precision("fp32")
     def evaluate(self) -> float:
-        """Spearman on the dev split; the encoder is kept if it is the best so far."""
+        """Spearman x 100 on the dev split; keeps the weights if they are the best so far."""
         dev = self.dev.spearman(self.encoder)
         if dev > self.best or self.best_step == 0:
             self.best, self.best_step = dev, self.step
@@ -277,7 +277,7 @@ class Job:
 
 
 class _Sums:
-    """The loss and the number of sentences since the last line of the log."""
+    """Sum of the losses and number of sentences since the last line of the log."""
 
     def __init__(self, device: torch.device) -> None:
         self.loss, self.steps, self.sentences = torch.zeros((), device=device), 0, 0
@@ -287,7 +287,7 @@ class _Sums:
         self.loss, self.steps, self.sentences = self.loss + loss, self.steps + 1, self.sentences + sentences
 
     def row(self, step: int, epoch: float, stats: TailStats) -> Row:
-        """A line of the log. Reading the three means is the only wait for the device between evaluations."""
+        """A line of the log. Reading the three means is the only device sync between evaluations."""
         means = torch.stack([self.loss / self.steps, stats.lam.mean(), stats.beta.mean()])
         loss, lam, beta = means.tolist()
         if not math.isfinite(loss):
@@ -297,7 +297,7 @@ class _Sums:
 
 
 def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
-    """Test scores of the best encoder, which was chosen on the dev split alone."""
+    """Write the test scores of the best encoder, which was chosen only on the dev split."""
     backbone, tokenizer = load_backbone(str(job.run.out / "best"))
     encoder = SentenceEncoder(backbone, pooling=job.run.pooling).to(job.device)
     scores = score_encoder(encoder, tokenizer, sts, bar=bar)
@@ -316,7 +316,7 @@ def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
 
 
 def fingerprint(run: TextRun) -> str:
-    """Sixteen hexadecimal digits that tell what a run starts from: its sentences, its STS pairs and its encoder."""
+    """Sixteen hexadecimal digits that identify the input of a run: sentences, STS pairs and initial encoder."""
     sentences = SentenceFile(run.text, first=run.sentences, pairs=run.pairs)
     try:
         return _fingerprint(sentences, run.sts, load_backbone(run.model)[0])
@@ -328,6 +328,6 @@ def _fingerprint(sentences: SentenceFile, sts: Path, backbone: torch.nn.Module) 
     found = hashlib.blake2b(sentences.hashes.tobytes(), digest_size=8)
     found.update(sts.read_bytes())
     for name, weights in sorted(backbone.state_dict().items()):
-        if not name.startswith("pooler."):  # of which we make no use, and which a file need not have
+        if not name.startswith("pooler."):  # not used, and some files lack it
             found.update(name.encode() + weights.detach().cpu().float().contiguous().numpy().tobytes())
     return found.hexdigest()

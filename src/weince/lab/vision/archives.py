@@ -1,4 +1,4 @@
-"""The named data sets: their official archives, fetched by checksum, converted once, then memory-mapped."""
+"""The named data sets: download and verify their official archives, convert them once, then memory-map them."""
 
 import gzip
 import io
@@ -33,7 +33,7 @@ BLOCK = 1024  # rows written at a time
 
 @dataclass(frozen=True)
 class Archive:
-    """One official file. Without a checksum that can be relied on there is no ``url``, and it is fetched by hand."""
+    """One official file. A file without a reliable checksum has no ``url`` and must be downloaded by hand."""
 
     file: str
     folder: str  # what it unpacks to
@@ -43,7 +43,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Source:
-    """The archives of a data set, and what makes arrays of the folders they unpack to."""
+    """The archives of a data set, and a function that reads arrays from the unpacked folders."""
 
     archives: tuple[Archive, ...]
     read: Callable[[list[Path]], Content]
@@ -83,7 +83,7 @@ SOURCES = {
         ),
         read_stl10,
     ),
-    # image-net.org gives these to registered users, and public copies disagree about the checksum.
+    # image-net.org gives these only to registered users, and public copies have different checksums.
     "imagenet32": Source(
         (
             Archive("Imagenet32_train_npz.zip", "Imagenet32_train_npz"),
@@ -109,12 +109,12 @@ Check = Callable[[dict[str, Array], list[str]], object]
 
 
 def open_named(name: str, cache: Path, check: Check) -> tuple[dict[str, Array], list[str]]:
-    """The arrays of a data set, memory-mapped, and its class names; made first where they are not there yet.
+    """The arrays of a data set, memory-mapped, and its class names; converts the archives on first use.
 
     Args:
-        name: Of :data:`SOURCES`.
+        name: A key of :data:`SOURCES`.
         cache: The folder with the archives, and with one folder of arrays for each data set.
-        check: Is given arrays and class names when they are made, and raises if they cannot be right.
+        check: Called with the arrays and class names after a conversion; raises if they are not valid.
     """
     ready = cache / name
     if not ready.exists():
@@ -127,7 +127,7 @@ def open_named(name: str, cache: Path, check: Check) -> tuple[dict[str, Array], 
 
 
 def open_arrays(folder: Path) -> tuple[dict[str, Array], list[str]]:
-    # Copy on write: torch.from_numpy wants arrays that can be written to, and the files stay as they are.
+    # Copy on write: torch.from_numpy wants writable arrays, and the files must not change.
     arrays = {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in folder.glob("*.npy")}
     missing = [key for key in SPLITS if key not in arrays]
     if missing:
@@ -136,8 +136,8 @@ def open_arrays(folder: Path) -> tuple[dict[str, Array], list[str]]:
 
 
 def convert(source: Source, cache: Path, ready: Path, check: Check) -> None:
-    """Write each array as ``.npy`` into the folder ``ready``, which appears only when all of them are there."""
-    # Windows does not remove a file that is mapped; after an error the reader's arrays may still be.
+    """Write each array as ``.npy`` into the folder ``ready``, which appears only once it is complete."""
+    # Windows does not remove a mapped file, and after an error the reader's arrays may still be mapped.
     with tempfile.TemporaryDirectory(
         dir=cache, prefix=f".{ready.name}-", ignore_cleanup_errors=True
     ) as scratch:
@@ -149,7 +149,7 @@ def convert(source: Source, cache: Path, ready: Path, check: Check) -> None:
         try:
             made.rename(ready)
         except OSError:
-            if not ready.exists():  # else another process was first
+            if not ready.exists():  # otherwise another process was first
                 raise
 
 
@@ -161,7 +161,7 @@ def write_content(folder: Path, content: Content) -> None:
 
 
 def write_rows(path: Path, rows: Rows) -> None:
-    """Write an array part by part (not through a memory map, which a full disk would kill with a signal)."""
+    """Write an array part by part. (With a memory map, a full disk would kill the process by a signal.)"""
     parts = iter(rows.parts)
     first = next(parts)
     header = {"descr": first.dtype.str, "fortran_order": False, "shape": rows.shape}
@@ -182,7 +182,7 @@ def write_rows(path: Path, rows: Rows) -> None:
 
 
 def unpacked(archive: Archive, cache: Path, scratch: Path) -> Path:
-    """The folder that an archive holds: already there, or unpacked into ``scratch``."""
+    """The unpacked folder of an archive: the one in ``cache``, or else unpacked into ``scratch``."""
     if (cache / archive.folder).is_dir():
         return cache / archive.folder
     target = scratch / archive.folder
@@ -192,7 +192,7 @@ def unpacked(archive: Archive, cache: Path, scratch: Path) -> Path:
 
 
 def fetch(archive: Archive, cache: Path) -> Path:
-    """The archive in the cache, downloaded if it is not there, its checksum compared."""
+    """The archive in the cache, downloaded if it is missing; its checksum is verified."""
     import pooch
     from requests import RequestException
 
@@ -220,7 +220,7 @@ def fetch(archive: Archive, cache: Path) -> Path:
             f"status {error.response.status_code}" if error.response is not None else type(error).__name__
         )
         raise OSError(f"cannot download {archive.url} ({reason}): {by_hand}") from error
-    except ValueError as error:  # pooch's word for a wrong checksum
+    except ValueError as error:  # pooch raises this for a wrong checksum
         raise ValueError(f"what {archive.url} gave is not the official file ({error}): {by_hand}") from error
     finally:
         bar.close()
@@ -228,7 +228,7 @@ def fetch(archive: Archive, cache: Path) -> Path:
 
 
 class DownloadBar:
-    """A progress bar in the shape that pooch wants."""
+    """A progress bar with the interface that pooch expects."""
 
     def __init__(self, description: str) -> None:
         self.description, self.total = description, 0
@@ -241,20 +241,20 @@ class DownloadBar:
         self.advance(done)
 
     def reset(self) -> None:
-        """Pooch starts over to fill the bar; ours is about to go away."""
+        """Do nothing: pooch calls this to fill its bar at the end, and ours is closed then."""
 
     def close(self) -> None:
         self.stack.close()
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpack a tar.gz or a zip; nothing is written outside ``folder``, whatever the names in it say."""
+    """Unpack a tar.gz or a zip; nothing is written outside ``folder``, whatever the member names are."""
     what = f"unpacking {path.name}"
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as pack, passing_bar(what, len(pack.namelist())) as advance:
                 for member in pack.infolist():
-                    pack.extract(member, folder)  # which drops a leading slash, and ".."
+                    pack.extract(member, folder)  # extract drops a leading slash and ".."
                     advance(1)
         else:
             with (
@@ -262,13 +262,13 @@ def unpack(path: Path, folder: Path) -> None:
                 Counted(path, advance) as file,
                 tarfile.open(fileobj=file, mode="r|gz", bufsize=2**20) as tar,
             ):
-                tar.extractall(folder, filter="data")  # which refuses them
+                tar.extractall(folder, filter="data")  # the filter refuses them
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is damaged or not what its name says: {error}") from error
 
 
 class Counted(io.FileIO):
-    """A file that tells how much of it has been read."""
+    """A file that reports to ``advance`` how many bytes were read."""
 
     def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
         super().__init__(path)

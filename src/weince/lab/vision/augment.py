@@ -1,7 +1,7 @@
 """SimCLR's augmentation on whole batches: crop and resize, flip, colour jitter, grey, blur.
 
-Every image gets its own random numbers, drawn on its device from a generator; what is done with them is
-:func:`apply`, a pure function of static shapes that compiles into one graph and never waits for the device.
+Every image gets its own random numbers, drawn on its device from a generator. :func:`apply` uses them; it is a pure
+function of static shapes that compiles into one graph and never syncs with the device.
 
 The steps are those of torchvision's transforms on float images (``RandomResizedCrop``, ``RandomHorizontalFlip``,
 ``ColorJitter``, ``RandomGrayscale``, ``GaussianBlur``), in SimCLR's order.
@@ -22,21 +22,21 @@ from torch import Tensor
 from weince.scores import free_to_look
 
 CROP_TRIES = 10
-UNIFORMS = 2 * CROP_TRIES + 2 + 13  # boxes and their place; flip, jitter (1 + 4 + 4), grey, blur (1 + 1)
+UNIFORMS = 2 * CROP_TRIES + 2 + 13  # boxes, their position; flip, jitter (1 + 4 + 4), grey, blur (1 + 1)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue, each (n, height, width)
 
 
 class Draws(NamedTuple):
-    """The random numbers of a batch of ``n`` images. A step that is switched off for all of them is ``None``."""
+    """The random draws for a batch of ``n`` images; ``None`` for a step that is switched off."""
 
     box: Tensor  # (n, 4) top, left, height, width of the crop in whole pixels
     flip: Tensor  # (n,) bool
-    # (n, 4) of brightness, contrast, saturation (1 leaves them), shift of the hue in turns
+    # (n, 4) factors of brightness, contrast and saturation (1 has no effect), and shift of the hue in turns
     factors: Tensor | None
-    order: Tensor | None  # (n, 4) which of the four comes first, second, third, last
+    order: Tensor | None  # (n, 4) the order in which the four are applied
     grey: Tensor | None  # (n,) bool
-    sigma: Tensor | None  # (n,) of the blur in pixels; 0 leaves the image sharp
+    sigma: Tensor | None  # (n,) sigma of the blur in pixels; 0 for no blur
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Augment:
 
     Args:
         size: Height and width of the views.
-        crop_scale: Smallest and largest area of the crop as a part of the image.
-        crop_ratio: Smallest and largest width over height of the crop.
+        crop_scale: Smallest and largest area of the crop, as a fraction of the image.
+        crop_ratio: Smallest and largest ratio of width to height of the crop.
         flip: Probability of a horizontal flip.
         jitter: Strength of brightness, contrast, saturation (factors in ``[max(0, 1 - x), 1 + x]``) and hue
             (shift in ``[-x, x]``, at most 0.5).
         jitter_p: Probability that an image is jittered at all.
-        grey_p: Probability of turning grey.
+        grey_p: Probability of conversion to grey.
         blur_p: Probability of a Gaussian blur (sigma in [0.1, 2], kernel a tenth of ``size``); the paper uses none.
     """
 
@@ -85,7 +85,7 @@ class Augment:
 
         Args:
             images: ``(n, 3, height, width)``, uint8 or floats in [0, 1].
-            generator: On the device of the images.
+            generator: A generator on the device of the images.
 
         Returns:
             ``(n, 3, size, size)`` float32 in [0, 1].
@@ -93,7 +93,7 @@ class Augment:
         return apply(images, self.draw(images, generator), size=self.size)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
-        """The random numbers for images ``(n, 3, height, width)``, which are asked for shape and device only."""
+        """The draws for images ``(n, 3, height, width)``; only their shape and device are used."""
         if images.device.type != generator.device.type:
             raise ValueError(
                 f"images and generator must be on one device; got {images.device} and {generator.device}"
@@ -101,18 +101,18 @@ class Augment:
         return self.draws(images, self.uniforms(len(images), generator))
 
     def uniforms(self, n: int, generator: torch.Generator) -> Tensor:
-        """All the randomness of ``n`` images in one call: numbers in [0, 1), ``(n, 35)``, on the generator's device.
+        """All random numbers for ``n`` images: in [0, 1), ``(n, 35)``, on the generator's device.
 
-        ``torch.compile`` cannot take a generator in, so a compiled step is given these from outside.
+        ``torch.compile`` does not support generators, so a compiled step gets these numbers as input.
         """
         return torch.rand(n, UNIFORMS, generator=generator, device=generator.device)
 
     def view(self, images: Tensor, u: Tensor) -> Tensor:
-        """Views of a batch by the numbers of :meth:`uniforms`, ``(n, 35)``; compiles whole."""
+        """Views of a batch, given the numbers of :meth:`uniforms`, ``(n, 35)``; compiles into one graph."""
         return apply(images, self.draws(images, u), size=self.size)
 
     def draws(self, images: Tensor, u: Tensor) -> Draws:
-        """What the numbers ``u`` mean for images ``(n, 3, height, width)``, of which only the shape matters."""
+        """Convert the numbers ``u`` to draws for images ``(n, 3, height, width)``; only their shape is used."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (n, 3, height, width); got {tuple(images.shape)}")
         height, width = images.shape[2:]
@@ -128,7 +128,7 @@ class Augment:
         )
 
     def _draw_box(self, u: Tensor, height: int, width: int) -> Tensor:
-        """The first of ten boxes that fits into the image, else the largest in its middle of an allowed ratio."""
+        """The first of ten boxes that fits into the image, else the largest centred one with an allowed ratio."""
         low, high = self.crop_scale
         area = height * width * (low + (high - low) * u[:, :CROP_TRIES])
         low, high = math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1])
@@ -145,7 +145,7 @@ class Augment:
         return torch.stack(box, dim=1)
 
     def _draw_factors(self, chosen: Tensor, u: Tensor) -> Tensor:
-        """``(n, 4)`` factors and hue shift, of no effect where an image was not chosen."""
+        """Factors and hue shift ``(n, 4)``; they have no effect on images that were not chosen."""
         columns = []
         for op, strength in enumerate(self.jitter):
             low, high = (-strength, strength) if op == HUE else (max(0.0, 1 - strength), 1 + strength)
@@ -154,11 +154,11 @@ class Augment:
 
 
 def apply(images: Tensor, draws: Draws, *, size: int) -> Tensor:
-    """Do to a batch what was drawn for it.
+    """Apply the draws to a batch.
 
     Args:
         images: ``(n, 3, height, width)``, uint8 or floats in [0, 1].
-        draws: What :meth:`Augment.draws` returned.
+        draws: Result of :meth:`Augment.draws`.
         size: Height and width of the views.
 
     Returns:
@@ -178,10 +178,10 @@ def apply(images: Tensor, draws: Draws, *, size: int) -> Tensor:
 
 
 def crop_resize(pixels: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Cut ``box`` out of each image, bring it to ``size``, and mirror it where ``flip`` says so.
+    """Cut ``box`` out of each image, resize it to ``size``, and mirror it where ``flip`` is True.
 
-    Bilinear, antialiased where it shrinks, nothing outside the box is read: one matrix for the rows of each image
-    and one for its columns.
+    The resize is bilinear, antialiased when it shrinks, and reads nothing outside the box. It multiplies each image
+    by one matrix for its rows and one for its columns.
     """
     n, channels, height, width = pixels.shape
     top, left, box_height, box_width = box.to(torch.float32).unbind(1)
@@ -190,17 +190,17 @@ def crop_resize(pixels: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
     pixels = torch.bmm(rows, pixels.transpose(1, 2).reshape(n, height, channels * width))
     pixels = pixels.view(n, size, channels, width).transpose(1, 2).reshape(n, channels * size, width)
     pixels = torch.bmm(pixels, columns.mT).view(n, channels, size, size)
-    return pixels.clamp(0.0, 1.0)  # the weights add up to 1 only to rounding
+    return pixels.clamp(0.0, 1.0)  # the weights add up to 1 only up to rounding
 
 
 def resampling(start: Tensor, length: Tensor, reverse: Tensor, cells: int, size: int) -> Tensor:
-    """The weights ``(n, size, cells)`` by which pixels ``start`` to ``start + length`` of a line become ``size``."""
+    """Weights ``(n, size, cells)`` that resample pixels ``start`` to ``start + length`` of a line to ``size``."""
     target = torch.arange(size, device=start.device) + 0.5
     target = torch.where(reverse[:, None], size - target, target)
     scale = (length / size)[:, None]
     centre = (start[:, None] + target * scale)[:, :, None]
     source = torch.arange(cells, device=start.device) + 0.5
-    # A triangle as wide as the pixels are, on the coarser of the two grids.
+    # A triangle filter as wide as the pixels of the coarser grid.
     reach = scale.clamp(min=1.0)[:, :, None]
     weights = (1 - (source - centre).abs() / reach).clamp(min=0.0)
     end = (start + length)[:, None, None]
@@ -209,10 +209,10 @@ def resampling(start: Tensor, length: Tensor, reverse: Tensor, cells: int, size:
 
 
 def colour_jitter(planes: Planes, factors: Tensor, order: Tensor) -> Planes:
-    """Brightness, contrast, saturation and hue, in each image's own order.
+    """Change brightness, contrast, saturation and hue, in each image's own order.
 
-    In every round each image does one of the four. The first three move its pixels away from black, its mean grey
-    or their own grey: ``f * x + (1 - f) * y``.
+    Each round applies one of the four to each image. The first three blend its pixels ``x`` with black, its mean grey
+    or their own grey ``y``: ``f * x + (1 - f) * y``.
     """
     for turn in range(4):
         op = order[:, turn]
@@ -227,8 +227,8 @@ def colour_jitter(planes: Planes, factors: Tensor, order: Tensor) -> Planes:
 
 
 def _with_hue(planes: Planes, before: Planes, turns: Tensor, factor: Tensor) -> Planes:
-    """Planes in which the images of ``turns`` are those of ``before`` with their hue shifted by ``factor``."""
-    if free_to_look(turns):  # most of the time goes into the hue, which a quarter of the images turn
+    """The planes, except that the images in ``turns`` are those of ``before`` with the hue shifted by ``factor``."""
+    if free_to_look(turns):  # hue takes most of the time, and only a quarter of the images need it
         rows = turns.nonzero().squeeze(1)
         red, green, blue = (plane[rows] for plane in before)
         for plane, shifted in zip(planes, shift_hue((red, green, blue), factor[rows]), strict=True):
@@ -249,15 +249,15 @@ def grey_of(planes: Planes) -> Tensor:
 
 
 def shift_hue(planes: Planes, shift: Tensor) -> Planes:
-    """Turn the hue by ``shift`` (1 is a whole turn) at the same value and saturation of the HSV model.
+    """Shift the hue by ``shift`` (1 is a full turn) at the same value and saturation of the HSV model.
 
     With ``top`` the largest channel and ``chroma`` largest less smallest, a hue of ``h`` sixths of a turn gives red
-    ``top - chroma * clamp(2 - |k - 2|, 0, 1)`` with ``k = (5 + h) mod 6``; green and blue have 3 and 1 for 5.
+    ``top - chroma * clamp(2 - |k - 2|, 0, 1)`` with ``k = (5 + h) mod 6``; green and blue use 3 and 1 instead of 5.
     """
     red, green, blue = planes
     top = torch.maximum(torch.maximum(red, green), blue)
     chroma = top - torch.minimum(torch.minimum(red, green), blue)
-    safe = torch.where(chroma == 0, 1.0, chroma)  # a grey pixel has no hue, and any will do
+    safe = torch.where(chroma == 0, 1.0, chroma)  # a grey pixel has no hue, any value will do
     hue = torch.where(
         top == red,
         (green - blue) / safe,
@@ -274,12 +274,12 @@ def shift_hue(planes: Planes, shift: Tensor) -> Planes:
 
 
 def blur_radius(size: int) -> int:
-    """Half the width of the blur's kernel, which spans a tenth of the view and has a middle."""
+    """Radius of the blur's kernel, whose width is odd and about a tenth of the view."""
     return size // 10 // 2
 
 
 def blur(views: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur of ``(n, 3, size, size)`` by each image's ``sigma``, mirrored at the border; 0 leaves it."""
+    """Gaussian blur of ``(n, 3, size, size)`` with each image's ``sigma``, mirrored at the border; 0 for no blur."""
     n, channels, size, _ = views.shape
     radius = blur_radius(size)
     offsets = torch.arange(-radius, radius + 1, device=views.device)
@@ -303,7 +303,7 @@ def _spread(per_image: Tensor) -> Tensor:
 
 
 def _middle_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[float, float, float, float]:
-    """Top, left, height, width of the largest box in the middle with an allowed ratio."""
+    """Top, left, height and width of the largest centred box with an allowed ratio."""
     h, w = height, width
     if width / height < ratio[0]:
         h = round(width / ratio[0])

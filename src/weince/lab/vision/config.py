@@ -1,4 +1,4 @@
-"""The settings of a SimCLR run: what ``run.yaml`` and the options of ``weince train`` say."""
+"""The settings of a SimCLR run, as in ``run.yaml`` and in the options of ``weince train``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ FREE_TO_CHANGE = {
     "checkpoint_every",
     "track_every",
 }
-"""Settings that a resumed run may change: they leave its weights as they are."""
+"""Settings that may change when a run resumes: they do not affect its weights."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class VisionRun:
     """A SimCLR run.
 
     Args:
-        task: Says that a configuration file is of this kind.
+        task: Kind of run.
         data: Name of a data set (digits, cifar10, cifar100, stl10, imagenet32, tiny-imagenet), an .npz file or a
             folder of images, by class or not.
         encoder: resnet18, resnet50, vit_small, tiny, timm:NAME, torchvision:NAME, or your own, my_package:factory.
@@ -41,20 +41,20 @@ class VisionRun:
         loss: The loss.
         augment: How views are made; ``size`` is their height and width.
         optimizer: How weights are updated.
-        epochs: Passes over the images. At a constant rate without warm-up a run may be given more later.
+        epochs: Passes over the images. At a constant rate without warm-up, a run can be extended later.
         batch: Pairs of views in the global batch.
         seed: Seed of the weights, the order of the images and the views.
         precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
             projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
         device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
-        devices: Processes, one per GPU; torchrun's number wins.
+        devices: Processes, one per GPU; torchrun's number takes precedence.
         compile: Compile the encoder and the views; by default on a GPU.
         graph: Capture the step as a CUDA graph; by default on one GPU.
-        out: Folder of the run. A run that is there already goes on.
+        out: Folder of the run. A run with the same settings in it is resumed.
         checkpoint_every: Epochs between checkpoints.
-        snapshot_every: Epochs between weights that are kept (for ``weince diagnose --trend``); 0 keeps none.
-        track_every: Epochs between looks at how well neighbours vote on validation images (``vote`` in the log); 0
-            looks never. The images must have labels.
+        snapshot_every: Epochs between snapshots of the weights (for ``weince diagnose --trend``); 0 for none.
+        track_every: Epochs between evaluations by the vote of neighbours on validation images (``vote`` in the log);
+            0 for none. The images must have labels.
         tensorboard: Write TensorBoard's event files too.
     """
 

@@ -26,13 +26,13 @@ from weince.lab.vision.pictures import FILES, Images, picture_size, read_picture
 Labels = NDArray[np.int64]
 NAMES = ("digits", *SOURCES)
 TEST_SHARE = 0.2
-"""Share of each class that is held out, where the data come without a split."""
+"""Share of each class to hold out if the data have no split."""
 
 
 class ImageData(NamedTuple):
     """A data set. Images are ``(n, size, size, 3)`` uint8 (memory-mapped if named), labels ``(n,)`` from 0.
 
-    Without labels, which training does not need, both are None and there are no class names.
+    Training needs no labels. Without labels, both label arrays are None and there are no class names.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ImageData(NamedTuple):
     test_images: Images
     test_labels: Labels | None
     class_names: tuple[str, ...]
-    pretrain_images: Images  # what is trained on without labels: train_images, or STL-10's unlabeled split
+    pretrain_images: Images  # for training without labels: train_images, or STL-10's unlabeled split
 
 
 def load(name_or_path: str, *, cache: Path | None = None, size: int | None = None) -> ImageData:
@@ -49,12 +49,12 @@ def load(name_or_path: str, *, cache: Path | None = None, size: int | None = Non
 
     Args:
         name_or_path: ``digits``, ``cifar10``, ``cifar100``, ``stl10``, ``imagenet32``, ``tiny-imagenet``; or the path
-            of an official archive or what it unpacks to; or of an ``.npz`` with ``train_images``, ``train_labels``,
-            ``test_images``, ``test_labels`` (and ``class_names``), or with images alone; or of a folder with
-            ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png``, of which a fifth of each class is then
-            held out as the test set; or of a folder of images without labels, of which a fifth is held out too.
-        cache: Where archives are kept; by default the environment variable ``WEINCE_DATA``, else the user's cache.
-        size: Height and width to bring the images to; by default their own, in a folder the most common.
+            of an official archive or of its unpacked folder; or of an ``.npz`` with ``train_images``,
+            ``train_labels``, ``test_images``, ``test_labels`` (and ``class_names``), or with images only; or of a
+            folder with ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or with ``CLASS/*.png``, or with unlabelled
+            images. Without a test set, a fifth of the images (of each class) is held out.
+        cache: Folder of the archives; by default the environment variable ``WEINCE_DATA``, else the user's cache.
+        size: Height and width to resize the images to; by default their own, in a folder the most common.
     """
     path = Path(name_or_path)
     if name_or_path == "digits":
@@ -77,7 +77,7 @@ def load(name_or_path: str, *, cache: Path | None = None, size: int | None = Non
 
 
 def cache_folder() -> Path:
-    """Where archives are kept: ``WEINCE_DATA``, else the cache of this user on this platform."""
+    """Folder of the archives: ``WEINCE_DATA``, else this user's cache folder."""
     if os.environ.get("WEINCE_DATA"):
         return Path(os.environ["WEINCE_DATA"])
     import pooch
@@ -94,7 +94,10 @@ def load_digits(size: int) -> ImageData:
 
 
 def read_digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Pixels ``(1797, 64)`` from 0 to 16, and labels: from a file of scikit-learn, whose import takes a second."""
+    """Pixels ``(1797, 64)`` from 0 to 16, and labels.
+
+    Read from scikit-learn's data file if possible, since importing scikit-learn takes a second.
+    """
     found = importlib.util.find_spec("sklearn")
     file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
     if file.is_file():
@@ -107,13 +110,13 @@ def read_digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def load_named(name: str, cache: Path, size: int | None) -> ImageData:
-    """A data set with official archives, which are in ``cache`` or downloaded to it."""
+    """A data set with official archives, which are downloaded to ``cache`` if they are missing."""
     arrays, class_names = open_named(name, cache, lambda arrays, names: _checked(name, arrays, names, None))
     return _checked(name, arrays, class_names, size)
 
 
 def load_npz(path: Path, size: int | None) -> ImageData:
-    """Arrays by the names of :data:`SPLITS`, and ``class_names`` if it is there; or images alone."""
+    """Load arrays with the names of :data:`SPLITS` and optional ``class_names``; or images only."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             labelled = any(key.endswith("labels") for key in archive)
@@ -129,7 +132,7 @@ def load_npz(path: Path, size: int | None) -> ImageData:
             if "class_names" in archive:
                 names = [str(name) for name in np.atleast_1d(archive["class_names"])]
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # numpy takes what it does not know for a pickle, and tells how to load that without care.
+        # numpy takes an unknown format for a pickle, and its message says how to load that, which is unsafe.
         pickled = "it holds pickled objects, or is not an .npz" if "pickle" in str(error) else error
         raise ValueError(f"{path} cannot be used: {pickled}") from error
     if not labelled:
@@ -138,7 +141,7 @@ def load_npz(path: Path, size: int | None) -> ImageData:
 
 
 def load_folder(root: Path, size: int | None) -> ImageData:
-    """Image files by class or without labels, split into ``train`` and ``test`` (or ``val``), or not."""
+    """Load image files, by class or without labels, with or without folders ``train`` and ``test`` (or ``val``)."""
     test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
     if not (root / "train").is_dir():
         test = None
@@ -170,7 +173,7 @@ def load_folder(root: Path, size: int | None) -> ImageData:
 
 
 def _unlabelled_folder(root: Path, folders: dict[str, Path], size: int | None) -> ImageData:
-    """Image files that lie in the folders of the splits, or in one folder, without classes."""
+    """Load image files without classes, from the folders of the splits or from one folder."""
     for folder in folders.values():
         if not any(x.suffix.lower() in FILES for x in folder.iterdir()):
             raise ValueError(f"{folder} has neither images ({', '.join(FILES)}) nor folders of them by class")
@@ -184,7 +187,7 @@ def _unlabelled_folder(root: Path, folders: dict[str, Path], size: int | None) -
 
 
 def _unlabelled(name: str, arrays: dict[str, Array], size: int | None, where: str = "") -> ImageData:
-    """Images without labels; without test images, a fifth of them is held out, the same at every load."""
+    """Images without labels. Without test images, a fifth is held out, the same one at every load."""
     images = _same_size(arrays, size, where or name)
     if "test_images" not in images:
         every = images["train_images"]
@@ -201,7 +204,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """The image files in a folder; there must be some."""
+    """The image files in a folder; at least one is required."""
     found = sorted(x for x in folder.iterdir() if x.is_file() and x.suffix.lower() in FILES)
     if not found:
         raise ValueError(f"{folder} has no images ({', '.join(FILES)})")
@@ -232,7 +235,7 @@ def _listed(folder: Path, classes: Sequence[str]) -> tuple[list[Path], Labels]:
 
 
 def _common_size(paths: Sequence[Path]) -> int:
-    """The shorter side of the most common size; a warning says if not all images are squares of it."""
+    """The shorter side of the most common size; warns if not all images are squares of that size."""
     sizes = Counter(picture_size(path) for path in paths)
     size = min(sizes.most_common(1)[0][0])
     others = sum(count for shape, count in sizes.items() if shape != (size, size))
@@ -246,7 +249,7 @@ def _common_size(paths: Sequence[Path]) -> int:
 
 
 def stratified_split(labels: Labels, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that stay and rows held out, in order: of each class ``share``, rounded down, but at least one."""
+    """Sorted rows to keep and rows to hold out: ``share`` of each class, rounded down, but at least one row."""
     rng = np.random.default_rng(seed)
     held = []
     for label in np.unique(labels):
@@ -265,7 +268,7 @@ def _split(name: str, images: Images, labels: Labels, class_names: Sequence[str]
 def _checked(
     name: str, arrays: dict[str, Array], class_names: Sequence[str] | None, size: int | None, where: str = ""
 ) -> ImageData:
-    """The data set, if its arrays are what they should be."""
+    """The data set, after checking its arrays."""
     where = where or name
     images = _same_size(arrays, size, where)
     labels = {}
@@ -295,7 +298,7 @@ def _checked(
 
 
 def _same_size(arrays: dict[str, Array], size: int | None, where: str) -> dict[str, Images]:
-    """The images among some arrays, if they are that, as squares of one size."""
+    """The image arrays, checked and resized to squares of one size."""
     images = {key: _as_images(arrays[key], f"{where}: {key}") for key in arrays if key.endswith("images")}
     if size is None and len({x.shape[1:] for x in images.values()}) > 1:
         shapes = ", ".join(f"{key} {x.shape}" for key, x in images.items())

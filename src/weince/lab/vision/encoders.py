@@ -1,4 +1,4 @@
-"""Encoders by name, the projector, and weights from elsewhere.
+"""Encoders by name, the projector, and loading of weights.
 
 >>> import torch
 >>> model = SimCLR(build("tiny", size=32))
@@ -30,7 +30,7 @@ Norm = Literal["none", "hidden", "all"]
 class Tiny(nn.Module):
     """Three convolutions with group norm, 12 thousand weights: for tests and demonstrations on a CPU.
 
-    Nothing in it depends on the batch, so that several processes compute what one does.
+    No layer depends on the batch, so that several processes compute the same as one.
     """
 
     features = 64
@@ -51,7 +51,7 @@ class Tiny(nn.Module):
 
 
 class Foreign(nn.Module):
-    """A model of another library, its classifier taken off."""
+    """A model of another library or of the user, without a classifier."""
 
     def __init__(self, model: nn.Module, features: int) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class Foreign(nn.Module):
 
 
 def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) -> nn.Module:
-    """An encoder with fresh weights: images ``(n, 3, size, size)`` to features ``(n, encoder.features)``.
+    """Build an encoder with new weights: images ``(n, 3, size, size)`` to features ``(n, encoder.features)``.
 
     Args:
-        name: ``resnet18``, ``resnet50``, ``vit_small``, ``tiny``; ``timm:NAME`` or ``torchvision:NAME`` where those
-            libraries are installed; or a class or function of your own, ``package.module:name``.
+        name: ``resnet18``, ``resnet50``, ``vit_small``, ``tiny``; ``timm:NAME`` or ``torchvision:NAME`` if that
+            library is installed; or your own class or function, ``package.module:name``.
         size: Height and width of the images in pixels.
         width: Channels of the first stage of a ResNet.
         stem: Stem of a ResNet: ``"cifar"`` (3 x 3, no max-pool), the default up to 64 px, or ``"imagenet"``.
@@ -99,7 +99,7 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
 
 
 def _own(name: str, size: int) -> Foreign:
-    """An encoder of the user's: what it makes of two images says how wide its features are."""
+    """A user's encoder; its output for two images gives the width of the features."""
     model = find(name, "encoder")()
     if not isinstance(model, nn.Module):
         raise ValueError(f"encoder {name} must make an nn.Module; got {type(model).__name__}")
@@ -126,10 +126,10 @@ def _from_timm(name: str, size: int) -> Foreign:
     timm = cast("_Timm", _import("timm", name))
     try:
         try:
-            model = timm.create_model(name, num_classes=0, img_size=size)  # transformers want to know
+            model = timm.create_model(name, num_classes=0, img_size=size)  # vision transformers need it
         except TypeError:
             model = timm.create_model(name, num_classes=0)
-    except RuntimeError as error:  # timm's word for an unknown model
+    except RuntimeError as error:  # timm raises this for an unknown model
         raise ValueError(f"timm has no model {name!r}: {error}") from error
     return Foreign(model, cast(int, model.num_features))
 
@@ -160,8 +160,8 @@ class ProjectorConfig:
     """The layers between an encoder's features and the embeddings; by default the paper's.
 
     Args:
-        hidden: Width between the layers; that of the features if not given.
-        layers: Linear layers, at least 2.
+        hidden: Width between the layers; by default that of the features.
+        layers: Number of linear layers, at least 2.
         norm: Where batch norm follows a linear layer: ``none``, ``hidden`` (before each ReLU) or ``all`` (after the
             last layer too, as in SimCLR).
     """
@@ -179,14 +179,14 @@ class ProjectorConfig:
 
 
 class Projector(nn.Sequential):
-    """Linear layers without bias, ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``.
+    """Linear layers without bias and ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``.
 
     Args:
-        features: Features of the encoder.
+        features: Width of the encoder's features.
         hidden: Width between the layers, ``features`` by default.
         out: Width of the embeddings.
-        layers: Linear layers.
-        norm: Where batch norm follows them, see :class:`ProjectorConfig`.
+        layers: Number of linear layers.
+        norm: Where batch norm follows a linear layer, see :class:`ProjectorConfig`.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class SimCLR(nn.Module):
 
     Args:
         encoder: From :func:`build`, or any module with an attribute ``features``.
-        projector: By default the one of the paper, ``Projector(encoder.features)``.
+        projector: By default the paper's, ``Projector(encoder.features)``.
     """
 
     def __init__(self, encoder: nn.Module, projector: nn.Module | None = None) -> None:
@@ -229,18 +229,19 @@ class SimCLR(nn.Module):
 
 
 class Loaded(NamedTuple):
-    """What :func:`load_weights` left out."""
+    """Names of weights that :func:`load_weights` left out."""
 
-    missing: tuple[str, ...]  # of the model's weights: they keep their values
-    unexpected: tuple[str, ...]  # of the file's
+    missing: tuple[str, ...]  # in the model; they keep their values
+    unexpected: tuple[str, ...]  # in the file
 
 
 def load_weights(model: nn.Module, path: str | Path) -> Loaded:
-    """Fill a model (:class:`SimCLR` or an encoder alone) from a safetensors file or a torch checkpoint.
+    """Load weights into a model (:class:`SimCLR` or only an encoder) from a safetensors file or a torch checkpoint.
 
-    The names may be those of torchvision, or carry ``encoder.`` and ``projector.`` (and ``module.`` in front), bare
-    or under ``state_dict`` or ``model``. A classifier (``fc``, ``head``) is left out, and so is a projector that only
-    one side has. Nothing else may be missing or left over; the model is only touched when all fits.
+    The names may be torchvision's, or have the prefixes ``encoder.`` and ``projector.`` (and ``module.`` in front),
+    at the top level or under ``state_dict`` or ``model``. A classifier (``fc``, ``head``) is left out, and so is a
+    projector that only the model or only the file has. Nothing else may be missing or left over; otherwise the model
+    is not changed.
     """
     own = model.state_dict()
     state, dropped = _renamed(_without_classifier(_read_state(Path(path))), _has(own, "encoder."))
@@ -265,7 +266,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # either format has errors of its own, torch's with advice not to be followed
+    except Exception as error:  # the types vary, and torch's message gives unsafe advice
         raise ValueError(
             f"{path} cannot be read as weights; want safetensors, or a torch checkpoint that holds tensors and "
             f"plain values only; got {type(error).__name__}"
@@ -286,7 +287,7 @@ def _without_classifier(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _renamed(state: dict[str, Tensor], prefixed: bool) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The weights with ``encoder.`` before their names, or without; and what is then of no use."""
+    """The weights with or without the prefix ``encoder.``, and the names of weights dropped for lack of it."""
     if prefixed == _has(state, "encoder."):
         return state, ()
     if prefixed:
@@ -301,7 +302,7 @@ def _has(state: dict[str, Tensor], prefix: str) -> bool:
 
 
 def _misfit(name: str, value: Tensor, own: Tensor) -> str:
-    """What is wrong with the shape of a weight, if anything."""
+    """What is wrong with the shape of a weight; empty if it fits."""
     if value.shape == own.shape:
         return ""
     hint = " (is the other stem meant?)" if name.removeprefix("encoder.") == "conv1.weight" else ""
@@ -309,7 +310,7 @@ def _misfit(name: str, value: Tensor, own: Tensor) -> str:
 
 
 def _some(what: str, faults: list[str]) -> list[str]:
-    """The first few faults as one phrase, or none."""
+    """The first few faults as one phrase; an empty list if there are none."""
     faults = [fault for fault in faults if fault]
     more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
     return [what + ", ".join(faults[:5]) + more] if faults else []

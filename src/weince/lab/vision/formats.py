@@ -1,6 +1,6 @@
-"""What the official archives of the named data sets hold, read into arrays.
+"""Read the official archives of the named data sets into arrays.
 
-Nothing is unpickled: CIFAR and STL-10 are read in their binary forms, ImageNet-32 from its npz files.
+Nothing is unpickled: CIFAR and STL-10 are read from their binary versions, ImageNet-32 from its npz files.
 """
 
 import zipfile
@@ -18,14 +18,14 @@ Array = NDArray[Any]
 
 
 class Rows(NamedTuple):
-    """An array that may be larger than memory: its shape, and its rows in parts."""
+    """An array that may be larger than memory: its shape, and an iterable of parts of its rows."""
 
     shape: tuple[int, ...]
     parts: Iterable[Array]
 
 
 class Content(NamedTuple):
-    """What a data set holds, by the names of :data:`SPLITS` and maybe ``pretrain_images``."""
+    """The arrays of a data set, with the names of :data:`SPLITS` and optionally ``pretrain_images``."""
 
     arrays: dict[str, Rows]
     class_names: Sequence[str]
@@ -48,7 +48,7 @@ def lines(folder: Path, file: str) -> list[str]:
 
 
 def binary_records(folder: Path, file: str, length: int) -> Array:
-    """A file of records of ``length`` bytes as ``(n, length)``, mapped into memory."""
+    """A file of records of ``length`` bytes as a memory-mapped array ``(n, length)``."""
     path = existing(folder, file)
     count, rest = divmod(path.stat().st_size, length)
     if rest or not count:
@@ -61,7 +61,7 @@ def binary_records(folder: Path, file: str, length: int) -> Array:
 def read_cifar(
     folders: list[Path], *, train: Sequence[str], test: Sequence[str], label_bytes: int, names: str
 ) -> Content:
-    """Records of a label (CIFAR-100: coarse, then fine), then 32 x 32 pixels of red, of green, of blue."""
+    """Read records of a label (CIFAR-100: coarse, then fine) and 32 x 32 red, then green, then blue pixels."""
     arrays = {}
     for split, files in (("train", train), ("test", test)):
         length = label_bytes + 3 * 32 * 32
@@ -85,7 +85,7 @@ def read_cifar100(folders: list[Path]) -> Content:
 
 
 def read_stl10(folders: list[Path]) -> Content:
-    """Images of 96 x 96, one colour after the other and each column by column; labels from 1."""
+    """Read 96 x 96 images, stored one colour after the other and column by column; labels start at 1."""
 
     def images(file: str) -> Rows:
         records = binary_records(folders[0], file, 3 * 96 * 96)
@@ -101,7 +101,7 @@ def read_stl10(folders: list[Path]) -> Content:
 
 
 def read_imagenet32(folders: list[Path]) -> Content:
-    """Parts with ``data`` of 3 x 32 x 32 and ``labels`` from 1; the classes have no names there."""
+    """Read files with ``data`` of 3 x 32 x 32 and ``labels`` from 1; they have no class names."""
     arrays = {}
     splits = ("train", [f"train_data_batch_{i}.npz" for i in range(1, 11)]), ("test", ["val_data.npz"])
     for folder, (split, files) in zip(folders, splits, strict=True):
@@ -127,7 +127,7 @@ def npz_array(path: Path, key: str) -> Array:
 
 
 def read_tiny_imagenet(folders: list[Path]) -> Content:
-    """JPEGs of 64 px, some of them grey: training images in a folder per class, validation images in a list."""
+    """Read JPEGs of 64 px, some grey: training images in a folder per class, validation images from a list."""
     (root,) = folders
     classes = lines(root, "wnids.txt")
     words = dict(line.split("\t", 1) for line in lines(root, "words.txt") if "\t" in line)

@@ -1,4 +1,4 @@
-"""What a run says of itself: a CSV file with a row per epoch, a progress bar, TensorBoard if asked for."""
+"""Report the progress of a run: a CSV file with a row per epoch, a progress bar, and optionally TensorBoard."""
 
 import csv
 import math
@@ -33,7 +33,7 @@ COLUMNS = (
 )  # fmt: skip
 
 GEOMETRY = 1024
-"""Pairs of a batch whose geometry is measured: all distances of all rows would not fit for a large one."""
+"""Largest number of pairs of a batch to measure geometry on: all distances of a large batch would not fit."""
 
 
 class Log:
@@ -41,7 +41,7 @@ class Log:
 
     Args:
         folder: Folder of the run.
-        epoch: The epoch that comes next: rows of it and later ones, from a run that was cut, are dropped.
+        epoch: Number of epochs that are done; rows of later epochs, left by a run that was cut, are dropped.
         tensorboard: Write event files too.
     """
 
@@ -55,7 +55,7 @@ class Log:
             self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
 
     def add(self, row: dict[str, float]) -> None:
-        """Write the row of an epoch that is over."""
+        """Write the row of a finished epoch."""
         self.rows.append(row)
         write_aside(self.path, self._write, "log")
         if self.writer is not None:
@@ -72,7 +72,7 @@ class Log:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a ``log.csv``, without their empty cells; none if it is not there.
+    """The rows of a ``log.csv``, without their empty cells; no rows if the file is missing.
 
     Raises:
         ValueError: It is not a log.
@@ -93,12 +93,12 @@ def read_log(path: Path) -> list[dict[str, float]]:
 
 @torch.no_grad()
 def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
-    """What is logged of a batch's embeddings ``(n, d)``: the mean tail statistics of its anchors, and its geometry.
+    """Figures of a batch's embeddings ``(n, d)`` for the log: mean tail statistics of the anchors, and geometry.
 
     Alignment is the mean squared distance of a pair and uniformity the logarithm of the mean of
     ``exp(-2 distance^2)`` over other pairs (Wang and Isola 2020); the effective rank is the exponential of the
     entropy of the singular values (Roy and Vetterli 2007). Crowded is the share of anchors that have a candidate
-    other than their positive within a shortfall of ``CROWD``: of a healthy encoder next to none.
+    other than their positive within a shortfall of ``CROWD``; in a healthy encoder it is near 0.
     """
     measured = InfoNCELoss(gather=False)
     measured.tail = tail
@@ -119,7 +119,7 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
 
 
 def collapse(row: dict[str, float]) -> str | None:
-    """One line if the embeddings of an epoch have collapsed, or are about to; None if not."""
+    """A warning if the embeddings of an epoch have collapsed or are about to; else None."""
     found = collapsed(row["crowded"], row["effective_rank"])
     if found is None:
         return None
@@ -127,23 +127,23 @@ def collapse(row: dict[str, float]) -> str | None:
 
 
 class Bar:
-    """Progress over the epochs of a run, with the latest figures; silent on other ranks than the first."""
+    """Progress over the epochs of a run, with the latest figures; silent if ``bar`` is None."""
 
     def __init__(self, bar: "TrainingBar | None") -> None:
         self.bar = bar
-        self.warned = False  # once is enough while it trains; the last line says it again
+        self.warned = False  # warn once during training; the end of the run repeats it
 
     def advance(self, epochs: float) -> None:
         if self.bar is not None:
             self.bar.advance(self.bar.task, epochs)
 
     def show(self, row: dict[str, float]) -> None:
-        """Show the row of an epoch that is over."""
+        """Show the row of a finished epoch."""
         if self.bar is None:
             return
         figures = f"loss {row['loss']:.4f}", f"lam {row['lam']:.3f}", f"beta {row['beta']:.2f}"
         speed = f"{row['views_per_second']:,.0f} views/s"
-        self.bar.show((*figures, speed), completed=row["epoch"])  # exactly: the steps add up to nearly that
+        self.bar.show((*figures, speed), completed=row["epoch"])  # exact; the sum of the steps has rounding
         if (warning := collapse(row)) and not self.warned:
             self.warned = True
             self.bar.console.print(warning, markup=False, highlight=False, soft_wrap=True)
@@ -164,7 +164,7 @@ def progress_bar(
 
 
 def check_finite(loss: float, epoch: int) -> None:
-    """Stop a run whose loss is no number any more."""
+    """Stop a run whose loss is not finite."""
     if not math.isfinite(loss):
         raise ValueError(
             f"the loss is {loss} in epoch {epoch + 1}: try a lower --optimizer.lr or --precision fp32; "

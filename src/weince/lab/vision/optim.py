@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name, all of which can run inside a CUDA graph."""
+"""Optimizers and schedules by name; all can run inside a CUDA graph."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +18,12 @@ class OptimizerConfig:
     Args:
         name: ``adam`` (the paper's), ``adamw``, ``sgd`` or ``lars``.
         lr: Learning rate.
-        weight_decay: The paper says 1e-6, its released code passes none. Only ``adam`` applies it to biases and to
-            the parameters of norms too.
+        weight_decay: The paper says 1e-6, its released code uses none. Only ``adam`` also applies it to biases and to
+            the parameters of norms.
         schedule: ``constant`` (the paper's) or ``cosine`` down to 0.
         warmup: Share of the run's epochs over which the rate rises from 0, such as 0.1.
         momentum: Momentum of ``sgd`` and ``lars``.
-        trust: Size of a step of ``lars`` at a rate of 1, as a share of the matrix's norm.
+        trust: Norm of a step of ``lars`` at a rate of 1, as a share of the matrix's norm.
     """
 
     name: Literal["adam", "adamw", "sgd", "lars"] = "adam"
@@ -47,9 +47,9 @@ class OptimizerConfig:
 
 
 class LARS(Optimizer):
-    """Momentum whose step on each matrix is in proportion to the matrix's own norm (You, Gitman, Ginsburg 2017).
+    """SGD with momentum whose step on each matrix is proportional to the matrix's norm (You, Gitman, Ginsburg 2017).
 
-    Vectors (biases and the parameters of norms) are updated by plain momentum without weight decay, as SimCLR does.
+    Vectors (biases and the parameters of norms) get plain momentum without weight decay, as in SimCLR.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LARS(Optimizer):
 
 
 def build_optimizer(parameters: Iterable[Parameter], config: OptimizerConfig) -> Optimizer:
-    """The optimizer; on CUDA its rate is a tensor there, so that a captured step reads the present one."""
+    """Build the optimizer. On CUDA its rate is a tensor there, so that a captured step reads the current value."""
     wanted = list(parameters)
     device = wanted[0].device
     on_gpu = device.type == "cuda"
@@ -94,12 +94,12 @@ def build_optimizer(parameters: Iterable[Parameter], config: OptimizerConfig) ->
     if config.name == "lars":
         decay, momentum = config.weight_decay, config.momentum
         return LARS(wanted, lr=lr, weight_decay=decay, momentum=momentum, trust=config.trust)
-    if config.name == "adam":  # as the paper's authors use it: on all parameters alike
+    if config.name == "adam":  # as the paper's authors use it: weight decay on all parameters
         return Adam(wanted, lr=lr, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu)
     groups = _groups(wanted, config.weight_decay)
     if config.name == "adamw":
         return AdamW(groups, lr=lr, fused=on_gpu, capturable=on_gpu)
-    # Only the fused form reads the rate on the device; the others ask the host for it, which a capture forbids.
+    # Only the fused version reads the rate on the device; the others need a sync, which a capture forbids.
     return SGD(groups, lr=lr, momentum=config.momentum, fused=on_gpu)
 
 
@@ -112,7 +112,7 @@ def _groups(parameters: Sequence[Parameter], weight_decay: float) -> list[dict[s
 
 
 def rate(config: OptimizerConfig, done: float, epochs: int) -> float:
-    """The learning rate after ``done`` epochs (a fraction counts) of a run of so many."""
+    """The learning rate after ``done`` epochs (may be fractional) of a run of ``epochs`` epochs."""
     warmup = config.warmup * epochs
     if done < warmup:
         return config.lr * done / warmup

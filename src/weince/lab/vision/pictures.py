@@ -1,4 +1,4 @@
-"""Image files and arrays of images through Pillow."""
+"""Read and resize images with Pillow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
 def open_picture(path: Path) -> Image.Image:
-    """An image file as RGB; grey and palette images become it too."""
+    """An image file as RGB; grey and palette images are converted."""
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
@@ -26,12 +26,12 @@ def open_picture(path: Path) -> Image.Image:
         UnidentifiedImageError,
         OSError,
         SyntaxError,
-    ) as error:  # SyntaxError: Pillow's word for a broken PNG
+    ) as error:  # Pillow raises SyntaxError for a broken PNG
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 
 def read_picture(path: Path, size: int) -> Images:
-    """An image file as ``(size, size, 3)``: scaled until it fills the square, and cut around its middle."""
+    """An image file as ``(size, size, 3)``: scaled to fill the square, and cropped around its centre."""
     image = open_picture(path)
     if image.size != (size, size):
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
@@ -39,7 +39,7 @@ def read_picture(path: Path, size: int) -> Images:
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """Width and height, from the head of the file alone."""
+    """Width and height, read from the file's header."""
     try:
         with Image.open(path) as image:
             return image.size
@@ -48,7 +48,7 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 def read_pictures(paths: Sequence[Path], size: int, description: str) -> Images:
-    """Files as ``(n, size, size, 3)``."""
+    """Image files as ``(n, size, size, 3)``."""
     images = np.empty((len(paths), size, size, 3), np.uint8)
     with passing_bar(description, len(paths)) as advance:
         for row, path in enumerate(paths):
@@ -58,7 +58,7 @@ def read_pictures(paths: Sequence[Path], size: int, description: str) -> Images:
 
 
 def resize(images: Images, size: int) -> Images:
-    """Images ``(n, height, width, 3)`` as ``(n, size, size, 3)``, cut around the middle if they are not square."""
+    """Resize images ``(n, height, width, 3)`` to ``(n, size, size, 3)``, cropped around the centre if not square."""
     if images.shape[1:3] == (size, size):
         return images
     out = np.empty((len(images), size, size, 3), np.uint8)

@@ -16,7 +16,7 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
-    """What brings a block's input to the shape of its output, if it is not that already."""
+    """A projection of a block's input to the shape of its output; None if they have the same shape."""
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
@@ -43,7 +43,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the last widens fourfold."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the last has four times the channels."""
 
     expansion = 4
 
@@ -72,9 +72,9 @@ class ResNet(nn.Module):
     Args:
         block: :class:`BasicBlock` or :class:`Bottleneck`.
         depths: Blocks in each of the four stages.
-        stem: ``"cifar"`` begins with a 3 x 3 convolution at full size, ``"imagenet"`` with a 7 x 7 one of stride 2
+        stem: ``"cifar"`` starts with a 3 x 3 convolution at full size, ``"imagenet"`` with a 7 x 7 one of stride 2
             and a max-pool.
-        width: Channels of the first stage; each further one has twice as many.
+        width: Channels of the first stage; each further stage has twice as many.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ResNet(nn.Module):
                 inputs = channels * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.features = inputs
-        for module in self.modules():  # batch norms start at 1 and 0 by themselves
+        for module in self.modules():  # batch norms already start at 1 and 0
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 

@@ -1,11 +1,11 @@
-"""The folder of a run: its settings, log, checkpoints and weights, and how to read them again.
+"""The folder of a run: its settings, log, checkpoints and weights, and how to read them.
 
 run.yaml                     the settings
 log.csv                      a row per epoch
-checkpoints/                 the last two, to go on from
-snapshots/epoch_0010.safetensors   weights along the way, if asked for
-model.safetensors            the weights at the end: encoder.* and projector.*
-evaluation.json              what `weince evaluate` found
+checkpoints/                 the last two, to resume from
+snapshots/epoch_0010.safetensors   weights during training, with --snapshot-every
+model.safetensors            the final weights: encoder.* and projector.*
+evaluation.json              the results of `weince evaluate`
 """
 
 import json
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def claim(run: VisionRun) -> None:
-    """Write a run's settings into its folder, or see that the run there is this one.
+    """Write a run's settings into its folder; if the folder has a run, it must be this one.
 
-    Its images may lie elsewhere than before. At a constant rate without warm-up it may be made longer; what was found
-    of it then (its weights, and the JSON files) is set aside under the number of epochs it had.
+    The images may have moved. At a constant rate without warm-up, the run may be extended; then the old weights and
+    JSON files are set aside under the old number of epochs.
 
     Raises:
         ValueError: The folder holds another run.
@@ -46,14 +46,14 @@ def claim(run: VisionRun) -> None:
         free.add("data")
     had = before.get("epochs", run.epochs)
     if had < run.epochs and run.optimizer.schedule == "constant" and not run.optimizer.warmup:
-        settings.claim(replace(run, epochs=had), run.out, free=free)  # nothing is moved of another run
+        settings.claim(replace(run, epochs=had), run.out, free=free)  # raises if it is another run
         _set_aside(run.out, had)
         free.add("epochs")
     settings.claim(run, run.out, free=free)
 
 
 def _moved(before: str | None, now: str) -> bool:
-    """Whether images are those of before, by their name, in another place: those of before are not here."""
+    """Whether the images have moved: the old path is gone, and the new one has the same name."""
     return before is not None and Path(before).stem == Path(now).stem and not Path(before).exists()
 
 
@@ -91,7 +91,7 @@ def save_weights(path: Path, model: torch.nn.Module) -> None:
     def write(part: Path) -> None:
         try:
             save_file(weights, part)
-        except SafetensorError as error:  # its word for a full disk, among others
+        except SafetensorError as error:  # raised for a full disk, among others
             raise OSError(str(error)) from error
 
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
@@ -108,7 +108,7 @@ def build_model(run: VisionRun) -> encoders.SimCLR:
 
 
 def load_model(folder: Path, weights: Path | None = None) -> tuple[VisionRun, encoders.SimCLR]:
-    """A run and its trained model, in evaluation mode, from its last weights or from a snapshot."""
+    """A run and its trained model in evaluation mode, from its final weights or from a snapshot."""
     run = read_run(folder)
     path = weights or folder / "model.safetensors"
     if not path.exists():
@@ -119,15 +119,15 @@ def load_model(folder: Path, weights: Path | None = None) -> tuple[VisionRun, en
 
 
 def snapshots(folder: Path) -> list[Path]:
-    """The weights of a run along the way and at its end, in order."""
+    """The snapshots of a run and its final weights, in order."""
     found = sorted((folder / "snapshots").glob("epoch_*.safetensors"))
     last = folder / "model.safetensors"
-    kept = found and found[-1].stem == f"epoch_{read_run(folder).epochs:04d}"  # the same weights twice
+    kept = found and found[-1].stem == f"epoch_{read_run(folder).epochs:04d}"  # equals model.safetensors
     return found if kept or not last.exists() else [*found, last]
 
 
 def evaluation_path(folder: Path, *, data: str | None = None, quick: bool = False) -> Path:
-    """Where an evaluation is written: a quick look, or one on other data, leaves the run's own alone."""
+    """File of an evaluation; a quick one, or one on other data, has its own name."""
     other = "" if data is None else f"_{Path(data).stem}"
     return folder / f"evaluation{other}{'_quick' if quick else ''}.json"
 
@@ -135,7 +135,7 @@ def evaluation_path(folder: Path, *, data: str | None = None, quick: bool = Fals
 def evaluate_run(
     folder: Path, *, data: str | None = None, device: str = "auto", quick: bool = False
 ) -> "Evaluation":
-    """Judge the encoder of a run by the protocol and write what :func:`evaluation_path` names into its folder."""
+    """Evaluate the encoder of a run by the protocol and write the result to :func:`evaluation_path`."""
     from weince.lab.evaluate import evaluate
 
     run, model = load_model(folder)
@@ -156,7 +156,7 @@ def evaluate_run(
 
 
 class TwoViews(NamedTuple):
-    """Two random views of images, ``(images, d)`` each, and the images' labels ``(images,)`` if they have any."""
+    """Embeddings or features of two random views, ``(images, d)`` each, and labels ``(images,)`` if there are any."""
 
     first: np.ndarray
     second: np.ndarray
@@ -166,7 +166,7 @@ class TwoViews(NamedTuple):
 def embed_pairs(
     folder: Path, weights: Path | None = None, *, pairs: int = 8192, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings ``(pairs, d)`` of two random views of held-out images, where the loss acts."""
+    """Embeddings ``(pairs, d)`` of two random views of held-out images, after the projector."""
     found = two_views(folder, weights, images=pairs, seed=seed)
     return found.first, found.second
 
@@ -187,11 +187,11 @@ def two_views(
 
     Args:
         folder: Folder of the run.
-        weights: A snapshot; the last weights if not given.
-        images: The most images.
+        weights: A snapshot; by default the final weights.
+        images: Largest number of images.
         seed: Seed of the choice of images and of the views.
-        of: Embeddings, where the loss acts, or the features before the projector.
-        part: Which images: held out, or those that were trained on.
+        of: The embeddings that the loss sees, or the features before the projector.
+        part: Held-out images or training images.
     """
     from weince.progress import bars
 
@@ -221,15 +221,15 @@ def two_views(
 def run_pairs(
     folders: Sequence[Path], *, names: Sequence[str] | None = None, trend: bool = False, seed: int = 0
 ) -> "list[Pairs]":
-    """What ``weince diagnose`` reads of runs: the embeddings of each, or of each snapshot of them.
+    """Input of ``weince diagnose`` from runs: the embeddings of each run, or with ``trend`` of each of its snapshots.
 
     Raises:
-        ValueError: A run has no snapshots to make a trend of.
+        ValueError: A run has too few snapshots for a trend.
     """
     from weince.diagnose.reading import (
         make_pairs,
         rename,
-    )  # here, since training need not wait for its figures
+    )  # here, so that training does not import its figures
 
     found = []
     for folder in folders:
@@ -246,7 +246,7 @@ def run_pairs(
 
 
 def temperature_of(folders: Sequence[Path]) -> float | None:
-    """The temperature that runs were trained with, if they all have one and it is the same."""
+    """The temperature of the runs if all have the same one, else None."""
     losses = [build_loss(read_run(folder).loss) for folder in folders]
     found = {getattr(loss, "temperature", None) for loss in losses}
     return found.pop() if len(found) == 1 else None

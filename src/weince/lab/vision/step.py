@@ -1,6 +1,6 @@
 """One training step: two views of a batch, their embeddings, the loss, its gradient, the update.
 
-On one GPU the whole step is captured as a CUDA graph: the host then only says which images are next.
+On one GPU the whole step is captured as a CUDA graph; the host then only sends the rows of the next images.
 """
 
 from typing import Literal
@@ -17,20 +17,23 @@ from weince.lab.vision.encoders import SimCLR
 Precision = Literal["fp32", "tf32", "bf16", "bf16-embeddings"]
 
 GPU_SHARE = 0.5
-"""Share of a GPU's memory that the images may have."""
+"""Largest share of a GPU's free memory that the images may take."""
 
 
 def allow_tf32(precision: Precision) -> None:
-    """Let convolutions on a GPU round to TF32, or not; products of matrices stay exact."""
+    """Allow TF32 in convolutions on a GPU unless ``precision`` is ``fp32``; matrix products are not affected."""
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 class Pixels:
-    """Images ``(n, height, width, 3)`` as uint8, on the device if they fit there, else where they are."""
+    """Images ``(n, height, width, 3)`` as uint8, on the device if they fit.
+
+    Memory-mapped images stay on disk, except that CUDA loads them if they fit.
+    """
 
     def __init__(self, images: np.ndarray, device: torch.device) -> None:
         self.device = device
-        # Only CUDA tells how much is free; an Apple GPU shares the memory of the CPU.
+        # Only CUDA reports its free memory; an Apple GPU shares the memory of the CPU.
         fits = device.type != "cuda" or images.nbytes < GPU_SHARE * torch.cuda.mem_get_info(device)[0]
         self.images: np.ndarray | Tensor = images
         if fits and not isinstance(images, np.memmap):
@@ -40,11 +43,11 @@ class Pixels:
 
     @property
     def resident(self) -> bool:
-        """Whether a batch is taken without the host."""
+        """Whether all images are on the device, so that a batch needs no work on the host."""
         return isinstance(self.images, Tensor)
 
     def rows(self, rows: Tensor) -> Tensor:
-        """A batch ``(n, 3, height, width)`` of them on the device."""
+        """The images of these rows as a batch ``(n, 3, height, width)`` on the device."""
         if isinstance(self.images, Tensor):
             taken = self.images[rows]
         else:
@@ -53,10 +56,10 @@ class Pixels:
 
 
 class TwoViews(nn.Module):
-    """Embeds two views, one after the other: batch norm sees each view by itself.
+    """Embeds two views, one after the other: batch norm sees each view separately.
 
-    Under ``bf16`` the encoder runs in bf16, the projector in float32: near the cap, bf16's grid is coarser than
-    the shortfalls. ``bf16-embeddings`` puts the projector in bf16 too.
+    With ``bf16`` the encoder runs in bf16 and the projector in float32, since near a score of 1 bf16 is too coarse
+    for the shortfalls. With ``bf16-embeddings`` the projector runs in bf16 too.
     """
 
     def __init__(self, model: SimCLR, precision: Precision) -> None:
@@ -80,17 +83,17 @@ class Step:
     """A callable that trains on one batch, given as rows of the images.
 
     Args:
-        views: The model that embeds two views, as the launcher wrapped it.
+        views: The model that embeds two views, as Fabric wrapped it.
         loss: Loss of the embeddings.
         optimizer: Optimizer of the parameters of the model and of the loss.
         pixels: All images.
-        augment: What makes views of them.
+        augment: The augmentation that makes views.
         generator: Generator of the views' random numbers, on the device.
-        batch: Pairs of the global batch.
-        part: Which of its rows are this rank's. All ranks draw the numbers of all rows, so that a run on several
-            ranks sees the views of a run on one.
-        compiled: Compile the making of views.
-        graph: Capture the step, after the first few, as a CUDA graph.
+        batch: Pairs in the global batch.
+        part: Rows of the global batch for this rank. All ranks draw random numbers for all rows, so that several
+            ranks see the same views as one.
+        compiled: Compile the augmentation.
+        graph: Capture the step as a CUDA graph after the first few steps.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Step:
         self.part = part
         self.batch = batch
         self.rows = torch.zeros(len(range(batch)[part]), dtype=torch.long, device=pixels.device)
-        self.total = torch.zeros((), device=pixels.device)  # of the losses since it was last read
+        self.total = torch.zeros((), device=pixels.device)  # sum of the losses since it was last zeroed
         self.view = torch.compile(self._view, fullgraph=True) if compiled else self._view
         self.to_capture = graph
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -120,7 +123,7 @@ class Step:
         self.last: Embedded | None = None
 
     def __call__(self, rows: Tensor) -> None:
-        """Train on these rows ``(batch,)``; :attr:`last` and :attr:`total` tell what came of it."""
+        """Train on these rows ``(batch,)``; sets :attr:`last` and adds the loss to :attr:`total`."""
         self.rows.copy_(rows[self.part], non_blocking=True)
         if self.graph is None and self.to_capture and self.done == EAGER_STEPS:
             self._capture()

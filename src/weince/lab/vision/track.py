@@ -1,4 +1,4 @@
-"""How good an encoder is while it trains: the vote of nearest neighbours on validation images."""
+"""Track the quality of an encoder during training: the vote of nearest neighbours on validation images."""
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from weince.lab.vision.runs import build_model
 from weince.scores import unit_rows
 
 MOST_IMAGES = 10_000
-"""A look should take next to nothing: so many labelled training images, a fifth of them to ask about."""
+"""Labelled training images to use, a fifth of them as queries: few, so that an evaluation takes little time."""
 
 
 class Tracker:
-    """Judges the encoder of a run now and then, on a copy: training does not notice.
+    """Evaluates a copy of a run's encoder during training, without affecting the training.
 
     Args:
-        run: What is trained.
+        run: The run.
         data: Its images.
         device: Where to compute.
 
@@ -37,11 +37,11 @@ class Tracker:
         self.labels = torch.as_tensor(labels, dtype=torch.int64, device=device)
         self.parts = [torch.from_numpy(part).to(device) for part in split(labels, seed=1)]
         self.device = device
-        # Of its own, since the one that trains may be compiled, captured and shared among processes.
+        # A copy, since the encoder in training may be compiled, captured and wrapped for several processes.
         self.encoder = build_model(run).encoder
 
     def vote(self, model: SimCLR) -> float:
-        """Percent of the validation images whose neighbours among the others vote for their class."""
+        """Percentage of validation images that the vote of their neighbours classifies correctly."""
         self.encoder.load_state_dict(model.encoder.state_dict())
         found = extract(self.encoder, self.images, device=self.device, progress=False)
         features = unit_rows(found)

@@ -1,10 +1,10 @@
 """SimCLR from images to weights: a loop that reads from top to bottom.
 
-Everything random in an epoch follows from the run's seed and the epoch's number, so that a run that was cut and
-resumed ends with the weights of one that was not, bit for bit on a CPU. Checkpoints are taken between epochs.
+All randomness of an epoch depends only on the run's seed and the epoch's number. So a resumed run ends with the same
+weights as an uninterrupted one, bit for bit on a CPU. Checkpoints are written between epochs.
 
 Several processes (``--devices N``, or torchrun) share one global batch: they draw the same views as one process
-would, and contrast each anchor with the candidates of all of them.
+would, and contrast each anchor with the candidates of all processes.
 """
 
 import atexit
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d
 GLANCE = 50
-"""Steps between two looks whether the loss is still a number; each look waits for the device."""
+"""Steps between two checks that the loss is finite; each check costs a device sync."""
 
 
 def train(run: VisionRun, *, bar: bool = True) -> Path:
-    """Train, or go on training; returns the run's folder."""
+    """Train, or resume training; returns the run's folder."""
     fabric = launch(run)
     first = fabric.global_rank == 0
     read = partial(load, run.data, size=run.augment.size)
-    data = _first(fabric, read) or read()  # what is downloaded or converted is there for the others
+    data = _first(fabric, read) or read()  # the first downloads and converts, then the others read
     if len(data.pretrain_images) < run.batch:
         raise ValueError(
             f"a batch of {run.batch} needs as many images; got {len(data.pretrain_images)} in {data.name}"
@@ -60,7 +60,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     generator = step.generator
     tracker = _first(fabric, partial(Tracker, run, data, fabric.device)) if run.track_every else None
 
-    # Only now: a run that cannot start leaves no folder.
+    # Only now, so that a run that cannot start leaves no folder.
     _first(fabric, partial(claim, run))
     start = _resume(run, model, loss, optimizer)
     if first and start:
@@ -88,7 +88,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
 
 
 def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR, nn.Module, Any, Step]:
-    """The model, loss, optimizer and step of a run at its start, on the device of this process."""
+    """Build the initial model, loss, optimizer and step of a run, on the device of this process."""
     torch.manual_seed(run.seed)
     model = build_model(run)
     loss = build_loss(run.loss).to(fabric.device)
@@ -108,7 +108,7 @@ def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR,
 
 
 def launch(run: VisionRun) -> "Fabric":
-    """Start the processes of a run, or find the place of this one among those that torchrun started."""
+    """Start the processes of a run, or join those that torchrun started."""
     from lightning_fabric import Fabric
 
     kind = find_device(run.device).type
@@ -117,8 +117,8 @@ def launch(run: VisionRun) -> "Fabric":
     if devices > gpus:
         raise ValueError(f"devices must be at most the {gpus} GPU(s) that torch finds here; got {devices}")
     if kind == "cpu" and run.precision.startswith("bf16"):
-        prepare_cpu_for_bf16()  # before the launch, so that all processes have it
-    # Whether to use srun is for the user to know.
+        prepare_cpu_for_bf16()  # before the launch, so that all processes inherit it
+    # The user decides whether to use srun.
     warnings.filterwarnings("ignore", message="The `srun` command is available")
     fabric = Fabric(
         accelerator=kind,
@@ -136,11 +136,11 @@ def launch(run: VisionRun) -> "Fabric":
 
 
 def _rejoin(backend: str) -> None:
-    """Meet the other processes after torchrun has restarted them all.
+    """Connect to the other processes after torchrun has restarted them all.
 
-    Its store still holds the addresses of the processes before, and one that is quick takes them for those of now
-    and waits forever. So a restart on one machine uses keys of its own. (On several machines the count of restarts
-    differs between them; there ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives every restart a new store.)
+    The store of torchrun still holds the addresses of the old processes. A fast process would use these and wait
+    forever. So each restart on one machine uses its own keys. (On several machines the restart counts differ; there,
+    set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` to give every restart a new store.)
     """
     known = os.environ
     restart, ranks = known.get("TORCHELASTIC_RESTART_COUNT", "0"), known.get("WORLD_SIZE", "1")
@@ -160,14 +160,14 @@ def _rejoin(backend: str) -> None:
 
 
 def _leave() -> None:
-    """End the process group before the interpreter ends: a thread of it that lets go of a tensor later aborts."""
-    gc.collect()  # what holds the group is in cycles
+    """Destroy the process group before the interpreter exits: its thread would abort if it freed a tensor later."""
+    gc.collect()  # reference cycles hold the group
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
-    """What the first process makes of some work, None on the others; if it fails, all fail, and none waits."""
+    """Call ``work`` in the first process only; the others get None. If it fails, all processes raise."""
     made, failed = None, None
     if fabric.global_rank == 0:
         try:
@@ -183,7 +183,7 @@ def _first(fabric: "Fabric", work: Callable[[], T]) -> T | None:
 
 
 def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) -> tuple[nn.Module, Any]:
-    """Put the model on its device, compile it, and share it among the processes.
+    """Move the model to its device, compile it, and wrap it for several processes.
 
     The optimizer also trains the parameters of the loss, such as SigLIP's scale and bias.
     """
@@ -201,7 +201,7 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) ->
 
 
 def _part(batch: int, rank: int, ranks: int) -> slice:
-    """Which rows of a global batch are a rank's."""
+    """The rows of a global batch that belong to a rank."""
     if batch % ranks:
         raise ValueError(f"batch must be a multiple of the number of processes, {ranks}; got {batch}")
     size = batch // ranks
@@ -224,17 +224,17 @@ def _begin(seed: int, epoch: int, images: int, generator: torch.Generator) -> Te
     """Seed an epoch's randomness and return the order of its images."""
     order, views, other = np.random.SeedSequence([seed, epoch]).generate_state(3).tolist()
     generator.manual_seed(views)
-    torch.manual_seed(other)  # of dropout, in encoders that have it
+    torch.manual_seed(other)  # for dropout, in encoders that have it
     return torch.randperm(images, generator=torch.Generator().manual_seed(order))
 
 
 def _row(
     run: VisionRun, fabric: "Fabric", step: Step, epoch: int, steps: int, began: float
 ) -> dict[str, float]:
-    """What is logged of an epoch that began then. All ranks take part."""
+    """The log row of an epoch that started at ``began``. All ranks must call this."""
     assert step.last is not None
     mean = float(fabric.all_reduce(step.total / steps, reduce_op="mean"))  # type: ignore[arg-type]
-    # Only now: reading the loss has waited for what the device still had to do.
+    # After the loss was read, which waits for the device to finish.
     seconds = time.perf_counter() - began
     check_finite(mean, epoch)
     tail = getattr(step.loss, "tail", None) or TailConfig()
@@ -266,13 +266,13 @@ def _keep(
     optimizer: Any,
     tracker: Tracker | None,
 ) -> None:
-    """Write what is due after an epoch: its row, and a snapshot and a checkpoint if it is their turn."""
+    """Write the row of an epoch, and a snapshot and a checkpoint if they are due."""
     assert log is not None
     epoch = int(row["epoch"])
     if tracker is not None and (epoch % run.track_every == 0 or epoch == run.epochs):
         row["vote"] = tracker.vote(model)
     log.add(row)
-    # First the snapshot: a run that is cut between the two does the epoch again.
+    # The snapshot comes first: a run that is cut between the two repeats the epoch, and so writes both.
     if run.snapshot_every and epoch % run.snapshot_every == 0:
         save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
     if epoch % run.checkpoint_every == 0 or epoch == run.epochs:
@@ -281,7 +281,7 @@ def _keep(
 
 
 def _resume(run: VisionRun, model: nn.Module, loss: nn.Module, optimizer: Any) -> int:
-    """Load the newest checkpoint, if there is one; returns the epochs that are done."""
+    """Load the newest checkpoint, if there is one; returns the number of finished epochs."""
     found = checkpoint.newest(run.out / "checkpoints")
     if found is None:
         return 0

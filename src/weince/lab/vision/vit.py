@@ -1,4 +1,4 @@
-"""A vision transformer without a classifier, with the names of timm's weights.
+"""A vision transformer without a classifier; its weights have timm's names.
 
 Dosovitskiy et al.: "An Image is Worth 16x16 Words" (2021); the small size is DeiT's (Touvron et al., 2021).
 """
@@ -38,7 +38,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the MLP, each behind a layer norm and beside a shortcut."""
+    """Attention, then the MLP, each after a layer norm and with a shortcut."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
