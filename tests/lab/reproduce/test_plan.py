@@ -11,7 +11,7 @@ from lab.reproduce.tables import small_table
 from weince.cli import main
 from weince.lab import settings
 from weince.lab.reproduce.aggregate import reported
-from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.plan import check_data, plan
 from weince.lab.reproduce.tables import MEASURES, named_tables, read_table
 from weince.lab.vision.config import VisionRun
 
@@ -349,3 +349,12 @@ def test_a_plan_fits_on_a_command_line(tmp_path):
     for run in plan(read_table("factorial"), tmp_path, seeds=[7]):
         assert len(run.folder.parent.name) < 100
         assert json.dumps(run.arguments())
+
+
+def test_the_data_of_every_loss_are_checked(tmp_path):
+    """Whichever loss names data that are missing, nothing is started."""
+    losses = {"there": {"set": {"data": "digits"}}, "missing": {"set": {"data": "nowhere.npz"}}}
+    for order in (losses, dict(reversed(losses.items()))):
+        table = read_table(edited(tmp_path, losses=order, baseline="there"))
+        with pytest.raises(ValueError, match=r"nowhere\.npz: no such path"):
+            check_data(plan(table, tmp_path))

@@ -225,7 +225,11 @@ def check_data(runs: Sequence[Run]) -> None:
     Raises:
         ValueError: Data are missing.
     """
-    for run in {(run.config, *run.extra.items()): run for run in runs}.values():
+    different = {}
+    for run in runs:
+        places = (run.changes.get(place) for place in task_for(run).places)
+        different[run.config, *run.extra.items(), *places] = run
+    for run in different.values():
         task_for(run).check(settings_of(run))
 
 
