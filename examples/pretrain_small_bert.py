@@ -189,7 +189,7 @@ def pretrain(options: argparse.Namespace) -> float:
         while True:
             yield from corpus.batches(training, options.tokens, rng)
 
-    began, tokens = time.perf_counter(), 0
+    began, done, tokens = time.perf_counter(), 0, 0
     columns = TextColumn("pretraining"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
     with Progress(*columns) as bar, (options.out / "pretrain.csv").open("w", newline="") as file:
         log = csv.writer(file)
@@ -207,6 +207,7 @@ def pretrain(options: argparse.Namespace) -> float:
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             adam.step()
+            done += 1
             tokens += sentences.numel()
             if step % options.log_every == 0:  # reading the loss costs a device sync
                 log.writerow(
@@ -223,7 +224,7 @@ def pretrain(options: argparse.Namespace) -> float:
                 )
                 bar.update(task, completed=progress, description=said)
     reached = held_out_loss(model, corpus, held_out, tokenizer.mask_token_id)
-    print(f"{step + 1} steps, {tokens / 1e6:.0f} M tokens in {time.perf_counter() - began:.0f} s")
+    print(f"{done} steps, {tokens / 1e6:.0f} M tokens in {time.perf_counter() - began:.0f} s")
     print(f"loss on {len(held_out)} held-out sentences: {reached:.3f}", flush=True)
     if reached > alone - LEARNED:
         print(f"WARNING: no better than frequencies alone ({alone:.3f}): try a lower --lr, or train longer")

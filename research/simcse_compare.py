@@ -126,8 +126,8 @@ def run_missing(options: argparse.Namespace) -> None:
     ):
         task = bar.add_task("runs", total=len(missing))
         waiting = {pool.submit(train, run, bar=False): run for run in missing}
-        if not (options.out / "before.json").is_file():
-            pool.submit(_before, options)
+        known = (options.out / "before.json").is_file()
+        before = None if known else pool.submit(_before, options)
         for done in as_completed(waiting):
             name = waiting[done].out.name
             error = done.exception()
@@ -140,6 +140,8 @@ def run_missing(options: argparse.Namespace) -> None:
                 )
                 bar.console.print(f"{said}, {time.perf_counter() - began:.0f} s", markup=False)
             bar.advance(task)
+        if before is not None and (error := before.exception()) is not None:
+            bar.console.print(f"the encoder before training failed: {error}", markup=False)
     if missing:
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
         made = {

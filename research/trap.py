@@ -243,7 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         writer = csv.writer(file)
         writer.writerow(["loss", "seed", *Made._fields, *Outcome._fields])
         for name, runs in found.items():
-            writer.writerows([name, seed, *made, *(f"{v:.6g}" for v in run)] for seed, run in enumerate(runs))
+            of_seeds = zip(options.seeds, runs, strict=True)
+            writer.writerows([name, seed, *made, *(f"{v:.6g}" for v in run)] for seed, run in of_seeds)
     print(text)
 
 

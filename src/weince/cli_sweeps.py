@@ -179,7 +179,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         type=float,
         default=0.5,
         metavar="POINTS",
-        help="largest difference that does not matter, in percentage points (default: %(default)s)",
+        help="largest difference that does not matter, in points (default: %(default)s)",
     )
     parser.add_argument(
         "--set",

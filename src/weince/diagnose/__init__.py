@@ -257,7 +257,7 @@ def _refill(out: Path, work: Path) -> None:
     The old page is deleted before the new files are moved, and the new page is moved last. In between, the old or
     the new summary marks the folder as a diagnosis.
     """
-    for name in set(WRITTEN) - {"summary.json"}:
+    for name in ("index.html", "figures", "tables"):
         path = out / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for name in ("summary.json", "tables", "figures", "index.html"):

@@ -63,8 +63,8 @@ class LossConfig:
             authors' code), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
             ``negatives_only``; or your own loss, ``my_package:MyLoss``.
         temperature: Temperature of the softmax logit; by default the loss's own. For ``weibit``, 1 / beta.
-        lam: Weight of the shortfall logit; only for ``link``.
-        beta: Slope of the shortfall logit; only for ``link``.
+        lam: Weight of the shortfall logit; for ``link``, or your own loss.
+        beta: Slope of the shortfall logit; for ``link``, or your own loss.
         options: Further arguments of the loss by name, for example ``{hardness: 0.5}`` of ``hcl``.
         tail: Changes to the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
             ``{gate: rho, rho0: 0.05}``, ``{endpoint: 1.05}``, ``{positive: softmax}`` or ``{beta: slope}``.
