@@ -337,7 +337,8 @@ def _roles(contest: Contest) -> tuple[list[Tensor], int]:
     """Tensors that determine the roles of pairs, and bits that tell which of ``launch.GIVEN`` they are."""
     found: list[Tensor | None] = [contest.positive, contest.itself]
     for pair in (contest.ids, contest.labels, contest.views):
-        found += [None, None] if pair is None else [pair[0].long(), pair[1].long()]
+        # The kernels read them one after the other, whatever the strides.
+        found += [None, None] if pair is None else [one.long().contiguous() for one in pair]
     found.append(contest.ignore)
     given = sum((value is not None) << bit for bit, value in enumerate(found))
     return [value for value in found if value is not None], given

@@ -1,0 +1,39 @@
+"""The kernels read rows and ids by address: inputs with other strides must give the same sums."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+
+pytest.importorskip("triton", minversion="3.5")
+
+from fused_cases import agree, views  # noqa: E402
+
+from weince.candidates import contests  # noqa: E402
+from weince.engines.dense import Dense  # noqa: E402
+from weince.engines.fused import Fused  # noqa: E402
+from weince.engines.tile import Part  # noqa: E402
+from weince.links import ShortfallLink, SoftmaxLink  # noqa: E402
+
+
+def two(engine, numbers):
+    return [Part(SoftmaxLink(0.3), "lse"), Part(ShortfallLink(2.0), "lse")]
+
+
+@pytest.mark.parametrize("layout", ["cross", "clip", "views"])
+def test_ids_that_are_a_column_or_expanded(layout):
+    rows = views(12, 16)
+    table = torch.randint(0, 4, (12, 3), device=rows[0].device)
+    agree(two, rows, layout, ids=table[:, 0])
+    agree(two, rows, layout, ids=torch.cat([table[:1, 0].expand(6), table[6:, 1]]))
+
+
+@pytest.mark.parametrize("layout", ["cross", "clip", "views"])
+def test_rows_that_are_transposed(layout):
+    rows = [row.T.contiguous().T for row in views(12, 16)]
+    agree(two, rows, layout)
+    for contest in contests(layout, *rows):
+        torch.testing.assert_close(Fused(contest).positive_scores(), Dense(contest).positive_scores())
