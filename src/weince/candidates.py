@@ -195,6 +195,8 @@ def contests(
     n = len(z_i)
     _check_integers("ids", ids, (n,) if negatives is None else (n, n + len(negatives)))
     _check_integers("labels", labels, (n,))
+    ids = None if ids is None else ids.long()
+    labels = None if labels is None else labels.long()
 
     if candidates == "views" or candidates == "labels":
         found = [_within(candidates, z_i, z_j, labels, ids, ignore, views)]
@@ -214,9 +216,11 @@ def _check_enough(contest: Contest) -> None:
         raise ValueError(
             f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2} {hint}"
         )
-    if candidates < 2:
-        shape = tuple(contest.candidates.shape)
-        raise ValueError(f"wanted at least 2 rows to contrast; got candidates of shape {shape} {hint}")
+    if candidates < 2 or not len(contest.anchors):
+        anchors, others = tuple(contest.anchors.shape), tuple(contest.candidates.shape)
+        raise ValueError(
+            f"wanted at least 1 anchor and 2 candidates; got anchors {anchors}, candidates {others} {hint}"
+        )
 
 
 def _within(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from weince.scores import free_to_look, unseen
+from weince.scores import derivatives, free_to_look, in_transform, unseen
 
 Scalar = float | Tensor
 
@@ -51,13 +51,16 @@ class Link:
 
     def slope(self, shortfall: Tensor) -> Tensor:
         """Derivative of the logit with respect to the score, in the shape of ``shortfall``."""
-        gradient: Tensor = torch.func.grad(lambda d: self.logit(d).sum())(shortfall)
-        return -gradient
+        return -derivatives(lambda at: self.logit(at["d"]).sum(), {"d": shortfall})["d"]
 
     names: ClassVar[tuple[str, ...]] = ()
     """Names of the fields; torch 2.6 cannot compile ``dataclasses.fields``."""
 
+    custom: ClassVar[bool] = False
+    """Whether a user wrote the logit, so that it may be infinite at pairs that take no part."""
+
     def __init_subclass__(cls) -> None:
+        cls.custom = cls.custom or cls.__module__ != __name__
         own = get_annotations(cls)
         cls.names += tuple(
             name for name, kind in own.items() if "ClassVar" not in str(kind) and name not in cls.names
@@ -84,6 +87,20 @@ class Link:
             {name: value[start:stop] for name, value in self.tensors().items() if value.numel() > 1}
         )
 
+    def check_learned(self, like: Tensor) -> None:
+        """Raise if a user's logit reads a tensor that requires a gradient and is no parameter of the link.
+
+        The engines would send that tensor no gradient, and the positive's logit a part of it.
+        """
+        if not self.custom or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
+            return
+        fixed = self.replace({name: value.detach().reshape(-1)[:1] for name, value in self.tensors().items()})
+        if fixed.logit(like.new_full((1, 1), 0.5)).requires_grad:
+            raise ValueError(
+                "a link must get a learned tensor as a parameter, FunctionLink(lambda s, k: k * s, k=tensor) or a "
+                f"field of its dataclass; got {self!r}, which reads one from elsewhere"
+            )
+
     def check_anchors(self, anchors: int) -> None:
         """Raise unless each parameter holds one value, or one for each anchor."""
         for name, value in self.tensors().items():
@@ -106,6 +123,8 @@ class FunctionLink(Link):
         >>> FunctionLink(lambda s, k: k * s**3, k=torch.tensor(2.0)).logit(torch.tensor([[0.5]]))
         tensor([[0.2500]])
     """
+
+    custom = True
 
     def __init__(self, function: Callable[..., Tensor], **parameters: Tensor) -> None:
         self.function, self.parameters = function, parameters

@@ -80,7 +80,7 @@ def pair_shortfall(a: Tensor, c: Tensor) -> Tensor:
     # For unit rows 1 - a.c = |a - c|²/2. For each zero row the right side is 1/2 too small.
     gap = a - c
     zero_rows = 2 - dot(a, a).round() - dot(c, c).round()
-    return (dot(gap, gap) + zero_rows) / 2
+    return ((dot(gap, gap) + zero_rows) / 2).clamp_max(2)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -131,6 +131,28 @@ class _FirstOrder(torch.autograd.Function):
         raise NotImplementedError("weince losses have a first derivative only; this asked for a second one")
 
 
+def derivatives(function: Callable[[dict[str, Tensor]], Tensor], at: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Derivatives of a function's one number with respect to each of its tensors.
+
+    ``torch.func.grad`` does the same, but raises under hooks on saved tensors, as activation checkpointing sets them.
+    """
+    if torch.compiler.is_compiling() or in_transform():
+        found: dict[str, Tensor] = torch.func.grad(function)(at)
+        return found
+    # Hooks of our own hide what is saved here from those around it, which count saved tensors.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged):
+        leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+        total = function(leaves)
+        if not total.requires_grad:  # a constant
+            return {name: torch.zeros_like(value) for name, value in at.items()}
+        own = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(at, own, strict=True))
+
+
+def _unchanged(value: Tensor) -> Tensor:
+    return value
+
+
 def _leading_bits(x: Tensor) -> Tensor:
     """``x`` cut to the 10 bits of mantissa that a TF32 product keeps."""
     return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
@@ -155,7 +177,7 @@ class _UnitRows(torch.autograd.Function):
             return row_kernels.forward(rows)
         dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
         tiny = torch.finfo(dtype).tiny
-        rows = rows.to(dtype)
+        rows = rows.to(dtype).contiguous()  # as the kernels need the unit rows
         scale = rows.abs().amax(1, keepdim=True).clamp_min(tiny)  # so that no square overflows or underflows
         scaled = rows / scale
         length = scaled.square().sum(1, keepdim=True).sqrt()

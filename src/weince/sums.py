@@ -49,6 +49,10 @@ class LogSumExp:
             raise ValueError(
                 f"hardest must be an int of at least 1, or None for all negatives; got {hardest!r}"
             )
+        if hardest is not None and same_view:
+            raise ValueError(
+                f"hardest counts the negatives of both views; got hardest={hardest} with same_view=True"
+            )
         self.link = as_link(link)
         self.positive = self.link if positive is None else as_link(positive)
         self.hardest, self.same_view = hardest, same_view

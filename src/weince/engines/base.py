@@ -130,6 +130,7 @@ class Engine(ABC):
                 parts += _parts(one, several)
             for part in parts:
                 part.link.check_anchors(len(self.contest.anchors))
+                part.link.check_learned(self.contest.anchors)
             values = self.evaluate(parts)
             found: list[Summed | Tensor] = []
             for one in sums:
@@ -141,7 +142,8 @@ class Engine(ABC):
         self, one: Sum, values: Sequence[Tensor], shortfall: Tensor | None, positives: Tensor | None
     ) -> Summed | Tensor:
         if isinstance(one, Count):
-            return self.negatives().to(self.contest.anchors.dtype).expand(len(self.contest.anchors))
+            # A copy, which a user's loss may change in place.
+            return self.negatives().to(self.contest.anchors.dtype).expand(len(self.contest.anchors)).clone()
         if isinstance(one, SoftplusSum):
             if one.among == "positives" and shortfall is not None:
                 own = log1pexp(one.link.logit(shortfall))

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import threshold as cut_below
 
 from weince.candidates import Contest
-from weince.links import FunctionLink, Link
-from weince.scores import free_to_look, pair_shortfall
+from weince.links import Link
+from weince.scores import derivatives, free_to_look, pair_shortfall
 
 EXACT = 4
 """How many of an anchor's hardest negatives have their shortfall computed as ``|a - c|² / 2``.
@@ -108,8 +108,8 @@ class Tile:
         return self._sum(part, threshold, slopes=slopes)
 
     def _sum(self, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
-        any_function = isinstance(part.link, FunctionLink)
-        shortfall = self._taking_part(part, threshold) if any_function else self.shortfall
+        custom = part.link.custom
+        shortfall = self._taking_part(part, threshold) if custom else self.shortfall
         logits = part.link.logit(shortfall)
         if part.kind == "lse":
             value, weight = self._log_sum_exp(logits, part, threshold)
@@ -123,7 +123,7 @@ class Tile:
             return PartSum(value, None, {})
         effects = _effects(part.link, shortfall, weight)
         weight.mul_(part.link.slope(shortfall))
-        if any_function:  # 0 times an infinite slope is NaN
+        if custom:  # 0 times an infinite slope is NaN
             self._keep(weight, part, 0.0, threshold)
         return PartSum(value, weight, effects)
 
@@ -216,8 +216,7 @@ def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]
     def weighted(parameters: "dict[str, Tensor]") -> "Tensor":  # quoted: torch 2.6 cannot compile annotations
         return (weight * link.replace(parameters).logit(shortfall)).sum()
 
-    effects: dict[str, Tensor] = torch.func.grad(weighted)(spread)
-    return effects
+    return derivatives(weighted, spread)
 
 
 def _any_near(hidden: Tensor) -> bool:
