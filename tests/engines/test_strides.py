@@ -10,13 +10,13 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton", minversion="3.5")
 
-from fused_cases import agree, views  # noqa: E402
+from fused_cases import agree, views
 
-from weince.candidates import contests  # noqa: E402
-from weince.engines.dense import Dense  # noqa: E402
-from weince.engines.fused import Fused  # noqa: E402
-from weince.engines.tile import Part  # noqa: E402
-from weince.links import ShortfallLink, SoftmaxLink  # noqa: E402
+from weince.candidates import contests
+from weince.engines.dense import Dense
+from weince.engines.fused import Fused
+from weince.engines.tile import Part
+from weince.links import ShortfallLink, SoftmaxLink
 
 
 def two(engine, numbers):
