@@ -1,4 +1,4 @@
-"""All losses beside their formulas in ``reference.py``, and all layouts: what the engines are compared on."""
+"""All losses with their formulas in ``reference.py``, and all layouts on which the engines are compared."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -38,7 +38,7 @@ from weince import (
 from weince.losses.weince import RELEASED_TAIL
 
 Number = Callable[[float], Any]
-"""Makes a parameter of a loss: a float as it is, or an ``nn.Parameter`` that is learned."""
+"""Makes a parameter of a loss: the float itself, or a learned ``nn.Parameter``."""
 
 
 def fixed(value: float) -> float:
@@ -50,7 +50,7 @@ def learned(value: float) -> nn.Parameter:
 
 
 class Mine(ContrastiveLoss):
-    """A loss of one's own: three sums, one of them over the three hardest negatives, with a learned parameter."""
+    """A user-defined loss: three sums, one over the three hardest negatives, with a learned parameter."""
 
     def __init__(self, steepness: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -79,13 +79,13 @@ def mine(batch: list[Anchor], steepness: Tensor) -> list[Tensor]:
 
 
 class Case(NamedTuple):
-    """A loss: how to make it with numbers or learned parameters, and its formula, which takes them by name."""
+    """A loss: its factory for fixed or learned parameters, and its formula, which takes them by name."""
 
     make: Callable[..., ContrastiveLoss]
     formula: Callable[..., list[Tensor]]
     parameters: Mapping[str, float] = MappingProxyType({})
     labels: bool = True
-    """Whether it has a meaning with several positives."""
+    """Whether the loss is defined for several positives."""
     views_only: bool = False
 
 
@@ -203,7 +203,7 @@ class Layout(NamedTuple):
 
 
 def embeddings(rows: int, seed: int, d: int = 7) -> Tensor:
-    """Clustered, so that shortfalls spread over orders of magnitude; lengths vary too."""
+    """Clustered rows of varying length; their shortfalls span orders of magnitude."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(3, d, generator=generator, dtype=torch.float64)
     pick = torch.randint(3, (rows,), generator=generator)
@@ -214,11 +214,11 @@ def embeddings(rows: int, seed: int, d: int = 7) -> Tensor:
 
 N, EXTRA = 11, 5
 IDS = torch.tensor([-1, 1, 2, 3, 4, 5, 6, 7, 8, 1, -1])
-LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 1])  # label 3 stands alone
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 1])  # label 3 occurs once
 
 
 def layout(name: str) -> Layout:
-    """One of :data:`LAYOUTS`, with leaves of its own."""
+    """One of :data:`LAYOUTS`, with fresh leaves."""
     a, b, extra = embeddings(N, 1), embeddings(N, 2), embeddings(EXTRA, 3)
     both, further = torch.cat([a, b]), torch.cat([b, extra])
     ignore = torch.rand(2 * N, 2 * N, generator=torch.Generator().manual_seed(4)) < 0.3
@@ -279,7 +279,7 @@ LAYOUTS = [
 
 
 def served(case: Case) -> list[str]:
-    """Layouts in which a loss has a meaning."""
+    """Layouts for which the loss is defined."""
     return [
         name
         for name in LAYOUTS
@@ -289,7 +289,7 @@ def served(case: Case) -> list[str]:
 
 
 class Wanted(NamedTuple):
-    """Of a loss by its formula: one value per anchor, their mean, and all parameters as leaves."""
+    """Results of a formula: one loss per anchor, their mean, and the parameters as leaves."""
 
     each: Tensor
     mean: Tensor

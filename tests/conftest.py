@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread each, since they run in parallel, and random numbers that repeat."""
+"""Shared by all tests: one thread per process, since tests run in parallel, and a fixed random seed."""
 
 import ctypes
 import multiprocessing
@@ -18,17 +18,17 @@ from programs import IMPORTED_ONCE
 from weince.machine import avoid_broken_amx
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before anything can import it
-# Started in the background, the suite would hand this on to commands under test, which must hear it.
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it at import, so set it first
+# A suite started in the background ignores SIGINT, and child processes inherit that; tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start too
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for programs that tests start
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes, each of which would import torch
-LEAN = Path(__file__).parent / "lean"  # see there
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no worker pool: each would import torch
+LEAN = Path(__file__).parent / "lean"  # hides slow imports
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LEAN), os.environ.get("PYTHONPATH")]))
-multiprocessing.set_forkserver_preload(IMPORTED_ONCE)  # of all forks, so that it does not matter who is first
-AMX_AVOIDED = avoid_broken_amx()  # before anything multiplies: many tests work in bf16
+multiprocessing.set_forkserver_preload(IMPORTED_ONCE)  # for every fork
+AMX_AVOIDED = avoid_broken_amx()  # before the first product: many tests use bf16
 settings.register_profile("weince", deadline=None, print_blob=True)
 settings.load_profile("weince")
 
@@ -77,13 +77,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def fresh_compiler() -> None:
-    """Forget what was compiled before: one process may only compile a function so many times."""
+    """Forget compiled code: torch recompiles a function only a limited number of times per process."""
     torch.compiler.reset()
 
 
 @pytest.fixture
 def root_kept_out() -> Iterator[None]:
-    """Permissions of folders hold for root too: it puts down, for a test, the capability that overrides them."""
+    """Make folder permissions apply to root too: drop CAP_DAC_OVERRIDE during the test."""
     if sys.platform == "win32":
         pytest.skip("Windows has no folders that their owner may not write to")
     if os.geteuid() != 0:
@@ -94,7 +94,7 @@ def root_kept_out() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     header, before = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     libc.capget(header, before)
-    without = (ctypes.c_uint32 * 6)(before[0] & ~2, *before[1:])  # of the effective ones, CAP_DAC_OVERRIDE
+    without = (ctypes.c_uint32 * 6)(before[0] & ~2, *before[1:])  # clears bit 1 of the effective set
     libc.capset(header, without)
     yield
     libc.capset(header, before)

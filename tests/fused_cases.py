@@ -1,6 +1,6 @@
-"""The fused engine against the dense one in float64: batches of every layout, and how the two are compared.
+"""Batches of every layout, and the comparison of the fused engine with the dense one in float64.
 
-Import it after Triton is told to interpret, where there is no GPU.
+Without a GPU, set ``TRITON_INTERPRET`` before importing this module.
 """
 
 import torch
@@ -30,7 +30,7 @@ def named(rows):
 
 
 class Numbers:
-    """Makes the parameters of links: numbers of a dtype that want a gradient, one or one for each anchor."""
+    """Makes and remembers parameters of links: scalars, or one value per anchor, that require a gradient."""
 
     def __init__(self, dtype):
         self.dtype, self.made = dtype, []
@@ -42,9 +42,9 @@ class Numbers:
 
 
 def clear(leaves, layout, numbers, options):
-    """Which anchors of each contest have no tie at the last of so many hardest negatives.
+    """For each contest, which anchors have no near-tie at the last of these numbers of hardest negatives.
 
-    Within rounding, that is: rows in two parts of bfloat16 have 16 bits.
+    A near-tie is a gap below 2**-16 that is not 0: rows stored as two bfloat16 parts have 16 bits.
     """
     found = []
     for contest in contests(layout, **named([leaf.detach().double() for leaf in leaves]), **options):
@@ -57,9 +57,9 @@ def clear(leaves, layout, numbers, options):
 
 
 def evaluate(engine, dtype, leaves, layout, parts, need, options, judged=None):
-    """Values of all parts, gradients of their weighed sum by embeddings and by parameters, and the engines.
+    """Values of all parts, gradients of their weighted sum by embeddings and parameters, and the engines.
 
-    ``judged``: which anchors of each contest count.
+    ``judged``: which anchors of each contest to compare; the others count as 0.
     """
     rows = [leaf.detach().to(dtype if leaf.dtype == torch.float32 else leaf.dtype) for leaf in leaves]
     if dtype == torch.float64:
@@ -91,15 +91,15 @@ def agree(
     engine=Fused,
     **options,
 ):
-    """Check an engine, Fused if not told, against Dense in float64, in value and gradient; returns its engines."""
-    # A sum of the hardest few jumps where the last of them ties: no rounding decides that as another does.
+    """Check an engine's values and gradients against Dense in float64; returns its engines, one per contest."""
+    # Rounding decides which of two near-ties enters a sum over the hardest: leave out anchors with near-ties.
     judged = clear(leaves, layout, need.hardest or hardest, options)
     ours, our_gradients, engines = evaluate(
         engine, torch.float32, leaves, layout, parts, need, options, judged
     )
     before = iter(engines)
 
-    def same(engine, numbers):  # links of the same statistics: those of float32 are another test's business
+    def same(engine, numbers):  # same statistics in both; other tests compare them
         own = next(before)
         if own.stats is not None:
             engine.stats = type(own.stats)(*(line.double() for line in own.stats))
@@ -113,7 +113,7 @@ def agree(
 
 
 def batch(layout, n=12, d=40):
-    """Rows and options of a layout; its first word is the name."""
+    """Rows, candidates and options of a layout such as "views, ids"; its first word names the candidates."""
     name, rows, options = layout.split(",")[0], views(n, d), {}
     if "negatives" in layout:
         rows = (*rows, torch.randn(7, d, device=DEVICE))

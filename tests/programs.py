@@ -1,4 +1,4 @@
-"""Python programs that tests start, forked from one process that has imported torch: importing it takes seconds."""
+"""Start Python programs in tests: they fork from a process that has imported torch, which takes seconds."""
 
 import atexit
 import multiprocessing
@@ -10,15 +10,15 @@ import tempfile
 import types
 from pathlib import Path
 
-# Packages that take long and are not ours: before Python 3.13 the fork server does not know the folders of the tests.
+# Slow imports of other packages only: before Python 3.13 the fork server cannot import from the test folders.
 IMPORTED_ONCE = ["torch", "scipy.stats", "matplotlib.pyplot", "lightning_fabric", "sentence_transformers"]
 FORKS = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
 
 
 class Program:
-    """``python ARGUMENTS``, where these are ``-c CODE``, ``-m MODULE`` or a file, and what it is to be told.
+    """``python ARGUMENTS``: ``-c CODE``, ``-m MODULE`` or a file, followed by the program's own arguments.
 
-    Like ``subprocess.Popen`` with both streams captured as text; its threads are those of the environment.
+    Like ``subprocess.Popen`` with both streams captured as text; ``OMP_NUM_THREADS`` sets its threads.
     """
 
     def __init__(self, *arguments, cwd=None, env=None):
@@ -42,7 +42,7 @@ class Program:
         self.process.kill()
 
     def wait(self, timeout=120):
-        """Its status and what it said on both streams."""
+        """Wait for the end; return the exit status and both streams."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, f"the program did not end within {timeout} seconds"
         out, err = (path.read_text() if path.exists() else "" for path in self._streams)
@@ -50,7 +50,7 @@ class Program:
 
 
 def run(*arguments, **options):
-    """What a program ended with and said."""
+    """Run a program to its end; return the exit status and both streams."""
     return Program(*arguments, **options).wait()
 
 
@@ -63,7 +63,7 @@ def _run(words, where, environment, streams):
     for number, path in enumerate(streams, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    multiprocessing.current_process()._config["daemon"] = False  # it may start processes
+    multiprocessing.current_process()._config["daemon"] = False  # daemons may not start processes
     try:
         if words[0] == "-m":
             sys.argv = words[1:]
@@ -76,11 +76,11 @@ def _run(words, where, environment, streams):
             sys.path.insert(0, str(Path(words[0]).parent))
             exec(compile(Path(words[0]).read_text(), words[0], "exec"), vars(_main(words[0])))
     finally:
-        atexit._run_exitfuncs()  # which a fork leaves out
+        atexit._run_exitfuncs()  # a forked process skips them
 
 
 def _main(file=None):
-    """A new main module, which processes that the program starts find too."""
+    """Install a new main module, also under the name that child processes import."""
     made = sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     if file is not None:
         made.__file__ = file

@@ -1,4 +1,4 @@
-"""What each rank does in the tests of several processes, and what one process does with the whole batch."""
+"""The work of each rank in ``test_distributed.py``, and the same work by one process on the whole batch."""
 
 import itertools
 import os
@@ -46,7 +46,7 @@ LAYOUTS = {
 
 
 def cases():
-    """(loss, layout, engine, reduction, sizes, dtype) of all comparisons; most of them uneven, which is harder."""
+    """(loss, layout, engine, reduction, sizes, dtype) of all comparisons; most use uneven ranks, the harder case."""
     for engine in ("dense", "chunked", "ring"):
         for layout in LAYOUTS:
             yield "paper", layout, engine, "mean", "uneven", torch.float64
@@ -58,7 +58,7 @@ def cases():
         yield "paper", "views", engine, "mean", "even", torch.float64
         yield "InfoNCE", "views", engine, "mean", "even", torch.float64
         yield "paper", "views", engine, "mean", "uneven", torch.float32
-    # Every loss on both ways to share candidates, in turn over its layouts; a loss for one layout has both there.
+    # Every loss with both ways to share candidates, alternating over its layouts; views-only losses get both.
     for name, case in CASES.items():
         engines = itertools.cycle(["chunked", "ring"])
         for layout in ("views, ids", "cross, negatives", "clip", "labels"):
@@ -69,7 +69,7 @@ def cases():
 
 
 class Model(nn.Module):
-    """An encoder and the loss, as one would wrap them for several processes."""
+    """An encoder with the loss, as wrapped in DDP."""
 
     def __init__(self, name, layout, engine, reduction, dtype):
         super().__init__()
@@ -88,7 +88,7 @@ class Model(nn.Module):
 
 
 def batch(layout, dtype, rows=slice(None)):
-    """Inputs of some pairs: clustered, with ids and labels that repeat over the ranks."""
+    """Inputs of these pairs: clustered, with ids and labels that repeat across ranks."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(6, 10, generator=generator, dtype=torch.float64).repeat(4, 1)
     x_i, x_j, negatives = (
@@ -101,8 +101,8 @@ def batch(layout, dtype, rows=slice(None)):
     if "ids" in options:
         inputs["ids"] = (torch.arange(PAIRS) % 17)[rows]
     if "labels" in options:
-        inputs["labels"] = torch.tensor([0, 1, 2, 3, 4] * 4 + [5, 6, 7, 0])[rows]  # three stand alone
-        del inputs["x_j"]  # beside which none would
+        inputs["labels"] = torch.tensor([0, 1, 2, 3, 4] * 4 + [5, 6, 7, 0])[rows]  # 5, 6, 7 occur once
+        del inputs["x_j"]  # with a second view none would
     return inputs
 
 
@@ -112,7 +112,7 @@ def spans(sizes, world):
 
 
 def result(model, output):
-    """Loss, gradients, statistics and what the loss remembers."""
+    """Loss, gradients, statistics and buffers."""
     core = model.module if isinstance(model, DistributedDataParallel) else model
     return {
         "loss": output.loss.detach(),
@@ -148,7 +148,7 @@ def compare_all(rank, world):
 
 
 def cached(rank, world):
-    """Micro-batches, of which there are not equally many on all ranks."""
+    """A cached step; the ranks have different numbers of micro-batches."""
     torch.manual_seed(1)
     encoder = DistributedDataParallel(nn.Linear(10, 8).double())
     inputs = batch("views", torch.float64, spans("uneven", world)[rank])
@@ -157,7 +157,7 @@ def cached(rank, world):
 
 
 class Sloped(ContrastiveLoss):
-    """A shortfall link whose slope follows the batch, in a loss that wants no tail nor hardest negatives."""
+    """A shortfall link with a running slope, in a loss that needs neither a tail nor the hardest negatives."""
 
     def __init__(self, slope, **options):
         super().__init__(**options)
@@ -171,7 +171,7 @@ class Sloped(ContrastiveLoss):
 
 
 class Hardest(ContrastiveLoss):
-    """InfoNCE over some numbers of hardest negatives."""
+    """InfoNCE over the hardest negatives, summed over several numbers of them."""
 
     def __init__(self, numbers, **options):
         super().__init__(**options)
@@ -185,9 +185,9 @@ class Hardest(ContrastiveLoss):
 
 
 def slope(gather, rows):
-    """One slope from the pairs of all ranks."""
+    """Loss, gradient and running slope, fitted to the pairs of all ranks."""
     inputs = batch("views, ids", torch.float64, rows)
-    ids = inputs["ids"].int() if rows.start else inputs["ids"]  # ranks need not agree on the kind of integer
+    ids = inputs["ids"].int() if rows.start else inputs["ids"]  # integer dtypes may differ between ranks
     x_i, running = inputs["x_i"].requires_grad_(), RunningSlope(fewest=64)
     loss = Sloped(running, gather=gather)(x_i, inputs["x_j"], ids=ids)
     loss.backward()
@@ -200,7 +200,7 @@ def slope(gather, rows):
 
 
 def sampled_slope(gather, inputs):
-    """The same from some of the anchors of each rank: what is done with large batches."""
+    """The running slope from a sample of each rank's anchors, as in large batches."""
     running, most = RunningSlope(fewest=64), terms.MOST_PAIRS
     terms.MOST_PAIRS = 400
     try:
@@ -224,7 +224,7 @@ class Largest(TorchDispatchMode):
 
 
 def largest(gather, rank):
-    """Of the tensors in a step with 40 rows of 64 on each rank."""
+    """Size of the largest tensor in a step with 40 rows of width 64 on each rank."""
     torch.manual_seed(rank)
     z_i, z_j = torch.randn(2, 20, 64).unbind()
     with Largest() as seen:
@@ -233,7 +233,7 @@ def largest(gather, rank):
 
 
 def transposed(gather, rank):
-    """Losses of the same keys as they usually lie in memory, and the other way round."""
+    """Losses with the same keys in row-major and in column-major memory."""
     torch.manual_seed(rank)
     queries, keys = torch.randn(2, 5, 4)
     loss = InfoNCELoss(candidates="cross", gather=gather)
@@ -250,7 +250,7 @@ def several_numbers(gather, rank):
 
 
 def extremes(gather, rank):
-    """Gradients of anchors with hardly any loss, and the nearest negatives where they are nearly duplicates."""
+    """Gradients of anchors with a tiny loss, and rho of nearly duplicate negatives."""
     torch.manual_seed(rank)
     rows = torch.eye(16, dtype=torch.float64)
     far_i, far_j = rows[4 * rank :][:4] + 0.02 * torch.rand(2, 4, 16, dtype=torch.float64)
@@ -270,14 +270,14 @@ def twins():
 
 
 def batch_slope(z_i, z_j, **options):
-    """The slope that is fitted to the 60 smallest shortfalls of a batch, nearly all of them between twins."""
+    """The slope fitted to the 60 smallest shortfalls of a batch, nearly all of them between twins."""
     slope = RunningSlope(share=0.0, fewest=60, momentum=0.0, least_r2=0.5).to(z_i.dtype)
     Sloped(slope, **options)(z_i, z_j)
     return slope.slope_now.double()
 
 
 def errors(rank, world):
-    """What is said, on every rank, of batches that cannot be shared."""
+    """Errors on every rank for batches that cannot be shared."""
     rows = torch.randn(3, 4)
     said = []
     for z, options in (
@@ -293,7 +293,7 @@ def errors(rank, world):
 
 
 def second_derivative(gather):
-    """What is said of it."""
+    """The error that a second derivative raises."""
     z = torch.randn(3, 4, requires_grad=True)
     (grad,) = torch.autograd.grad(InfoNCELoss(gather=gather)(z, z.flip(0)), z, create_graph=True)
     try:
@@ -303,7 +303,7 @@ def second_derivative(gather):
 
 
 def unlike(gather, rank):
-    """What is said, on every rank, where the last one does otherwise, or all bring too few temperatures."""
+    """Errors on every rank if the last rank differs from the others, or if all pass too few temperatures."""
     last = rank == dist.get_world_size() - 1
     z, ids = torch.randn(3, 4), torch.arange(3)
 
@@ -330,7 +330,7 @@ def unlike(gather, rank):
 
 
 def of_ones_own(gather, rank):
-    """Links that differ from rank to rank in nothing but the values of tensors, and functions."""
+    """Links may differ between ranks in the values of their tensors, and in their functions."""
     torch.manual_seed(rank)
     z_i, z_j = torch.randn(2, 3, 4)
     LinkLoss(BlendLink(torch.rand(6), torch.rand(6)), gather=gather)(z_i, z_j)
@@ -338,7 +338,7 @@ def of_ones_own(gather, rank):
 
 
 def alone(rank, world):
-    """gather=False: each rank for itself."""
+    """With gather=False, each rank uses only its own rows."""
     torch.manual_seed(rank)
     z_i, z_j = torch.randn(2, 5, 4)
     return InfoNCELoss(gather=False)(z_i, z_j), z_i, z_j
@@ -378,8 +378,8 @@ def _enter(rank, world, folder, job, timeout):
 
 
 def start(world, folder: Path, job, timeout=60):
-    """Run a job on several ranks; returns the processes."""
-    context = multiprocessing.get_context("forkserver")  # which imports torch once for all: see conftest.py
+    """Start a job on several ranks; returns the processes."""
+    context = multiprocessing.get_context("forkserver")  # imports torch once, see conftest.py
     processes = [
         context.Process(target=_enter, args=(rank, world, folder, job, timeout), daemon=True)
         for rank in range(world)

@@ -1,8 +1,8 @@
-"""Every loss in float64, anchor by anchor: slow, and short enough to be checked against its paper by eye.
+"""Every loss in float64 loops over anchors: slow, and short enough to be checked against its paper by eye.
 
-Embeddings are torch tensors, so that autograd gives the gradient; what carries no gradient (tail statistics,
-weights, temperatures that are found) is plain Python numbers. An anchor without a positive has loss 0 and does not
-count. So has an anchor without negatives where a loss has no value for it, but that one counts.
+Embeddings are torch tensors, so autograd computes the gradient. Quantities without a gradient (tail statistics,
+weights, solved temperatures) are Python numbers. An anchor without a positive has loss 0 and is left out of the mean.
+An anchor without negatives has loss 0 if the formula has no value for it, but it counts in the mean.
 """
 
 import math
@@ -22,11 +22,11 @@ Logit = Callable[[Tensor], Tensor]
 ZERO = torch.zeros((), dtype=torch.float64)
 
 
-# Who competes with whom.
+# Roles: which candidates are positives and negatives of which anchors.
 
 
 def roles_views(n: int, ids: list[int] | None = None) -> list[list[Role]]:
-    """Both views are anchors, and candidates."""
+    """The rows of both views are anchors and candidates."""
     table = []
     for i in range(2 * n):
         row = []
@@ -84,7 +84,7 @@ def ignoring(roles: list[list[Role]], ignore: Tensor) -> list[list[Role]]:
 
 
 class Anchor(NamedTuple):
-    """Scores of one anchor with its positives, with its negatives, and with those in its own half of the rows."""
+    """Scores of one anchor with its positives, its negatives, and the negatives of its own view."""
 
     positives: Tensor
     negatives: Tensor
@@ -105,11 +105,11 @@ def scored(anchors: Tensor, candidates: Tensor, roles: list[list[Role]]) -> list
 
 
 def mean(batch: list[Anchor], losses: list[Tensor]) -> Tensor:
-    """Over the anchors that count."""
+    """Mean loss over the anchors that have a positive."""
     return torch.stack(losses).sum() / max(1, sum(len(anchor.positives) > 0 for anchor in batch))
 
 
-# Losses with a formula of each anchor's own scores. All return one loss per anchor.
+# Losses whose formula uses only the anchor's own scores. All return one loss per anchor.
 
 
 def each(batch: list[Anchor], loss: Callable[[Anchor], Tensor], *, alone: bool = False) -> list[Tensor]:
@@ -234,7 +234,7 @@ def kl_ball(batch: list[Anchor], radius: float) -> list[Tensor]:
     return each(batch, loss)
 
 
-# Losses of a whole batch.
+# Losses that depend on the whole batch.
 
 
 def dclw(batch: list[Anchor], temperature: Tensor, sigma: float) -> list[Tensor]:
@@ -283,7 +283,7 @@ def aic(sse: float, n: int) -> float:
 
 
 def tail_fit(shortfalls: list[float], config: TailConfig) -> tuple[float, float] | None:
-    """Slope and difference in AIC, or None where no fit can be made."""
+    """Slope and difference in AIC, or None if no fit is possible."""
     k = tail_size(len(shortfalls), config)
     ordered = [max(d, config.eps) for d in sorted(shortfalls)[:k]]
     dropped = max(1, int(k * config.drop)) if config.drop else 0
@@ -357,7 +357,7 @@ def weince_losses(
 
 
 class Released:
-    """The released loss, which remembers a slope from batch to batch."""
+    """The authors' released loss; it keeps a running slope between batches."""
 
     slope = 4.0
 
@@ -370,7 +370,7 @@ class Released:
     def with_terms(
         self, batch: list[Anchor], losses: list[Tensor], temperature: Tensor, softmax: float, shortfall: float
     ) -> list[Tensor]:
-        """Losses with both cross-entropies over the positive and the 50 hardest negatives."""
+        """Add the two weighted cross-entropies over the positive and the 50 hardest negatives."""
         if shortfall:
             self.slope = moved_slope(self.slope, [s for a in batch for s in a.negatives.tolist()])
         first = over_hardest(batch, lambda s: s / temperature, 50)
@@ -379,7 +379,7 @@ class Released:
 
 
 def moved_slope(slope: float, scores: list[float], share: float = 0.05, fewest: int = 1024) -> float:
-    """The slope after a batch, fitted to the smallest shortfalls of all its negatives."""
+    """The running slope after a batch; the fit uses the smallest shortfalls of all its negatives."""
     k = min(max(fewest, int(share * len(scores))), len(scores))
     ordered = [max(d, 1e-6) for d in sorted(1 - s for s in scores)[:k]]
     ranks = range(1 + max(1, int(0.05 * k)), k + 1)
@@ -409,6 +409,6 @@ def weince(
 
 
 def with_link(anchors: Tensor, candidates: Tensor, roles: list[list[Role]], logit: Logit) -> Tensor:
-    """Mean loss over the anchors under one logit for all."""
+    """Mean loss over the anchors, with one logit function for all."""
     batch = scored(anchors, candidates, roles)
     return mean(batch, with_logit(batch, logit))

@@ -1,4 +1,4 @@
-"""CPUs that advertise AMX and cannot use it, in both outcomes of the probe: this machine may have either or none."""
+"""CPUs that advertise AMX but may not use it. Both outcomes of the probe are simulated, on any machine."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ SET = (
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
-    """An environment in which nothing is decided; it is as before afterwards."""
+    """Unset both variables for the test; the first setenv makes monkeypatch restore ISA afterwards."""
     monkeypatch.setenv(machine.ISA, "for the undoing")
     monkeypatch.delenv(machine.ISA)
     monkeypatch.delenv("WEINCE_AMX", raising=False)
@@ -30,7 +30,7 @@ def unset(monkeypatch):
 
 @pytest.fixture
 def cpu(monkeypatch, tmp_path):
-    """A CPU of these flags."""
+    """A function that pretends the CPU has these flags."""
 
     def make(flags):
         path = tmp_path / "cpuinfo"
@@ -102,7 +102,7 @@ def test_the_first_of_several_processes_says_it(monkeypatch, capsys):
 
 
 def test_runs_in_bf16_ask_and_others_do_not(monkeypatch, tmp_path):
-    monkeypatch.setenv("WEINCE_AMX", "perhaps")  # which nobody may ask for
+    monkeypatch.setenv("WEINCE_AMX", "perhaps")  # reading it is an error
     data = write_data(tmp_path)
     train(small_run(data, tmp_path / "fp32", epochs=1), bar=False)
     for precision in ("bf16", "bf16-embeddings"):
@@ -122,7 +122,7 @@ def test_models_that_were_saved_in_bf16_ask_and_others_do_not(monkeypatch):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is a part of x86 CPUs")
 def test_the_command_trains_in_bf16_and_says_what_it_set(tmp_path):
-    # AVX2 stands in for the instructions without AMX, so that it shows on any machine whether torch obeyed.
+    # AVX2 stands in for "without AMX", so that any x86 machine shows whether torch obeyed.
     program = """
 import torch
 from weince import cli, machine

@@ -31,7 +31,7 @@ def images(*shape):
 
 
 def write_images(folder):
-    """Files that hold no images to train on, for one reason or another."""
+    """Files and folders that cannot be trained on or evaluated, each for another reason."""
     for name, content in {"text.npz": "no arrays", "empty.npz": "", "notes.txt": "hello"}.items():
         (folder / name).write_text(content)
     np.savez(folder / "floats.npz", train_images=np.ones((40, 8, 8, 3)))
@@ -52,7 +52,7 @@ def write_images(folder):
 
 
 def write_settings(folder):
-    """Files that hold no settings."""
+    """Settings and tables that are wrong, each for another reason."""
     files = {
         "cut.yaml": "a: [1,", "list.yaml": "- 1", "many.yaml": "epochs: many", "nothing.yaml": "",
         "twice.yaml": "epochs: 1\nepochs: 2", "null.yaml": "epochs:", "group.yaml": "loss: paper",
@@ -74,7 +74,7 @@ def write_settings(folder):
 
 
 def write_runs(folder):
-    """Runs of one epoch, whole and spoiled."""
+    """Runs of one epoch: intact ones, and copies with one damaged file."""
     cwd = os.getcwd()
     os.chdir(folder)
     for data, out in (("labelled", "run"), ("unlabelled", "without_labels"), ("one_class", "one_class")):

@@ -26,7 +26,7 @@ def gradients(module):
 
 
 def plain_step(model, views, loss, micro_batch):
-    """All micro-batches with their graphs: what does not fit."""
+    """Keep the graphs of all micro-batches, as the cached step avoids."""
     embedded = [torch.cat([model(part) for part in view.split(micro_batch)]) for view in views]
     value = loss(*embedded)
     value.backward()
@@ -49,7 +49,7 @@ def test_equals_the_step_on_the_whole_batch(loss, micro_batch):
 
 
 def test_dropout_draws_the_same_masks_twice():
-    """To the last bit, and the random numbers stand where the plain step leaves them."""
+    """The loss is equal to the last bit, and the generator ends in the same state as after the plain step."""
     views, model = two_views(), encoder(dropout=0.4)
     twin = copy.deepcopy(model)
     torch.manual_seed(11)
@@ -63,7 +63,7 @@ def test_dropout_draws_the_same_masks_twice():
 
 
 def test_an_encoder_may_draw_on_devices_that_its_inputs_are_not_on(monkeypatch):
-    """Two generators stand in for those of two GPUs, to which the encoder takes its inputs."""
+    """Two generators stand in for those of two GPUs, to which the encoder moves its inputs."""
     gpus = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [gpu.get_state() for gpu in gpus])
@@ -90,7 +90,7 @@ def test_an_encoder_may_draw_on_devices_that_its_inputs_are_not_on(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
-    """Weights that autocast keeps from the pass without a graph must not serve the one with it."""
+    """Autocast caches cast weights; those from the pass without a graph must not be reused in the pass with it."""
     views, model = two_views(dtype=torch.float32), encoder(dropout=0.2, dtype=torch.float32)
     twin = copy.deepcopy(model)
     torch.manual_seed(11)
@@ -101,7 +101,7 @@ def test_autocast(dtype):
         got = cached_step(twin, views, InfoNCELoss(), micro_batch=5)
     assert got == wanted
     for ours, theirs in zip(gradients(twin), gradients(model), strict=True):
-        # Autograd adds up the shared weights of all micro-batches in half precision, the cached step in float32.
+        # The plain step adds up gradients of micro-batches in half precision, the cached step in float32.
         assert float((ours - theirs).norm() / theirs.norm()) < 4 * torch.finfo(dtype).eps
 
 
@@ -153,7 +153,7 @@ def test_a_view_may_be_a_named_tuple():
 
 @pytest.mark.parametrize("frozen", ["parameters", "graph"])
 def test_an_encoder_may_be_frozen(frozen):
-    """A locked tower, or the momentum encoder of the keys."""
+    """For example a locked tower, or the momentum encoder of the keys."""
     views, model, other = two_views(), encoder(), encoder().requires_grad_(frozen == "graph")
     keys = torch.no_grad()(other) if frozen == "graph" else other
     twin = copy.deepcopy(model)
@@ -184,7 +184,7 @@ def test_a_scaler_scales_the_gradient_and_not_the_value():
 
 
 def test_activations_of_one_micro_batch_at_a_time():
-    """What autograd keeps at once is that of a micro-batch, not of the batch."""
+    """Autograd holds the saved tensors of one micro-batch at a time, not of the whole batch."""
     held, peak = 0, 0
 
     def keep(tensor):

@@ -1,4 +1,4 @@
-"""What contests hold beside the roles, which the losses are tested for."""
+"""Fields of contests other than the roles, which the tests of the losses cover."""
 
 import pytest
 import torch

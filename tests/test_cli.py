@@ -1,4 +1,4 @@
-"""The command line: help, bad input, interruptions. Bad input ends with one line, exit code 2, and no trace."""
+"""The command line: help, bad input, interruptions. Bad input ends with one line, exit code 2 and no files left."""
 
 import argparse
 import json
@@ -206,7 +206,7 @@ def test_the_verdict_is_told_and_notes_beside_an_earlier_report_are_not_removed(
     assert main(line) == 0
     said = json.loads((tmp_path / "page" / "summary.json").read_text())["models"][0]["verdict"]["headline"]
     assert f"x: {said}\n" in capsys.readouterr().err
-    assert main(line) == 0  # a report alone is replaced
+    assert main(line) == 0  # a folder that holds only a report is replaced
     (tmp_path / "page" / "notes.txt").write_text("mine")
     capsys.readouterr()
     assert main(line) == 2
@@ -243,7 +243,7 @@ def test_every_option_says_what_it_is():
         f"{parser.prog} {action.dest}": action.help or ""
         for parser in parsers(build_parser())
         for action in parser._actions
-        if action.metavar not in ("COMMAND", "WHAT")  # which list their own
+        if action.metavar not in ("COMMAND", "WHAT")  # subcommands have their own help
     }
     assert len(said) > 60
     assert [name for name, text in said.items() if not re.match(r"(?!of )\w", text)] == []

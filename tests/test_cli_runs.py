@@ -120,7 +120,7 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     shown = capsys.readouterr()
     assert shown.out.endswith("run/evaluation_quick.json\n")
     assert shown.err.endswith("weince: interrupted, what was printed before is complete\n")
-    monkeypatch.setenv("RANK", "1")  # of the processes of torchrun, the first speaks
+    monkeypatch.setenv("RANK", "1")  # under torchrun, only rank 0 prints
     assert main(["train", *small, "--devices", "1"]) == 0
     assert capsys.readouterr().out == ""
 
@@ -130,7 +130,7 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     [
         ([], ["--config", "digits_tiny"]),
         (["--epochs", "3"], ["--config", "digits_tiny", "--epochs", "3"]),
-        (["--data", "digits"], ["--data=digits"]),  # whoever names the data starts from the class's defaults
+        (["--data", "digits"], ["--data=digits"]),  # with --data, VisionRun's defaults apply
         (["--data=digits"], []),
         (["--config", "my.yaml"], ["--epochs", "4"]),
     ],

@@ -1,4 +1,4 @@
-"""Tab completion: what a shell offers after the script is read."""
+"""Tab completion: what a shell offers once it has sourced the script."""
 
 import shutil
 import subprocess
@@ -24,7 +24,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def offered(tmp_path_factory):
-    """What bash offers to complete a line with."""
+    """A function that returns bash's completions of a command line."""
     if shutil.which("bash") is None:
         pytest.skip("needs bash")
     script = tmp_path_factory.mktemp("completion") / "weince"

@@ -1,4 +1,4 @@
-"""1, 2 and 4 processes under DistributedDataParallel against one process on the whole batch."""
+"""Compare 1, 2 and 4 processes under DistributedDataParallel with one process on the whole batch."""
 
 from functools import cache
 
@@ -9,12 +9,12 @@ import torch
 from weince import InfoNCELoss, WeinceLoss, distributed
 from weince.distributed import is_spread
 
-pytestmark = pytest.mark.posix  # ranks are forked from a server that imports torch once
+pytestmark = pytest.mark.posix  # ranks need a fork server
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def found(request, tmp_path_factory):
-    """Number of ranks, and what each of them found; all comparisons in one start, since starting is slow."""
+    """Number of ranks, and the results of each. Starting ranks is slow, so one start computes everything."""
     folder = tmp_path_factory.mktemp("ranks")
     processes = ranks.start(request.param, folder, "compare")
     for process in processes:
@@ -25,7 +25,7 @@ def found(request, tmp_path_factory):
 
 @cache
 def alone(case):
-    """One process on the whole batch."""
+    """Results of one process on the whole batch."""
     return ranks.step(case, slice(None), lambda model: model)
 
 
@@ -46,20 +46,20 @@ def test_ranks_average_to_one_process(found, case):
     "case", [c for c in ranks.cases() if c[0] == "paper" and c[5] == torch.float64], ids=str
 )
 def test_statistics_are_those_of_the_whole_batch(found, case):
-    """Each anchor's K, and the pivot, come from all candidates and all anchors."""
+    """K counts the candidates of all ranks, and the pivot uses the anchors of all ranks."""
     world, each = found
     wanted = alone(case)["stats"]
     for rank, span in zip(each, ranks.spans(case[4], world), strict=True):
         for name, values in rank[case]["stats"].items():
             whole = wanted[name]
-            own = torch.cat([half[span] for half in whole.split(ranks.PAIRS)])  # one half a view
+            own = torch.cat([half[span] for half in whole.split(ranks.PAIRS)])  # one part per view
             torch.testing.assert_close(values, own, rtol=1e-11, atol=1e-12)
     assert float(wanted["lam"].max()) > 0.01
 
 
 @pytest.mark.parametrize("case", [case for case in ranks.cases() if case[3] == "none"], ids=str)
 def test_losses_one_by_one_are_those_of_the_whole_batch(found, case):
-    """Not scaled, so that the average of the gradients is that of the sum over all ranks, less their number."""
+    """Single losses are not scaled, so DDP's gradient is that of the total divided by the number of ranks."""
     world, each = found
     wanted = alone(case)
     for rank, span in zip(each, ranks.spans(case[4], world), strict=True):
@@ -93,11 +93,11 @@ def test_a_slope_of_the_batch_alone(found, gather):
         torch.testing.assert_close(rank["slope"][gather]["slope"], wanted["slope"], rtol=1e-11, atol=1e-12)
         assert rank["slope"][gather]["sampled"] == each[0]["slope"][gather]["sampled"]
         assert rank["slope"][gather]["sampled"] not in (4, wanted["slope"])
-    assert abs(float(wanted["slope"]) - 4) > 1e-3  # it moved
+    assert abs(float(wanted["slope"]) - 4) > 1e-3  # the slope moved
 
 
 def test_a_ring_never_holds_all_candidates(found):
-    """40 rows of 64 on each rank: those of all ranks are not there, however many there are."""
+    """Each rank has 40 rows of width 64; the ring never holds the rows of all ranks at once."""
     world, each = found
     for rank in each:
         assert rank["largest"][True] >= world * 40 * 64
@@ -121,7 +121,7 @@ def test_every_rank_hears_why(found):
 
 @pytest.mark.parametrize("gather", [True, "ring"])
 def test_ranks_that_do_not_do_the_same_hear_it(found, gather):
-    """They would wait for each other, or average losses of different temperatures."""
+    """Otherwise the ranks would wait for each other forever, or average losses with different settings."""
     world, each = found
     for rank, said in enumerate(one["unlike"][gather] for one in each):
         assert said.pop("anchors") == "temperature must hold one value, or one for each of 6 anchors; got 5"

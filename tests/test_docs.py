@@ -1,4 +1,4 @@
-"""The documentation: its code runs as it stands, its links lead somewhere, and every public name has an entry."""
+"""The documentation: its code runs unchanged, its links resolve, and every public name has an entry."""
 
 import importlib
 import inspect
@@ -56,7 +56,7 @@ def test_every_block_runs_as_it_stands(page, tmp_path, monkeypatch):
 
 
 def commands():
-    """Every ``weince`` line of the blocks that are for a shell, as words."""
+    """Every ``weince`` command in a bash block, with its page."""
     for page in PAGES:
         for block in re.findall(r"^```bash\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE):
             for line in block.replace("\\\n", " ").splitlines():
@@ -65,7 +65,7 @@ def commands():
 
 
 def test_the_commands_take_what_the_pages_give_them():
-    """Every option is known and has a value that can be read. Nothing is run."""
+    """Every option is known and its value can be parsed. Nothing is run."""
     found = list(commands())
     assert len(found) > 30
     for page, line in found:
@@ -77,19 +77,19 @@ def test_the_commands_take_what_the_pages_give_them():
             chosen, _ = settings.take_config(words[1:])
             task = settings.load(chosen).get("task", "vision") if chosen else "vision"
             kind = TextRun if task == "text" else VisionRun
-            if "my_package" not in line:  # which is not there
+            if "my_package" not in line:  # not importable here
                 settings.read(kind, words[1:], command="weince train", examples="")
         except (SystemExit, ValueError) as error:
             pytest.fail(f"{named(page)}: {line}: {error}")
 
 
-RUN_ELSEWHERE = {"compare-digits": "lab/compare/test_compare.py"}  # which looks at what it wrote, too
+RUN_ELSEWHERE = {"compare-digits": "lab/compare/test_compare.py"}  # also checks its output
 
 
 @pytest.mark.parametrize(
     "path", [path for path in NOTEBOOKS if path.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem
 )
-@pytest.mark.filterwarnings("ignore")  # those of the trainer of sentence-transformers
+@pytest.mark.filterwarnings("ignore")  # the sentence-transformers trainer warns
 def test_notebooks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -132,14 +132,14 @@ PUBLIC = [
     f"{module}.{name}"
     for module in MODULES
     for name in importlib.import_module(module).__all__
-    if name != "EngineName"  # a list of words
+    if name != "EngineName"  # a Literal of strings
 ]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_entry(name):
     found = inspect.getmodule(resolved(name)).__name__
-    if found == name:  # a function in a module of its name, which would be shown instead
+    if found == name:  # a module of the same name: the entry must name the function in it
         name = f"{name}.{name.rpartition('.')[2]}"
     assert re.search(rf"^::: {re.escape(name)}$", REFERENCE, re.MULTILINE), "no page of the reference has it"
     assert f"#{name})" in text(DOCS / "reference" / "index.md"), "the list of all names does not have it"
@@ -152,7 +152,7 @@ def resolved(name):
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_example(name):
-    """What a function of ``weince.evt`` or ``choose`` returns is shown by that function's example."""
+    """Result types of ``weince.evt`` and ``choose`` need none: the example of the function shows them."""
     is_result = name == "weince.engines.Choice" or (
         name.startswith("weince.evt.") and name.rpartition(".")[2][0].isupper()
     )

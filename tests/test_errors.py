@@ -1,4 +1,4 @@
-"""Error messages say what is wanted and what was got, and those of the library name no flag of the commands."""
+"""Error messages say what was wanted and what was got; the library's messages name no command-line flag."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ COMMANDS = ("lab", "cli.py", "cli_sweeps.py", "completion.py")
 
 
 def messages():
-    """Where every error is raised, and the text of its message without the values in it."""
+    """File and line of every raised error, and the constant text of its message."""
     for path in sorted(SOURCES.rglob("*.py")):
         place = path.relative_to(SOURCES)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Skipped where there is none."""
+"""Tests that need a GPU; skipped without one."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def step(loss, z_i, z_j, **arguments):
 
 
 def assert_near(got, wanted):
-    """Loss to 1e-5, gradients to 1e-4 in norm."""
+    """Check the loss to 1e-5 and the gradients to 1e-4 in norm."""
     assert abs(float(got[0]) - float(wanted[0])) <= 1e-5 * max(1, float(wanted[0]))
     for ours, theirs in zip(got[1:], wanted[1:], strict=True):
         assert float((ours.double() - theirs).norm() / theirs.norm()) <= 1e-4
@@ -46,7 +46,7 @@ def assert_near(got, wanted):
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("name", MAKERS)
 def test_same_as_float64(name, tf32):
-    """Also where the program switched TensorFloat-32 on."""
+    """Scores keep float32 precision even if the program has switched TensorFloat-32 on."""
     z_i, z_j = pairs()
     wanted = step(MAKERS[name]().cuda(), z_i.double(), z_j.double())
     before = torch.backends.cuda.matmul.allow_tf32
@@ -126,7 +126,7 @@ def test_same_as_float64_with_the_newer_tf32_switch(name):
 @pytest.mark.parametrize("layout", ["views", "cross", "clip", "labels"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_chunked(name, layout):
-    """In several blocks of rows, beside dense in float64."""
+    """The chunked engine with several blocks of rows agrees with the dense one in float64."""
     z_i, z_j = pairs(1500, 32)
     labels = {"labels": (torch.arange(1500) % 700).cuda()} if layout == "labels" else {}
     wanted = step(
@@ -136,7 +136,7 @@ def test_chunked(name, layout):
 
 
 def test_gather_over_nccl(tmp_path):
-    """One rank's candidates through NCCL and back are its own, and so are their gradients."""
+    """With one rank, gathering over NCCL changes neither the loss nor the gradients."""
     if not dist.is_nccl_available():
         pytest.skip("no NCCL in this build of torch")
     config, found = TailConfig(), []
@@ -165,7 +165,7 @@ def test_tensors_of_a_gpu_that_is_not_the_current_one(n):
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_the_cached_step_draws_the_same_masks_twice(where):
-    """Also where the inputs wait on the CPU, and each micro-batch goes to the GPU by itself."""
+    """Inputs may stay on the CPU: the encoder moves each micro-batch to the GPU."""
     views = [z.to(where) for z in pairs(24)]
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Dropout(0.4)).cuda()
     seen: list[torch.Tensor] = []

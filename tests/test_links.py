@@ -112,9 +112,7 @@ def test_parameters_of_a_function_apply_by_row():
     each = torch.tensor([2.0, 5.0]).double()
     link = FunctionLink(lambda s, k: k * s, k=each)
     torch.testing.assert_close(link.logit(1 - SCORES), each.unsqueeze(1) * SCORES)
-    torch.testing.assert_close(
-        link.logit(1 - SCORES[:, 0]), each * SCORES[:, 0]
-    )  # one candidate for each anchor
+    torch.testing.assert_close(link.logit(1 - SCORES[:, 0]), each * SCORES[:, 0])  # one score per anchor
     torch.testing.assert_close(link.rows(1, 2).logit(1 - SCORES[1:]), 5 * SCORES[1:])
     torch.testing.assert_close(link.slope(1 - SCORES), each.unsqueeze(1).expand_as(SCORES))
 
@@ -140,9 +138,9 @@ CURVES = [
 @pytest.mark.parametrize("link", CURVES, ids=lambda link: type(link).__name__)
 @pytest.mark.parametrize("what", ["logit", "slope"])
 def test_the_same_whether_gradients_are_recorded_or_not(link, what):
-    """Also where one row of shortfalls meets several anchors, as for a curve of each, or another dtype."""
+    """The result is the same, also if one row of shortfalls is broadcast to several anchors, or dtypes differ."""
     double = link.replace({name: value.double() for name, value in link.tensors().items()})
-    constant = isinstance(link, SoftmaxLink) and what == "slope"  # has the shape of the shortfalls
+    constant = isinstance(link, SoftmaxLink) and what == "slope"  # it keeps the shape of the shortfalls
     for rows in (3,) if constant else (1, 3):
         shortfall = torch.linspace(0.01, 1.9, 5).repeat(rows, 1)
         for one in (link, double):

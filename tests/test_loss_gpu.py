@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, as far as a CPU can run it."""
+"""The GPU benchmark, as far as it runs on a CPU."""
 
 import importlib.util
 import sys

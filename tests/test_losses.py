@@ -1,4 +1,4 @@
-"""The modules as people use them: reductions, presets, learned temperatures, autocast, compile, functorch."""
+"""The loss modules in use: reductions, presets, learned temperatures, autocast, compile, functorch."""
 
 import copy
 import math
@@ -142,13 +142,13 @@ def test_the_batch_slope_moves_in_training_only():
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_nothing_is_remembered_in_float64_unless_asked(name):
-    """Some devices have no float64, and a module that holds some cannot be moved there."""
+    """State must not be float64 by default: such a module cannot be moved to a device without float64."""
     z_i, z_j = pairs(dtype=torch.float64)
     loss = MAKERS[name]()
     loss(z_i, z_j)
     assert {value.dtype for value in loss.state_dict().values()} <= {torch.float32}
     wide = MAKERS[name]().double()
-    tolerance = 1e-6 if name == "SigLIP" else 1e-15  # the logarithm of its scale is rounded where it is made
+    tolerance = 1e-6 if name == "SigLIP" else 1e-15  # its log_scale is made in float32
     torch.testing.assert_close(wide(z_i, z_j), MAKERS[name]()(z_i, z_j), rtol=tolerance, atol=0)
     assert {value.dtype for value in wide.state_dict().values()} <= {torch.float64}
 
@@ -162,7 +162,7 @@ def test_a_slope_saved_in_float64_is_read():
 
 @pytest.mark.parametrize("name", WITH_TEMPERATURE)
 def test_a_learned_temperature_is_the_modules_and_trains(name):
-    """Its gradient is that of the formula in ``engines/test_engines.py``; an optimizer finds it, and moves it."""
+    """An optimizer finds and moves the temperature. ``engines/test_engines.py`` checks its gradient."""
     z_i, z_j = pairs(dtype=torch.float64)
     loss = CASES[name].make(learned, candidates="views")
     (temperature,) = loss.parameters()
@@ -193,7 +193,7 @@ def test_learned_parameters_of_any_link_are_found_and_trained():
 
 
 def test_a_temperature_that_is_computed_passes_its_gradient_on():
-    """For example from its logarithm, as CLIP learns it."""
+    """CLIP, for example, learns the logarithm of the scale."""
     z_i, z_j = pairs(dtype=torch.float64)
     log_scale = nn.Parameter(torch.tensor(1.2, dtype=torch.float64))
     (grad,) = torch.autograd.grad(DCLLoss((-log_scale).exp())(z_i, z_j), log_scale)
@@ -204,7 +204,7 @@ def test_a_temperature_that_is_computed_passes_its_gradient_on():
 
 @pytest.mark.parametrize("name", WITH_TEMPERATURE)
 def test_a_scale_that_ran_off_is_put_back(name):
-    """openai/CLIP clamps its logit scale at 100: the parameter itself, so that it can come back."""
+    """Like openai/CLIP, clamp the parameter itself, so that its gradient can move it back."""
     z_i, z_j = pairs()
     make = type(CASES[name].make(fixed, candidates="views"))
     temperature = nn.Parameter(torch.tensor(0.001))
@@ -282,7 +282,7 @@ def test_a_bound_without_meaning_is_refused(make, message):
 @pytest.mark.parametrize("name", WITH_TEMPERATURE)
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_ignored_pairs_do_not_poison_a_learned_temperature(name, engine):
-    """A mask of -inf times the derivative of ``s / t`` was NaN in another library (NeMo, pull request 3850)."""
+    """In another library, a mask of -inf times the derivative of ``s / t`` gave NaN (NeMo, pull request 3850)."""
     z_i, z_j = pairs(6)
     ignore = torch.rand(12, 12) < 0.5
     ignore[0], ignore[:, 0] = True, True  # the first anchor has no negative left
@@ -298,7 +298,7 @@ def test_ignored_pairs_do_not_poison_a_learned_temperature(name, engine):
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_statistics_are_detached_and_there_for_every_loss(name, engine):
-    """Where a loss asks for none, they are those of Algorithm 1; its value stays."""
+    """A loss without a tail of its own reports the statistics of Algorithm 1; asking for them keeps its value."""
     z_i, z_j = (z.requires_grad_() for z in pairs(dtype=torch.float64))
     loss = MAKERS[name](engine=engine).double()
     output = copy.deepcopy(loss)(z_i, z_j, return_stats=True)
@@ -340,10 +340,10 @@ def test_autocast_does_not_touch_the_scores(name, dtype):
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["DCLW", "AlignUniform", "KLBall", "released", "one's own"])
 def test_compiled_without_a_graph_break(name, monkeypatch):
-    monkeypatch.setattr(kl_ball, "STEPS", 3)  # which a graph unrolls
+    monkeypatch.setattr(kl_ball, "STEPS", 3)  # a graph unrolls them
     z_i, z_j = pairs()
     eager = gradients(MAKERS[name](), z_i, z_j)
-    # What Dynamo and AOTAutograd make of it is the question; code of the default backend takes long to build.
+    # This tests Dynamo and AOTAutograd; building code with the default backend would take long.
     backend = "inductor" if name == "released" else "aot_eager"
     compiled = gradients(torch.compile(MAKERS[name](), fullgraph=True, backend=backend), z_i, z_j)
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
@@ -357,7 +357,7 @@ def test_works_in_torch_func_grad(name):
     torch.testing.assert_close(torch.func.grad(lambda z: twin(z, z_j))(z_i), wanted)
     torch.testing.assert_close(
         twin.state_dict(), loss.state_dict(), rtol=0, atol=0
-    )  # released moved its slope
+    )  # the running slope of `released` has moved
 
 
 def test_torch_func_grad_by_the_temperature():
@@ -482,7 +482,7 @@ def test_of_two_precisions_the_wider_counts(wide):
 
 
 def test_duplicates_with_ids_are_no_negatives():
-    """The same image twice in a batch: with ids, doubling a row leaves the others' losses as they were."""
+    """With ids, a duplicate of an image is no negative of it; other anchors see one more negative."""
     z_i, z_j = pairs(10, dtype=torch.float64)
     ids = torch.cat([torch.arange(10), torch.tensor([3])])
     doubled = InfoNCELoss(0.2, reduction="none")(
@@ -529,7 +529,7 @@ def test_a_module_says_what_it_has_learned():
 
 @pytest.mark.parametrize("n", [40, 300])
 def test_a_temperature_of_one_element_is_a_scalar(n):
-    """Above 256 pairs the dense engine works in blocks, which must not cut it."""
+    """Above 256 pairs the dense engine works in blocks of anchors, which must not slice the temperature."""
     z_i, z_j = pairs(n)
     temperature = nn.Parameter(torch.tensor([0.3], dtype=torch.float64))
     loss = WeinceLoss(temperature)(z_i, z_j)
@@ -564,7 +564,7 @@ def test_swapped_parameters_are_used():
 
 
 def test_a_temperature_that_terms_share_is_saved_once_and_stays_shared(tmp_path):
-    """Twice in the state, safetensors would refuse it, and a state that is assigned would part the two."""
+    """If the state held it twice, safetensors would refuse to save it, and loading with assign would split it."""
     z_i, z_j = pairs()
     loss = WeinceLoss(nn.Parameter(torch.tensor(0.3)))
     assert set(loss.state_dict()) == {"temperature", "terms.slope.slope_now"}
@@ -650,7 +650,7 @@ def test_a_wrong_option_is_refused_when_the_loss_is_made(options, said):
 
 
 class Both(TemperatureLoss):
-    """WEINCE beside InfoNCE, from one survey and one pass."""
+    """InfoNCE plus WEINCE, evaluated in one pass."""
 
     tail = TailConfig(k=8)
 
@@ -669,7 +669,7 @@ def test_a_loss_of_ones_own_asks_for_the_tail():
 
 
 def test_a_loss_of_ones_own_may_look_at_the_whole_batch():
-    """``per_anchor = False``: what it gathers has a gradient."""
+    """With ``per_anchor = False``, ``gather`` passes the gradient on."""
 
     class Hardest(weince.ContrastiveLoss):
         per_anchor = False
@@ -694,7 +694,7 @@ def test_a_loss_of_ones_own_may_look_at_the_whole_batch():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_an_anchor_without_negatives_for_one_of_several_sums(order):
-    """Whichever comes last: an anchor with an empty sum has loss 0."""
+    """An anchor with an empty sum has loss 0, whether that sum comes first or last."""
 
     class Two(weince.ContrastiveLoss):
         same_view = True
@@ -708,14 +708,14 @@ def test_an_anchor_without_negatives_for_one_of_several_sums(order):
 
     z_i, z_j = torch.randn(2, 4), torch.randn(2, 4)
     ignore = torch.zeros(4, 4, dtype=torch.bool)
-    ignore[0, 1] = True  # its only negative in its own view; the one in the other view stays
+    ignore[0, 1] = True  # its only negative in its own view; one in the other view remains
     losses = Two(reduction="none")(z_i, z_j, ignore=ignore)
     assert losses[0] == 0
     assert (losses[1:] != 0).all()
 
 
 def test_calls_are_typed():
-    """That they run; what they are is checked by mypy."""
+    """The typed calls run; mypy checks their types."""
     typed.calls(torch.randn(6, 4), torch.arange(6) % 3)
 
 
@@ -733,13 +733,13 @@ def test_a_loss_without_its_two_methods_says_so():
 @pytest.mark.parametrize("name", ANYWHERE)
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_an_anchor_without_negatives(name, engine):
-    """Its loss is 0 where the formula has none for it; it counts in the mean; and no gradient is NaN."""
+    """Its loss is 0 if the formula has no value for it; it counts in the mean; no gradient is NaN."""
     z_i, z_j = (z.requires_grad_() for z in pairs(5, dtype=torch.float64))
     ignore = torch.zeros(5, 5, dtype=torch.bool)
     ignore[2] = True
     loss = CASES[name].make(learned, candidates="cross", reduction="none", engine=engine)
     each = loss(z_i, z_j, ignore=ignore)
-    if name == "SigLIP":  # a question for every pair, the positive's too
+    if name == "SigLIP":  # it also scores the positive pair on its own
         score = F.cosine_similarity(z_i[2], z_j[2], dim=0)
         torch.testing.assert_close(each[2], F.softplus(-(loss.scale.double() * score + loss.bias)))
     elif name == "AlignUniform":
@@ -769,7 +769,7 @@ def test_an_anchor_without_a_positive(name, engine):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.labels])
 def test_a_batch_without_any_pair_is_finite(name):
-    """No positive at all, and no negative at all."""
+    """A batch without any positive, and one without any negative."""
     z, _ = pairs(5)
     for labels in (torch.arange(5), torch.zeros(5, dtype=torch.int64)):
         loss = CASES[name].make(learned, candidates="labels")
@@ -780,12 +780,12 @@ def test_a_batch_without_any_pair_is_finite(name):
 
 
 class Given:
-    """A batch of given shortfalls."""
+    """Stand-in for an engine with given shortfalls."""
 
     stats = None
 
     def __init__(self, shortfalls, most=None):
-        self.contest = SimpleNamespace(anchors=shortfalls)  # their device is asked for
+        self.contest = SimpleNamespace(anchors=shortfalls)  # for its device
         self.shortfalls = shortfalls.sort().values
         self.most_pairs = most or len(shortfalls)
 
@@ -820,7 +820,7 @@ def test_the_batch_slope_is_clamped_and_doubtful_fits_are_left_out(shortfalls, t
 
 
 def test_the_batch_slope_of_fewer_pairs_than_the_fewest():
-    """It is that of all pairs: as many of the smallest are dropped."""
+    """The fit then uses all pairs, and drops as many of the smallest as with ``fewest`` at that number."""
     z, slopes = torch.randn(2, 12, 4), (RunningSlope(), RunningSlope(fewest=12 * 11))
     for slope in slopes:
         Sloped(slope, candidates="cross")(*z)
@@ -828,7 +828,7 @@ def test_the_batch_slope_of_fewer_pairs_than_the_fewest():
 
 
 def test_a_step_of_training_does_not_change_what_was_evaluated_before():
-    """The chunked engine reads the slope again in the backward pass."""
+    """The chunked engine reads the slope again in the backward pass, so a later update must not reach it."""
     z_i, z_j = torch.randn(2, 12, 4)
     loss = Sloped(RunningSlope(), engine="chunked", reduction="none").eval()
     losses = loss(z_i.requires_grad_(), z_j)
@@ -847,7 +847,7 @@ def test_the_batch_slope_and_its_link_know_their_eps():
 
 
 def test_the_batch_slope_counts_the_pairs_that_are_there():
-    """Ignored pairs are padding, not points of the fit."""
+    """Ignored pairs are padding, and must not enter the fit."""
     shortfalls = torch.rand(8000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** (1 / 3)
     alone, padded = RunningSlope(share=0.5), RunningSlope(share=0.5)
     alone.link(Given(shortfalls))
@@ -881,11 +881,11 @@ def test_the_batch_slope_of_a_large_batch_is_that_of_evenly_spaced_anchors(engin
     scores = (rows @ rows.T)[::every][negative[::every]]
     wanted = reference.moved_slope(4.0, scores.tolist(), fewest=10)
     assert wanted != 4
-    assert float(slope.slope_now) == pytest.approx(wanted, rel=1e-6)  # it is kept in float32
+    assert float(slope.slope_now) == pytest.approx(wanted, rel=1e-6)  # stored in float32
 
 
 def test_short_float16_rows_keep_the_direction_of_their_gradient():
-    """Its size is beyond float16: without care it would be inf."""
+    """The gradient exceeds the float16 range, so it is scaled down instead of becoming inf."""
     generator = torch.Generator().manual_seed(0)
     z_i = unit_rows(torch.randn(16, 8, generator=generator, dtype=torch.float64))
     z_j = z_i.roll(1, 0) + 0.02 * torch.randn(16, 8, generator=generator, dtype=torch.float64)

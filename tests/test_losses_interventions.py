@@ -1,4 +1,4 @@
-"""Changes to the blend that ask why it helps or hurts: another endpoint, softmax on the positive, a matched slope."""
+"""Variants of the blend that test why it helps or hurts: endpoint, softmax on the positive, matched slope."""
 
 import math
 
@@ -22,7 +22,7 @@ BASES = {"paper": TailConfig(), "blend": RELEASED_TAIL}
 
 
 def naive(z_i, z_j, tail, temperature):
-    """The mean loss over both views, as the definition reads; lam and beta are numbers."""
+    """Mean loss over both views by the definition; lam and beta are numbers without a gradient."""
     rows = torch.cat([z_i, z_j])
     batch = reference.scored(rows, rows, reference.roles_views(len(z_i)))
     losses, _ = reference.weince_losses(batch, temperature, tail)
@@ -87,7 +87,7 @@ def test_a_matched_slope_is_that_of_the_softmax_at_the_hardest_negative(endpoint
     beta = (stats.rho + endpoint - 1) / 0.2
     at_rho = BlendLink(stats.lam, beta, 0.2, soft_cap=False, endpoint=endpoint).slope(stats.rho.unsqueeze(1))
     torch.testing.assert_close(at_rho, torch.full_like(at_rho, 5.0))
-    # and the loss with that link is the one that finds it by itself
+    # WeinceLoss, which computes this link by itself, gives the same loss.
     z = pairs()
     given_link = LinkLoss(BlendLink(stats.lam, beta, 0.2, soft_cap=False, endpoint=endpoint))
     torch.testing.assert_close(WeinceLoss.paper(0.2, tail=tail)(*z), given_link(*z))
@@ -121,7 +121,7 @@ def test_the_positive_is_found_in_every_layout(candidates):
 def test_a_learned_temperature_gets_no_gradient_through_a_matched_slope():
     tail, tau = TailConfig(beta="slope", gate="rho"), torch.tensor(0.3, dtype=torch.float64)
     stats = WeinceLoss.paper(0.3, tail=tail)(*pairs(), return_stats=True).stats
-    fixed = BlendLink(stats.lam, stats.rho / 0.3)  # what remains: the temperature of the softmax part
+    fixed = BlendLink(stats.lam, stats.rho / 0.3)  # only the softmax part depends on the temperature
     _, (found,) = gradients(lambda t: WeinceLoss.paper(t, tail=tail)(*pairs()), tau)
     _, (wanted,) = gradients(lambda t: LinkLoss(fixed.replace({"temperature": t}))(*pairs()), tau)
     torch.testing.assert_close(found, wanted)

@@ -1,4 +1,4 @@
-"""Links and losses of a user's own: what they may compute, and what is refused instead of computed wrongly."""
+"""User-defined links and losses: what they may compute, and which ones are refused because they would be wrong."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ def gradients(loss, rows):
 
 @dataclass(frozen=True)
 class Logarithm(Link):
-    """Infinite at a shortfall of 0, which every row has to itself."""
+    """Infinite at a shortfall of 0, the shortfall of every row with itself."""
 
     def logit(self, shortfall):
         return -torch.log(shortfall)
@@ -79,7 +79,7 @@ LEARNED = nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("link", [lambda s: LEARNED * s, Elsewhere()], ids=["function", "subclass"])
 def test_a_learned_tensor_that_is_no_parameter_is_refused(link, engine):
-    """The sums would send it no gradient."""
+    """Its gradient through the sums would be missing."""
     rows = pairs()
     loss = LinkLoss(link, engine=engine)
     with pytest.raises(ValueError, match=r"must get a learned tensor as a parameter.* got .*from elsewhere"):
@@ -92,7 +92,7 @@ def test_a_learned_tensor_that_is_no_parameter_is_refused(link, engine):
 
 
 def test_a_learned_tensor_may_be_read_for_the_positive():
-    """Its logit is plain torch, so autograd follows it."""
+    """The logit of the positive is plain torch code, so autograd differentiates it."""
 
     class Mine(ContrastiveLoss):
         def sums(self, batch):
@@ -121,7 +121,7 @@ MAKERS = {
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", MAKERS)
 def test_under_activation_checkpointing_and_offloading(name, engine):
-    """Both set hooks on saved tensors, under which torch.func refuses to work."""
+    """Both set hooks on saved tensors, and torch.func raises an error under such hooks."""
     loss, rows = MAKERS[name](engine=engine).double(), pairs()
     leaves = [*rows, *loss.parameters()]
     wanted = gradients(loss(*rows), leaves)

@@ -1,4 +1,4 @@
-"""The distribution: what it contains, that it installs, and that importing it is cheap."""
+"""The distribution: its contents, its installation, and that importing it is cheap."""
 
 import doctest
 import importlib
@@ -37,7 +37,7 @@ def test_archives_hold_the_package(built):
 
 
 def test_the_wheel_installs_and_imports_in_an_empty_environment(built, tmp_path):
-    """Empty but for torch, numpy and scipy, which are borrowed from this environment."""
+    """The environment is empty; torch, numpy and scipy come from this one through ``sys.path``."""
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
@@ -58,7 +58,7 @@ def test_the_wheel_installs_and_imports_in_an_empty_environment(built, tmp_path)
 
 
 def test_importing_loads_nothing_heavy_beyond_torch():
-    """What makes an import slow is other packages; none may come with the losses."""
+    """Other packages make an import slow, so the losses must not import any beyond torch."""
     code = (
         "import sys, torch; before = set(sys.modules)\n"
         "import weince; print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))\n"

@@ -1,4 +1,4 @@
-"""Against code that others wrote: libraries where they are installed, and their formulas written with matrices."""
+"""Comparison with code by others: libraries if installed, else their formulas written with matrices."""
 
 import math
 
@@ -27,7 +27,7 @@ def views():
 
 
 def same(ours, theirs, *rows):
-    """Value and gradient."""
+    """Check that value and gradient agree."""
     found = []
     for loss in (ours, theirs):
         leaves = [row.clone().requires_grad_() for row in rows]
@@ -50,7 +50,7 @@ def test_infonce_is_cross_entropy_on_the_masked_matrix(views):
 
 
 def test_infonce_across_is_that_of_query_and_key(views):
-    """The loss of MoCo, SimCSE and the package info-nce-pytorch: one row of keys is right for each query."""
+    """The loss of MoCo, SimCSE and the package info-nce-pytorch: each query has one matching key."""
 
     def theirs(query, key):
         logits = F.normalize(query) @ F.normalize(key).T / 0.1
@@ -89,14 +89,14 @@ def test_siglip_of_open_clip(views):
         signs = 2 * torch.eye(40, dtype=torch.float64) - 1
         return -F.logsigmoid(signs * logits).sum() / 40
 
-    for candidates in ("cross", "clip"):  # which has the same pairs from either side
+    for candidates in ("cross", "clip"):  # clip has the same pairs from both sides
         ours = SigLIPLoss(candidates=candidates).double()
-        ours.log_scale.data.fill_(math.log(10))  # which was made in float32
+        ours.log_scale.data.fill_(math.log(10))  # it was rounded to float32
         same(ours, theirs, *views)
 
 
 def test_hcl_and_debiased_of_their_authors(views):
-    """``criterion`` of joshr17/HCL and of chingyaoc/DCL, which take a batch of both views at once."""
+    """``criterion`` of joshr17/HCL and of chingyaoc/DCL, which take both views of a batch."""
 
     def theirs(a, b, hardness, tau_plus=0.1, temperature=0.5):
         n = len(a)
@@ -176,6 +176,6 @@ def test_supcon_of_pytorch_metric_learning(views):
     ],
 )
 def test_losses_of_lightly(views, name, options, ours):
-    """Not among the packages for development, since it needs torchvision; agreed with lightly 1.6.0."""
+    """lightly needs torchvision, so it is no development dependency; the losses agreed with lightly 1.6.0."""
     losses = pytest.importorskip("lightly.loss", exc_type=ImportError)
     same(ours, getattr(losses, name)(**options), *views)

@@ -1,4 +1,4 @@
-"""Progress on standard error: bars that a narrow terminal can hold, and lines where there is no terminal."""
+"""Progress on standard error: bars that fit a narrow terminal, and plain lines without a terminal."""
 
 import io
 import re
@@ -17,7 +17,7 @@ ROW = {
 
 
 def terminal(width):
-    """A terminal whose clock is a second later whenever it is looked at."""
+    """A terminal whose clock advances by one second at each reading."""
     seconds = count()
     return Console(
         file=io.StringIO(), width=width, force_terminal=True, get_time=lambda: float(next(seconds))
@@ -29,7 +29,7 @@ def a_file():
 
 
 def last_frame(bar):
-    """What a terminal shows of a bar: one line, or it would flicker."""
+    """The line that a terminal shows for a bar. More than one line would flicker."""
     screen = Console(file=io.StringIO(), width=bar.console.width, force_terminal=True, record=True)
     screen.print(bar.get_renderable())
     lines = screen.export_text().rstrip("\n").split("\n")
@@ -62,7 +62,7 @@ def test_a_narrow_terminal_shows_bar_epoch_time_and_loss(name, width, bar, more)
     assert " loss 5.7982" in frame
     assert frame.startswith(name[:5])
     assert ("13,539 views/s" in frame) == more
-    assert "lam 0." not in frame or "lam 0.208" in frame  # a figure is there as a whole, or not at all
+    assert "lam 0." not in frame or "lam 0.208" in frame  # a figure is never cut off
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -72,7 +72,7 @@ def test_the_bar_of_a_text_run_fits_too(width):
     with bar as show:
         for step in (125, 250):
             show(text_log.Row(step, step / 30, 0.1234, 0.5, 3.0, 71.23, 100.0, 1.0))
-    frame = console.file.getvalue().rpartition("simcse_paper")[2]  # what is left on the screen
+    frame = console.file.getvalue().rpartition("simcse_paper")[2]  # the last frame
     for text in ("step 250/15625", "loss 0.1234"):
         assert text in frame
     assert re.search(r"\d:\d\d:\d\d", frame)
@@ -100,7 +100,7 @@ def test_a_text_run_prints_looks_at_dev_ends_of_epochs_and_after_a_silence(clock
         show(text_log.Row(30, 1.0, 0.4, 0.1, 3.0, None, 10.0, 1.0))
     lines = console.file.getvalue().splitlines()
     assert [re.match(r"run: step (\d+)/40", line).group(1) for line in lines] == ["10", "22", "30"]
-    assert "loss 0.4000, dev 71.50, lam 0.10" in lines[-1]  # the last score that is known
+    assert "loss 0.4000, dev 71.50, lam 0.10" in lines[-1]  # dev is the last known score
 
 
 def test_lines_come_every_few_seconds_and_when_a_long_task_is_done(clock):
@@ -149,4 +149,4 @@ def test_long_lines_and_brackets_are_printed_as_they_are():
 def test_as_many_figures_as_there_is_room_for():
     assert progress.fitted(["loss 1", "lam 2", "beta 3"], 13) == "loss 1  lam 2"
     assert progress.fitted(["loss 1", "lam 2", "beta 3"], 12) == "loss 1"
-    assert progress.fitted(["loss 1", "lam 2"], 0) == "loss 1"  # the first stays
+    assert progress.fitted(["loss 1", "lam 2"], 0) == "loss 1"  # the first figure is always kept

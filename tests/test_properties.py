@@ -1,4 +1,4 @@
-"""Hypothesis: any shape, dtype and ugly value gives a finite loss and gradient; in float64, the symmetries hold."""
+"""Hypothesis: loss and gradient are finite for any shape, dtype and extreme value; in float64, symmetries hold."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weince import BlendLink, DCLLoss, InfoNCELoss, LinkLoss, RINCELoss, SigLIPLoss, WeibitLoss, WeinceLoss
 
-pytestmark = pytest.mark.filterwarnings("ignore:weince")  # of batches without contrast
+pytestmark = pytest.mark.filterwarnings("ignore:weince")  # batches without contrast warn
 
 LOSSES = {
     **CASES,
@@ -31,7 +31,7 @@ SPOILERS = ["zero rows", "duplicates", "constant", "opposite", "nearly equal", "
 
 @st.composite
 def batches(draw, dtypes=DTYPES):
-    """Two tensors (n, d), possibly ugly."""
+    """Two tensors (n, d), possibly with degenerate rows and extreme lengths."""
     n, d = draw(st.integers(2, 20)), draw(st.integers(1, 16))
     dtype = draw(st.sampled_from(dtypes))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -90,11 +90,11 @@ def run(loss, z_i, z_j, **arguments):
     engine=st.sampled_from(["dense", "chunked"]),
 )
 def test_finite(name, batch, candidates, roles, groups, engine):
-    """Value, and gradient by the rows and by all that is learned."""
+    """The loss and its gradients by rows and learned parameters are finite."""
     (z_i, z_j), case = batch, LOSSES[name]
     if case.views_only or (candidates == "labels" and not case.labels):
         candidates = "views"
-    assume(name != "KLBall" or len(z_i) > 2)  # its radius wants more than one negative
+    assume(name != "KLBall" or len(z_i) > 2)  # a radius needs two or more negatives
     arguments = {}
     if candidates == "labels":
         arguments["labels"] = torch.arange(len(z_i)) % groups
@@ -118,7 +118,7 @@ def test_finite(name, batch, candidates, roles, groups, engine):
 
 @st.composite
 def smooth_batches(draw):
-    """Float64 batches away from the cap, where rounding alone moves nothing by more than 1e-9."""
+    """Float64 batches away from the cap, where rounding changes nothing by more than 1e-9."""
     n, d = draw(st.integers(3, 20)), draw(st.integers(2, 16))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     z_i = torch.randn(n, d, generator=generator, dtype=torch.float64)

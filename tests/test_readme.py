@@ -1,4 +1,4 @@
-"""The programs that the README names say how they are called, and run."""
+"""The programs that the README names print a usage example, and run."""
 
 from pathlib import Path
 
@@ -37,4 +37,4 @@ def test_every_loss_is_timed():
     assert done.returncode == 0, done.stderr
     timed = {line.split("`")[1].split(".")[0] for line in done.stdout.splitlines() if line.startswith("| `")}
     losses = {name for name in weince.__all__ if name.endswith("Loss")}
-    assert timed == losses - {"ContrastiveLoss", "LinkLoss", "SupConLoss"}  # a link or labels are to be given
+    assert timed == losses - {"ContrastiveLoss", "LinkLoss", "SupConLoss"}  # these need a link or labels

@@ -1,4 +1,4 @@
-"""Losses as CUDA graphs. What a recording is made for is tested everywhere, recordings on a GPU."""
+"""Losses as CUDA graphs. The keys of recordings are tested everywhere, the recordings themselves on a GPU."""
 
 import copy
 import gc
@@ -93,7 +93,7 @@ def test_a_parameter_may_change_but_not_move():
 
 
 def test_a_tensor_among_the_settings_is_never_recorded():
-    """Its value may have a history, to which a recording would send no gradient."""
+    """Such a tensor may be computed from others, and a replay would pass no gradient on to them."""
     scale = nn.Parameter(torch.tensor(0.0))
     for loss in (InfoNCELoss(scale.exp()), LinkLoss(SoftmaxLink(scale.exp()))):
         with pytest.raises(replay.CannotFollow, match="got a tensor"):
@@ -143,7 +143,7 @@ def test_nothing_is_recorded_on_a_cpu():
 
 
 def test_a_new_key_takes_the_place_of_the_oldest():
-    """A temperature that changes in every step must neither fill the memory nor be the last that is counted."""
+    """A temperature that changes in every step must not fill the memory, and new keys must still be counted."""
     kept = {}
     for step in range(3 * replay.MOST_KEYS):
         replay._count(kept, (step,), 0)
@@ -186,7 +186,7 @@ def test_who_may_be_replayed():
     assert not InfoNCELoss(check_finite=True)._may_replay()
     assert not Own()._may_replay()
     assert LinkLoss(SoftmaxLink(0.1))._may_replay()
-    assert not LinkLoss(lambda s: 5 * s)._may_replay()  # which may read a schedule
+    assert not LinkLoss(lambda s: 5 * s)._may_replay()  # the function may read a changing number
     assert LinkLoss(lambda s: 5 * s, graph=True)._may_replay()
     assert Own(graph=True)._may_replay()
 
@@ -196,7 +196,7 @@ def on_gpu(name, **options):
 
 
 def step(loss, seed, **arguments):
-    """Loss of a batch, gradients of the embeddings and of what is learned."""
+    """Loss of a batch, and gradients of the embeddings and of the loss's parameters."""
     leaves = [*pairs(seed, device="cuda"), *loss.parameters()]
     value = loss(*leaves[:2], **arguments)
     return value.detach(), *torch.autograd.grad(value.sum(), leaves)
@@ -216,7 +216,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("layout", ["views", "cross", "clip"])
     @pytest.mark.parametrize("name", MAKERS)
     def test_a_replay_is_the_step_that_it_replays(self, name, layout):
-        """On batches other than the recorded one, and what the loss remembers moves as it should."""
+        """Replays are right on batches other than the recorded one, and update the buffers of the loss."""
         ours, plain = both(name, candidates=layout)
         for seed in range(replay.BEFORE + 4):
             ids = torch.arange(40).cuda() % 37
@@ -250,7 +250,7 @@ class TestOnAGpu:
             torch.testing.assert_close(step(ours, seed), step(plain, seed), rtol=1e-5, atol=1e-6)
 
     def test_two_batches_before_one_backward_pass(self):
-        """As with accumulated gradients, or two heads that share a loss."""
+        """This happens with accumulated gradients, or with two heads that share a loss."""
         ours, plain = both("released")
         for seed in range(replay.BEFORE + 2):
             found = []
@@ -282,14 +282,14 @@ class TestOnAGpu:
             torch.autograd.grad(value, leaves)
 
     def test_gradients_are_the_users_own(self):
-        """A replay does not write into what was returned before."""
+        """A later replay does not overwrite gradients that were returned before."""
         loss = on_gpu("infonce")
         kept = [step(loss, seed) for seed in range(replay.BEFORE + 4)]
         again = [step(loss, seed) for seed in range(replay.BEFORE + 4)]
         torch.testing.assert_close(kept, again, rtol=1e-5, atol=1e-6)
 
     def test_trained_by_an_optimizer(self):
-        """A learned temperature moves by the same steps, though a recording holds only its address."""
+        """A recording holds only the address of a learned temperature, which must train as without a recording."""
         found = []
         for loss in both("learned"):
             optimizer = torch.optim.SGD(loss.parameters(), lr=0.01)
@@ -325,7 +325,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("wait", [lambda x: float(x.detach().mean()), lambda _: torch.cuda.synchronize()])
     def test_an_own_loss_that_no_graph_can_hold(self, wait):
-        """It waits for the device, which is found before a capture, or by it: computed as it comes from then on."""
+        """The loss waits for the device: found before or during capture, after which it runs without a graph."""
 
         class Waits(Own):
             def combine(self, lse):
@@ -339,7 +339,7 @@ class TestOnAGpu:
         assert not recordings(loss)
         assert (
             torch.randn(8, device="cuda").isfinite().all()
-        )  # a failed capture would hold random numbers back
+        )  # a failed capture would break the random generator
 
     def test_batches_without_gradients_are_not_recorded(self):
         loss = on_gpu("infonce")
@@ -360,7 +360,7 @@ class TestOnAGpu:
         assert len(recordings(loss)) == 2
 
     def test_a_parameter_that_was_exchanged_gets_the_gradient(self):
-        """On the same storage, so that the recording stays."""
+        """The new parameter shares the old one's storage, so the recording stays valid."""
         loss = on_gpu("learned")
         for seed in range(replay.BEFORE + 2):
             wanted = step(loss, seed)

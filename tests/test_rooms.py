@@ -1,4 +1,4 @@
-"""Rooms: imports point one way, the library knows nothing of the lab, and the picture of it is right."""
+"""Rooms (packages): imports have no cycle, the library never imports the lab, and the drawn graph is current."""
 
 import ast
 import importlib.util
@@ -86,7 +86,7 @@ WALKS = (
 
 
 def names_in(path):
-    """Functions and classes of a module, and methods as ``Class.method`` and alone."""
+    """Functions and classes of a module, and its methods both as ``method`` and as ``Class.method``."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -97,7 +97,7 @@ def names_in(path):
 
 
 def test_every_name_in_the_walks_exists():
-    """A name in backticks belongs to one of the files named in its step."""
+    """Every name in backticks is defined in one of the files that its step names."""
     steps = [step for step in re.split(r"\n(?=\d+\. |\n)", WALKS) if ".py`" in step]
     assert len(steps) > 30
     for step in steps:

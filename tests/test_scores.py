@@ -8,7 +8,7 @@ from weince import scores
 
 @pytest.fixture
 def tf32_switch():
-    """Switches TensorFloat-32 on or off as a program would: torch 2.9 has a newer way, and wants one kept to."""
+    """Switch TensorFloat-32 on or off. torch 2.9 has a newer setting and forbids mixing the two."""
     matmul = torch.backends.cuda.matmul
     name, values = (
         ("fp32_precision", ("ieee", "tf32"))
@@ -54,7 +54,7 @@ def test_unit_rows_have_length_1_whatever_their_norm(dtype):
 
 
 def test_a_shortfall_is_never_below_0_nor_above_2():
-    """A link of one's own may take its root or its logarithm."""
+    """A user-defined link may take the root or the logarithm of a shortfall."""
     rows = scores.unit_rows(torch.randn(200, 30))
     assert (rows @ rows.T).max() > 1
     found = scores.shortfalls(rows, torch.cat([rows, -rows]))

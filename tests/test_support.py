@@ -1,4 +1,4 @@
-"""The table of what is supported: that it has all losses, layouts and engines, and that an empty cell is an error."""
+"""The support table lists all losses, layouts and engines, and a cell that fails without a reason is an error."""
 
 import importlib.util
 import os

@@ -51,7 +51,7 @@ def test_statistics_match_the_loops(config):
 
 
 def test_anchors_that_do_not_count_have_no_part_in_the_pivot():
-    """Nor have those without negatives."""
+    """Neither do anchors without negatives."""
     sizes = [40, 40, 40, 40, 40, 0, 0]
     lists, padded = ragged(sizes)
     counted = [True, False, True, False, True, True, True]
@@ -64,7 +64,7 @@ def test_anchors_that_do_not_count_have_no_part_in_the_pivot():
 
 
 @given(st.integers(1, 5000), st.sampled_from([0.1, 0.05, 0.5, 1.0, 0.013]), st.integers(1, 64))
-@example(90, 0.35, 1)  # 31.499999999999996
+@example(90, 0.35, 1)  # 0.35 * 90 is 31.499999999999996, which float32 would round to 31.5
 def test_tail_size_is_the_same_for_numbers_and_tensors(negatives, share, k_min):
     config = TailConfig(k=share, k_min=k_min)
     wanted = min(max(k_min, round(share * negatives)), 1024, negatives)
@@ -74,7 +74,7 @@ def test_tail_size_is_the_same_for_numbers_and_tensors(negatives, share, k_min):
 
 @given(st.lists(st.floats(0, 2), min_size=3, max_size=60))
 def test_sorted_shortfalls_never_have_a_slope_of_the_wrong_sign(values):
-    """Why the released code's penalty on such slopes has no counterpart here."""
+    """So the released code's penalty on such slopes needs no counterpart here."""
     d = torch.tensor(sorted(values), dtype=torch.float64).clamp_min(1e-6)
     f = torch.arange(1, len(d) + 1).double() / (len(d) + 1)
     centred = d.log() - d.log().mean()
@@ -108,7 +108,7 @@ def test_a_power_law_gives_back_its_exponent():
     d, config = 0.7 * f ** (1 / 3.5), TailConfig(k=100)
     fit = fit_tail(d.unsqueeze(0), torch.tensor([100]), config)
     assert float(fit.beta) == pytest.approx(3.5, rel=1e-12)
-    assert float(fit.daic) == pytest.approx(reference.tail_fit(d.tolist(), config)[1])  # of an error of 1e-12
+    assert float(fit.daic) == pytest.approx(reference.tail_fit(d.tolist(), config)[1])  # both floor it
     assert float(fit.r2) == pytest.approx(1)
 
 
@@ -119,7 +119,7 @@ def test_the_fit_of_float32_shortfalls_runs_in_float64():
 
 
 @given(st.lists(st.floats(0.001, 2), min_size=1, max_size=40), st.floats(0, 1))
-@example([0.01 * i for i in range(1, 92)], 0.35)  # 31.499999999999996
+@example([0.01 * i for i in range(1, 92)], 0.35)  # 0.35 * 90 is 31.499999999999996
 def test_nearest_rank(values, q):
     tensor = torch.tensor(values, dtype=torch.float64)
     got = nearest_rank(tensor, torch.ones(len(values), dtype=torch.bool), q)

@@ -1,4 +1,4 @@
-"""The losses under what rewrites them: torch.compile with open batch sizes, vectorized jacobians."""
+"""The losses under transforms: torch.compile with dynamic batch sizes, and vectorized Jacobians."""
 
 import pytest
 import torch
@@ -45,11 +45,11 @@ def test_one_graph_serves_all_batch_sizes(make, candidates):
         torch.testing.assert_close(got, wanted)
         torch.testing.assert_close(torch.autograd.grad(got, z_i), torch.autograd.grad(wanted, z_i))
     older = torch.__version__ < (2, 7) and make in (WeinceLoss.paper, WeinceLoss.negatives_only)
-    assert len(graphs) == 1 + older  # torch 2.6 takes the first size of WEINCE for a fixed one
+    assert len(graphs) == 1 + older  # torch 2.6 specializes WEINCE on its first size
 
 
 class HardestLoss(ContrastiveLoss):
-    """Sums over the hardest negatives alone, of one number of them or of two."""
+    """Sums over the hardest negatives, for one or more numbers of them."""
 
     def __init__(self, *numbers):
         super().__init__(reduction="none", engine="dense")

@@ -1,4 +1,4 @@
-"""Labels, ids or ignored pairs that leave nothing to contrast: a loss of 0, and one warning that says why."""
+"""If labels, ids or ignored pairs leave nothing to contrast, the loss is 0 and one warning says why."""
 
 import importlib
 import warnings
@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weince import DCLLoss, InfoNCELoss, WeinceLoss, info_nce_loss
 
-choose = importlib.import_module("weince.engines.choose")  # the function has the same name
+choose = importlib.import_module("weince.engines.choose")  # weince.engines.choose itself is the function
 Z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
 ONE_GROUP, GROUPS, DIFFERENT = torch.zeros(6, dtype=torch.int64), torch.arange(6) // 2, torch.arange(6)
 
@@ -73,7 +73,7 @@ def test_a_function_reads_no_value(silence):
 
 def test_a_module_reads_its_first_batch_alone(silence):
     loss = InfoNCELoss()
-    loss(*Z)  # without ids there is nothing to look for
+    loss(*Z)  # without ids, labels or ignore there is no check
     with pytest.raises(UserWarning, match="its ids leave no anchor"):
         loss(*Z, ids=ONE_GROUP)
     choose.warn_once.cache_clear()
@@ -84,17 +84,17 @@ def test_without_values_nothing_is_read():
     loss = InfoNCELoss()
     z = torch.empty(6, 4, device="meta")
     assert loss(z, z, ids=ONE_GROUP.to("meta")).is_meta
-    with pytest.warns(UserWarning, match="its ids leave no anchor"):  # which was no first batch
+    with pytest.warns(UserWarning, match="its ids leave no anchor"):  # this is the first batch with values
         loss(*Z, ids=ONE_GROUP)
 
 
 def test_nothing_is_read_of_a_fake_tensor():
-    """As it is on a device; check_finite, which is for the CPU, would read it here."""
+    """A fake CPU tensor must not be read. (check_finite would read values on the CPU, so it is off.)"""
     loss = InfoNCELoss(check_finite=False, engine="chunked")
     with FakeTensorMode():
         z = torch.empty(6, 4)
         assert loss(z, z, ids=torch.zeros(6, dtype=torch.int64)).shape == ()
-    with pytest.warns(UserWarning, match="its ids leave no anchor"):  # which was no first batch
+    with pytest.warns(UserWarning, match="its ids leave no anchor"):  # this is the first batch with values
         loss(*Z, ids=ONE_GROUP)
 
 

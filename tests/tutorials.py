@@ -1,4 +1,4 @@
-"""Running a notebook of the documentation as its tool does."""
+"""Run a notebook of the documentation in the same way as ``tools/notebooks.py``."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ def tool(name):
 
 
 def check(path):
-    """It runs in this folder, and what is stored in it is of the cells that are there."""
+    """The notebook runs in the current folder, and its cells give the same kinds of output as those stored in it."""
     matplotlib.use("Agg")
     stored = json.loads(path.read_text(encoding="utf-8"))
     done = tool("notebooks").run(stored)

@@ -1,4 +1,4 @@
-"""What a type checker says of calls; ``make lint`` reads this file, and a test runs it."""
+"""The types that calls return: ``make lint`` checks them with mypy, and a test runs this file."""
 
 from typing import assert_type
 

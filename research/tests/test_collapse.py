@@ -1,4 +1,4 @@
-"""Groups of images that share a point, against a search that follows links one by one."""
+"""Groups of images that share a point, against a search that follows neighbours one by one."""
 
 import csv
 import importlib.util
@@ -16,7 +16,7 @@ spec.loader.exec_module(script)
 
 
 def sizes_by_search(z):
-    """Of every row, how many are reached by steps of at most the shortfall that counts as near."""
+    """For every row, the number of rows that can be reached in steps of a shortfall below NEAR."""
     near = (1 - z @ z.T) < script.NEAR
     sizes = []
     for start in range(len(z)):
@@ -32,7 +32,7 @@ def sizes_by_search(z):
 
 
 def pairs(path, *, planted, epoch=""):
-    """Pairs of 128 images, `planted` of which share a point and have long embeddings."""
+    """Pairs of 128 images; `planted` of them share a point and have long embeddings."""
     rng = torch.Generator().manual_seed(0)
     z_i = torch.randn(128, 16, generator=rng, dtype=torch.float64)
     if planted:
@@ -57,7 +57,7 @@ def test_a_planted_group_is_found_and_its_losses_are_its_own(tmp_path):
     assert found.touching == 20 / 128
     outside, inside = found.norms
     assert inside > 20 * outside
-    # Twenty on one point cannot be told apart: InfoNCE is higher for them than for others.
+    # Twenty images at one point cannot be told apart, so their InfoNCE loss is higher.
     assert found.inside[0] > found.losses[0]
     z_i, z_j = script.read(tmp_path / "pairs_20.npz")
     by_batch = [
@@ -77,7 +77,7 @@ def test_a_table_is_written(tmp_path, capsys):
     script.main([*encoders, "--batch", "32", "--results", results, "--trend", trend])
     text = (tmp_path / "found.md").read_text()
     assert "| healthy | pairs_0 | 0.0% |" in text
-    assert text.count("| planted | pairs_20 | 15.6% |") == 2  # a row for each encoder
+    assert text.count("| planted | pairs_20 | 15.6% |") == 2  # one row per encoder
     assert "planted: 1.6% at 10, 15.6% at 20." in text
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
     with (tmp_path / "found.csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Records of the studies: what is kept is what comes out again."""
+"""Records of the studies: extracted files equal the stored ones."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ def test_files_come_out_of_the_archive_as_they_were(tmp_path, capsys):
     assert (table.read_bytes(), json.loads(summary.read_text(encoding="utf-8"))) == before
     assert capsys.readouterr().out == "study/trap.csv\nsummary.json\n"
     summary.write_text("2")
-    script.main([str(summary), *where])  # its line is written anew, the other stays
+    script.main([str(summary), *where])  # replaces its line and keeps the other
     assert script.read_archive(tmp_path) == {
         "study/trap.csv": [["loss", "seed"], ['a, "b"', "0.10"]],
         "summary.json": 2,

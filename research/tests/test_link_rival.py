@@ -1,4 +1,4 @@
-"""The page on rivals of the bounded tail: what is kept gives it again, and names survive a summary."""
+"""The page on rivals of the bounded tail is reproduced from the records, and rivals survive a summary."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ def test_a_missing_record_is_named(tmp_path, monkeypatch):
 
 
 def test_rivals_survive_a_summary():
-    """Of pairs of two kinds: as JSON, as `weince diagnose` writes them, and back."""
+    """Rivals of pairs with two noise levels survive a round trip through the JSON of `weince diagnose`."""
     rng = np.random.default_rng(0)
     z = rng.standard_normal((512, 8))
     noise = rng.choice([0.2, 1.2], size=(512, 1))
@@ -42,6 +42,4 @@ def test_rivals_survive_a_summary():
         *link_bank(z, z + noise * rng.standard_normal((512, 8)), batch_size=32), bootstraps=50
     )
     model = json.loads(json.dumps({"rivals": asdict(found)}))
-    assert repr(script.rivals_of(model)) == repr(
-        found
-    )  # NaN, where a temperature does not vary, equals nothing
+    assert repr(script.rivals_of(model)) == repr(found)  # repr, since NaN is not equal to itself

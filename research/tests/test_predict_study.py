@@ -1,4 +1,4 @@
-"""Whether heads rank losses as trainings did: the archive, the ranks, the regrets, and the whole as a command."""
+"""Whether heads rank losses as full trainings do: the archive, the ranks, the regrets, and the command."""
 
 import importlib.util
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_the_archive_has_the_trainings_of_the_findings():
         "cifar100_resnet18_strong, 100 epochs": 4,
     }
     assert sizes.keys() == of_findings.keys()
-    assert all(sizes[group] >= number for group, number in of_findings.items())  # more may come
+    assert all(sizes[group] >= number for group, number in of_findings.items())  # the archive may grow
     by = reached[study.Group("cifar100", "cifar100_resnet18", 100)]
     assert by["infonce 0.2"] == pytest.approx(np.mean([53.366, 54.294, 53.784, 53.66]))
     assert losses["paper 0.5, gate aic"] == LossConfig("paper", 0.5, tail={"gate": "aic"})
@@ -67,7 +67,7 @@ def test_regrets_are_points_lost():
 def test_the_nearest_temperature_is_of_plain_infonce():
     reached = dict.fromkeys(["infonce 0.1", "infonce 0.5", "infonce 0.07, softmax_term 0.5", "dcl 0.07"], 0.0)
     assert study.nearest(reached, 0.07) == "infonce 0.1"
-    assert study.nearest(reached, 0.22) == "infonce 0.1"  # by ratio: the middle of the two is 0.224
+    assert study.nearest(reached, 0.22) == "infonce 0.1"  # by ratio: the geometric mean is 0.224
     assert study.nearest(reached, 0.23) == "infonce 0.5"
 
 
@@ -76,7 +76,7 @@ def heads(source, data, predicted, crowded=None):
 
 
 def test_a_choice_of_features_and_metric_does_not_see_what_it_is_judged_by():
-    """On each images another metric agrees, and a third kind of features, which only one has, agrees best."""
+    """A different metric agrees on each data set; features that exist for only one data set are not chosen."""
     names = ["infonce 0.1", "infonce 0.2", "dcl 0.1", "paper 0.5"]
     rising, falling = (dict(zip(names, order, strict=True)) for order in ([1, 2, 3, 4], [4, 3, 2, 1]))
     found = [
@@ -111,7 +111,7 @@ def test_the_chance_is_that_of_the_rank_test(first, second):
 
 def test_trainings_that_collapsed_are_in_the_archive():
     found = study.crowds(study.ARCHIVES)
-    assert found["cifar100"]["paper 0.5"] == pytest.approx((0.183594 + 0.207031) / 2)  # two logged it
+    assert found["cifar100"]["paper 0.5"] == pytest.approx((0.183594 + 0.207031) / 2)  # logged by two runs
     assert found["cifar10"]["paper 0.5"] > 0.05 > found["cifar100"]["infonce 0.5"]
 
 
@@ -121,7 +121,7 @@ def test_diagnoses_of_infonce_at_a_half_are_in_the_records():
 
 
 def test_heads_on_real_embeddings_agree_with_trainings_of_25_epochs():
-    """The lead that all this follows; at 100 epochs it is weaker, and their choice loses more than always 0.2."""
+    """At 25 epochs heads rank losses well; at 100 epochs less so, and always taking InfoNCE at 0.2 loses less."""
     heads, (reached, _) = study.trap_heads(study.RECORDS), study.outcomes(study.ARCHIVES)
     predicted = heads.predicted[study.FIRST]
     found = {}
@@ -159,7 +159,7 @@ def test_patches_describe_two_different_views(images, tmp_path):
 
 
 def test_the_study_as_a_command(tmp_path, capsys):
-    """Few losses, so that it is quick: those of the small encoder."""
+    """Use only the few losses of the small encoder, so that the test is quick."""
     lines = study.ARCHIVES[0].read_text(encoding="utf-8").splitlines()
     (tmp_path / "runs.jsonl").write_text(
         "\n".join(line for line in lines if "_small/" in line), encoding="utf-8"
@@ -176,9 +176,9 @@ def test_the_study_as_a_command(tmp_path, capsys):
     text = (tmp_path / "found.md").read_text(encoding="utf-8")
     assert text in capsys.readouterr().out
     assert "\n| cifar10_resnet18_small, 12 epochs | features | positive first of a batch | 7 | " in text
-    assert "| R@1 |" not in text  # there are no labels
+    assert "| R@1 |" not in text  # the features have no labels
     lines = (tmp_path / "found.csv").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 1 + 7 * 4  # metrics that need no labels
+    assert len(lines) == 1 + 7 * 4  # seven losses, four metrics without labels
     with pytest.raises(SystemExit):
         study.main([f"nothing={tmp_path / 'features.npz'}", "--results", str(tmp_path / "found")])
     assert "want DATA=FILE, where DATA is of cifar10, cifar100; got nothing=" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The forces of a loss on the sphere, against differences of the loss when an anchor is turned."""
+"""The forces of a loss on the sphere, against finite differences of the loss under rotation of an anchor."""
 
 import importlib.util
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_forces_are_what_the_loss_changes_by_when_an_anchor_is_turned(name):
         return logits.logsumexp(1) - logits.gather(1, positive).squeeze(1)
 
     def change(towards):
-        """Of every anchor's loss, for each radian that its score with one candidate is turned to."""
+        """Derivative of each anchor's loss by the angle to one candidate, in radians."""
         angle = (unit @ unit.T).gather(1, towards).clamp(-1, 1).acos()
         up, down = ((unit @ unit.T).scatter(1, towards, (angle + step).cos()) for step in (1e-5, -1e-5))
         return (value(up) - value(down)) / 2e-5

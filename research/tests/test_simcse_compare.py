@@ -1,4 +1,4 @@
-"""The comparison of losses: what it runs, what it says of the runs, and that it goes on."""
+"""The comparison of losses on text: its runs, its tables, and that it resumes."""
 
 import csv
 import importlib.util
@@ -29,7 +29,7 @@ def test_what_matters_most_comes_first():
 
 @given(st.lists(st.floats(0, 1), min_size=0, max_size=8))
 def test_holm(p_values):
-    """Against the definition: the smallest times n, the next times n - 1, never falling, at most 1."""
+    """The definition: the smallest p times n, the next times n - 1, and so on, never decreasing, at most 1."""
     found = compare.holm(p_values)
     for place, p in enumerate(p_values):
         rank = sorted(range(len(p_values)), key=lambda i: (p_values[i], i)).index(place)
@@ -64,7 +64,7 @@ def test_tables(results):
     chosen = compare.chosen_table(results, order)
     assert [line.split("|")[1].strip() for line in chosen[2:]][
         1
-    ] == "WEINCE paper, 0.1"  # by dev, whatever the test says
+    ] == "WEINCE paper, 0.1"  # chosen by dev, not by test
     assert all(line.split("|")[2].strip() == "2" for line in chosen[2:])
 
 
@@ -107,7 +107,7 @@ def test_a_comparison_runs_goes_on_and_aggregates(toy_model, toy_text, toy_sts, 
     assert str(tmp_path) not in said
 
     before = {path: path.read_bytes() for path in results.parent.iterdir()}
-    compare.main([*line, *train])  # nothing is left to train
+    compare.main([*line, *train])  # all runs are done
     compare.main([*line, "--aggregate-only"])
     assert {path: path.read_bytes() for path in results.parent.iterdir()} == before
     with pytest.raises(SystemExit):

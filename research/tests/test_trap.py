@@ -1,4 +1,4 @@
-"""The trainings of a head that tell what makes embeddings crowd."""
+"""Training heads to find out which losses make embeddings crowd."""
 
 import importlib.util
 import math
@@ -29,7 +29,7 @@ def pairs(tmp_path):
 def test_every_loss_trains_a_head(pairs, name):
     found = script.train(name, 0, pairs, steps=10)
     assert all(math.isfinite(value) for value in found)
-    assert found.first > 0.05  # of 256
+    assert found.first > 0.05  # chance is 1 / 256
 
 
 def test_a_training_repeats(pairs):
@@ -43,7 +43,7 @@ def test_items_on_one_place_are_crowded():
     z[:64] = z[0] + 1e-3 * torch.randn(64, 16)
     found = script.look(z, z + 1e-3 * torch.randn(512, 16), 0.0)
     assert found.crowded == 64 / 512
-    assert found.first == pytest.approx((192 + 256) / 512, abs=0.15)  # the 64 are in the first batch
+    assert found.first == pytest.approx((192 + 256) / 512, abs=0.15)  # all 64 are in the first batch
 
 
 def test_features_are_standardised(pairs):
@@ -70,7 +70,7 @@ def test_a_table_and_a_figure_are_written(pairs, tmp_path):
     lines = (tmp_path / "found.csv").read_text().splitlines()
     assert lines[0] == "loss,seed,steps,pairs,crowded,first,rise,slope"
     assert len(lines) == 1 + len(script.LOSSES)
-    # Heads that are known are taken as they are; the missing one is trained, and comes out as before.
+    # Known heads are used unchanged; the missing one is trained, with the same result as before.
     changed = [*lines[2].split(",")[:-1], "7.5"]
     (tmp_path / "known.csv").write_text("\n".join([*lines[:2], ",".join(changed), *lines[4:]]) + "\n")
     assert run(SCRIPT, *wanted, "--known", tmp_path / "known.csv").returncode == 0

@@ -1,11 +1,11 @@
-"""Record again, from a checkout of the authors' repository, what their loss computes on the inputs that lie here.
+"""Recompute, from a checkout of the authors' repository, their loss on the inputs stored in this folder.
 
     git clone https://github.com/hsme98/weince checkout
     git -C checkout checkout 49485f37e3698b735dd6ec38f5c8d26df2d8403e
     python tests/data/record.py checkout            # compares, writes nothing
     python tests/data/record.py checkout --write    # writes release_*.npz again
 
-It runs the authors' code, so read that first. All is computed in float64 on the CPU.
+This runs the authors' code, so read that first. Everything is computed in float64 on the CPU.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every page must be like in a real browser."""
+"""Checks that every page must pass in a real browser."""
 
 from contextlib import contextmanager
 from itertools import combinations
@@ -13,7 +13,7 @@ OVERLAPS = """() => [...document.querySelectorAll('figure')].map(figure => ({
 
 @contextmanager
 def sound_page(browser, folder, width, scheme):
-    """The page of a folder, open in a window: nothing loaded, reported, overlapping, or wider than the window."""
+    """Open the page of a folder: it loads nothing else, reports no error, and nothing overlaps or is too wide."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     trouble, requests = [], []
@@ -38,7 +38,7 @@ def sound_page(browser, folder, width, scheme):
         assert box["right"] <= width
     assert all(figures.nth(i).is_visible() for i in range(0, figures.count(), 7))
     for figure in page.evaluate(OVERLAPS):
-        assert len(figure["texts"]) >= 5  # two ticks on each axis, and a label
+        assert len(figure["texts"]) >= 5  # two ticks per axis and a label
         assert list(overlapping(figure["texts"])) == [], figure["caption"]
 
     ink, paper = (
@@ -52,7 +52,7 @@ def sound_page(browser, folder, width, scheme):
 
 
 def overlapping(texts):
-    """Pairs of labels whose boxes share more than a sliver."""
+    """Pairs of labels whose boxes overlap by more than a sliver."""
     for (a, *one), (b, *two) in combinations(texts, 2):
         wide = min(one[2], two[2]) - max(one[0], two[0])
         high = min(one[3], two[3]) - max(one[1], two[1])
@@ -61,7 +61,7 @@ def overlapping(texts):
 
 
 def contrast(one, other):
-    """Contrast ratio of two CSS colours, as the WCAG defines it."""
+    """Contrast ratio of two CSS colours as defined by the WCAG."""
 
     def luminance(colour):
         rgb = [int(v) / 255 for v in colour.removeprefix("rgb(").removesuffix(")").split(",")]

@@ -13,7 +13,7 @@ def views(pairs=400, dim=6, noise=0.5, seed=0):
 
 
 def crowd(share, pairs=400, **options):
-    """The same views, but that share of the pairs all but lie in one place, unlike as they are."""
+    """The same views, but this share of the unrelated pairs is moved almost to one point."""
     z_i, z_j = views(pairs, **options)
     rng = np.random.default_rng(1)
     chosen = rng.permutation(pairs)[: round(share * pairs)]

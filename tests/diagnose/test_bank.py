@@ -1,4 +1,4 @@
-"""Batches of scores against the library's own, masks, and the plan of batches."""
+"""Batches of scores against those of the library, masks, and the choice of batch sizes."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_large_batches_keep_some_anchors_with_all_their_candidates(monkeypatch):
             some.negatives.scores[some.negatives.batches == b],
             whole.negatives.scores[whole.negatives.batches == b],
         ).all()
-    assert abs(len(some.negatives.scores) - 4000) < 300  # drawn: five standard deviations
+    assert abs(len(some.negatives.scores) - 4000) < 300  # random: five standard deviations
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The folder a diagnosis writes: complete or not at all, replaced only when it is ours; trends."""
+"""The folder of a diagnosis: written completely or not at all, replaced only if it is a diagnosis; trends."""
 
 import argparse
 import inspect
@@ -20,7 +20,7 @@ FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5
 
 
 def earlier(out):
-    """An earlier diagnosis, as far as the command can tell."""
+    """Write a folder that the command takes for an earlier diagnosis."""
     with finished_folder(out) as folder:
         (folder / "index.html").write_text("old")
         (folder / "figures").mkdir()
@@ -41,7 +41,7 @@ def test_named_pairs_in_memory_give_a_page_that_replaces_the_last(tmp_path):
 
 
 def test_a_failure_leaves_the_earlier_page_alone(tmp_path):
-    """The second model fails while it is measured, after the first was."""
+    """The first model is measured; the second one fails."""
     out = tmp_path / "page"
     earlier(out)
     with pytest.raises(InputError, match="two to judge it"):
@@ -54,7 +54,7 @@ def test_a_failure_leaves_the_earlier_page_alone(tmp_path):
 @pytest.mark.parametrize("way", ["link", "."])
 @pytest.mark.posix
 def test_a_folder_that_cannot_be_renamed_is_filled(way, again, tmp_path, monkeypatch):
-    """A link to another disk, or the folder where the user stands."""
+    """The folder is a symbolic link or the current directory."""
     real = tmp_path / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)
@@ -102,7 +102,7 @@ def test_a_trend_has_a_figure_for_each_quantity(tmp_path):
     index = write_diagnosis(run, tmp_path / "run", FAST, trend=True, progress=False)
     names = [path.name for path in index.parent.glob("figures/*trend*.svg")]
     assert sorted(name[9:-4] for name in names) == ["f0", "gain", "lam", "lamf", "tau0", "wf", "xi"]
-    # Figures of the last checkpoint only, numbers of all.
+    # Figures show the last checkpoint only, tables all of them.
     assert not list(index.parent.glob("figures/*-pot-qq-1.svg"))
     assert list(index.parent.glob("figures/*-pot-qq-2.svg"))
     header = (index.parent / "tables" / "pot.csv").read_text(encoding="utf-8").splitlines()[0]
@@ -169,7 +169,7 @@ def test_too_few_models_are_refused_before_anything_is_written(tmp_path, models,
 
 
 def test_the_command_and_the_function_have_the_same_defaults():
-    """What is not asked for on the command line is left to `Settings`, as it is in Python; the help says how much."""
+    """Options that are not given take the defaults of `Settings`, as in Python, and the help names those."""
     parser = build_parser()
     options = vars(parser.parse_args(["diagnose", "pairs.npz"]))
     parameters = inspect.signature(diagnose).parameters.values()

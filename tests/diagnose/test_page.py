@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing loaded, nothing hidden, nothing wider than the screen, nothing executed."""
+"""The page in a real browser: it loads and executes nothing, hides nothing, and fits the screen."""
 
 import json
 import re
@@ -24,13 +24,13 @@ HOSTILE = '<img src=x onerror=alert(1)>&"$x^2$'
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """Three models: an ordinary one from a file with a hostile name, a perfectly separated one, a wide one."""
+    """Three models: one from a file with a hostile name, a perfectly separated one, and one with a long name."""
     folder = tmp_path_factory.mktemp("page")
     z_i, z_j = views()
     np.savez(folder / f"{HOSTILE}.npz", z_i=z_i, z_j=z_j)
     hostile = load_pairs([folder / f"{HOSTILE}.npz"])
     assert hostile[0].name == HOSTILE
-    long = "a_" + "very_" * 12 + "long_name"  # as folders of runs have: nowhere to break a line
+    long = "a_" + "very_" * 12 + "long_name"  # like a run's folder: no place for a line break
     long_one = replace(small(long, seed=3), notes=(f"Embedded by {long}.",))
     models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), long_one]
     options = {"average": True, "command": f"weince {HOSTILE}", "progress": False}
@@ -51,7 +51,7 @@ def test_the_page_in_a_browser(report, browser, width, scheme):
         assert "The 400 pairs do not fill 16 batches of 256: 12 batches of 32 were used." in verdict
         assert "is not what trains best" in verdict
         assert "at least 0.02 nats per anchor" in verdict
-        # The hostile name is text in the page, in the figures and in the footer; no element came of it.
+        # The hostile name appears as text in the page, the figures and the footer, and creates no element.
         assert HOSTILE in verdict
         labels = page.locator("figure text").all_text_contents()
         assert shorten(HOSTILE) in labels
@@ -87,8 +87,8 @@ def test_what_comes_after_the_link_test_is_folded(report, browser):
         assert not page.locator(f"#{slug} figure").first.is_visible()
     page.locator("#pot summary").click()
     assert page.locator("#pot figure").first.is_visible()
-    assert page.locator("#noise-floor, #top1").count() == 0  # not about these embeddings
-    # What is to be copied stands before any statistics.
+    assert page.locator("#noise-floor, #top1").count() == 0  # these do not concern the embeddings
+    # The command to copy comes before any statistics.
     article = page.locator("article").first.inner_text()
     assert article.index("weince train --loss.preset") < article.index("nats per anchor")
 
@@ -128,11 +128,11 @@ def test_names_that_differ_in_the_middle_stay_apart():
     assert len(set(found)) == 3
     assert found[2] == "blend"
     assert max(map(len, found)) < 35
-    assert shorten(names[1], among=[names[1]] * 2) == shorten(names[1])  # the same name twice is one
+    assert shorten(names[1], among=[names[1]] * 2) == shorten(names[1])  # equal names need no distinction
 
 
 def test_the_page_prints(report, browser):
-    page = browser.new_page(viewport={"width": 720, "height": 1000})  # A4 between margins
+    page = browser.new_page(viewport={"width": 720, "height": 1000})  # A4 without margins
     page.goto((report / "index.html").as_uri())
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= 720
@@ -163,7 +163,7 @@ def test_what_stands_beside_the_page(report):
     rows = (report / "tables" / "link.csv").read_text(encoding="utf-8").splitlines()
     assert rows[1].startswith("held-out gain (nats per anchor),")
     assert float(rows[1].split(",")[1]) == first["link_test"]["gain"]
-    # Beside the ablations, what one blend gives; without a fitted blend there is none.
+    # Each ablation has a control drawn from one blend, unless no blend could be fitted.
     for name in ("hard_negatives", "pool"):
         sizes = [[(p["kept"], p["pool"]) for p in first[key]] for key in (name, f"{name}_drawn")]
         assert sizes[0] == sizes[1]
@@ -173,7 +173,7 @@ def test_what_stands_beside_the_page(report):
 
 
 def test_a_separated_model_has_no_table_of_dashes(report):
-    """Not even in CSV: its column is left out where there is no fit, and a note says so."""
+    """The CSV files leave out its column too, and a note says so."""
     assert {path.stem for path in report.glob("tables/pool-*.csv")} == {"pool-1", "pool-3"}
     for name in ("link", "rivals", "frechet"):
         header = (report / "tables" / f"{name}.csv").read_text(encoding="utf-8").splitlines()[0]
@@ -218,7 +218,7 @@ def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
     assert fine["kind"] != "crowded"
     assert fine["crowded"] <= summary["thresholds"]["crowded"] < crowded["crowded"]
     assert '<article class="verdict crowded">' in page
-    assert ".verdict.crowded" in page  # has a colour
+    assert ".verdict.crowded" in page  # it has a style
     rows = (index.parent / "tables" / "anchors.csv").read_text(encoding="utf-8").splitlines()
     (row,) = [row.split(",") for row in rows if row.startswith("crowded")]
     assert [float(cell) for cell in row[1:]] == [crowded["crowded"], fine["crowded"]]

@@ -1,4 +1,4 @@
-"""Reading embeddings: every format, and everything that can be wrong with a file."""
+"""Reading embeddings: every format, and the faults that a file can have."""
 
 import numpy as np
 import pytest
@@ -196,7 +196,7 @@ def test_ids_must_let_some_pairs_compete_and_be_no_measurements():
 
 
 def test_pairs_by_label_are_drawn_and_shuffled():
-    """Rows of a file often lie in an order: neither pairs nor the batches of pairs may follow it."""
+    """Rows of a file are often sorted; neither the pairs nor their batches may follow that order."""
     z, labels = np.stack([np.arange(400.0), np.ones(400)], 1), np.repeat(np.arange(4), 100)
     one, other = (pair_by_label("x", z, labels, seed=seed) for seed in (0, 1))
     equal(pair_by_label("x", z, labels, seed=0), one.z_i, one.z_j)

@@ -1,4 +1,4 @@
-"""What is measured around the link test, the rules of the verdict, and the code it prints."""
+"""Measurements around the link test, the rules of the verdict, and the code it prints."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def measured():
 
 @pytest.fixture(scope="module")
 def crowded():
-    """A fifth of its items in one place."""
+    """Measurements of a model with a fifth of its items in one place."""
     return measure(make_pairs("crowd", *crowd(0.2)), FAST, worth=THRESHOLDS.worth)
 
 
@@ -45,7 +45,7 @@ def test_the_printed_link_has_the_logits_of_the_test(lam, tau):
     assert isinstance(loss.link, BlendLink)
     s = torch.linspace(-1.0, 0.99, 200, dtype=torch.float64)
     wanted = ((1 - lam) * s - lam * torch.log(1 - s)) / tau
-    # BlendLink adds 1e-6 inside the logarithm: 1e-4 of it at 1 - s = 0.01. beta is printed to three digits.
+    # BlendLink adds 1e-6 inside the logarithm: 1e-4 of 1 - s = 0.01. beta is printed to three digits.
     torch.testing.assert_close(loss.link.logit((1 - s)[None])[0], wanted, rtol=6e-3, atol=1e-3 / tau)
 
 
@@ -63,7 +63,7 @@ def test_the_printed_softmax_has_the_temperature():
 
 @pytest.mark.parametrize(("lam", "tau"), [(0.25, 0.1), (0.5, 0.0512), (1.0, 0.25)])
 def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
-    """The lab reads the command as it stands; the library only prints it."""
+    """The lab parses the command that the library prints."""
     from weince.lab import settings
     from weince.lab.configure import build_loss
     from weince.lab.vision.config import VisionRun
@@ -75,18 +75,18 @@ def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
         arguments = command.removeprefix("weince train ").split()
         asked = settings.read(VisionRun, arguments, command="weince train", examples="").loss
         z_i, z_j = (torch.randn(16, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
-        # Three digits are printed, of beta too where the command says 1 / beta.
+        # Numbers are printed to three digits, and the command has 1 / beta instead of beta.
         torch.testing.assert_close(build_loss(asked)(z_i, z_j), run(code)(z_i, z_j), rtol=0.02, atol=0)
 
 
 def with_link(measured, **changes):
-    """A model with another result of the link test, which a bounded tail explains."""
+    """A model with a changed result of the link test, and gains that a bounded tail explains."""
     rivals = rivals_of(0.1, 0.05, 0.05, 0.1)
     return replace(measured, link=replace(measured.link, **changes), rivals=rivals)
 
 
 def rivals_of(blend, anchors, pairs, both):
-    """Made-up gains, each sure."""
+    """Invented gains with narrow intervals."""
 
     def gain(value):
         return Gain(value, (value - 0.001, value + 0.001), 0.001)
@@ -287,7 +287,7 @@ def test_separated_and_unpaired_data_get_no_advice():
     assert same.kind == "separated"
     assert same.code is None
     assert found.rivals is None
-    # 400 pairs: 12 batches of 32, then larger ones while there are four of them.
+    # 400 pairs make 12 batches of 32; larger sizes are tried as long as there are four batches.
     assert (found.tried, found.batch_size, found.batches) == ((32, 64), 100, 4)
     assert "Larger batches were tried (64, 100 pairs), and the positives win there too." in same.advice
     fixed = replace(FAST, batch_size=32)
@@ -302,7 +302,7 @@ def test_separated_and_unpaired_data_get_no_advice():
 
 
 def naive_crowded(bank):
-    """Anchors with a cosine of at least 0.99 beside that of their positive; NaN does not compete."""
+    """Share of anchors with a cosine of at least 0.99 to a candidate other than the positive; NaN never counts."""
     found = [
         any(s >= 0.99 for column, s in enumerate(row) if column != positive)
         for row, positive in zip(bank.scores.tolist(), bank.positives.tolist(), strict=True)
@@ -320,7 +320,7 @@ def test_crowded_is_measured_over_the_batches(crowded):
 def test_duplicates_with_equal_ids_are_no_crowd():
     z_i, z_j = views()
     z_i[1::2], z_j[1::2] = z_i[::2], z_j[::2]  # every item twice
-    settings = replace(FAST, batch_size=100)  # so that some meet
+    settings = replace(FAST, batch_size=100)  # so that some duplicates share a batch
     assert measure(make_pairs("twice", z_i, z_j), settings, worth=0.02).crowded > 0.1
     told = make_pairs("twice", z_i, z_j, np.arange(400) // 2)
     found = measure(told, settings, worth=0.02)
@@ -355,7 +355,7 @@ def test_the_share_above_which_a_crowd_is_named_is_a_rule(crowded):
 
 
 def test_larger_batches_are_tried_where_positives_always_win():
-    """Positives that lose to one view in a hundred or so."""
+    """These positives lose to about one view in a hundred."""
     found = measure(make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), FAST, worth=0.02)
     assert found.tried
     assert found.batch_size > found.tried[-1] >= 50
@@ -401,7 +401,7 @@ def test_bounded_is_said_only_when_the_interval_says_so(measured):
 
 
 def held_out_loglik(bank, link, logit):
-    """Mean over held-out batches of the mean log-likelihood, written out."""
+    """Mean over held-out batches of the mean log-likelihood, by its definition."""
     means = []
     for b in link.held_out:
         rows = np.flatnonzero(bank.batches == b)
@@ -442,7 +442,7 @@ def test_labels_duplicates_and_small_data_are_measured():
 
 def test_a_tail_of_duplicates_is_named():
     z_i, z_j = views(pairs=160)
-    z_i[:40] = z_j[:40] = z_i[0]  # a sixteenth of the negative pairs
+    z_i[:40] = z_j[:40] = z_i[0]  # these are a sixteenth of the negative pairs
     with pytest.raises(
         InputError, match=r"crowd: \d\.\d % of the negative pairs have a cosine of 1.*duplicates"
     ):

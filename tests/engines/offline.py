@@ -1,11 +1,11 @@
-"""Compile the kernels of the fused engine for GPUs that are not there, and print the shared memory that each takes.
+"""Compile the kernels of the fused engine for a GPU that this machine lacks, and check their shared memory.
 
     python tests/engines/offline.py 89 101376 8192x128 40000x256
 
-The arguments are the compute capability, the limit in bytes, and sizes of batches. Prints the kernel that takes most
-and those that take more than the limit, and exits with 1 if there is one. ``--plain`` leaves out labels and several
-sums, ``--spills`` prints all kernels with their registers. It is a program of its own, since Triton's interpreter, in
-which the tests run, compiles nothing.
+The arguments are the compute capability, the limit in bytes, and batch sizes. Prints the kernel that needs most
+memory and all kernels above the limit, and exits with 1 if there are any. ``--plain`` leaves out labels and several
+sums; ``--spills`` prints registers and spills of every kernel. It runs as its own process, because the tests run in
+Triton's interpreter, which compiles nothing.
 """
 
 import os
@@ -26,7 +26,7 @@ from weince.tail import TailConfig
 
 
 class Absent:
-    """Stands for a driver of a GPU: says which it is, and launches nothing."""
+    """Stand-in for a GPU driver: reports the target, and launches nothing."""
 
     def __init__(self, capability):
         self.target = GPUTarget("cuda", capability, 32)
@@ -47,7 +47,7 @@ def compiled(kernel, tensors, numbers, constants):
 
 
 class Compiles:
-    """Takes the place of a launch."""
+    """Replaces the launcher: compiles each kernel and records its shared memory."""
 
     def __init__(self):
         self.batch, self.found = "", []
@@ -82,7 +82,7 @@ def cubic(s, k, m):
 
 
 def every_operation(s, k, m):
-    """A link of one's own that does all that the kernels can."""
+    """A user-defined link with every operation that the kernels support."""
     f, far = torch.nn.functional, 2 + s
     z = k * s**3 + m / far + far.log() + far.log2() + s.exp() + torch.exp2(s) + s.tanh() + s.sin() * s.cos()
     z = z + far.sqrt() + far.rsqrt() + torch.expm1(s) + torch.log1p(s / 2) + far**1.3 + far**m + f.softplus(s)
@@ -92,7 +92,7 @@ def every_operation(s, k, m):
 
 
 def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
-    """Launch, or rather compile, what a batch of n rows would."""
+    """Compile every kernel that a batch of n rows would launch."""
     meta = {"device": "meta"}
     rows = torch.empty((n, d), **meta)
     x, inverse = launch.operand_like(rows.to(dtype))

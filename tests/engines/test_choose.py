@@ -1,4 +1,4 @@
-"""engine="auto": what it chooses, what it says, and what it does when memory runs out or Triton is missing."""
+"""engine="auto": which engine it chooses, the reason it logs, and the fallbacks without memory or Triton."""
 
 import importlib
 import logging
@@ -18,7 +18,7 @@ from weince.engines.base import Need
 from weince.engines.choose import choose
 from weince.engines.dense import Dense
 
-module = importlib.import_module("weince.engines.choose")  # the function has the same name
+module = importlib.import_module("weince.engines.choose")  # weince.engines.choose itself is the function
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def contest_of(z_i, z_j):
 
 
 def on_meta(pairs):
-    """A contest of any size without its memory."""
+    """A contest of any size that allocates no memory."""
     z = torch.empty(pairs, 4, device="meta")
     return contest_of(z, z)
 
@@ -97,9 +97,7 @@ def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss,
 
     class Exhausted(Dense):
         def evaluate(self, parts):
-            super().evaluate(
-                parts
-            )  # a slope that follows the batch has moved by the time that memory runs out
+            super().evaluate(parts)  # moves the running slope, which the fallback must not move again
             raise error
 
     monkeypatch.setattr(module, "Dense", Exhausted)
@@ -136,7 +134,7 @@ def test_out_of_memory_in_an_engine_asked_for_is_an_error(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError):
         InfoNCELoss(engine="dense")(*pairs())
     spread = replace(contest_of(*pairs()), ranks=Ranks(0, (40, 40), (40, 40)))
-    with pytest.raises(torch.OutOfMemoryError):  # other ranks would be left waiting
+    with pytest.raises(torch.OutOfMemoryError):  # with ranks there is no fallback: the others would wait
         InfoNCELoss()._contrast(spread, Need())
 
 
@@ -151,7 +149,7 @@ def test_other_errors_pass(monkeypatch):
 
 
 class OnCuda:
-    """Stands for rows on a GPU that this machine may not have."""
+    """Stand-in for rows on a GPU, so that the test needs none."""
 
     device = torch.device("cuda", 0)
 
@@ -186,7 +184,7 @@ def test_without_triton_chunked_goes_on_after_one_line(monkeypatch):
 
 @pytest.mark.parametrize(("pairs", "name"), [(18_000, "dense"), (19_000, "chunked")])
 def test_without_triton_a_sixteenth_of_the_gpu_is_for_the_matrix(monkeypatch, pairs, name):
-    """Of 80 GiB: a matrix of 4.8 GiB is within, one of 5.4 is not. The first needs no warning."""
+    """With 80 GiB the limit is 5 GiB: a matrix of 4.8 GiB stays dense without a warning, one of 5.4 GiB does not."""
     contest = on_cuda(monkeypatch, pairs)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", None)
     with warnings.catch_warnings(record=True) as said:

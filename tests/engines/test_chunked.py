@@ -1,4 +1,4 @@
-"""The chunked engine against the dense one in float64, and that it never holds the matrix."""
+"""The chunked engine agrees with the dense one in float64, and never allocates the whole matrix."""
 
 import warnings
 from contextlib import contextmanager
@@ -29,14 +29,14 @@ LOSSES = {
 
 @pytest.fixture(autouse=True)
 def small_bands(monkeypatch):
-    """Several bands of several blocks, the last of each smaller, at the sizes of the tests."""
+    """Make bands and blocks so small that test batches need several of each, the last one smaller."""
     monkeypatch.setattr(module, "CPU_BAND", 160)
     monkeypatch.setattr(module, "BLOCK", 50)
 
 
 @contextmanager
 def bands_of(scores, blocks):
-    """Other bands, for a while; each of so many blocks."""
+    """Temporarily use bands of this many scores, each split into this many blocks."""
     before = module.CPU_BAND, module.BLOCK
     module.CPU_BAND, module.BLOCK = scores, max(1, scores // blocks)
     try:
@@ -63,7 +63,7 @@ def uneven(length):
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("where", LAYOUTS)
 def test_equals_dense_in_float64(where, config):
-    """Statistics too; the losses are compared with their formulas in ``test_engines.py``."""
+    """Loss, gradients and statistics; ``test_engines.py`` compares the losses with their formulas."""
     arguments, candidates, _ = layout(where)
     wanted, got = (
         run(LOSSES[config](candidates=candidates, engine=engine), arguments)
@@ -85,7 +85,7 @@ def relative(got, wanted):
 
 
 def near_the_cap():
-    """Pairs, one of which has a negative at each shortfall from 1e-5 on; duplicates; ties."""
+    """Pairs in float32 with negatives at shortfalls from 1e-5 to 1e-2, and with duplicate rows."""
     generator = torch.Generator().manual_seed(5)
     z_i = unit_rows(torch.randn(60, 32, generator=generator, dtype=torch.float64))
     step = unit_rows(torch.randn(60, 32, generator=generator, dtype=torch.float64))
@@ -101,7 +101,7 @@ def near_the_cap():
     "config", [TailConfig(), RELEASED_TAIL, TailConfig(k=12)], ids=["paper", "released", "k=12"]
 )
 def test_statistics_near_the_cap_in_float32(monkeypatch, config):
-    """rho is that of float64; the rest is what a float64 fit makes of the engine's own shortfalls."""
+    """rho agrees with float64; lam, beta and dAIC agree with a float64 fit to the engine's own shortfalls."""
     z_i, z_j = near_the_cap()
     own = []
     spied = survey.fit_tail
@@ -122,7 +122,7 @@ def test_statistics_near_the_cap_in_float32(monkeypatch, config):
     assert tails.shape[0] == 120
     k, n = tails.shape[1], 118
     assert k == reference.tail_size(n, config)
-    # The reference takes all negatives; those beyond the tail do not matter.
+    # The reference wants all negatives; values beyond the tail do not matter, so pad with 2.
     rows = [row.tolist() + [2.0] * (n - k) for row in tails]
     wanted = reference.tail_statistics(rows, [True] * 120, config)
     for field in ("lam", "beta", "daic"):
@@ -134,7 +134,7 @@ def test_statistics_near_the_cap_in_float32(monkeypatch, config):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("shortfall", [1e-3, 1e-4, 1e-5])
 def test_near_the_cap_the_gradient_too_knows_the_shortfall(shortfall, reduction):
-    """Negatives this near, whose slope is 1 over the shortfall: each sweep must compute it exactly anew."""
+    """The slope at a near negative is 1 / shortfall, so the backward sweep must recompute exact shortfalls too."""
     generator = torch.Generator().manual_seed(5)
     z_i = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
     step = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
@@ -187,7 +187,7 @@ def test_bands_make_no_difference(batch, rows, blocks, name, candidates):
     [
         *(
             (name, "views") for name in CASES if "terms" not in name and name != "released"
-        ),  # see the next test
+        ),  # these fit a batch slope, tested below
         *(
             (name, other)
             for name in ("InfoNCE", "paper", "one's own")
@@ -196,7 +196,7 @@ def test_bands_make_no_difference(batch, rows, blocks, name, candidates):
     ],
 )
 def test_no_tensor_as_large_as_the_matrix(monkeypatch, name, candidates):
-    """Bands of 8,000 scores of 160,000; K is 40. What is largest is a band, or the rows themselves."""
+    """Bands hold 8,000 of 160,000 scores; the largest tensor may be a band, a tail or the rows, never the matrix."""
     monkeypatch.setattr(module, "CPU_BAND", 8000)
     monkeypatch.setattr(module, "BLOCK", 4000)
     rows = 400 if candidates in ("cross", "clip") else 200
@@ -224,7 +224,7 @@ def test_statistics_and_single_losses_take_no_more(monkeypatch, reduction):
 
 
 def test_the_batch_slope_takes_a_share_of_the_matrix(monkeypatch):
-    """Its fit wants 5 % of all pairs, in a few copies; the matrix itself is not there even so."""
+    """The fit of the batch slope needs 5 % of all pairs in a few copies, still far less than the matrix."""
     monkeypatch.setattr(module, "CPU_BAND", 8000)
     monkeypatch.setattr(module, "BLOCK", 2000)
     z_i, z_j = torch.randn(2, 200, 10).unbind()
@@ -235,7 +235,7 @@ def test_the_batch_slope_takes_a_share_of_the_matrix(monkeypatch):
 
 
 class Asks(ContrastiveLoss):
-    """InfoNCE that keeps what the engine can tell of all pairs, and may fit a running slope to them."""
+    """InfoNCE that stores what the engine reports about all pairs, and may fit a running slope to them."""
 
     def __init__(self, slope=None, **options):
         super().__init__(**options)
@@ -355,7 +355,7 @@ def test_autocast_does_not_touch_the_scores(dtype):
 
 @pytest.mark.parametrize("what", ["ids", "ignore", "temperature"])
 def test_what_the_backward_pass_reads_again_must_not_change(what):
-    """A buffer that is filled anew before the backward pass would give a wrong gradient."""
+    """Refilling such a buffer before the backward pass must be an error, since the gradient would be wrong."""
     z_i, z_j = torch.randn(2, 12, 6).unbind()
     tensors = {
         "ids": torch.arange(12) // 2,
@@ -381,7 +381,7 @@ def test_a_mask_made_in_inference_mode():
 
 
 def own_loss(engine, parameter):
-    """A link as a function of the score, with a parameter that is learned."""
+    """A loss whose link is a function of the score with a learned parameter."""
 
     class Own(ContrastiveLoss):
         def sums(self, batch):
@@ -396,7 +396,7 @@ def own_loss(engine, parameter):
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("backend", ["aot_eager", "fails"])
 def test_a_link_of_ones_own_compiled(monkeypatch, backend):
-    """On a GPU the sums of such a link are compiled; where that fails they run uncompiled, with a warning."""
+    """Sums of such a link are compiled on a GPU. If that fails, they run uncompiled, with a warning."""
     calls = []
 
     def failing(module, inputs):
@@ -429,7 +429,7 @@ def test_what_is_worth_compiling():
 
 
 def test_exact_shortfalls_that_another_engine_found():
-    """-1 stands for none, also where column 0 has one."""
+    """Column -1 means no entry, and must not overwrite column 0."""
     matrix = torch.full((2, 3), 0.5)
     tile = module.Tile(None, matrix)
     tile.put(

@@ -1,4 +1,4 @@
-"""The dense engine against the loops of ``reference.py``: ways to fit a tail, links, hardest negatives, the cap."""
+"""The dense engine against the loops of ``reference.py``: tail fits, links, hardest negatives, the cap."""
 
 import pytest
 import reference
@@ -40,7 +40,7 @@ CONFIGS = {
 
 
 def same(got, wanted, leaves):
-    """Value and gradients to 1e-10."""
+    """Check that value and gradients agree to 1e-10."""
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
     for ours, theirs in zip(
         torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), strict=True
@@ -93,7 +93,7 @@ def test_links(name, link, logit):
 
 
 class OverHardest(ContrastiveLoss):
-    """Cross-entropy over the positive and some of the negatives."""
+    """Cross-entropy over the positive and the hardest negatives, summed over several numbers of them."""
 
     needs_negatives = False
 
@@ -134,11 +134,11 @@ def test_hardest_negatives_alone(name, engine, numbers):
 
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_of_equally_hard_negatives_all_take_part(engine):
-    """Two of four negatives tie at the last place that is asked for, and one is a copy of the hardest."""
+    """If negatives tie at the last place asked for, all of them enter the sum. Two pairs of negatives tie here."""
     angles = torch.tensor([0.7, 0.5, 0.5, 0.9, -0.9, 2.0], dtype=torch.float64)
     keys = torch.stack([angles.cos(), angles.sin()], 1)
     queries = torch.zeros_like(keys)
-    queries[:, 0] = 1  # all look from the same place
+    queries[:, 0] = 1  # all queries are equal
     logits = -2 * torch.log(1 - angles.cos())
     for number, taking_part in ((1, 2), (2, 2), (3, 4), (4, 4), (5, 5)):
         loss = OverHardest(number, candidates="cross", engine=engine, reduction="none")
@@ -175,7 +175,7 @@ def test_blocks_of_rows_make_no_difference(monkeypatch, block):
 
 
 def test_a_tiny_loss_keeps_its_digits():
-    """Positives on top of each other, negatives opposite: softmax in float32 would round the loss to 0."""
+    """Positives coincide and negatives are opposite: softmax in float32 would round the loss to 0."""
     z = torch.tensor([[1.0, 0.02], [-1.0, 0.01]])
     exact = InfoNCELoss(0.05)(z.double(), z.double())
     leaf = z.clone().requires_grad_()
@@ -190,12 +190,12 @@ def test_a_tiny_loss_keeps_its_digits():
 
 @pytest.mark.parametrize("shortfall", [1e-2, 1e-4, 1e-5])
 def test_near_the_cap_float32_knows_the_shortfall(shortfall):
-    """rho and the loss come from |a - c|²/2: 1 - s would be wrong in the second digit at 1e-5."""
+    """rho and the loss use |a - c|²/2; at 1e-5, 1 - s in float32 would be wrong in the second digit."""
     generator = torch.Generator().manual_seed(5)
     z_i = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
     step = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
     z_j = z_i + 0.5 * step
-    z_j[0] = z_i[1] + (2 * shortfall) ** 0.5 * step[0]  # a negative this near to row 1
+    z_j[0] = z_i[1] + (2 * shortfall) ** 0.5 * step[0]  # a negative of row 1 at this shortfall
     z_i, z_j = z_i.float(), z_j.float()
     double = WeinceLoss.paper()(z_i.double(), z_j.double(), return_stats=True)
     single = WeinceLoss.paper()(z_i, z_j, return_stats=True)
@@ -206,7 +206,7 @@ def test_near_the_cap_float32_knows_the_shortfall(shortfall):
 
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_anchors_without_a_positive_do_not_move_the_pivot(engine):
-    """The lone rows lie near each other, so that their rho would be the quantile if they counted."""
+    """Rows without a positive lie close together, so counting them would change the quantile of rho."""
     z = embeddings(30, 7).detach()
     z[20:] = z[20] + 0.01 * z[20:]
     labels = torch.cat([torch.arange(20) % 4, torch.arange(10, 20)])
@@ -220,7 +220,7 @@ def test_anchors_without_a_positive_do_not_move_the_pivot(engine):
 @pytest.mark.parametrize("who", ["negatives", "positives"])
 @pytest.mark.parametrize("d", [1e-3, 1e-4, 1e-5])
 def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
-    """Three negatives this near to one anchor, or all positives: from 1 - s the error would be 1e-7 / d."""
+    """Some negatives, or all positives, have shortfall d; computing it as 1 - s would give an error of 1e-7 / d."""
     generator = torch.Generator().manual_seed(6)
     z_i = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
     step = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
@@ -230,7 +230,7 @@ def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
             z_i[row] = z_i[1] + (2 * d) ** 0.5 * step[row]
     single = [z.float().requires_grad_() for z in (z_i, z_j)]
     double = [z.detach().double().requires_grad_() for z in single]
-    loss = LinkLoss(ShortfallLink(2.0))  # with 1.0 the shortfall of a positive cancels in its gradient
+    loss = LinkLoss(ShortfallLink(2.0))  # beta 1 would cancel a positive's shortfall in its gradient
     for got, wanted in zip(
         torch.autograd.grad(loss(*single), single), torch.autograd.grad(loss(*double), double), strict=True
     ):
@@ -240,7 +240,7 @@ def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 @pytest.mark.parametrize("d", [1e-4, 1e-5])
 def test_near_the_cap_positives_of_one_label_are_right_in_float32(engine, d):
-    """Five rows of each label this near to each other: four positives each, and no negative near."""
+    """Five rows of each label have shortfalls of about d: four near positives each, and no near negative."""
     generator = torch.Generator().manual_seed(7)
     z = unit_rows(torch.randn(6, 64, generator=generator, dtype=torch.float64)).repeat(5, 1)
     z += d**0.5 * unit_rows(torch.randn(30, 64, generator=generator, dtype=torch.float64))
@@ -263,7 +263,7 @@ def test_an_anchor_with_few_negatives_near_the_cap_has_no_others():
 
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_duplicates_stand_at_the_cap(engine):
-    """Exact duplicates have shortfall eps, not 0: rho and the fit are floored."""
+    """Exact duplicates count with shortfall eps instead of 0, in rho and in the fit."""
     z_i, z_j = embeddings(20, 1).detach(), embeddings(20, 2).detach()
     z_i[5] = 3 * z_i[4]
     both = torch.cat([z_i, z_j])
@@ -283,13 +283,13 @@ def test_pair_shortfall_of_zero_rows_is_that_of_score_0():
 
 
 def test_a_second_call_with_gradients_is_refused():
-    """The first one writes its derivatives where the scores were."""
+    """The first call overwrites the scores with derivatives."""
     (contest,) = contests("views", embeddings(4, 1), embeddings(4, 2))
     engine, part = Dense(contest), Part(SoftmaxLink(0.3), "lse")
     (before,) = engine.log_sums_exp([part.link])
     (few,) = engine.evaluate(
         [Part(SoftmaxLink(0.3), "lse", "negatives", 6)]
-    )  # all of them, and no matrix is kept
+    )  # all six negatives; keeps the matrix intact
     (value,) = engine.evaluate([part])
     torch.testing.assert_close(value.detach(), before)
     torch.testing.assert_close(value, few)
@@ -303,7 +303,7 @@ def test_a_second_call_with_gradients_is_refused():
 
 @pytest.mark.parametrize("engine", [Dense, Chunked])
 def test_the_smallest_shortfalls_with_gradients_on(engine):
-    """Two rows coincide, so exact shortfalls take the place of those of the product."""
+    """Two rows coincide: their exact shortfall of 0 replaces the one from the matrix product."""
     z_i = embeddings(6, 1)
     z_i.data[1] = z_i.data[0]
     (contest,) = contests("views", z_i, embeddings(6, 2))

@@ -1,4 +1,4 @@
-"""Every loss on every engine against its formula in float64 loops: value and gradient, on every layout."""
+"""Value and gradient of every loss, on every engine and layout, against its formula in float64 loops."""
 
 from contextlib import contextmanager
 
@@ -16,7 +16,7 @@ SERVED = [(name, where) for name, case in CASES.items() for where in served(case
 
 @contextmanager
 def small_bands():
-    """Several bands of several tiles, the last of each smaller."""
+    """Make bands and tiles so small that each batch needs several of each, the last one smaller."""
     before = chunked.CPU_BAND, chunked.BLOCK
     chunked.CPU_BAND, chunked.BLOCK = 160, 50
     try:
@@ -31,7 +31,7 @@ def uneven(length):
 
 @pytest.mark.parametrize(("name", "where"), SERVED)
 def test_value_and_gradient_are_those_of_the_formula(name, where):
-    """Anchor by anchor, with what the loss learns; and the mean, with numbers in its place."""
+    """Compare the loss of each anchor with learned parameters, and the mean with fixed ones."""
     case, batch = CASES[name], layout(where)
     wanted = by_formula(case, batch)
     weights = uneven(len(wanted.each))
@@ -64,7 +64,7 @@ def test_a_layout_without_meaning_is_refused(name):
 
 
 def spread_out(where, dtype):
-    """A layout with rows in general position, so that all positives and tails are 0.05 or more from the cap."""
+    """Random rows for a layout, with every score at least 0.05 below the cap."""
     batch = layout(where)
     generator = torch.Generator().manual_seed(7)
     rows = {
@@ -105,12 +105,13 @@ NARROW = [
 
 @pytest.mark.parametrize(("name", "where", "dtype"), NARROW, ids=str)
 def test_narrow_inputs_cost_their_rounding_alone(name, where, dtype):
-    """Against float64 on the rounded inputs: the loss as in float32, the gradient but for its own rounding."""
+    """Compare with float64 on the same rounded inputs: the loss is as exact as in float32, and so is the gradient
+    before it is rounded to the inputs' dtype."""
     rows, roles = spread_out(where, dtype)
     options = {"candidates": where.split(",")[0]}
     wide = CASES[name].make(fixed, engine="dense", **options).double()
     wanted, gradient = value_and_gradient(wide, rows, roles, torch.float64)
-    stored = relative([grad.to(dtype) for grad in gradient], gradient)  # in the dtype of its input
+    stored = relative([grad.to(dtype) for grad in gradient], gradient)  # the rounding error
     for engine in ENGINES:
         with small_bands():
             loss = CASES[name].make(fixed, engine=engine, **options)

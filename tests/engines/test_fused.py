@@ -1,4 +1,4 @@
-"""The fused kernels against the dense engine in float64: in Triton's interpreter without a GPU, for real with one."""
+"""The fused kernels against the dense engine in float64. Without a GPU they run in Triton's interpreter."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 
 @pytest.fixture(autouse=True)
 def _poison():
-    """Memory that nobody wrote holds NaN and the largest integers."""
+    """Fill uninitialized CPU memory with NaN and the largest integers, so that reading it makes a test fail."""
     torch.use_deterministic_algorithms(DEVICE == "cpu")
     yield
     torch.use_deterministic_algorithms(False)
@@ -58,7 +58,7 @@ def one(link, kind="lse", *rest):
 
 
 def several(engine, numbers):
-    """Parts of every kind, all links but one, learned parameters for one and for all anchors."""
+    """Parts of every kind and most links, with learned parameters: shared, and one per anchor."""
     n = len(engine.contest.anchors)
     found = [
         Part(SoftmaxLink(numbers(0.3)), "lse"),
@@ -139,7 +139,7 @@ def test_what_the_kernels_are_told_of_a_link(link):
 
 
 def test_under_activation_checkpointing():
-    """Which hands saved tensors out only once."""
+    """Checkpointing lets a backward pass unpack each saved tensor only once."""
 
     def total(z_i, z_j):
         [contest] = contests("views", z_i=z_i, z_j=z_j)
@@ -152,7 +152,7 @@ def test_under_activation_checkpointing():
 
 
 def test_more_sums_than_fit_into_a_pass():
-    """And some whose logarithms are of something else."""
+    """More sums than one pass holds, and links whose eps differ, which cannot share a pass."""
 
     def parts(engine, numbers):
         links = [SoftmaxLink(0.1 + 0.1 * k) for k in range(9)]
@@ -176,7 +176,7 @@ def test_a_link_of_ones_own_beside_others():
 
 @pytest.mark.parametrize("layout", ["views", "cross, negatives", "clip"])
 def test_the_positive(layout):
-    """Exact, a zero row and a pair of equal rows included."""
+    """Shortfalls of positives and their gradients, with a zero row and with a pair of equal rows."""
     rows, name, options = batch(layout, n=19, d=20)
     rows[0][3], rows[1][5] = 0.0, rows[0][5]
     found = []
@@ -214,7 +214,7 @@ def test_a_second_derivative_is_refused():
 
 
 def test_anchors_without_negatives():
-    """Their log-sum-exp is -inf, as in the other engines, and they have no part in the gradient."""
+    """Their log-sum-exp is -inf, as in the other engines, and they add nothing to the gradient."""
     z_i, z_j = views(8, 16)
     ids = torch.zeros(8, dtype=torch.long, device=DEVICE)
     ids[:2] = torch.tensor([1, 2], device=DEVICE)
@@ -232,11 +232,11 @@ def test_number_of_negatives_and_smallest_of_all():
     torch.testing.assert_close(Fused(contest).smallest(30), Dense(contest).smallest(30), rtol=1e-5, atol=1e-7)
 
 
-# What the tail says
+# Tail statistics
 
 
 class Spy:
-    """Stands between the search and the kernel that fits, and keeps the shortfalls that every fit was made of."""
+    """Replaces the launcher, and stores the shortfalls that each launch of the fit kernel used."""
 
     def __init__(self):
         self.tails, self.sizes = [], []
@@ -258,14 +258,14 @@ class Spy:
         self.sizes.append(own)
 
     def stats(self, config, counted):
-        """Those of Algorithm 1 in float64."""
+        """Statistics of Algorithm 1 in float64, from the stored shortfalls."""
         tails, sizes = torch.cat(self.tails).double(), torch.cat(self.sizes)
         return gated(tails[:, 0].clamp_min(config.eps), fit_tail(tails, sizes, config), config, counted)
 
 
 def survey(config, rows, layout="views", hardest=(), **options):
-    """Survey of the first contest by Fused and by Dense in float64; all but rho of Dense's statistics are what
-    float64 makes of the fused engine's own shortfalls."""
+    """Fused and float64 Dense engines for the first contest, and the expected statistics: rho of Dense, the rest
+    fitted in float64 to the fused engine's own shortfalls."""
     spy = Spy()
     spy.launch = launch.launch
     with pytest.MonkeyPatch.context() as patch:
@@ -340,7 +340,7 @@ def test_bfloat16_to_the_error_of_rounding_the_inputs():
 
 @pytest.mark.parametrize("case", ["one pass", "two passes", "too few", "too many"])
 def test_the_search_with_good_and_bad_thresholds(monkeypatch, case):
-    """Thresholds from a sample, tightened on the way; too low or too high, the exact search steps in."""
+    """Thresholds come from a sample and are tightened later; if too few or too many survive, the search is exact."""
     plans = {
         "one pass": shapes.TailPlan(26, 0, 0, 64),
         "two passes": shapes.TailPlan(30, 2, 22, 128),
@@ -354,7 +354,7 @@ def test_the_search_with_good_and_bad_thresholds(monkeypatch, case):
 
 
 def test_the_fit_is_float64s_on_the_same_shortfalls():
-    """Products of bfloat16 are exact, so the shortfalls are those of float64, and the fit has to be too."""
+    """Products of bfloat16 are exact, so the shortfalls equal those of float64, and the fit must agree too."""
     rows = views(40, 16, dtype=torch.bfloat16)
     ours, theirs, _ = survey(TAIL, rows, "cross")
     for mine, exact in zip(ours.stats, theirs.stats, strict=True):
@@ -362,7 +362,7 @@ def test_the_fit_is_float64s_on_the_same_shortfalls():
 
 
 def test_ties_and_duplicates():
-    """Many equal rows: the K-th shortfall is shared by more than there is room for, and ties all take part."""
+    """More rows tie at the K-th shortfall than the buffer holds; all ties must enter the sum."""
     z_i, z_j = views(24, 16)
     z_i[4:] = z_i[:4].repeat(5, 1)
     z_j[4:] = z_j[:4].repeat(5, 1)
@@ -378,7 +378,7 @@ def test_ties_and_duplicates():
 @pytest.mark.parametrize("known", ["tail", "no tail", "labels"])
 @pytest.mark.parametrize("shortfall", [1e-2, 1e-4, 1e-5])
 def test_near_the_cap(shortfall, known):
-    """Shortfalls of near negatives, and of near positives by label, are exact, with the tail and without."""
+    """Shortfalls of near negatives and of near positives by label are exact, with or without a tail."""
     z_i, z_j = views(14, 32, noise=1.0)
     step = torch.nn.functional.normalize(torch.randn(32, device=DEVICE), dim=0)
     z_j[0] = torch.nn.functional.normalize(z_i[1], dim=0) + (2 * shortfall) ** 0.5 * step
@@ -388,7 +388,7 @@ def test_near_the_cap(shortfall, known):
     parts = [Part(ShortfallLink(2.0), "lse")]
     parts += [Part(ShortfallLink(2.0), "sum", "positives")] if options else []
     need = Need(TAIL) if known == "tail" else Need()
-    # The product that makes the gradient has 16 bits; what is left of it along the sphere is sqrt(2 shortfall) of it.
+    # The product for the gradient has 16 bits; its part along the sphere is only sqrt(2 * shortfall) of it.
     gradient = max(1e-3, 2**-16 / (2 * shortfall) ** 0.5)
     engines = agree(
         lambda engine, numbers: parts, (z_i, z_j), "labels" if options else "views", need, value=1e-4,
@@ -397,7 +397,7 @@ def test_near_the_cap(shortfall, known):
     assert (float(engines[0].near[1].min()) < 2 * shortfall) or shortfall > launch.NEAR
 
 
-# What is around it
+# The engine as a whole
 
 
 def test_the_losses_are_those_of_the_loops():
@@ -418,7 +418,7 @@ def test_the_losses_are_those_of_the_loops():
 
 
 def test_anchors_that_are_some_of_the_candidates(tmp_path):
-    """As with ranks, where the candidates of all meet the anchors of one."""
+    """As with several ranks, where the anchors of one rank meet the candidates of all ranks."""
     z_i, z_j = views(12, 16)
     (contest,) = contests("views", z_i, z_j)
     some = replace(contest.rows(5, 19), symmetric=False)
@@ -440,7 +440,7 @@ def test_what_it_does_not_serve():
     (contest,) = contests("views", *views(8, 4))
     where = why_not(contest, Need())
     assert where is None if DEVICE == "cuda" else "CUDA" in where
-    on_gpu = replace(contest, anchors=contest.anchors.to("meta"))  # no CPU, and nothing is computed
+    on_gpu = replace(contest, anchors=contest.anchors.to("meta"))  # neither CPU nor CUDA; nothing is computed
     assert why_not(on_gpu, Need()) is not None
 
 
@@ -465,7 +465,7 @@ def test_tiles_fit_the_shared_memory_of_the_device(limit, use):
 
 
 def test_compiled_for_a_small_gpu():
-    """Where no GPU is needed for it: what a batch launches takes no more than an RTX 4090 has."""
+    """Compile without a GPU: no kernel of a batch needs more shared memory than an RTX 4090 has."""
     program = Path(__file__).with_name("offline.py")
     command = [sys.executable, program, "89", str(LIMITS[0]), "8192x256", "--plain"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -477,7 +477,7 @@ def test_compiled_for_a_small_gpu():
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_forced_limits(monkeypatch, limit, dtype):
-    """Every kernel of a batch on a GPU with less shared memory, by what was compiled."""
+    """Pretend that the GPU has less shared memory: no compiled kernel of a batch needs more than the limit."""
     taken = []
 
     def direct(kernel, grid, tensors, numbers, constants):
@@ -500,7 +500,7 @@ def test_forced_limits(monkeypatch, limit, dtype):
 
 @pytest.mark.parametrize("count", [1025, 5000, 12288, 12289, 65536, 1 << 20])
 def test_plans_leave_room(count):
-    """The thresholds' expected survivors lie between K and the room, five standard deviations from both."""
+    """By five standard deviations, the sampled threshold keeps at least K; the expected survivors fit the buffer."""
     k = TAIL.tail_size(count - 2)
     plan = shapes.plan(count, k)
     share = shapes.SAMPLE / count
@@ -512,7 +512,7 @@ def test_plans_leave_room(count):
 
 
 def loss_of(z_i, z_j):
-    """Statistics, a blend that follows them, and a sum of the hardest, as one number."""
+    """One number from a blend that uses the tail statistics and a sum over the hardest negatives."""
     (contest,) = contests("views", z_i, z_j)
     engine = Fused(contest, Need(TAIL, (5,)))
     blend = BlendLink(engine.stats.lam, engine.stats.beta, 0.5)
@@ -521,7 +521,7 @@ def loss_of(z_i, z_j):
 
 
 def test_traced_whole(fresh_compiler):
-    """The kernels are operators in a compiled graph, in the forward and in the backward pass."""
+    """The kernels are operators of a compiled graph, in the forward and the backward pass."""
     z_i, z_j = (rows.requires_grad_() for rows in views(8, 16))
     wanted = torch.autograd.grad(loss_of(z_i, z_j), [z_i, z_j])
     traced = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
@@ -553,7 +553,7 @@ def test_large_batches(n, d, dtype):
 def test_large_cross_batches(layout, d):
     ids = torch.arange(3000, device=DEVICE) % 2900
     rows = views(3000, d, clusters=40)
-    # As near the cap: rows of few dimensions lie close together, and the shortfall's logit is steep there.
+    # Tolerance as in test_near_the_cap: rows of few dimensions lie close together, where the logit is steep.
     nearest = min(float(engine.stats.rho.min()) for engine in survey_of(rows, layout, ids))
     gradient = max(1e-4, 2**-16 / (2 * nearest) ** 0.5)
     agree(blended, rows, layout, Need(TAIL, (5,)), value=3e-5, gradient=gradient, ids=ids)

@@ -1,4 +1,4 @@
-"""Links of one's own in the kernels: what is recorded of a function, and the sums against dense ones in float64."""
+"""User-defined links in the kernels: how a function is recorded, and its sums against the dense engine in float64."""
 
 import logging
 import math
@@ -31,11 +31,11 @@ from weince.links import FunctionLink, SoftmaxLink  # noqa: E402
 
 @pytest.fixture
 def no_loop(monkeypatch):
-    """The chunked engine must not step in."""
+    """Fail if the fused engine falls back to the chunked one."""
     monkeypatch.setattr(Fused, "_chunked", lambda engine: pytest.fail("left to the chunked engine"))
 
 
-# What is recorded
+# Recording a function
 
 ONE = torch.tensor(1.0)
 
@@ -53,7 +53,7 @@ def exact(function, inputs):
     """Value and derivatives ``(4, n)`` by autograd."""
 
     def total(*inputs):
-        value = function(*(one.clone() for one in inputs))  # it may work in place
+        value = function(*(one.clone() for one in inputs))  # the function may work in place
         return value.sum(), value
 
     slopes, value = torch.func.grad(total, (0, 1, 2), has_aux=True)(*inputs)
@@ -94,7 +94,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation(name):
-    """In Triton, against torch in float64; a few units of the last place of float32 each."""
+    """Compare value and derivatives in Triton with torch in float64, to a few units in the last place of float32."""
     function, count = OPERATIONS[name], 256
     places = torch.linspace(0, 1, count, dtype=torch.float64)
     inputs = [(-0.995 + 1.99 * places), 0.6 + 0.7 * places.roll(31), 0.9 - 0.5 * places.roll(77)]
@@ -125,14 +125,14 @@ def both_signs(largest):
     return torch.cat([sizes, -sizes]).float().to(DEVICE)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on what overflows and is not chosen
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: overflow in a branch that is not taken
 @pytest.mark.parametrize(
     ("name", "largest"),
     [("log1p", 0.9999), ("expm1", 88.7), ("softplus", 19.0), ("tanh", 20.0), ("sinh", 89.41), ("cosh", 89.41),
      ("atanh", 0.99999)],
 )  # fmt: skip
 def test_functions_that_triton_does_not_have(name, largest):
-    """Within 4 units of the last place, and what exponentials of large numbers lose on a GPU."""
+    """Error at most 4 units in the last place, plus one for each unit of ``|x|``: GPU exponentials lose that much."""
     x = both_signs(largest)
     out = torch.empty_like(x)
     one_kernel[(1,)](x, out, COUNT=len(x), FUNCTION=getattr(elementwise, name))
@@ -165,7 +165,7 @@ def test_powers_are_as_accurate_as_they_say():
 
 
 def trees():
-    """Functions of a score and two parameters, by the text that makes them."""
+    """Random functions of a score and two parameters, as Python source."""
     leaves = st.sampled_from(["s", "k", "m", "0.7", "2", "(s + 1.5)"])
     shapes = [
         "({} + {})", "({} - {})", "({} * {})", "torch.maximum(s * {}, s + {})", "torch.where(s > {}, s * {}, k)",
@@ -210,7 +210,7 @@ def test_derivatives_at_kinks_are_those_of_torch(function):
 
 
 def test_what_is_not_chosen_need_not_be_finite():
-    """Where autograd multiplies an infinite slope by 0."""
+    """The branch of ``where`` that is not taken may be infinite; autograd would return NaN (inf * 0) there."""
     tape, places = recorded(lambda s, k, m: torch.where(s > 0, s.sqrt(), s))
     _, slope, *_ = own.evaluate(tape, places, [torch.tensor([-1.0, 0.0, 0.25]), ONE, ONE])
     assert slope.tolist() == [1.0, 1.0, 1.0]
@@ -232,7 +232,7 @@ FAR = torch.ones(3)
         (lambda s: torch.tensor(2.0), "returns no tensor"),
         (lambda s: s > 0, "returns no tensor"),
         (lambda s: s if isinstance(s, Traced) else 2 * s, "not what it computes"),
-        (lambda s: F.relu(s, inplace=True) + s, "not what it computes"),  # twice the same tensor
+        (lambda s: F.relu(s, inplace=True) + s, "not what it computes"),  # also changes s
         (lambda s: s**65, "power of 65"),
         (lambda s: torch.where(s, s, 2 * s), "no comparison"),
         (lambda s: math.sin(s), "real number"),
@@ -248,11 +248,11 @@ def test_what_is_left_to_the_chunked_engine(function, why, caplog):
 def test_parameters_that_do_not_fit():
     five = {name: ONE for name in "abcde"}
     assert form_of(FunctionLink(lambda s, **rest: s * sum(rest.values()), **five)) is None
-    assert form_of(FunctionLink(lambda s, k: k * 2, k=ONE)) is None  # the same for all candidates
+    assert form_of(FunctionLink(lambda s, k: k * 2, k=ONE)) is None  # does not depend on the score
 
 
 def test_keys():
-    """A function that does the same has the same key, whatever it is called and whatever its parameters are."""
+    """Functions with the same operations share a key, whatever the names and values of their parameters."""
     keys = [
         own.key_of(FunctionLink(function, **parameters))
         for function, parameters in (
@@ -269,7 +269,7 @@ def test_keys():
 
 
 def test_numbers_that_change():
-    """A schedule must neither be missed nor compile kernels for every batch."""
+    """A number that follows a schedule must take effect, but must not compile kernels for every batch."""
     at = [0.0]
     link = FunctionLink(lambda s: at[0] * s.sin().sin())
     keys = []
@@ -279,7 +279,7 @@ def test_numbers_that_change():
     assert None not in keys[: own.MOST_VARIANTS]
     assert len(set(keys[: own.MOST_VARIANTS])) == own.MOST_VARIANTS
     assert keys[own.MOST_VARIANTS :] == [None, None]
-    at[0] = 1.0  # known, and used often enough to earn one more
+    at[0] = 1.0  # a known variant; enough uses of it allow one more variant
     assert {own.key_of(link) for _ in range(own.USES)} == {keys[0]}
     at[0] = 100.0
     assert own.key_of(link) not in {None, *keys}
@@ -291,7 +291,7 @@ def test_numbers_that_change():
 
 
 def steep(s, k, m, a, b):
-    """Infinite, with its derivatives, at a score of 1, which is that of an anchor with itself."""
+    """Value and derivatives are infinite at a score of 1, an anchor's score with itself."""
     return -k * torch.log(1 - s) + m.exp() * s + a * torch.tanh(s) + b
 
 
@@ -303,7 +303,7 @@ def links(numbers, anchors):
 
 
 def parts(engine, numbers):
-    """Parts of every kind, of two functions and of a link that the kernels have."""
+    """Parts of every kind, with two functions and one built-in link."""
     first, second = links(numbers, len(engine.contest.anchors))
     found = [
         Part(first, "lse"),
@@ -321,7 +321,7 @@ def parts(engine, numbers):
 
 
 @pytest.mark.usefixtures("no_loop")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on the infinite logits
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: infinite logits
 @pytest.mark.parametrize("layout", ["views, ignore, same", "cross, negatives", "labels, ids, ignore"])
 def test_sums_on_layouts(layout):
     rows, name, options = batch(layout)
@@ -340,18 +340,16 @@ def test_one_function_alone(dtype):
 
 
 @pytest.mark.usefixtures("no_loop")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on logarithms of negative numbers
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: logarithms of negative numbers
 @pytest.mark.parametrize("kind", ["lse", "sum", "softplus"])
 def test_nan_is_seen(kind):
-    """A logit that is NaN makes the sum of its anchor NaN, and its derivatives. The sums of the others keep their
-    values, and an anchor without candidates has none."""
+    """A NaN logit makes its anchor's sum and derivatives NaN. Other anchors keep their values, and an anchor
+    without candidates has an empty sum."""
     z = torch.randn(40, 8, generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    z[:, 0] = z[:, 0].abs() + 4  # all scores above 0,
-    z[30] = -z[30]  # but for those of one row,
+    z[:, 0] = z[:, 0].abs() + 4  # all scores are above 0,
+    z[30] = -z[30]  # except those with row 30
     ignore = torch.zeros(40, 40, dtype=torch.bool, device=DEVICE)
-    ignore[:10, 30] = (
-        True  # which the first eleven anchors do not meet: it is the positive of the last of them
-    )
+    ignore[:10, 30] = True  # anchors 0 to 9 ignore row 30, and it is the positive of anchor 10
     ignore[8] = True
     found = []
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
@@ -368,17 +366,17 @@ def test_nan_is_seen(kind):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, on the infinite slopes
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: infinite slopes
 @pytest.mark.parametrize("engine", [Fused, Chunked])
 def test_infinite_slopes_of_who_takes_no_part(engine):
-    """At a score of 0, where engines put those who take no part."""
+    """The slope is infinite at a score of 0, which engines assign to candidates outside the sum."""
 
     def roots(engine, numbers):
         link = FunctionLink(lambda s, k: 5 * k * s.abs().sqrt(), k=numbers(0.9))
         return [Part(link, kind, "negatives", few) for kind in ("lse", "softplus") for few in (None, 5)]
 
     _, name, options = batch("views, ignore", n=9)
-    rows = views(9, 40, clusters=1)  # no pair is near 0 itself, where a rounded score has another slope
+    rows = views(9, 40, clusters=1)  # no score near 0, where rounding changes the slope
     agree(roots, rows, name, engine=engine, **options)
 
 

@@ -1,4 +1,4 @@
-"""The kernels of unit rows against the definition in float64: interpreted without a GPU, for real with one."""
+"""The kernels for unit rows against the definition in float64. Without a GPU they run in Triton's interpreter."""
 
 import os
 
@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.fixture
 def _by_kernels(monkeypatch):
-    """Unit rows by the kernels, also where they are interpreted."""
+    """Use the kernels for unit rows on a CPU too, through the interpreter."""
     kernels = scores.RowKernels(
         lambda source: source.dtype != torch.float64, launch.unit_rows, launch.unit_gradient
     )
@@ -46,7 +46,7 @@ def check(source, grad):
     unit.backward(grad)
     expected, by_row = wanted(source, grad)
     torch.testing.assert_close(unit.double(), expected, rtol=1e-6, atol=1e-7)
-    # Across the row a difference of two numbers of the gradient's size is left, each rounded to float32.
+    # The gradient is a difference of two numbers as large as `peak`, each rounded to float32.
     peak = (grad.double().norm(dim=1, keepdim=True) / source.double().norm(dim=1, keepdim=True)).nan_to_num(0)
     rounding = max(torch.finfo(source.dtype).eps, torch.finfo(torch.float32).eps) * 4
     assert leaf.grad.dtype == source.dtype
@@ -88,7 +88,7 @@ def test_rows_that_are_not_contiguous():
 
 @pytest.mark.usefixtures("_by_kernels")
 def test_the_gradient_of_short_float16_rows_keeps_its_direction():
-    """As without kernels: where it is beyond float16, the row is shrunk."""
+    """A row of the gradient beyond the range of float16 is scaled down as a whole, as without kernels."""
     source = torch.tensor([[6e-8, 0.0], [0.0, 1.0]], dtype=torch.float16, device=DEVICE).requires_grad_()
     scores.unit_rows(source).backward(torch.tensor([[0.0, 1.0], [1.0, 0.0]], device=DEVICE))
     assert source.grad.tolist() == [[0.0, 65504.0], [1.0, 0.0]]

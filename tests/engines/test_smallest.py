@@ -8,7 +8,7 @@ from weince.engines.smallest import smallest
 
 @given(
     rows=st.integers(1, 9),
-    columns=st.one_of(st.integers(1, 300), st.integers(500, 5000)),  # more than are sorted in one piece
+    columns=st.one_of(st.integers(1, 300), st.integers(500, 5000)),  # the larger sizes need several runs
     share=st.floats(0, 1),
     ties=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
@@ -25,7 +25,7 @@ def test_same_as_sorting_everything(rows, columns, share, ties, dtype, seed):
 
 
 def test_rows_whose_smallest_values_stand_together():
-    """All in one run of columns that is sorted at a time, instead of spread over all runs."""
+    """A few of the sorted runs hold most of the smallest values, so cutting each run to its share would lose some."""
     values = torch.cat([torch.rand(3, 600), 1 + torch.rand(3, 4000)], 1)
     assert torch.equal(smallest(values, 700), values.sort(dim=1).values[:, :700])
 

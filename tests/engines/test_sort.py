@@ -1,4 +1,4 @@
-"""The written-out sort: its instructions carried out here, lane by lane, and on a GPU as they are."""
+"""The sort written in PTX: a small interpreter runs its instructions here; on a GPU they run natively."""
 
 import os
 import re
@@ -33,7 +33,7 @@ ACTIONS = {
 
 
 class Warp:
-    """Carries out the few instructions of PTX that the sort is written in, for 32 lanes at once."""
+    """Interpreter for the few PTX instructions that the sort uses, for 32 lanes at once."""
 
     def __init__(self, inputs):
         self.inputs, self.registers, self.results = inputs, {}, {}
@@ -81,7 +81,7 @@ def lists(size, seed, largest):
 @pytest.mark.parametrize("each", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("largest", [3, 1000, 2**31 - 1])
 def test_the_instructions_sort(each, largest):
-    """Of random numbers and of many equal ones; every rank comes once, and its number is the one of that rank."""
+    """Sort distinct and repeated numbers: each rank occurs once, and the number at each rank is the right one."""
     both = lists(each * LANES, each, largest)
     inputs = dict(enumerate(both.view(2 * each, LANES), start=each))
     results = Warp(inputs).run(network(each))
@@ -104,7 +104,7 @@ def sort_kernel(a, b, numbers, places, KP: tl.constexpr, NETWORK: tl.constexpr, 
 @pytest.mark.parametrize("size", [32, 128] if DEVICE == "cpu" else [32, 64, 256, 1024])
 @pytest.mark.parametrize("largest", [3, 2**31 - 1])
 def test_in_a_kernel(size, largest):
-    """Twice, what came of the first going into the second in the order in which it came."""
+    """Two sorts in a row: the second takes the output of the first in the register order of the first."""
     programs = 3 if DEVICE == "cpu" else 500
     rows = lists(programs * size, size, largest).int().to(DEVICE).view(2, programs, size)
     numbers, places = torch.full((2, programs, size), -1, dtype=torch.int32, device=DEVICE)

@@ -1,4 +1,4 @@
-"""The kernels read rows and ids by address: inputs with other strides must give the same sums."""
+"""The kernels read rows and ids by address, so inputs with any strides must give the same sums."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Sums over the hardest negatives: gathered first, they are what masks over the whole matrix give."""
+"""Sums over the hardest negatives: gathering the columns first gives the same result as masking the matrix."""
 
 import pytest
 import torch
@@ -49,19 +49,19 @@ def test_few_as_masks(pairs, number, among, kind, own, ties, seed):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda s, k: 5 * k * s.abs().sqrt(),  # slopes are infinite at 0
-        lambda s, k: k * s.abs().log(),  # and here the logits, and their derivatives by k
-        lambda s, k: k * torch.log(1 - s),  # the same at 1, the score of an anchor with itself
+        lambda s, k: 5 * k * s.abs().sqrt(),  # the slope is infinite at 0
+        lambda s, k: k * s.abs().log(),  # the logit and its derivative by k are infinite at 0
+        lambda s, k: k * torch.log(1 - s),  # the same at 1, an anchor's score with itself
         lambda s, k: k * torch.where(s < 0.97, s, torch.nan),
     ],
 )
 def test_who_takes_no_part_has_no_infinite_slope(function, kind, hardest):
-    """Against loops over those that take part."""
+    """Candidates outside the sum add no NaN: compare with loops over the candidates inside it."""
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(8, 5, generator=generator, dtype=torch.float64)
     ignore = torch.zeros(8, 8, dtype=torch.bool)
     ignore[2] = True  # an anchor without candidates
-    ignore[3, 4:] = True  # one with fewer than are asked for
+    ignore[3, 4:] = True  # an anchor with fewer negatives than `hardest` asks for
     (contest,) = contests("views", *z.split(4), ignore=ignore)
     matrix = shortfalls(contest.anchors, contest.candidates)
     hidden = Tile(contest, matrix).hidden()

@@ -1,4 +1,4 @@
-"""The ablations against plain refits and against banks whose truth is known."""
+"""The ablations against plain refits and against banks simulated from known links."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def simulated(lam, tau, *, batches=8, batch_size=16, dim=4, seed=0):
 
 
 def power_winners(scores, alpha, seed):
-    """Winners of the heavy-tail link: probability proportional to ((1 + s) / 2) ** alpha."""
+    """Winners under the heavy-tail link, with probability proportional to ((1 + s) / 2) ** alpha."""
     noise = np.random.default_rng(seed).gumbel(size=scores.shape)
     return np.argmax(alpha * np.log((1 + scores) / 2) + noise, axis=1)
 
@@ -96,7 +96,7 @@ def test_separation_is_said():
 
 
 def halves(bank):
-    """Fits to every half of a bank of four batches, and the gain on the rest: the ablation's must be one of them."""
+    """Fits to each half of a bank of four batches, with the gain on the other half; the ablation uses one of them."""
     for i in range(4):
         for j in range(i):
             inside = np.isin(bank.batches, (i, j))
@@ -141,9 +141,9 @@ def test_pools_grow_harder():
 
 
 def test_a_pool_is_drawn_at_random():
-    """A conditional logit holds for any random choice of candidates: the fit finds the truth in whole pools."""
+    """A conditional logit stays valid for randomly chosen candidates, so the fit to a whole pool finds the truth."""
     bank = simulated(0.3, 0.2, batches=16, batch_size=64)
-    order = np.argsort(-bank.scores, axis=1)  # hardest first: the first columns are no random pool
+    order = np.argsort(-bank.scores, axis=1)  # hardest first, so the first columns are not a random pool
     sorted_bank = bank._replace(
         scores=np.take_along_axis(bank.scores, order, axis=1),
         positives=np.argmax(order == bank.positives[:, None], axis=1),
@@ -168,7 +168,7 @@ def test_gaps_are_not_negatives():
 
 
 def test_hard_negatives_raise_lam_where_one_link_holds_for_all():
-    """Why there is a control: the trend is there without any change of the link towards the top."""
+    """The trend appears although one link holds for all scores, so the ablation needs a control."""
     bank = simulated(0.3, 0.2, batches=16, batch_size=64)
     few, all_of_them = hard_negative_ablation(*bank, kept=(4, 126), bootstraps=9)
     assert all_of_them.lam == pytest.approx(0.3, abs=0.1)

@@ -1,4 +1,4 @@
-"""The per-anchor statistics against plain Python, scipy, and simulated tails. xi < 0: bounded tail."""
+"""The per-anchor statistics against plain Python, scipy and simulated tails. xi < 0 means a bounded tail."""
 
 import math
 
@@ -16,7 +16,7 @@ from weince.evt import anchor_tails, compare_anchor_tails, daic_artefact, fit_gp
 def naive_anchor(
     d: list[float], positions: str = "tail", eps: float = 1e-6
 ) -> tuple[float, float, float, bool]:
-    """rho, beta, dAIC and whether fitted, written from the definition with scipy's regression."""
+    """rho, beta, dAIC and whether a fit was made, by the definition with scipy's regression."""
     d = sorted(max(x, eps) for x in d if math.isfinite(x))
     n = len(d)
     k = min(max(32, round(0.1 * n)), 1024, n)
@@ -65,7 +65,7 @@ class TestAnchorTails:
 
     @pytest.mark.parametrize("options", [{}, {"k": 20}, {"k": 0.5, "margin": 0.0, "rho0": 0.3}])
     def test_agrees_with_the_statistics_of_the_loss(self, options: dict[str, float]) -> None:
-        """Two independent implementations, on cosines with ignored pairs."""
+        """Compare two independent implementations on cosines with ignored pairs."""
         rng = np.random.default_rng(0)
         z = rng.normal(size=(48, 12))
         z /= np.linalg.norm(z, axis=1, keepdims=True)
@@ -97,7 +97,7 @@ class TestAnchorTails:
 
     def test_clamp_and_fixed_pivot(self) -> None:
         d = np.random.default_rng(0).random((4, 40))
-        d[0, 0] = -1e-8  # a cosine a rounding above 1
+        d[0, 0] = -1e-8  # a cosine rounded to above 1
         got = anchor_tails(d, rho0=0.5)
         assert got.rho[0] == 1e-6
         assert got.rho0 == 0.5
@@ -157,7 +157,7 @@ class TestComparison:
         bounded = compare_anchor_tails(rng.random((200, 510)) ** 0.5)
         assert bounded.share_bounded > 0.9
         assert bounded.cap_gain.mean() > 3.0
-        assert bounded.p_bounded.min() == 1 / 2001  # more extreme than all of the null, but never 0
+        assert bounded.p_bounded.min() == 1 / 2001  # beyond all null draws, but never 0
         heavy = compare_anchor_tails(1.0 - 0.001 * rng.pareto(2.0, (200, 510)).clip(max=900.0))
         assert heavy.share_bounded < 0.03
 
@@ -203,7 +203,7 @@ def test_daic_favours_weibull_whatever_the_tail_and_flips_with_the_plotting_posi
     assert got.tails == ("exponential", "normal", "bounded")
     assert (got.share_tail == 1.0).all()
     assert (got.share_sample == 0.0).all()
-    # The medians of the three tails differ by far less than the two plotting positions do.
+    # The medians differ far less between the three tails than between the two plotting positions.
     gap = np.median(got.daic_tail) - np.median(got.daic_sample)
     assert np.ptp(np.median(got.daic_tail, axis=1)) < 0.1 * gap
     assert got.share_bounded[0] < 0.12

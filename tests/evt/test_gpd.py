@@ -1,4 +1,4 @@
-"""Generalised Pareto fits against scipy, closed forms, and naive references. xi < 0: bounded tail."""
+"""Generalised Pareto fits against scipy, closed forms and naive references. xi < 0 means a bounded tail."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ class TestFit:
 
     @pytest.mark.parametrize("xi", SHAPES)
     def test_score_equations_hold(self, xi: float) -> None:
-        """Both derivatives of the log-likelihood, written out, vanish at the estimate."""
+        """Both derivatives of the log-likelihood vanish at the estimate."""
         y = draw(xi, 2000, seed=1)
         fit = fit_gpd(y)
         z = 1.0 + fit.xi * y / fit.sigma
@@ -78,12 +78,12 @@ class TestFit:
         y = draw(xi, 400, seed=5)
         fit = fit_gpd(y)
         for end in fit.endpoint_interval:
-            # With the endpoint held, the likelihood in xi alone is naive to search.
+            # With a fixed endpoint, a grid over xi finds the maximum.
             naive = max(gpd_loglik(y, x, -x * end) for x in np.linspace(-1.0, -0.01, 20001))
             assert 2.0 * (fit.loglik - naive) == pytest.approx(chi2.ppf(0.95, 1), abs=1e-3)
 
     def test_small_coverage(self) -> None:
-        """120 draws: at 95 % coverage, fewer than 105 or all hits has probability below 0.3 %."""
+        """With 95 % coverage, fewer than 105 hits or all of 120 have a probability below 0.3 %."""
         for xi in (-0.6, -0.2, 0.2):
             fits = [fit_gpd(draw(xi, 1000, seed=s)) for s in range(120)]
             hits = sum(f.xi_interval[0] <= xi <= f.xi_interval[1] for f in fits)
@@ -113,8 +113,8 @@ class TestFit:
         assert fit.endpoint_interval[1] == np.inf
 
     def test_uniform_sample_may_reach_the_edge(self) -> None:
-        """Below xi = -1 the likelihood is unbounded: then the uniform law on (0, max) is reported."""
-        y = np.linspace(0.01, 1.0, 100) ** 0.5  # density rising towards the endpoint
+        """Below xi = -1 the likelihood is unbounded, so the uniform distribution on (0, max) is reported."""
+        y = np.linspace(0.01, 1.0, 100) ** 0.5  # the density rises towards the endpoint
         fit = fit_gpd(y)
         assert fit.boundary
         assert (fit.xi, fit.sigma, fit.endpoint) == (-1.0, 1.0, 1.0)
@@ -175,10 +175,10 @@ class TestOtherLaws:
         assert fit.sigma == pytest.approx(expon.fit(y, floc=0.0)[1])
         assert fit.loglik == pytest.approx(expon.logpdf(y, scale=fit.sigma).sum())
         assert fit.lr == pytest.approx(2.0 * (fit_gpd(y).loglik - fit.loglik))
-        near = fit_exponential(draw(-0.1, 100))  # a p-value that is not 0 to all digits
+        near = fit_exponential(draw(-0.1, 100))  # the p-value is not tiny
         assert near.p_value > 0.01
         assert near.p_value == pytest.approx(chi2.sf(near.lr, 1))
-        # Twice the sum over sigma is a chi-square variable of 2 n degrees of freedom.
+        # Twice the sum, divided by sigma, is chi-square with 2 n degrees of freedom.
         ends = 2.0 * y.sum() / chi2.ppf([0.95, 0.05], 1600)
         assert fit_exponential(y, level=0.9).sigma_interval == pytest.approx(ends)
 
@@ -196,7 +196,7 @@ class TestOtherLaws:
         assert fit.loglik == pytest.approx(genpareto.logpdf(x[x > 0.6] - 0.6, fit.xi, scale=fit.sigma).sum())
         assert fit.sigma == pytest.approx(-fit.xi * 0.4)
         assert fit.p_value > 0.01
-        # Twice the sum of the hidden ones over -xi is a chi-square variable of 2 n degrees of freedom.
+        # Twice the sum of `hidden`, divided by -xi, is chi-square with 2 n degrees of freedom.
         ends = -2.0 * hidden.sum() / chi2.ppf([0.05, 0.95], 2 * hidden.size)
         assert fit_capped(x, 0.6, level=0.9).xi_interval == pytest.approx(ends)
 
@@ -211,7 +211,7 @@ class TestOtherLaws:
     def test_capped_is_not_judged_by_free_fits_that_do_not_reach_it(self, end: float) -> None:
         fit = fit_capped(end - 0.3 * np.random.default_rng(0).random(2000) ** 4, end - 0.3)
         assert fit.xi < -1.0
-        assert np.isnan([fit.lr, fit.p_value]).all()  # not 0 and 1: the tail does not end at the cap
+        assert np.isnan([fit.lr, fit.p_value]).all()  # NaN instead of 0 and 1: the tail ends below the cap
 
     def test_capped_refuses_scores_at_the_cap(self) -> None:
         with pytest.raises(ValueError, match="below the cap"):
@@ -220,7 +220,7 @@ class TestOtherLaws:
 
 class TestThresholds:
     def test_stability_of_a_true_gpd(self) -> None:
-        """xi and sigma - xi * u are the same over every threshold of a GPD."""
+        """For a GPD, xi and sigma - xi * u do not depend on the threshold u."""
         x = 0.2 + draw(-0.3, 20000, sigma=0.3)
         result = threshold_stability(x, [0.2, 0.4, 0.6])
         truth = 0.3 + 0.3 * 0.2
@@ -284,7 +284,7 @@ class TestGoodnessOfFit:
             assert kstest(column, "uniform").pvalue > 0.001
 
     def test_wrong_law_is_found(self) -> None:
-        x = np.abs(np.random.default_rng(0).normal(3.0, 0.3, size=500))  # a bump is no tail
+        x = np.abs(np.random.default_rng(0).normal(3.0, 0.3, size=500))  # a bump instead of a tail
         result = goodness_of_fit(x, bootstraps=99)
         assert result.ks_p_value == 0.01
         assert result.ad_p_value == 0.01
@@ -311,7 +311,7 @@ class TestCurves:
         assert (np.diff(curves.observed) >= 0).all()
         assert np.abs(curves.gpd - curves.observed).max() < 0.01
         assert np.abs(curves.capped - curves.observed).max() < 0.01
-        assert curves.exponential[-1] > 1.0  # the exponential promises scores beyond the cap
+        assert curves.exponential[-1] > 1.0  # the exponential fit predicts scores beyond the cap
         assert curves.exponential_density[0] == pytest.approx(1.0 / (x[x > 0.8] - 0.8).mean())
         assert (curves.bin_density * np.diff(curves.bin_edges)).sum() == pytest.approx(1.0)
         for density in (curves.gpd_density, curves.capped_density):
@@ -333,9 +333,9 @@ class TestBatches:
         assert np.ptp(result.xi_interval) == pytest.approx(np.ptp(result.fit.xi_interval), rel=0.4)
 
     def test_intervals_cover_when_scores_repeat_within_batches(self) -> None:
-        """Each score eight times in its batch: 8 times the variance, which plain intervals do not see.
+        """Each score occurs eight times in its batch: 8 times the variance, which plain intervals miss.
 
-        With 95 % coverage, fewer than 33 of 40 has a probability of 0.03 %.
+        With 95 % coverage, fewer than 33 hits of 40 have a probability of 0.03 %.
         """
         labels = np.repeat(np.arange(30), 80)
         xi_hits = end_hits = plain_hits = 0
@@ -365,7 +365,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("alike", [True, False])
     def test_the_interval_is_widened_by_the_design_effect(self, alike: bool) -> None:
-        """Where the profile has fallen by t^2 / 2 times the effect; batches all alike narrow nothing."""
+        """It ends where the profile has fallen by t^2 / 2 times the design effect, which counts as at least 1."""
         labels = np.repeat(np.arange(4), 150)
         x = sample_gpd(np.random.default_rng(2), 0.1, 1.0, (150,) if alike else (75,))
         x = np.tile(x, 4) if alike else np.repeat(x, 8)

@@ -1,4 +1,4 @@
-"""Links whose temperature varies: against quadrature and differences, and against simulated truth."""
+"""Links with a varying temperature, against quadrature, finite differences and simulated data."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ NODES = hermite_nodes(15)
 
 
 def bank_of(lam=0.0, tau=0.2, sd=0.0, *, batches=16, batch_size=32, dim=8, seed=0):
-    """Scores of noisy pairs, and winners drawn with a temperature that varies from anchor to anchor."""
+    """Scores of noisy pairs, with winners drawn at a temperature that varies between anchors."""
     rng = np.random.default_rng(seed)
     z = rng.standard_normal((batches * batch_size, dim))
     bank = link_bank(
@@ -41,7 +41,7 @@ def scored(bank):
 
 
 def paired_by_density(taus, dim=8, seed=0):
-    """Pairs of which the positive has the density exp(s / tau) against the uniform law on the sphere."""
+    """Pairs whose positive has the density exp(s / tau) relative to the uniform distribution on the sphere."""
     rng = np.random.default_rng(seed)
     z, beside = rng.standard_normal((2, len(taus), dim))
     z /= np.linalg.norm(z, axis=1, keepdims=True)
@@ -102,7 +102,7 @@ def test_the_link_of_pairs_that_differ_is_its_definition():
         k[:, None, None] * bank.scores - cost[:, None, None], axis=0, b=NODES.weights[:, None, None]
     )
     wanted = h[np.arange(len(h)), bank.positives] - special.logsumexp(h, axis=1)
-    # The table has steps of 1/4096, and negatives are counted at the nearest of them.
+    # The table has steps of 1/4096, and each negative is counted at the nearest step.
     np.testing.assert_allclose(found.value, wanted, atol=1e-3)
 
 
@@ -122,7 +122,7 @@ def test_derivatives_of_pairs_that_differ():
 
 @pytest.mark.parametrize("dim", [4, 16, 64])
 def test_means_over_negatives_go_on_as_on_a_sphere(dim):
-    """Against the exact law: von Mises-Fisher, of which the mean cosine is a ratio of Bessel functions."""
+    """Compare with the exact von Mises-Fisher mean cosine, a ratio of Bessel functions."""
     rng = np.random.default_rng(0)
     z = rng.standard_normal((600, dim))
     z /= np.linalg.norm(z, axis=1, keepdims=True)
@@ -132,7 +132,7 @@ def test_means_over_negatives_go_on_as_on_a_sphere(dim):
     level, mean = log_means(k, law)
     exact = special.ive(dim / 2, k) / special.ive(dim / 2 - 1, k)
     np.testing.assert_allclose(mean, exact, atol=0.04)
-    assert level[3] - level[2] == pytest.approx(0.02 * law.last * mean[2], rel=0.01)  # no step at the seam
+    assert level[3] - level[2] == pytest.approx(0.02 * law.last * mean[2], rel=0.01)  # no jump at `last`
     h = 1e-4
     for x, slope in zip(k, mean, strict=True):
         up, down = (log_means(np.array([x + sign * h]), law)[0][0] for sign in (1, -1))
@@ -216,7 +216,7 @@ def test_the_spread_of_pairs_is_found():
     found = link_rivals(*link_bank(*paired_by_density(taus), batch_size=64, batches=32))
     assert found.pairs.sd_interval[0] < 0.7 < found.pairs.sd_interval[1]
     assert found.pairs.tau == pytest.approx(0.1, rel=0.1)
-    assert found.explanation(0.02) == "either"  # the blend describes such pairs as well
+    assert found.explanation(0.02) == "either"  # the blend fits such pairs equally well
 
 
 def test_a_bounded_tail_needs_no_temperature_that_varies():
@@ -229,7 +229,7 @@ def test_a_bounded_tail_needs_no_temperature_that_varies():
 
 def test_softmax_is_left_alone():
     named = [link_rivals(*bank_of(seed=seed), bootstraps=200).explanation() for seed in range(12)]
-    # Four gains at 2.5 % each, and held-out gains of useless parameters are below 0: three of 12 would be rare.
+    # Each of four gains is significant by chance at 2.5 % or less: useless parameters lose on held-out data.
     assert named.count("softmax") >= 10
     gains = link_rivals(*bank_of(seed=0))
     assert abs(gains.pairs.gain.gain) < 0.003
@@ -237,7 +237,7 @@ def test_softmax_is_left_alone():
 
 
 def test_no_spread_is_no_gain():
-    """Scores that always win: any spread makes them less likely."""
+    """A link whose fitted spread is 0 has a gain of exactly 0, and no interval of the spread."""
     bank = bank_of(tau=0.05)
     order = np.argsort(-bank.scores, axis=1)
     winners = np.where(np.arange(len(order)) % 50 == 0, order[:, 1], order[:, 0])

@@ -1,4 +1,4 @@
-"""The exact fit against independent optimizers, the test against simulated truth, and its bad inputs."""
+"""The exact fit against independent optimizers, the test against simulated data, and bad inputs."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def simulated(lam, tau, *, batches=8, batch_size=16, dim=6, seed=0):
 
 
 def naive_loglik(bank, lam, tau, eps=1e-6):
-    """The definition, anchor by anchor."""
+    """The log-likelihood by its definition, in a loop over anchors."""
     total = 0.0
     for row, winner in zip(bank.scores, bank.positives, strict=True):
         s = row[np.isfinite(row)]
@@ -104,7 +104,7 @@ def test_derivatives_by_differences():
 
 
 def test_shared_partition_gives_the_ratios_of_full_refits():
-    """The bootstrap's interpolated ratios equal likelihood ratios of fits to the same simulated winners."""
+    """The bootstrap's interpolated ratios equal the likelihood ratios of full refits to the same winners."""
     bank = simulated(0.0, 0.2, batches=6)
     choices = choice.read_choices(*bank)
     weight = 1.0 / fit_link(*bank).tau0
@@ -231,7 +231,7 @@ def test_the_interval_of_the_best_temperature_covers_it():
 
 
 def test_sandwich_on_a_bound_is_of_the_spread_over_batches():
-    """There the scores of the weight at 0 have a mean, which is no part of their variance."""
+    """For a weight at its bound of 0, the batch scores have a nonzero mean, which must not count as variance."""
     bank = next(b for b in (simulated(0.0, 0.2, seed=s) for s in range(20)) if fit_link(*b).lam == 0.0)
     choices = choice.read_choices(*bank)
     theta = fit_pair(choices).full.theta
@@ -255,7 +255,7 @@ def test_profile_interval_ends_where_the_likelihood_has_fallen():
         best = optimize.minimize_scalar(lambda x, v=lam: -naive_loglik(bank, v, np.exp(x)), bounds=(-4, 2))
         drops.append(fit.loglik + best.fun)
     assert fit.lam_interval[0] == 0.0 or drops[0] == pytest.approx(drops[1], rel=1e-2)
-    # The drop is half of a squared t quantile times a variance ratio, near 1 for independent anchors.
+    # The drop is half a squared t quantile times a variance ratio, which is near 1 for independent anchors.
     assert 0.2 < drops[1] / (0.5 * stats.t.ppf(0.975, 7) ** 2) < 5.0
 
 
@@ -269,7 +269,7 @@ def coverage(lam, tau, repeats, **size):
 
 
 def test_intervals_cover_an_interior_truth():
-    # 95 % nominal: with 100 banks, fewer than 88 or none missed would each have a chance below 1 %.
+    # With 95 % coverage, fewer than 88 hits or all of 100 each have a probability below 1 %.
     for hits in coverage(0.3, 0.2, 100, batches=12, batch_size=16, dim=4):
         assert 88 <= hits < 100
 
@@ -285,7 +285,7 @@ def test_softmax_truth_gives_zero_gain_or_no_significance():
             assert set(result.gain_by_batch) == {0.0}
             assert result.t_p_value == result.lr_p_value == 1.0
             assert result.gain_interval == (0.0, 0.0)
-    # About half of the banks: outside 8 .. 32 of 40 has a chance below 1e-4.
+    # About half of the banks; a number outside 8 to 32 has a probability below 1e-4.
     assert 8 <= zeros <= 32
     assert rejected <= 7
 
@@ -300,7 +300,7 @@ def test_the_interval_of_a_gain_covers_it_with_few_batches_too(batches):
 def test_a_blend_is_found_and_reported():
     bank = simulated(0.3, 0.2, batches=20, batch_size=32, dim=4)
     result = link_test(*bank, null_draws=99)
-    # Coverage is a matter for many banks (above); one bank's interval must hold its own estimate.
+    # Tests above check coverage over many banks; here the interval must contain its own estimate.
     assert result.lam_interval[0] < result.lam < result.lam_interval[1]
     assert result.tau_interval[0] < result.tau < result.tau_interval[1]
     assert result.lr_p_value == pytest.approx(0.01)
@@ -318,7 +318,7 @@ def test_a_blend_is_found_and_reported():
 def test_gain_is_the_definition_on_held_out_batches():
     bank = simulated(0.5, 0.2, batches=6)
     bank = bank._replace(batches=bank.batches * 10 - 7)
-    kept = np.arange(len(bank.scores)) % 32 >= bank.batches // 4  # batches of different sizes count alike
+    kept = np.arange(len(bank.scores)) % 32 >= bank.batches // 4  # batches of different sizes
     bank = type(bank)(*(x[kept] for x in bank))
     result = link_test(*bank, null_draws=19)
     gains = []
@@ -336,7 +336,7 @@ def test_gain_is_the_definition_on_held_out_batches():
 
 
 def left_out_gain(bank, label):
-    """The gain on one batch of the links fitted to all others."""
+    """lam fitted to all other batches, and the gain of that fit on this batch."""
     rest, part = (
         type(bank)(*(x[which] for x in bank)) for which in (bank.batches != label, bank.batches == label)
     )
@@ -347,10 +347,10 @@ def left_out_gain(bank, label):
 
 def test_cross_validation_is_the_definition():
     bank = simulated(0.5, 0.2, batches=6)
-    result = link_test(*bank, null_draws=19, folds=6)  # every batch is a fold
+    result = link_test(*bank, null_draws=19, folds=6)  # one fold per batch
     wanted = sorted(left_out_gain(bank, label) for label in range(6))
     found = sorted(zip(result.cv_lams, result.cv_gains, strict=True))
-    # A fit ends where a step would raise its likelihood by 1e-9 nats: 1e-6 or so in lam.
+    # A fit stops when a step would gain less than 1e-9 nats, which is about 1e-6 in lam.
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     assert result.cv_gain == pytest.approx(np.mean(result.cv_gains))
     assert result.cv_gain_sd == pytest.approx(np.std(result.cv_gains, ddof=1))
@@ -366,7 +366,7 @@ def test_cross_validation_fits_what_the_held_in_batches_could_not():
     wanted = [left_out_gain(bank, label)[1] for label in range(8) if label != beaten]
     found = np.sort(result.cv_gains)
     np.testing.assert_allclose(found[:-1], np.sort(wanted), atol=1e-6)
-    assert np.isnan(found[-1])  # without that batch the others are separated
+    assert np.isnan(found[-1])  # the other batches alone are separated
 
 
 def test_perfect_separation_is_said():

@@ -52,7 +52,7 @@ class TestTheory:
         assert theory.variance == pytest.approx(math.log(0.85 / 0.10) ** 2 / information)
 
     def test_softmax_floor(self) -> None:
-        """Pseudo-true slope by direct search, sandwich from numerical derivatives of the log-likelihood."""
+        """Compare with the pseudo-true slope by direct search, and a sandwich from numerical derivatives."""
         search = minimize_scalar(lambda b: -loglik(b, SCORES, WINNERS), bounds=(0, 20), method="bounded")
         theory = link_theory(SCORES, WINNERS)
         assert theory.parameter == pytest.approx(search.x, abs=1e-4)
@@ -85,7 +85,7 @@ class TestTheory:
 
 class TestSimulation:
     def test_agrees_with_theory_within_five_percent_from_500_on(self) -> None:
-        """40,000 replicates: a Monte Carlo standard error of 0.7 % of the mean squared error."""
+        """With 40,000 replicates, the mean squared error has a Monte Carlo standard error of 0.7 %."""
         result = noise_floor(sizes=(500, 1000, 4000, 16000), replicates=40_000)
         assert result.log_odds == pytest.approx(0.8 * math.log(8.5))
         assert result.shortfall_error == pytest.approx(result.shortfall_line, rel=0.05)
@@ -121,7 +121,7 @@ class TestSimulation:
 
     def test_tiny_samples_leave_out_what_has_no_estimate(self) -> None:
         result = noise_floor(sizes=(3,), replicates=2000)
-        assert 0.1 < result.undefined[0] < 0.3  # all three winners at one end: about 0.54^3 + 0.10^3
+        assert 0.1 < result.undefined[0] < 0.3  # P(all winners at one end) is about 0.54^3 + 0.10^3
         assert np.isfinite(result.softmax_error[0])
         counts = np.random.default_rng(0).multinomial(3, WINNERS, size=2000)
         known = counts[(counts[:, 0] < 3) & (counts[:, -1] < 3)]

@@ -1,4 +1,4 @@
-"""Risk in closed form against enumeration and sampling; gradients against autograd-free differences."""
+"""Risk in closed form against enumeration and sampling; gradients against finite differences."""
 
 from itertools import combinations
 
@@ -33,7 +33,7 @@ def test_risk_by_enumeration(scores, positive, data):
         top = [j for j in subset if s[j] == s[list(subset)].max()]
         if s[top[0]] > positive / 10:
             expected[top] += 1 / len(top) / len(subsets)
-    edges = (np.arange(-9, 11) - 0.5) / 10  # a bin for each score
+    edges = (np.arange(-9, 11) - 0.5) / 10  # one bin per score
     found = risk_gradient(np.r_[positive / 10, s][None], [0], ks=[k], bins=edges, draws=1)[0]
     assert found.failure_rate == pytest.approx(expected.sum(), abs=1e-12)
     if found.failure_rate:
@@ -46,7 +46,7 @@ def test_a_large_pool_always_fails_where_all_beat_the_positive():
     edges = [-1.0, np.sort(s)[-2:].mean(), 1.0]
     results = risk_gradient(np.r_[-1.0, s][None], [0], ks=[1, 64, 4999, 5000], bins=edges, draws=1)
     assert [r.failure_rate for r in results] == pytest.approx([1.0] * 4, rel=1e-9)
-    assert results[-1].risk[-1] == pytest.approx(1.0)  # all of them: the best is the culprit
+    assert results[-1].risk[-1] == pytest.approx(1.0)  # k is the whole pool, so its best always wins
 
 
 def test_risk_by_sampling():
@@ -72,7 +72,7 @@ def loss(s, logit):
 
 
 def test_gradients_by_differences():
-    """With all negatives in the subset there is one subset, and the shares must be exact."""
+    """If the subset holds all negatives, there is only one subset, so the shares are exact."""
     b = bank(6)
     tau, beta, lam, h = 0.4, 1.7, 0.3, 1e-6
     links = {
@@ -119,7 +119,7 @@ def test_ends_of_the_blend_and_per_anchor_values():
     np.testing.assert_allclose(hard.blend, hard.shortfall, atol=1e-12)
     each = risk_gradient(b.scores, b.positives, lam=np.ones(len(b.scores)), **common)[0]
     np.testing.assert_allclose(each.blend, hard.blend, atol=1e-12)
-    # The shortfall's slope grows towards the cap, softmax's does not.
+    # The slope of the shortfall link grows towards the cap; that of softmax is constant.
     assert hard.shortfall[-1] > hard.softmax[-1]
 
 
@@ -145,9 +145,9 @@ def test_no_failure_is_no_share():
 def test_a_tie_is_no_failure_and_the_floor_of_the_shortfall_is_flat():
     scores = np.array([[0.5, 0.5, 1.0], [0.5, 0.5, 0.0]])
     result = risk_gradient(scores, [0, 0], ks=[1], bins=[-0.1, 0.7, 1.1])[0]
-    assert result.failure_rate == 0.25  # the negative at the cap, one of the first anchor's two
+    assert result.failure_rate == 0.25  # only the negative at 1.0 beats its positive
     assert result.risk.tolist() == [0.0, 1.0]
-    assert result.shortfall.tolist() == [1.0, 0.0]  # above 1 - eps the logit does not change
+    assert result.shortfall.tolist() == [1.0, 0.0]  # the logit is constant above 1 - eps
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Winner probabilities against direct simulation of every candidate and against plain quadrature."""
+"""Winner probabilities against simulation of every candidate and against quadrature."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ LIMITING = ("normal", "pareto", "beta")
 
 
 def utility(noise: str, s: np.ndarray, n: int, rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-    """The utilities themselves, drawn with scipy's laws (tau = 0.5, alpha = beta = 2, shape = 3)."""
+    """Utilities drawn with scipy's distributions (tau = 0.5, alpha = beta = 2, shape = 3)."""
     if noise == "gumbel":
         return s / 0.5 + gumbel_r.rvs(size=size, random_state=rng)
     if noise == "normal":
@@ -34,7 +34,7 @@ def utility(noise: str, s: np.ndarray, n: int, rng: np.random.Generator, size: t
 @pytest.mark.parametrize("noise", EXACT + LIMITING)
 @pytest.mark.parametrize("n", [4, 40])
 def test_direct_simulation(noise: str, n: int) -> None:
-    """Every candidate drawn, the largest wins: frequencies within 4.5 standard errors of the exact ones."""
+    """Draw every candidate and let the largest win: frequencies lie within 4.5 standard errors of the exact ones."""
     contests = 20_000
     s = np.repeat(SCORES, n // 4)
     winner = utility(noise, s, n, np.random.default_rng(0), (contests, n)).argmax(axis=1)
@@ -48,7 +48,7 @@ def test_direct_simulation(noise: str, n: int) -> None:
 
 
 def law_of(noise: str, s: float, n: int) -> object:
-    """The law of the utility, or of the shortfall for the last two noises."""
+    """The distribution of the utility, or of the shortfall for the last two kinds of noise."""
     return {
         "gumbel": gumbel_r(loc=s / 0.5),
         "normal": norm(loc=s / 0.5 * normal_scale(n)),
@@ -61,14 +61,14 @@ def law_of(noise: str, s: float, n: int) -> object:
 
 @pytest.mark.parametrize("noise", EXACT + LIMITING)
 def test_quadrature(noise: str) -> None:
-    """The winner's integral, density times the others' distribution functions, on a fine Simpson grid."""
+    """Integrate the winner's density times the others' distribution functions on a fine Simpson grid."""
     n, each = 12, 3
     low, high = {"gumbel": (-4, 40), "normal": (-6, 9), "weibull": (0, 6), "beta": (0, 0.1)}.get(
         noise, (-3, 16)
     )
     x = np.linspace(low, high, 400_001)
     at, slope = (np.exp(x), np.exp(x)) if noise in ("frechet", "pareto") else (x, 1.0)
-    if noise == "pareto":  # no maximum lies below the smallest value of the top level
+    if noise == "pareto":  # the maximum is at least the smallest value of the top score
         x = np.linspace(np.log(0.95), high, 400_001)
         at = slope = np.exp(x)
     laws = [law_of(noise, s, n) for s in SCORES]
@@ -122,7 +122,7 @@ class TestRates:
         got = top1_asymptotics("normal", sizes=[4 * 10**k for k in range(0, 17, 2)], replicates=10)
         assert (np.diff(got.error) < 0).all()
         assert got.log_rate == pytest.approx(-1.0, abs=0.1)
-        assert abs(got.power_rate) < 0.05  # no power of n: a million times the candidates halve the error
+        assert abs(got.power_rate) < 0.05  # no power of n: a million times more candidates halve the error
         assert got.error[-1] > 0.05 * got.error[0]
 
 

@@ -1,4 +1,4 @@
-"""A small sentence encoder made on the spot, and the folder of a real one where it is installed."""
+"""A small random sentence encoder, and the folder of a real one if it is installed."""
 
 import importlib.util
 import os
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the modules that these tests share
+sys.path.insert(0, str(Path(__file__).parent))  # for shared modules
 from toy_text import WORDS
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported: nothing here may ask the network
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported: use no network
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """A BERT of two layers of 16, with dropout, and its mean pooling."""
+    """A BERT with two layers of width 16, dropout and mean pooling."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -41,7 +41,7 @@ def tiny_folder(tmp_path_factory):
 
 @pytest.fixture
 def tiny(tiny_folder):
-    """The small encoder in float64, in training mode: dropout is on."""
+    """The small encoder in float64, in training mode with dropout."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(tiny_folder), device="cpu").double().train()

@@ -1,4 +1,4 @@
-"""What each of two ranks does with its part of a batch of sentences, and one process with the whole."""
+"""The work of two ranks on their parts of a batch of sentences, and of one process on the whole."""
 
 from datetime import timedelta
 from importlib.metadata import version
@@ -20,21 +20,21 @@ EXACT_REPLAY = Version(version("sentence-transformers")) >= Version("6.2")
 SIZES = (8, 4)  # rows of each rank
 # Algorithm 1 with lam well above 0, on few negatives.
 OPEN = {"tail": TailConfig(k=6, kappa_rho=3.0, margin=-1e9), "softmax_term": 0, "shortfall_term": 0}
-# Before 6.2 the second pass of cached losses multiplies embeddings and gradients in float32.
+# Before 6.2, the second pass of cached losses multiplies embeddings and gradients in float32.
 REPLAYED = {"rtol": 1e-9, "atol": 1e-11} if EXACT_REPLAY else {"rtol": 1e-6, "atol": 1e-6}
 
 
 def columns(model, rows):
-    """Tokens of some of the rows; anchor, positive and a hard negative."""
+    """Tokens of these rows, in three columns: anchor, positive and hard negative."""
     return [model.preprocess(column(12, seed)[rows]) for seed in range(3)]
 
 
 def step(name, model, rows, wrap=lambda model: model, gather=True):
-    # Before 6.2 all ranks must have equally many mini-batches.
+    # Before 6.2, all ranks must have the same number of mini-batches.
     cached = {"mini_batch_size": 3 if EXACT_REPLAY else 8}
     make, options = (WeinceLoss, {}) if name == "plain" else (CachedWeinceLoss, cached)
     loss = make(model, **OPEN, gather_across_devices=gather, **options)
-    loss.model = wrap(model)  # as the trainer does
+    loss.model = wrap(model)  # like the trainer
     model.zero_grad()
     value = loss(columns(model, rows))
     value.backward()
@@ -45,7 +45,7 @@ def step(name, model, rows, wrap=lambda model: model, gather=True):
 
 
 def labelled_step(rows, wrap=lambda loss: loss):
-    """Loss over labels and gradient of a linear map of some of 12 rows, for pytorch-metric-learning."""
+    """Gradient of a linear map on some of 12 labelled rows, with the loss for pytorch-metric-learning."""
     torch.manual_seed(4)
     x, net = torch.randn(12, 6, dtype=torch.float64), nn.Linear(6, 4).double()
     loss = wrap(metric_learning.WeinceLoss(0.3, **OPEN))
@@ -63,7 +63,7 @@ def _enter(rank, encoder, folder):
         timeout=timedelta(seconds=300),
     )
     model = SentenceTransformer(str(encoder), device="cpu").double().eval()
-    for module in model.modules():  # the pooler of BERT takes no part, and DDP wants all that do
+    for module in model.modules():  # DDP wants gradients of all parameters; the pooler gets none
         if isinstance(module, nn.Module) and type(module).__name__ == "BertPooler":
             module.requires_grad_(False)
     rows = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
@@ -75,8 +75,8 @@ def _enter(rank, encoder, folder):
 
 
 def run(world, encoder, folder):
-    """What each rank found."""
-    context = multiprocessing.get_context("forkserver")  # the imports, once for all ranks: see conftest.py
+    """Start the ranks, and return the results of each."""
+    context = multiprocessing.get_context("forkserver")  # imports once, see conftest.py
     processes = [
         context.Process(target=_enter, args=(rank, encoder, folder), daemon=True) for rank in range(world)
     ]

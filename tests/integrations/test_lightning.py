@@ -1,4 +1,4 @@
-"""The tail as a Lightning callback sees it, and that it changes nothing."""
+"""The Lightning callback logs the tail statistics, and does not change training."""
 
 import csv
 import importlib.util
@@ -34,7 +34,7 @@ class Module(pl.LightningModule):
         super().__init__()
         torch.manual_seed(5)
         self.net = nn.Linear(8, 4)
-        # Dynamo alone: what it makes of the hooks is the question.
+        # This tests how Dynamo treats the hooks, so the eager backend is enough.
         self.loss = torch.compile(loss, backend="eager") if compiled else loss
         self.call = call
         self.returned = []
@@ -75,11 +75,11 @@ def fit(module, *callbacks, logger=False, **options):
 
 @pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in LOSSES), ("released", True)])
 def test_training_is_the_same_with_and_without(name, compiled, fresh_compiler):
-    """Weights, values and what the loss remembers; a loss that moves a running slope must not move it twice."""
+    """Compare weights, losses and buffers; a running slope must not move twice per step."""
     with_it, without = Module(LOSSES[name](), compiled), Module(LOSSES[name](), compiled)
     fit(with_it, TailLogger(every_n_steps=2))
     fit(without)
-    # Asked for statistics, InfoNCE computes small shortfalls another way.
+    # With statistics, these losses compute small shortfalls in another way.
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if name in ("infonce", "dcl") else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(with_it.state_dict(), without.state_dict(), **tolerance)
     assert len(with_it.returned) == 8
@@ -180,7 +180,7 @@ def test_what_is_not_finite_is_left_out():
 
 
 def test_the_summary_reads_nothing_from_the_device():
-    """Tensors on ``meta`` have no values: whatever would wait for them fails."""
+    """Tensors on ``meta`` have no values, so reading one fails."""
     empty = torch.empty(9, device="meta")
     found = summarize([TailStats(empty, empty, empty, empty)])
     assert len(found) == 16
@@ -189,7 +189,7 @@ def test_the_summary_reads_nothing_from_the_device():
 
 @pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning", None])
 def test_either_name_of_lightning(monkeypatch, name):
-    """The two packages are one code under two names."""
+    """The two packages contain the same code under two names."""
     present = {name: pl, "lightning": pl} if name == "lightning.pytorch" else {name: pl}
     for package in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, package, present.get(package))

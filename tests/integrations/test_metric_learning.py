@@ -1,4 +1,4 @@
-"""Against pytorch-metric-learning's SupConLoss without the correction, and the naive reference with it."""
+"""Without the correction equal to SupConLoss of pytorch-metric-learning, with it to the naive reference."""
 
 import copy
 import logging
@@ -68,7 +68,7 @@ def roles(y, ref_y, same):
     seed=st.integers(0, 99),
 )
 def test_the_correction_is_that_of_the_definition(y, ref_y, engine, seed):
-    """Anchors alone with their label, anchors whose label no reference has, few and many negatives."""
+    """Cases: a label that occurs once, a label that no reference has, few and many negatives."""
     same = ref_y is None
     z = rows(len(y), seed)
     ref = z if same else rows(len(ref_y), seed + 1)
@@ -109,7 +109,7 @@ LABELLED = {name: case for name, case in CASES.items() if case.labels}
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 @pytest.mark.parametrize("name", LABELLED)
 def test_any_loss_over_labels_with_and_without_references(name, engine):
-    """Against the formula; anchors alone with their label, and anchors whose label no reference has."""
+    """Compare with the formula, also for a label that occurs once and a label that no reference has."""
     case = LABELLED[name]
     y, ref_y = [0, 1, 2, 0, 1, 2, 0, 3, 4], [0, 1, 2, 0, 1, 2, 1, 4, 5, 5, 6]
     for same in (True, False):
@@ -157,7 +157,7 @@ def test_a_single_row_counts_nothing_as_theirs():
 
 
 def test_a_batch_of_a_single_label_has_the_loss_of_the_formula():
-    """There it is 0: their code leaves out a batch without negatives."""
+    """Their loss is 0, since their code skips a batch without negatives."""
     z, y = rows(5), torch.zeros(5, dtype=torch.int64)
     others = 1 - torch.eye(5, dtype=torch.float64)
     u = nn.functional.normalize(z)
@@ -181,7 +181,7 @@ def test_no_rows_and_a_memory_that_is_still_empty_count_nothing_as_theirs(n, ref
 
 
 def test_in_their_trainer():
-    """Rows of a label come nearer to each other than to the rest, as SupCon sees it."""
+    """Training with their trainer lowers the SupCon loss."""
     torch.manual_seed(1)
     y = torch.arange(64) % 4
     data = TensorDataset(torch.randn(4, 8)[y] + torch.randn(64, 8), y)
@@ -211,7 +211,7 @@ def test_bad_input():
     ):
         WeinceLoss()(z, y, mined)
     for wrapper in (losses.SelfSupervisedLoss, lambda loss: losses.CrossBatchMemory(loss, 6)):
-        with pytest.raises(Exception, match="not supported for WeinceLoss"):  # they go by a list of names
+        with pytest.raises(Exception, match="not supported for WeinceLoss"):  # they keep a list of names
             wrapper(WeinceLoss())
     with pytest.raises(ValueError, match="wants a label for every row; got no labels"):
         WeinceLoss()(z)

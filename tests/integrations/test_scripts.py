@@ -1,4 +1,4 @@
-"""The examples and the benchmark run, and say in one line what is wrong."""
+"""The examples and the benchmark run, and report errors in one line."""
 
 import argparse
 import csv
@@ -30,7 +30,7 @@ def test_the_example_in_lightning(tmp_path, capsys):
 
 
 def test_the_example_of_a_loss_of_ones_own(capsys):
-    """In linear memory: the matrix of 4,096 pairs would not fit into what it takes."""
+    """Memory grows linearly: with 4,096 pairs it stays below half the size of the matrix of scores."""
     script("examples/own_loss.py").main(["--pairs", "64", "--steps", "8"])
     for line in capsys.readouterr().out.splitlines()[:2]:
         first, last = (float(part.split()[0]) for part in line.split(": ")[1].split(" steps, "))
@@ -76,7 +76,7 @@ def test_the_benchmark_prints_and_writes_a_table(tiny_folder, tmp_path, capsys):
 
 
 def test_the_benchmark_compares_blocks_of_one_round():
-    """A machine that slows down tenfold half way changes no ratio; a loss that takes 10 % longer has 1.1."""
+    """A tenfold slowdown of the machine changes no ratio; a loss that takes 10 % longer has a ratio of 1.1."""
     module = script("benchmarks/text_step.py")
     slow = np.array([1.0, 1.0, 1.0, 10.0, 10.0, 10.0])
     seconds = {module.YARDSTICK: list(slow), "other": list(1.1 * slow)}
@@ -88,7 +88,7 @@ def test_the_benchmark_compares_blocks_of_one_round():
         turns.append(clock.turns.turn)
         clock.on_step_end(None, argparse.Namespace(global_step=step + 1), None)
     assert turns[::2] == turns[1::2]  # blocks of two
-    assert sorted(turns[::2][:3]) == sorted(turns[::2][3:]) == ["a", "b", "c"]  # each once in a round
+    assert sorted(turns[::2][:3]) == sorted(turns[::2][3:]) == ["a", "b", "c"]  # each loss once per round
     assert {name: len(values) for name, values in clock.seconds.items()} == {"a": 2, "b": 2, "c": 2}
 
 

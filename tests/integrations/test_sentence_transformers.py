@@ -1,4 +1,4 @@
-"""Against sentence-transformers' own losses, on real encoders: same value, same gradient, same contract."""
+"""Comparison with the losses of sentence-transformers on real encoders: same value, gradient and interface."""
 
 import copy
 import json
@@ -32,11 +32,11 @@ CLOSED = {
     "tail": TailConfig(margin=1e9),
     "softmax_term": 0,
     "shortfall_term": 0,
-}  # lam = 0, and nothing added
+}  # lam = 0, and no added terms
 
 
 def step(model, loss, columns, labels=None, seed=3):
-    """Value and gradients of a step, with the dropout of a seed."""
+    """Value and gradients of a step, with seeded dropout."""
     model.zero_grad()
     torch.manual_seed(seed)
     value = loss(columns, labels)
@@ -60,7 +60,7 @@ def assert_same_step(one, other, **tolerance):
 @pytest.mark.parametrize("columns", [2, 3, 5])
 @pytest.mark.parametrize("scale", [20.0, 5.0])
 def test_without_the_correction_it_is_theirs(tiny, columns, scale):
-    """With InfoNCE, and with WEINCE at lam = 0; hard negatives of all rows compete with every anchor."""
+    """InfoNCE, and WEINCE with lam = 0, equal their loss; every anchor sees the hard negatives of all rows."""
     tokens = features(tiny, columns)
     wanted = step(tiny, MultipleNegativesRankingLoss(tiny, scale=scale), tokens)
     for ours in (
@@ -91,7 +91,7 @@ def test_both_directions_are_their_symmetric_loss(tiny):
 
 
 def test_a_trained_encoder_in_float32_agrees_too(minilm_folder):
-    """In float64 they are one; in float32 ours is as near to that as theirs, whatever this CPU rounds to."""
+    """In float64 both are equal; in float32 ours is about as close to that as theirs, on any CPU."""
     model = SentenceTransformer(str(minilm_folder), device="cpu").train()
     tokens = features(model, 3, rows=8)
     losses = (
@@ -102,7 +102,7 @@ def test_a_trained_encoder_in_float32_agrees_too(minilm_folder):
     model.double()
     exact, twin = (step(model, loss, tokens) for loss in losses)
     assert_same_step(twin, exact, rtol=1e-9, atol=1e-10)
-    roundings = 20.0 * 8 * torch.finfo(torch.float32).eps  # of a score, as a logit
+    roundings = 20.0 * 8 * torch.finfo(torch.float32).eps  # rounding of a score, times the scale
     assert abs(ours[0] - exact[0]) < roundings
     assert ours[1].keys() == exact[1].keys()
     for name, gradient in exact[1].items():
@@ -111,7 +111,7 @@ def test_a_trained_encoder_in_float32_agrees_too(minilm_folder):
 
 
 def test_the_correction_is_that_of_the_core(tiny):
-    """Embed by hand, and ask the core; and the correction does something here."""
+    """Embedding by hand and calling the core gives the same loss, and the correction has an effect here."""
     tokens = features(tiny, 3)
     found, _ = step(tiny, WeinceLoss(tiny, **OPEN), tokens)
     torch.manual_seed(3)
@@ -144,7 +144,7 @@ def test_cached_is_plain_without_dropout(tiny, columns, mini_batch):
 
 
 def test_cached_is_plain_with_dropout(tiny):
-    """In mini-batches of the whole batch both draw the same masks, and the second pass must draw them again."""
+    """With one mini-batch both draw the same dropout masks, and the second pass must redraw them."""
     tokens = features(tiny, 2)
     plain = step(tiny, WeinceLoss(tiny, **OPEN), tokens)
     cached = step(tiny, CachedWeinceLoss(tiny, **OPEN, mini_batch_size=12), tokens)
@@ -152,7 +152,7 @@ def test_cached_is_plain_with_dropout(tiny):
 
 
 def test_cached_with_dropout_in_small_pieces(tiny):
-    """Against a plain graph over embeddings of the same pieces, with the same masks."""
+    """Compare with a plain graph over the same mini-batches, which draws the same masks."""
     tokens = features(tiny, 2)
     cached = step(tiny, CachedWeinceLoss(tiny, **OPEN, mini_batch_size=5), tokens)
     plain = WeinceLoss(tiny, **OPEN)
@@ -167,7 +167,7 @@ def test_cached_with_dropout_in_small_pieces(tiny):
 
 
 def _rows(tokens, rows):
-    """Some rows, without the padding that none of them needs."""
+    """These rows, cut to their longest sentence."""
     length = int(tokens["attention_mask"][rows].sum(1).max())
     return {name: v[rows, :length] if isinstance(v, torch.Tensor) else v for name, v in tokens.items()}
 
@@ -180,7 +180,7 @@ def test_cached_is_their_cached_one_without_the_correction(tiny):
 
 
 def test_cached_scales_with_what_comes_after_it(tiny):
-    """Gradient accumulation and loss scaling multiply the loss: the cached gradient must follow."""
+    """Gradient accumulation and loss scaling multiply the loss, and must scale the cached gradient too."""
     tokens = features(tiny, 2)
     loss = CachedWeinceLoss(tiny, **OPEN, mini_batch_size=5)
     once = step(tiny, loss, tokens)
@@ -199,7 +199,7 @@ def test_cached_without_gradients(tiny):
 
 
 def test_inside_matryoshka(tiny):
-    """Their wrapper for several widths, plain and cached."""
+    """Their wrapper for several widths works with the plain and the cached loss."""
     tiny.eval()
     tokens = features(tiny, 3)
     plain = step(tiny, MatryoshkaLoss(tiny, WeinceLoss(tiny, **OPEN), [16, 8]), tokens)
@@ -214,7 +214,7 @@ def _cut(model, tokens, width):
 
 
 def test_a_compiled_loss(tiny, fresh_compiler):
-    """The core under Dynamo, in batches of two sizes; what else a compiler does is tested with the core."""
+    """The core works under Dynamo with two batch sizes; tests of the core cover the rest of the compiler."""
     ours = WeinceLoss(tiny, **OPEN)
     ours.loss.compile(backend="eager", fullgraph=True)
     for rows in (12, 7):

@@ -1,4 +1,4 @@
-"""In the trainer of sentence-transformers, on two ranks, and from folders."""
+"""The losses in the trainer of sentence-transformers and on two ranks, and models from folders."""
 
 import importlib.util
 import sys
@@ -55,7 +55,7 @@ def test_the_trainer_trains_saves_and_loads_again(minilm_folder, tmp_path):
 
 
 def test_the_trainer_with_an_odd_last_batch_accumulation_and_evaluation(tiny_folder, tmp_path):
-    """33 pairs in batches of 8: the last has one row. A learned temperature is trained with the model."""
+    """33 pairs in batches of 8 leave one row for the last. A learned temperature trains with the model."""
     model = SentenceTransformer(str(tiny_folder), device="cpu")
     temperature = nn.Parameter(torch.tensor(0.1))
     loss = WeinceLoss(model, temperature=temperature)
@@ -67,7 +67,7 @@ def test_the_trainer_with_an_odd_last_batch_accumulation_and_evaluation(tiny_fol
 
 
 def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path):
-    """Over four optimizer steps of accumulated batches, without dropout."""
+    """Compare the weights after four optimizer steps of accumulated batches, without dropout."""
     weights = []
     for cached in (False, True):
         model = SentenceTransformer(str(tiny_folder), device="cpu").double()
@@ -82,9 +82,9 @@ def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path
 
 @pytest.mark.posix
 def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
-    """Gathered over gloo, plain and cached, with hard negatives; each rank has its own rows.
+    """Gather over gloo, plain and cached, with hard negatives and different rows on each rank.
 
-    And the loss for pytorch-metric-learning in its wrapper, here since starting ranks is slow.
+    Also test the loss for pytorch-metric-learning in its distributed wrapper, since starting ranks is slow.
     """
     found = ranks_text.run(2, tiny_folder, tmp_path)
     for name in ("plain", "cached"):

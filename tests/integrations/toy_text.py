@@ -13,5 +13,5 @@ def column(rows, seed):
 
 
 def features(model, columns, rows=12):
-    """Tokens of some columns, as the trainer hands them to a loss."""
+    """Tokens of several columns, as the trainer passes them to a loss."""
     return [model.preprocess(column(rows, seed)) for seed in range(columns)]

@@ -1,4 +1,4 @@
-"""The comparison on the user's machine: what takes part, what is skipped, what is printed."""
+"""The benchmark on the user's machine: which losses are timed or skipped, and what is printed."""
 
 import os
 import time

@@ -60,7 +60,7 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
 
 @pytest.mark.posix
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
-    """The limit on a file's size stands in for the disk: writing beyond either fails in the middle of a write."""
+    """A limit on the file size stands in for a full disk: both fail in the middle of a write."""
     program = textwrap.dedent("""
         import resource, signal, sys, pathlib, torch
         from weince.lab import checkpoint
@@ -92,7 +92,7 @@ def test_what_a_kill_left_in_the_middle_of_a_write_goes(tmp_path):
 
 
 def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    """After a loss of power a name must not stand for an empty file."""
+    """After a power failure, no file may be empty under its final name."""
     order = []
     monkeypatch.setattr(
         files.os, "fsync", lambda handle, real=os.fsync: (order.append("fsync"), real(handle))

@@ -1,4 +1,4 @@
-"""A loss as configuration: every preset, losses of one's own, and what is refused."""
+"""A loss as configuration: every preset, user-defined losses, and invalid settings."""
 
 import sys
 from dataclasses import fields
@@ -160,7 +160,7 @@ Twice = 2
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A module of the user's in the working folder."""
+    """A user's module in the working folder."""
     (tmp_path / "my_losses.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -182,7 +182,7 @@ def test_a_loss_of_ones_own(own, batch):
     ("name", "message"),
     [
         ("os:system", r"os must define system, an nn.Module or a function that .*; got <built-in"),
-        ("my_losses:system", "my_losses must define system, an nn.Module or a function"),  # imported there
+        ("my_losses:system", "my_losses must define system, an nn.Module or a function"),  # imported from os
         ("my_losses:Twice", "must define Twice.*got 2"),
         ("my_losses:Other", "must define Other.*got None"),
         ("my_losses:torch", "must define torch.*got <module"),
@@ -238,5 +238,5 @@ def test_a_loss_that_cannot_run_here_is_refused_before_a_run_begins():
     loss = build_loss(LossConfig("released"))
     before = {name: value.clone() for name, value in loss.state_dict().items()}
     check_loss(loss, pairs=4, width=3, device=cpu)
-    assert before  # what the loss remembers of its batches
+    assert before  # the running slope
     assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())

@@ -1,4 +1,4 @@
-"""Heads on frozen features: each is trained as if it were alone, judged right, and kept."""
+"""Heads on frozen features: each trains as if alone, is judged correctly, and is stored."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def views():
 
 
 def alone(views, config, seed, steps, probe):
-    """One head, as torch's own layers would be trained: the naive way, in float64."""
+    """Train one head the naive way, in float64 with torch's Adam."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(views.first), generator=generator)
     kept = order[len(order) // 4 :]
@@ -80,9 +80,9 @@ def test_a_head_among_others_is_the_head_alone(views, name):
     wanted = alone(views, LOSSES[name], 3, 5, SMALL)
     place = list(LOSSES).index(name)
     for found, right in zip((training.heads.first, training.heads.second), wanted, strict=True):
-        # Adam's steps are at most about its rate, and float32 turns next to none of their signs.
+        # A step of Adam is at most about its rate, and float32 flips hardly any of their signs.
         assert (found[place].double() - right).abs().max() < 0.02 * 5 * SMALL.rate
-        assert (found[place] - found[place - 1]).abs().max() > 0.1 * SMALL.rate  # they do differ
+        assert (found[place] - found[place - 1]).abs().max() > 0.1 * SMALL.rate  # heads differ
 
 
 def test_heads_begin_alike_and_as_linear_layers_do():
@@ -148,7 +148,7 @@ def test_heads_in_one_place_collapse():
 
 def test_features_are_standardised_and_rotated_alone():
     z_i, z_j, labels = two_views(200, 8)
-    z_i[:, 3] = z_j[:, 3] = 5.0  # says nothing
+    z_i[:, 3] = z_j[:, 3] = 5.0  # a constant column
     found = prepare(make_pairs("toy", z_i, z_j), labels, batch=16, axes=20)
     both = torch.cat([found.views.first, found.views.second]).double()
     assert both.shape == (400, 7)
@@ -182,7 +182,7 @@ def test_a_folder_remembers_its_heads(file, tmp_path):
     assert "R@1, %" in text
     kept = tmp_path / "out" / "heads.json"
     record = json.loads(kept.read_text(encoding="utf-8"))
-    # What is there is taken as it is, what is missing is trained: as it would be alone.
+    # Stored heads are used unchanged; missing ones are trained, with the result of the first call.
     record["heads"] = record["heads"][:2]
     record["heads"][0]["first"] = 0.125
     kept.write_text(json.dumps(record), encoding="utf-8")
@@ -282,7 +282,7 @@ def test_bad_options_are_refused_in_one_line(file, tmp_path, capsys, options, sa
 def test_constant_features_are_refused():
     z = np.tile(np.arange(1.0, 9.0), (80, 1)) * np.linspace(1, 1 + 1e-9, 80)[:, None]
     turned = z.copy()
-    turned[0, 0] = -1.0  # not all one way, so that reading lets it pass
+    turned[0, 0] = -1.0  # rows of one direction would be refused on reading
     with pytest.raises(InputError):
         prepare(make_pairs("toy", z, z), None, batch=16, axes=8)
     assert prepare(make_pairs("toy", turned, z), None, batch=16, axes=8).views.first.shape == (80, 1)

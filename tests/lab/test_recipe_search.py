@@ -1,4 +1,4 @@
-"""The search for a recipe: which recipes a stage takes, when runs are started, and a small search from end to end."""
+"""The search for a recipe: the recipes of each stage, and a small search from end to end."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from weince.lab.settings import load
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recipe_search.py"
 spec = importlib.util.spec_from_file_location("recipe_search", SCRIPT)
 script = importlib.util.module_from_spec(spec)
-sys.modules["recipe_search"] = script  # where dataclasses look for it
+sys.modules["recipe_search"] = script  # dataclasses look it up here
 spec.loader.exec_module(script)
 
 FACTORS = {
@@ -46,7 +46,7 @@ def test_the_first_stage_changes_one_level_at_a_time():
 
 def test_combinations_are_ranked_by_the_sum_of_gains():
     search = make()
-    # The wild rate has no figure: it failed.
+    # The wild rate failed, so it has no figure.
     figures = {
         ("low", "none", "256"): 50.0,
         ("high", "none", "256"): 51.0,
@@ -65,7 +65,7 @@ def test_combinations_are_ranked_by_the_sum_of_gains():
 
 
 def test_a_small_search(tmp_path, capsys):
-    """Of its three runs the two of the first stage are there already, as records."""
+    """Records of the first stage's two runs already exist, so one run is trained."""
     (tmp_path / "digits_small.yaml").write_text(CONFIG.format(epochs=1))
     content = {
         "title": "Small",
@@ -94,7 +94,7 @@ def test_a_small_search(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.index("1 epochs") < printed.index("2 epochs")
 
-    script.main(command)  # nothing is left to do, and nothing is recorded twice
+    script.main(command)  # nothing to do, and no record is repeated
     assert len((out / "results.jsonl").read_text().splitlines()) == 3
     page = reproduce(str(out / "recipes_1.yaml"), out=out, table_only=True)
     assert "norm hidden" in page.read_text()

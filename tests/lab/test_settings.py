@@ -186,9 +186,7 @@ def test_another_run_differs_in_the_settings_that_are_named(tmp_path):
     settings.claim(Run(loss=LossConfig("paper", temperature=0.5)), tmp_path, free=())
     with pytest.raises(ValueError, match=r"holds another run \(loss.temperature 0.5 -> 0.2\)"):
         settings.claim(Run(loss=LossConfig("paper", temperature=0.2)), tmp_path, free=())
-    empty = LossConfig(
-        "paper", temperature=0.5, tail={"rho0": None}
-    )  # a key that is there is a setting, empty or not
+    empty = LossConfig("paper", temperature=0.5, tail={"rho0": None})  # an empty value counts as set
     with pytest.raises(ValueError, match=r"holds another run \(loss.tail {} -> {'rho0': None}\)"):
         settings.claim(Run(loss=empty), tmp_path, free=())
 

@@ -1,7 +1,7 @@
-"""Stands in the way of torchmetrics in programs that tests start.
+"""Hides torchmetrics from programs that tests start.
 
-Fabric imports it, and it imports transformers and half of scipy, seconds in all, to compare its version. None of
-these programs needs it, nor does ``weince[runs]`` bring it.
+Fabric imports torchmetrics to compare its version, and torchmetrics imports transformers and much of scipy, which
+takes seconds. None of these programs needs it, and ``weince[runs]`` does not install it.
 """
 
 raise ImportError("the tests leave torchmetrics out of the programs that they start")

@@ -1,4 +1,4 @@
-"""Comparisons whose runs were never trained: records with figures that follow from loss, try and seed."""
+"""Comparisons without training: records whose figures depend on loss, try and seed."""
 
 import random
 
@@ -44,7 +44,7 @@ def comparison_of(config, *losses, tries=2, **changes):
 
 
 def files_of(run, value, *, without=(), **evaluation):
-    """The record of a run that reached a figure."""
+    """The record of a run whose test figures are ``value``."""
     content = yaml.safe_load(settings.dump(settings_of(run)))
     if content["task"] == "text":
         return text_files_of(run, value, content, **evaluation)
@@ -70,7 +70,7 @@ def files_of(run, value, *, without=(), **evaluation):
 
 
 def text_files_of(run, value, content, **evaluation):
-    """The same of a run on text: two looks at the dev split, which is one point above the test split."""
+    """The same for a run on text: two dev scores, the best one point above the test score."""
     told = {"data": "wiki.txt, sts.tsv, bert", "fingerprint": "01", "best_step": 6}
     figures = {"dev": value + 1.0, "tasks": {"STSB": value, "STS12": value + 4.0}, "mean": value + 2.0}
     where = {"hardware": "a CPU", "commit": "0.1.0", "seconds": 9.0}
@@ -88,13 +88,13 @@ def text_files_of(run, value, content, **evaluation):
 
 
 def value_of(run, gains):
-    """50, what the loss gains, less by each try after the first, and noise that two seeds of a loss do not share."""
+    """50 plus the gain of the loss, minus the index of the try, plus noise by loss and seed."""
     noise = random.Random(f"{run.loss} {run.seed}").gauss(0.0, 0.3)
     return 50.0 + gains.get(run.loss, 0.0) - run.trial + noise + run.seed / 100
 
 
 def fill(comparison, out, *, gains=None, seeds=True, **options):
-    """Write records of all tries, and of all seeds of those that are chosen; returns the runs."""
+    """Write records of all tries, and of all seeds of the chosen ones; returns the runs."""
     runs = plan(comparison.tries_table(), out)
     gains = gains or {}
     records = {run.name: files_of(run, value_of(run, gains), **options) for run in runs}

@@ -1,4 +1,4 @@
-"""Whole comparisons: trained, killed at three points, resumed, cut by a budget; and the page in a browser."""
+"""Whole comparisons: trained, killed at three points, resumed, limited by a budget; and the page in a browser."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from weince.lab.reproduce import execute
 
 @pytest.fixture
 def config(tmp_path):
-    """Two short epochs for each run."""
+    """A configuration with two short epochs."""
     path = tmp_path / "small.yaml"
     path.write_text(CONFIG.replace("epochs: 4", "epochs: 2"))
     return str(path)
@@ -33,7 +33,7 @@ def command(config, out):
 
 
 def told(folder):
-    """What a comparison says, without what depends on the clock and the machine's load."""
+    """The JSON file of a comparison, without timings and the command."""
     found = json.loads((folder / "compare.json").read_text())
     for line in found["losses"]:
         del line["cost"], line["train_seconds"]
@@ -44,7 +44,7 @@ def told(folder):
 
 
 def test_the_comparison_of_the_tutorial(tmp_path, monkeypatch):
-    """Four runs on digits from end to end; then their records alone make the same page elsewhere."""
+    """Four runs on digits from end to end; a copy of only their records gives the same page."""
     monkeypatch.chdir(tmp_path)
     tutorials.check(Path(__file__).parents[3] / "docs" / "tutorials" / "compare-digits.ipynb")
     out, copy = tmp_path / "compared", tmp_path / "copy"
@@ -66,7 +66,7 @@ def test_the_comparison_of_the_tutorial(tmp_path, monkeypatch):
     ).read_text()
 
 
-# A process that takes a while stands for training and measuring; its record's figures follow from the run.
+# A short process replaces training and measuring; the figures in its record depend on the run.
 QUICK = """
 import json, sys
 sys.path.insert(0, {tests!r})
@@ -111,7 +111,7 @@ def wait_until(happened, program, seconds=120.0):
 
 @pytest.mark.posix
 def test_killed_at_three_points_it_ends_with_the_same_page(tmp_path, config):
-    """While the first tries run, after a try is done, and while a second seed runs."""
+    """The points: while the first tries run, after the first try is done, and while a second seed runs."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = started(config, whole).wait()
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_killed_at_three_points_it_ends_with_the_same_page(tmp_path, config):
     assert done.returncode == 0, done.stderr
     pages = [(folder / "small" / "index.html").read_text() for folder in (whole, cut)]
     assert pages[0].replace("--out whole", "--out cut") == pages[1]
-    assert len(told(cut / "small")["runs"]) == 2 * 2 + 2  # the chosen try's run is the first seed
+    assert len(told(cut / "small")["runs"]) == 2 * 2 + 2  # the chosen try is also the first seed
 
 
 def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_path, config, capsys):
@@ -179,7 +179,7 @@ def test_bad_options_are_refused_in_a_line(tmp_path, config, options, said, caps
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A page with everything on it: many losses, long names, short tries, something missing, costs."""
+    """A page with many losses, short tries, a missing run and costs."""
     out = tmp_path_factory.mktemp("page")
     losses = "infonce", "dcl", "hcl", "released", "mixture", "kl_ball", "temperature_free"
     comparison = comparison_of(config_in(out), *losses, tries=3, try_epochs=2)
@@ -200,7 +200,7 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
         first = page.locator("#advice p")
         assert first.nth(0).inner_text().startswith("Use dcl (temperature 0.1): its linear accuracy is")
         assert "Unfinished" in first.nth(1).inner_text()
-        assert first.nth(0).bounding_box()["y"] < 300  # what to do stands at the top
+        assert first.nth(0).bounding_box()["y"] < 300  # the advice is at the top
         board = page.locator("#leaderboard tbody tr")
         assert board.count() == 7
         assert board.first.locator("th").inner_text() == "dcl"

@@ -1,4 +1,4 @@
-"""What a comparison asks for: search spaces as settings, recipes, further losses, the file that keeps it."""
+"""The plan of a comparison: search spaces as settings, recipes, further losses, and its file."""
 
 import sys
 
@@ -18,12 +18,12 @@ from weince.lab.configure import PRESETS
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.tables import take_seeds
 
-COMPARED = [preset for preset in PRESETS if preset != "link"]  # which has no defaults
+COMPARED = [preset for preset in PRESETS if preset != "link"]  # link has no defaults
 
 
 @pytest.mark.parametrize("loss", COMPARED)
 def test_every_search_space_makes_runs(loss, tmp_path):
-    """Each try is read and checked as a run, and no two are the same."""
+    """Each try is a valid run, and no two are equal."""
     config = "cifar100_resnet18"
     tries = tries_of(loss, config)
     runs = plan(comparison_of(config, loss, tries=99).tries_table(), tmp_path)
@@ -43,7 +43,7 @@ def test_the_order_of_preference():
 
 
 def test_a_run_is_spelled_as_a_table_spells_it(tmp_path):
-    """So that runs of `weince reproduce` are found."""
+    """Equal spelling lets a comparison find runs of `weince reproduce`."""
     assert tries_of("mixture", "cifar100_resnet18")[2] == {
         "loss.preset": "mixture",
         "loss.temperature": 0.1,

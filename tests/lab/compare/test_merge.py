@@ -1,4 +1,4 @@
-"""Runs of others: taken over if they match, merged if they compare, refused with the difference if not."""
+"""Runs by others: reused if they match, merged if comparable, else refused with the difference."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def two(tmp_path):
 
 
 def edit(folder, change):
-    """Change the records of an archive."""
+    """Apply a change to every record of an archive."""
     path = folder / "runs.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -47,7 +47,7 @@ def test_two_users_records_are_merged(two):
     seeds = {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]}
     assert seeds == {"infonce": 3, "dcl": 2, "hcl": 3}
     assert found["missing"] == ["dcl, temperature 0.1: seed 63"]
-    again = compare(out=ours, add=[theirs])  # a folder stands for its archive, and nothing counts twice
+    again = compare(out=ours, add=[theirs])  # a folder means its archive; no run counts twice
     assert json.loads((again.parent / "compare.json").read_text())["losses"] == found["losses"]
 
 
@@ -84,7 +84,7 @@ def test_what_does_not_compare_is_refused_and_changes_nothing(two, change, said)
 
 
 def test_another_spelling_of_the_same_recipe_is_the_same(two, tmp_path):
-    """Keys hash what a configuration says; runs are the same if their settings are."""
+    """A key hashes the text of a configuration, but runs with equal settings are the same run."""
     ours, theirs = two
     other = tmp_path / "other.yaml"
     other.write_text((tmp_path / "small.yaml").read_text() + "projection: 64\nseed: 7\n")
@@ -107,7 +107,7 @@ def test_a_variant_of_a_loss_is_a_loss_of_its_own(two):
 
 
 def test_runs_of_reproduce_are_taken_over(tmp_path):
-    """Our own records: CIFAR-100 in bf16, some of what a comparison of these losses asks for."""
+    """Our own CIFAR-100 records in bf16 contain some of the runs of this comparison."""
     comparison = comparison_of("cifar100_resnet18", "infonce", "released", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
     taken = reuse(runs, [EVIDENCE], tmp_path, of_data=None)
@@ -138,7 +138,7 @@ def test_an_archive_that_is_not_there(two):
 
 
 def test_records_are_added_to_what_is_named(two):
-    """A comparison may begin with the records of others."""
+    """A comparison may start from records of others."""
     ours, theirs = two
     shutil.rmtree(ours)
     config = str(theirs.parent / "small.yaml")

@@ -1,4 +1,4 @@
-"""A comparison on a real Slurm of one machine: trained and timed by jobs."""
+"""A comparison on a real one-machine Slurm cluster: jobs train and time."""
 
 import json
 
@@ -23,4 +23,4 @@ def test_runs_and_costs_come_from_jobs(tmp_path, monkeypatch, capfd):
     assert all(line["cost"]["loss_ms"] > 0 for line in found["losses"])
     assert "not timed" not in capfd.readouterr().err
     submitted = list((tmp_path / "out" / "slurm").glob("*_submitted.pkl"))
-    assert len({path.name for path in submitted}) == 3  # two runs and the timing
+    assert len({path.name for path in submitted}) == 3  # two runs and one timing job

@@ -1,4 +1,4 @@
-"""From records to a page: the choice, what tuning gave, what the reader is told, the files."""
+"""From records to a page: the choice, the effect of tuning, the advice, the files."""
 
 import csv
 import itertools
@@ -29,7 +29,7 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices_of_k(tries):
 
 
 def made(tmp_path, *losses, gains=None, **options):
-    """The page of a comparison of records alone, and its JSON file."""
+    """The page of a comparison made from records only, and its JSON file."""
     changes = {key: options.pop(key) for key in ("seeds", "try_epochs", "tries") if key in options}
     comparison = comparison_of(config_in(tmp_path), *losses, **changes)
     write_comparison(comparison, tmp_path / comparison.name)
@@ -183,7 +183,7 @@ def test_names_are_escaped(tmp_path):
 def test_what_is_refused(tmp_path, options, said):
     with pytest.raises(ValueError, match=said):
         compare(**({"losses": ["dcl"], "out": tmp_path} | options))
-    assert not list(tmp_path.iterdir())  # the right call after it finds nothing in its way
+    assert not list(tmp_path.iterdir())  # a corrected call is not hindered
 
 
 def test_a_loss_without_runs_is_no_baseline(tmp_path):
@@ -234,12 +234,12 @@ def test_runs_that_were_tracked_are_drawn_along_the_way(tmp_path):
 
     def tracked(*votes):
         lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-        for line in lines[1:]:  # one was not
+        for line in lines[1:]:  # the first run is not tracked
             line["log.csv"]["vote"] = votes
         (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return compare(out=tmp_path, table_only=True).read_text()
 
-    assert "a line for each seed" not in tracked(None, None, None, 40.0)  # one look is no line
+    assert "a line for each seed" not in tracked(None, None, None, 40.0)  # one point makes no line
     text = tracked(None, 30.0, None, 40.0)
     words = "Vote of the 50 nearest neighbours on validation images against"
     assert f"{words} epochs: a line for each seed" in text

@@ -1,4 +1,4 @@
-"""Comparisons of runs on text, from their records: another task, the same verdict, page and merge."""
+"""Comparisons of text runs from their records: same verdict, page and merge as for images."""
 
 import csv
 import json
@@ -65,8 +65,8 @@ def test_temperatures_are_those_of_text(config):
         return [one.get("loss.temperature") for one in tries_of(loss, config)]
 
     assert tried("infonce") == tried("dcl") == tried("paper") == [0.05, 0.02, 0.1, 0.01]
-    assert tried("hcl") == 3 * [0.05, 0.02, 0.1, 0.01]  # for each hardness
-    assert tried("kl_ball") == [None] * 4  # over radii
+    assert tried("hcl") == 3 * [0.05, 0.02, 0.1, 0.01]  # for each of three values of hardness
+    assert tried("kl_ball") == [None] * 4  # it searches radii
     assert tries_of("hcl", "cifar100_resnet18")[0]["loss.temperature"] == 0.5
 
 

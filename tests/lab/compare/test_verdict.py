@@ -1,4 +1,4 @@
-"""The verdict: what is pooled, what is corrected, which word is given."""
+"""The verdict: the pooled spread, the correction for several tests, and the word."""
 
 import math
 
@@ -23,7 +23,7 @@ SEEDS = (7, 21, 63, 84)
 
 
 def table(*rows):
-    """Losses a, b, c ... with their values by seed."""
+    """Losses a, b, c, ... with their values by seed."""
     return {chr(97 + place): dict(zip(SEEDS, row, strict=False)) for place, row in enumerate(rows)}
 
 
@@ -77,7 +77,7 @@ def test_holm(p_values):
     assert found[order[0]] == min(1.0, m * p_values[order[0]])
     assert [found[key] for key in order] == sorted(found.values())
     assert all(found[key] >= p_values[key] for key in order)
-    # Rejected by the textbook: as long as p of rank k is below alpha / (m - k).
+    # Holm's procedure: reject in order of p, while the p of rank k (from 0) is below alpha / (m - k).
     rejected = set()
     for rank, key in enumerate(order):
         if p_values[key] * (m - rank) >= 0.05:
@@ -104,7 +104,7 @@ def test_the_words():
 
 
 def test_a_difference_that_does_not_matter_is_level_even_if_it_is_certain():
-    """It can be told from 0, and lies within half a point."""
+    """The difference is significant, and within half a point."""
     rows = [50 + NOISE[0] / 10, 50.2 + NOISE[1] / 10]
     one = judge({"linear": table(*rows)}, baseline="a", level_within=0.5).judged["linear"]["b"]
     assert one.holm < 0.01

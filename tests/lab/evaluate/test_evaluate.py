@@ -1,4 +1,4 @@
-"""Features of whole sets, and the evaluation from images to a record."""
+"""Features of whole data sets, and the evaluation from images to a record."""
 
 import json
 from collections import namedtuple
@@ -41,7 +41,7 @@ def coloured(seed=0, name="colours"):
 
 
 class MeanColour(nn.Module):
-    """Features (b, 6): mean and peak of each channel; counts what it saw."""
+    """Features (b, 6): mean and peak of each channel; records the sizes of its batches."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ def test_features_are_those_of_each_image_alone():
     with torch.no_grad():
         encoder.norm.running_mean.fill_(0.25)
     found = extract(encoder, images, batch=7, progress=False)
-    assert encoder.seen == [7] * 8 + [4]  # the last, smaller batch counts too
+    assert encoder.seen == [7] * 8 + [4]  # the last, smaller batch is used too
     for image, row in zip(images, found, strict=True):
         x = ((image / 255) - 0.25) / np.sqrt(1 + 1e-5)
         np.testing.assert_allclose(row.numpy(), [*x.mean((0, 1)), *x.max((0, 1))], atol=1e-6)
@@ -146,11 +146,11 @@ def test_quick_says_so_and_uses_one_seed():
 @pytest.mark.parametrize(
     ("rows", "epochs"),
     [
-        (40_000, 10),  # CIFAR: 157 steps an epoch
-        (12_800, 10),  # 50 steps an epoch, 500 in all
-        (12_544, 11),  # 49
-        (5_000, 25),  # 20
-        (1_157, 100),  # digits: 5, all that the protocol has
+        (40_000, 10),  # CIFAR: 157 steps per epoch
+        (12_800, 10),  # 50 steps per epoch, 500 in total
+        (12_544, 11),  # 49 steps per epoch
+        (5_000, 25),  # 20 steps per epoch
+        (1_157, 100),  # digits: 5 steps per epoch, and 100 epochs are the protocol's limit
         (48, 100),
     ],
 )
@@ -191,9 +191,9 @@ def test_evaluation_on_a_gpu():
 
 
 def test_the_protocol_is_the_written_one():
-    """80/20 by split seed 1 and five probes; five splits of neighbours; all figures as configured by hand."""
+    """The defaults equal the protocol set by hand: five probes on the 80/20 split of seed 1, kNN on five splits."""
     data = coloured(3)
-    rng = np.random.default_rng(0)  # half of the labels are noise, so that every choice shows
+    rng = np.random.default_rng(0)  # half of the labels are noise, so any change shows
     labels = np.where(rng.random(60) < 0.5, rng.integers(0, 3, 60), data.train_labels)
     data = data._replace(train_labels=labels)
     encoder = MeanColour()

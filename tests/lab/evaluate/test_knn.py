@@ -1,4 +1,4 @@
-"""Neighbours against scikit-learn, hand-computed cases, and the definition read literally."""
+"""Nearest neighbours against scikit-learn, hand-computed cases, and the definition in loops."""
 
 import importlib
 
@@ -13,7 +13,7 @@ from weince.lab.evaluate.features import LabelledFeatures
 from weince.lab.evaluate.knn import knn, mean_average_precision, nearest
 from weince.lab.evaluate.protocol import split
 
-module = importlib.import_module("weince.lab.evaluate.knn")  # the package has a function of that name
+module = importlib.import_module("weince.lab.evaluate.knn")  # weince.lab.evaluate.knn itself is the function
 
 
 def clouds(n, classes, width, seed):
@@ -63,7 +63,7 @@ def map_at_r(bank, queries):
 
 @pytest.mark.parametrize("chunk", [7, 2048])
 def test_map_at_r_is_its_definition(chunk):
-    train, test = clouds(400, 6, 8, 0), clouds(150, 7, 8, 1)  # one class that the bank lacks
+    train, test = clouds(400, 6, 8, 0), clouds(150, 7, 8, 1)  # the bank lacks one class
     bank, queries = (
         LabelledFeatures(torch.nn.functional.normalize(part.features, dim=1), part.labels)
         for part in (train, test)
@@ -80,9 +80,9 @@ def test_map_at_r_of_an_order_by_hand():
     angles = torch.tensor([0.1, 0.2, 0.3, 0.4])
     bank = LabelledFeatures(torch.stack([angles.cos(), angles.sin()], 1), torch.tensor([0, 1, 0, 1]))
     query = LabelledFeatures(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-    assert mean_average_precision(bank, query) == pytest.approx(50.0)  # R = 2, one hit, at place 1
+    assert mean_average_precision(bank, query) == pytest.approx(50.0)  # R = 2, one hit at rank 1
     other = LabelledFeatures(query.features, torch.tensor([1]))
-    assert mean_average_precision(bank, other) == pytest.approx(25.0)  # one hit, at place 2
+    assert mean_average_precision(bank, other) == pytest.approx(25.0)  # one hit at rank 2
 
 
 def test_a_large_bank_is_asked_in_smaller_chunks(monkeypatch):
@@ -98,9 +98,9 @@ def test_a_large_bank_is_asked_in_smaller_chunks(monkeypatch):
 
 
 def test_a_case_by_hand():
-    # Ten rows of each class point along an axis; two of each are held out, and find their own class at once.
+    # Ten rows of each class lie on one axis; the two held-out rows of each find their own class first.
     train = LabelledFeatures(torch.eye(3).repeat(10, 1), torch.arange(3).repeat(10))
-    # The first query leans to class 0 but is of class 1; its 8 nearest are of class 0, the next 8 of class 1.
+    # The first query is of class 1, but its 8 nearest rows are of class 0 and the next 8 of class 1.
     test = LabelledFeatures(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 5.0]]), torch.tensor([1, 2]))
     found = knn(train, test, seeds=(1,), recalls=(1, 8, 9, 50), k=50, progress=False)
     assert found.validation.vote == (100.0,)
@@ -109,7 +109,7 @@ def test_a_case_by_hand():
 
 
 def test_the_vote_weighs_by_temperature():
-    # Bank: one row of class 0 at cosine 1, many of class 1 at cosine .8.
+    # Five rows of class 0 have cosine 1 with the query, fifty of class 1 have cosine .8.
     x = torch.tensor([[1.0, 0.0]] * 5 + [[0.8, 0.6]] * 50)
     train = LabelledFeatures(x, torch.tensor([0] * 5 + [1] * 50))
     query = LabelledFeatures(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
@@ -119,7 +119,7 @@ def test_the_vote_weighs_by_temperature():
 
 
 def test_the_vote_of_a_low_temperature_is_the_nearest():
-    # exp(.9 / .005) is beyond float32: then all near classes would have the same, infinite vote.
+    # exp(.9 / .005) overflows float32: without care, both classes would have an infinite vote.
     x = torch.tensor([[1.0, 0.0]] * 5 + [[0.9, 0.19**0.5]] * 50)
     train = LabelledFeatures(x, torch.tensor([1] * 5 + [0] * 50))
     query = LabelledFeatures(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
@@ -139,7 +139,7 @@ def test_equal_scores_go_by_column(rows, columns, k, values, seed):
 def test_features_of_zeros_do_not_break_anything():
     train = LabelledFeatures(torch.zeros(20, 4), torch.arange(2).repeat(10))
     found = knn(train, train, seeds=(1,), progress=False)
-    assert found.test.vote == (50.0,)  # all alike: everything votes, equally, and the first class wins
+    assert found.test.vote == (50.0,)  # all votes are equal, so the first class wins
 
 
 def test_a_class_that_the_bank_lacks_counts_as_wrong():
@@ -165,4 +165,4 @@ def test_a_gpu_gives_the_figures_of_the_cpu():
     ours, theirs = (knn(train, test, device=device, progress=False) for device in ("cuda", "cpu"))
     for one, other in zip(ours[1:], theirs[1:], strict=True):
         assert (one.vote, one.recall) == (other.vote, other.recall)  # counts
-        assert one.map_r == pytest.approx(other.map_r)  # a mean, which depends on the order of summing
+        assert one.map_r == pytest.approx(other.map_r)  # a mean, so the order of summation matters

@@ -20,7 +20,7 @@ def blobs(n, classes, width, *, seed=0, spread=1.0):
 
 
 def one_by_one(x, y, classes, seed, epochs, batch, lr):
-    """The definition: a layer, an optimizer, shuffled epochs."""
+    """The definition: train one layer with one optimizer over shuffled epochs."""
     torch.manual_seed(seed)
     layer = nn.Linear(x.shape[1], classes)
     optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
@@ -78,7 +78,7 @@ def test_accuracies_are_those_of_the_layers_on_whole_sets():
             right = (layer(part[0]).argmax(1) == part[1]).float().mean()
             assert accuracy[place] == pytest.approx(100 * float(right))
     assert found.seeds == (1, 2)
-    assert min(found.test) > 60  # it did learn: chance is 20
+    assert min(found.test) > 60  # chance is 20
 
 
 def test_the_validation_rows_are_not_trained_on():

@@ -112,11 +112,11 @@ def test_paired_test_is_scipys(n, seed):
 
 def test_paired_test_at_its_edges():
     assert paired_test([1.0, 2.0], [1.0, 2.0]).p_value == 1.0
-    assert math.isnan(paired_test([2.0, 3.0], [1.0, 2.0]).p_value)  # no spread to judge the difference by
-    for scale in (1.0, 1e-6, 1e6):  # equal differences, but for rounding
+    assert math.isnan(paired_test([2.0, 3.0], [1.0, 2.0]).p_value)  # the differences have no spread
+    for scale in (1.0, 1e-6, 1e6):  # differences equal up to rounding
         assert math.isnan(paired_test([0.3 * scale, 0.6 * scale], [0.1 * scale, 0.4 * scale]).p_value)
         assert paired_test([(0.1 + 0.2) * scale, 0.5 * scale], [0.3 * scale, 0.5 * scale]).p_value == 1.0
-    for value in (2.0, 1.0):  # one pair tells nothing, even if both are equal
+    for value in (2.0, 1.0):  # one pair allows no test, even if both values are equal
         one = paired_test([value], [1.0])
         assert one.difference == value - 1.0
         assert math.isnan(one.p_value)
@@ -135,7 +135,7 @@ PLANTED = [
 
 def test_the_planted_winner_on_test_is_not_chosen():
     assert select(PLANTED, "linear_validation_mean")["name"] == "honest"
-    assert select(PLANTED[::-1], "linear_validation_mean")["name"] == "as good as honest"  # ties to the first
+    assert select(PLANTED[::-1], "linear_validation_mean")["name"] == "as good as honest"  # first of a tie
 
 
 def test_selection_on_test_figures_is_refused():

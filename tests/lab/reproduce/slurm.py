@@ -1,4 +1,4 @@
-"""A Slurm cluster of one machine for the time of a test: munged, slurmctld and slurmd in the foreground."""
+"""A one-machine Slurm cluster for a test: munged, slurmctld and slurmd in the foreground."""
 
 import os
 import secrets
@@ -49,7 +49,7 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str:
-    """Why no cluster can be started here; empty if one can."""
+    """Reason why no cluster can be started here; empty if one can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"Slurm is not installed: no {', '.join(missing)}"
@@ -67,7 +67,7 @@ def free_port() -> int:
 
 @contextmanager
 def cluster(folder: Path, cpus: int = 4) -> Iterator[Path]:
-    """Start a cluster and give the path of its slurm.conf; `folder` must have a short path, for munge's socket."""
+    """Start a cluster and yield the path of its slurm.conf; munge's socket needs a short path of `folder`."""
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
     folder.chmod(0o755)
@@ -118,7 +118,7 @@ def said(command: list[str], environment: dict[str, str] | None = None) -> str:
 
 
 def wait_for(happened, what: str, seconds: float = 60.0):
-    """The first true answer."""
+    """Poll until the answer is true, and return it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if answer := happened():
@@ -129,7 +129,7 @@ def wait_for(happened, what: str, seconds: float = 60.0):
 
 @contextmanager
 def temporary_cluster() -> Iterator[Path]:
-    """The same in a folder of its own, which is removed with it."""
+    """A cluster in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="weince-slurm-", dir="/tmp"))
     try:
         with cluster(folder) as config:

@@ -1,4 +1,4 @@
-"""A table that is filled in seconds: digits, the tiny encoder, small views."""
+"""A table whose runs take seconds: digits, the tiny encoder, small views."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From records to a table: the choice on validation, intervals over encoders, pairs of seeds, and the files."""
+"""From records to a table: choice by validation, intervals over encoders, paired seeds, and the files."""
 
 import csv
 import math
@@ -67,9 +67,7 @@ def test_the_planted_winner_on_test_is_not_chosen(tmp_path):
     summary = aggregate(*planted(tmp_path))
     chosen = {line.loss: line.tried for line in summary.chosen if line.figure == "linear"}
     assert chosen == {"InfoNCE": "temperature 0.2", "paper": "temperature 0.5"}
-    assert (
-        line_of(summary.tries, "linear", "paper", "temperature 0.2").measured.mean == 91
-    )  # listed all the same
+    assert line_of(summary.tries, "linear", "paper", "temperature 0.2").measured.mean == 91  # still listed
 
 
 def test_figures_are_means_over_encoders_and_pairs_of_seeds(tmp_path):
@@ -77,18 +75,18 @@ def test_figures_are_means_over_encoders_and_pairs_of_seeds(tmp_path):
     ours = line_of(summary.chosen, "linear", "paper")
     assert ours.measured == t_interval([53, 55, 54])
     assert ours.validation == 55
-    assert ours.against == paired_test([53, 55, 54], [54, 52, 53])  # with the baseline that was chosen
+    assert ours.against == paired_test([53, 55, 54], [54, 52, 53])  # against the baseline's chosen try
     base = line_of(summary.chosen, "linear", "InfoNCE")
     assert base.measured == t_interval([54, 52, 53])
     assert base.against is None
-    assert line_of(summary.chosen, "r1", "paper").measured.mean == 44  # the same runs, another figure
+    assert line_of(summary.chosen, "r1", "paper").measured.mean == 44  # same runs, other figure
 
 
 def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
     summary = aggregate(*planted(tmp_path))
     notes = pages.spread_notes(summary)
     assert [note.split(",")[0] for note in notes] == ["Linear probe", "Recall at 1"]
-    # Each of the four configurations has three tests that are 1 apart, hence a variance of 1 and 2 degrees.
+    # Each of the four configurations has test values 1 apart: a variance of 1 with 2 degrees of freedom.
     half = stats.t.ppf(0.975, 8) / math.sqrt(3)
     assert "seeds is 1.00, pooled over 4 configurations" in notes[0]
     assert f"over 3 seeds a mean is known to ± {half:.2f}, and a difference of two below" in notes[0]
@@ -96,12 +94,12 @@ def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
     assert "8 degrees of freedom" in notes[0]
     first, *others = summary.tries
     mixed = pages.Summary((), (first._replace(measured=t_interval([53, 54])), *others))
-    assert "over 2 seeds a mean" in pages.spread_notes(mixed)[0]  # each number of seeds has its own
+    assert "over 2 seeds a mean" in pages.spread_notes(mixed)[0]  # one note per number of seeds
     assert "over 3 seeds a mean" in pages.spread_notes(mixed)[0]
     alone = pages.Summary(summary.chosen[:1], summary.tries[:1])
-    assert pages.spread_notes(alone) == []  # its own interval says it
+    assert pages.spread_notes(alone) == []  # nothing to pool
     twice = pages.Summary(summary.chosen, summary.tries + summary.tries)
-    assert pages.spread_notes(twice) == notes  # runs that two columns share count once
+    assert pages.spread_notes(twice) == notes  # shared runs count once
     still = [x._replace(measured=x.measured._replace(half=0.0)) for x in summary.tries]
     assert pages.spread_notes(pages.Summary((), tuple(still))) == []
 
@@ -125,7 +123,7 @@ def test_reported_stands_beside_the_chosen_and_beside_the_first_try(tmp_path):
 
 def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
     table, runs, _ = planted(tmp_path)
-    # Seed 7 is a hard one, and the second try does not have it yet: by its own mean it would win.
+    # Seed 7 is hard and the second try lacks it so far, so the second try has the better mean.
     done = {
         ("paper", 0, 7): (40, 41),
         ("paper", 0, 21): (60, 61),
@@ -136,25 +134,23 @@ def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
     summary = aggregate(table, runs, records)
     ours = line_of(summary.chosen, "linear", "paper")
     assert ours.tried == "temperature 0.5"
-    # The column shows the mean over all seeds of a try, so that the page has to say which seeds decided.
+    # The column shows the mean over all seeds of a try, so the page must say which seeds decided.
     assert ours.validation < line_of(summary.tries, "linear", "paper", "temperature 0.2").validation
     chosen, against = pages.reading_notes(summary, table.choose_by)[1:3]
     assert "of linear over the seeds that all of its configurations have" in chosen
     assert against.startswith("Against the baseline: paired over the seeds that both have")
-    assert (
-        pages.reading_notes(summary, "")[1] == against
-    )  # where nothing was chosen, nothing is said of choosing
+    assert pages.reading_notes(summary, "")[1] == against  # no note on choosing without a choice
     assert (ours.measured.n, ours.planned) == (2, 3)
-    assert ours.against == paired_test([61], [50])  # 21 is the one seed that both have
+    assert ours.against == paired_test([61], [50])  # 21 is the only shared seed
     assert pages.cells(ours)[5:8] == (
         "2 of 3",
         "50.00",
         "+11.00 (n = 1)",
-    )  # not of the two encoders that n counts
+    )  # n is 2, but one pair is shared
 
 
 def chosen_of_two(tmp_path, done, **changes):
-    """The try of the paper's loss that is chosen when these records are there."""
+    """The try of the paper's loss that is chosen from these records."""
     table = table_of(tmp_path, **TUNED | changes)
     runs = plan(table, tmp_path)
     records = {r.folder: done[k] for r in runs if (k := (r.loss, r.trial, r.seed)) in done}
@@ -276,7 +272,7 @@ def test_markdown_keeps_its_columns(tmp_path):
     page, _ = page_of(tmp_path)
     text = pages.markdown(page)
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in rows} == {len(pages.HEADER)}  # nothing is reported
+    assert {line.replace("\\|", "").count("|") for line in rows} == {len(pages.HEADER)}  # none reported
     assert "\\<script\\>" in text
     assert (
         "| digits\\_small | paper | temperature 0.5 | 54.00 ± 2.48 | 3 | 55.00 | +1.00 ± 4.97 | 0.478 |"

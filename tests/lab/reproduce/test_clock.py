@@ -1,4 +1,4 @@
-"""A deadline: how long runs will take, and which are not started."""
+"""A deadline: the estimated time of runs, and which runs are not started."""
 
 import pytest
 from lab.reproduce.tables import small_table
@@ -21,7 +21,7 @@ def test_no_run_is_started_that_would_not_end():
     assert not clock.fits(100, 2)
 
 
-# Runs of 10 epochs: alone 31 s, two at once 42 s, three 53 s.
+# Estimates for runs of 10 epochs: 31 s alone, 42 s with two at once, 53 s with three.
 @pytest.mark.parametrize(("seconds", "started"), [(1000.0, 4), (58.0, 3), (45.0, 2), (35.0, 1), (25.0, 0)])
 def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monkeypatch, seconds, started):
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
@@ -36,7 +36,7 @@ def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monk
 
 
 def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
-    """The first run takes far longer than was guessed, so that no other is started."""
+    """The first run takes far longer than estimated, so no other run is started."""
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
     done = []
     monkeypatch.setattr(execute, "carry_out", lambda run, *_: done.append(run))

@@ -1,4 +1,4 @@
-"""Figures from logs: what is in them, that the means are means, and that they reach the table's files."""
+"""Figures from logs: their contents, their means, and that the table's files include them."""
 
 import json
 import math
@@ -22,7 +22,7 @@ TRIES = [{"loss.temperature": 0.5}, {"loss.temperature": 0.2}]
 
 
 def filled(tmp_path, *, epochs=3, without=(), **changes):
-    """A small table, and its runs with figures and logs that follow from loss, try and seed."""
+    """A small table, and its runs with figures and logs that depend on the place in the plan."""
     path = small_table(tmp_path)
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
     table = read_table(str(path))
@@ -48,7 +48,7 @@ def filled(tmp_path, *, epochs=3, without=(), **changes):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures as matplotlib has them, by name."""
+    """The matplotlib figures by name."""
     found, draw = {}, curves._drawn
 
     def keep(figure, name, caption):
@@ -87,7 +87,7 @@ def test_thick_lines_are_means_and_thin_ones_seeds(tmp_path, drawn):
 
 
 def forget(run, epochs):
-    """Make a run's log one whose first epochs were logged before the column `crowded`; all: without it."""
+    """Empty the column `crowded` in the first epochs of a log, as in an older log; if in all, remove the column."""
     path = run.folder / "log.csv"
     head, *rows = [line.split(",") for line in path.read_text().splitlines()]
     place = head.index("crowded")
@@ -109,7 +109,7 @@ def test_logs_without_a_column_have_no_panel_of_it(tmp_path, drawn):
 
 
 def test_where_a_log_lacks_a_column_its_lines_have_a_gap(tmp_path, drawn):
-    """Of InfoNCE's two seeds one was resumed after its first epoch, of paper's one has no such column at all."""
+    """One seed of InfoNCE lacks the column in its first epoch, one seed of paper in all epochs."""
     table, runs = filled(tmp_path)
     by_loss = {loss: [run for run in runs if run.loss == loss] for loss in table.losses}
     forget(by_loss["InfoNCE"][0], 1)
@@ -139,7 +139,7 @@ def test_each_run_is_a_mark_at_its_last_epoch(tmp_path, drawn):
         ]
         np.testing.assert_allclose(mark.get_offsets(), ends, rtol=1e-5)
         assert mark.get_array().tolist() == [50.0 + p for p in places]
-        assert mark.get_clim() == (50, 53)  # one scale for all
+        assert mark.get_clim() == (50, 53)  # all marks share one colour scale
 
 
 def test_no_two_configurations_look_the_same(tmp_path, drawn):
@@ -163,8 +163,8 @@ def test_tries_are_told_apart(tmp_path, drawn):
         f"{loss}, temperature {tau}" for loss in ("InfoNCE", "paper") for tau in (0.5, 0.2)
     ]
     looks = [(line.get_color(), line.get_linestyle()) for line in thick]
-    assert looks[0][1] == looks[1][1] != looks[2][1] == looks[3][1]  # a style for a loss
-    assert looks[0][0] == looks[2][0] != looks[1][0] == looks[3][0]  # a colour for a try
+    assert looks[0][1] == looks[1][1] != looks[2][1] == looks[3][1]  # one style per loss
+    assert looks[0][0] == looks[2][0] != looks[1][0] == looks[3][0]  # one colour per try
 
 
 def test_runs_without_a_log_are_left_out_and_seeds_meet_where_the_shortest_ends(tmp_path, drawn):
@@ -225,7 +225,7 @@ def test_figures_reach_the_files_of_a_table(tmp_path):
     folder = page.parent
     for name in ("curves.svg", "geometry.svg"):
         text = (folder / name).read_text()
-        ElementTree.fromstring(text)  # well formed
+        ElementTree.fromstring(text)  # it is well-formed XML
         assert "&lt;b&gt;$x_1$" in text
         assert f"\n- {name.removesuffix('.svg')}: " in (folder / "table.md").read_text()
     shown = page.read_text()
@@ -233,6 +233,6 @@ def test_figures_reach_the_files_of_a_table(tmp_path):
     assert "<b>" not in shown
     ids = re.findall(r'\bid="([^"]+)"', shown)
     assert len(ids) == len(set(ids))
-    assert "<image" not in shown  # which the page's policy would not let through
+    assert "<image" not in shown  # the page's content policy blocks images
     again = reproduce(str(tmp_path / "small.yaml"), out=tmp_path, table_only=True)
-    assert again.read_text() == shown  # the same from the same records
+    assert again.read_text() == shown  # the same records give the same page

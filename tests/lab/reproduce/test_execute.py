@@ -1,4 +1,4 @@
-"""Runs as processes: done, failed, killed, interrupted, locked; and a whole small table, cut in the middle."""
+"""Runs as processes: done, failed, killed, interrupted, locked; and a small table that is interrupted."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def runs_of(tmp_path):
 
 @pytest.fixture
 def script(monkeypatch):
-    """Let a few lines of Python stand for training and measuring; they find the run's folder in ``folder``."""
+    """Replace training and measuring by a few lines of Python, in which ``folder`` is the run's folder."""
 
     def use(text):
         def commands(run):
@@ -166,7 +166,7 @@ def wait_until(happened, seconds=30.0):
         time.sleep(0.05)
 
 
-# A process with a child, neither of which ends when asked kindly.
+# A process and its child, which both ignore SIGTERM.
 STUBBORN = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = os.fork()
@@ -216,7 +216,7 @@ def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
     waiting = threading.Thread(target=carry_out, args=(run, stop))
     waiting.start()
     waiting.join(1.5)
-    assert waiting.is_alive()  # it waits for whoever holds the lock
+    assert waiting.is_alive()  # the orphan still holds the lock
     os.kill(int((run.folder / "orphan").read_text() or 0), signal.SIGKILL)
     waiting.join(30)
     assert is_done(run)
@@ -276,7 +276,7 @@ def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
 
 
 def finished(tmp_path, script, table):
-    """The folders of a small table whose runs all have figures, their settings and a log, and weights."""
+    """The runs of a small table, all with figures, settings and a file of weights."""
     runs = plan(read_table(str(table)), tmp_path / "full", device="cpu")
     for run in runs:
         value = 50.0 + run.seed / 10 + (run.loss == "paper")
@@ -308,7 +308,7 @@ def test_a_table_is_written_from_small_files_alone(tmp_path, script, signed, cap
             n for n in names if "." in n and n not in KEPT | ({"made.json"} if signed else set())
         ],
     )
-    for path in (tmp_path / "copy").rglob("run.yaml"):  # which came from another machine
+    for path in (tmp_path / "copy").rglob("run.yaml"):  # as if from another machine
         path.write_text(path.read_text().replace("data: digits", "data: /elsewhere/digits.npz"))
     for only in (False, True):
         page = reproduce(str(table), out=tmp_path / "copy", table_only=only)
@@ -350,7 +350,7 @@ def test_a_folder_counts_more_than_a_line_of_the_archive(tmp_path, script):
     result = json.loads(run.result.read_text())
     run.result.write_text(json.dumps({**result, "linear_test_mean": 12.5}))
     assert record(run)["linear_test_mean"] == 12.5
-    run.result.unlink()  # begun again: the archive does not speak for it
+    run.result.unlink()  # a folder without a result hides the archived one
     assert not is_done(run)
     assert record(other) == found
     assert not is_done(replace(other, key="0" * 12))
@@ -365,7 +365,7 @@ def test_a_log_is_the_same_from_a_folder_and_from_the_archive(tmp_path, script):
     keep_records([run], tmp_path / "full")
     shutil.rmtree(run.folder)
     again = read_record(run, "log.csv")
-    assert str(again) == str(rows)  # NaN is not itself
+    assert str(again) == str(rows)  # NaN is not equal to itself
     assert [len(row) for row in again] == [2, 3, 3]
 
 
@@ -397,7 +397,7 @@ def test_our_records_make_our_tables(tmp_path, table, folder):
 def test_a_run_with_other_settings_in_its_folder_is_not_done(tmp_path, script):
     run = finished(tmp_path, script, small_table(tmp_path))[0]
     (run.folder / "made.json").unlink()
-    assert not is_done(run)  # its weights are there: it was cut before it could sign
+    assert not is_done(run)  # with weights but no made.json, the run was cut short
     (run.folder / "model.safetensors").unlink()
     assert is_done(run)
     path = run.folder / "run.yaml"
@@ -453,9 +453,7 @@ def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):
 def test_a_run_in_two_pieces_took_as_long_as_both(tmp_path, script):
     run = runs_of(tmp_path)[0]
     run.folder.mkdir(parents=True)
-    (run.folder / "log.csv").write_text(
-        "epoch,seconds\n1,100\n2,50.5\n"
-    )  # of which the first was trained before
+    (run.folder / "log.csv").write_text("epoch,seconds\n1,100\n2,50.5\n")  # epochs of an earlier call
     script(WRITE)
     carry_out(run)
     assert 150.5 <= execute.record(run)["made"]["seconds"] < 170
@@ -472,7 +470,7 @@ def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, scr
 
 @pytest.mark.parametrize("table", ["headline", "overhead"])
 def test_a_dry_run_comes_alone(tmp_path, table):
-    """In the words of ``weince compare``."""
+    """``--dry-run`` with ``--table-only`` is refused, with the message of ``weince compare``."""
     with pytest.raises(ValueError, match=r"--dry-run prints .*; wanted it alone; got it with --table-only"):
         reproduce(table, out=tmp_path, dry_run=True, table_only=True)
     assert not list(tmp_path.iterdir())
@@ -490,7 +488,7 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
 
 
 def test_a_plan_counts_the_tries_that_were_asked_for(tmp_path, capsys):
-    """Of each row: one try here and another one there are one for each."""
+    """Tries are counted per row: different tries in two rows count as one configuration for each loss."""
     tries = [
         f"{row}/InfoNCE/temperature 0.{n}" for row, n in (("cifar10_resnet18", 2), ("cifar100_resnet18", 5))
     ]
@@ -521,7 +519,7 @@ def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
     assert page == tmp_path / "small" / "index.html"
     assert all(is_done(run) for run in runs)
     for folder, when in done.items():
-        assert (folder / "made.json").stat().st_mtime_ns == when  # what was done was left alone
+        assert (folder / "made.json").stat().st_mtime_ns == when  # finished runs are left alone
     lines = list(csv.DictReader((page.parent / "table.csv").open(newline="")))
     assert [(line["figure"], line["loss"], line["n"]) for line in lines] == [
         ("linear", "InfoNCE", "1"), ("linear", "paper", "1"), ("r1", "InfoNCE", "1"), ("r1", "paper", "1"),

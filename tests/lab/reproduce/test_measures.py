@@ -1,4 +1,4 @@
-"""What is measured beside the evaluation: the link test and the Frechet ablation of a run, and the overhead."""
+"""Measures other than the evaluation: the link test and Frechet ablation of a run, and the overhead."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def test_every_figure_of_the_frechet_ablation_has_its_own_name():
     assert figures("frechet", *pairs) == wanted
     assert (
         len({*wanted.values(), ablation.lam_f, ablation.lam_w_full, 0.0}) == 8
-    )  # none could stand for another
+    )  # all differ, so no name can be mixed up
 
 
 def test_the_bank_is_of_the_papers_size(monkeypatch):

@@ -1,4 +1,4 @@
-"""The page of a table in a browser: what it says first, and tables wider than the window."""
+"""The page of a table in a browser: its first sentences, and tables wider than the window."""
 
 import json
 
@@ -11,7 +11,7 @@ from weince.lab.reproduce.page import Drawn, narrow
 
 @pytest.fixture(scope="module")
 def page_of_trial(tmp_path_factory):
-    """A trial of two losses, one with a long name, and two temperatures of each."""
+    """A trial of two losses, one with a long name, with two temperatures each."""
     folder = tmp_path_factory.mktemp("page")
     long = "a loss whose name, with all that was changed in it, is as long as the names of our own tables are"
     losses = {"InfoNCE": {"set": {"loss.preset": "infonce"}}, long: {"set": {"loss.preset": "paper"}}}
@@ -39,7 +39,7 @@ def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
     assert scrolls is (width == 390)
     hint = wide.locator("caption").evaluate("c => getComputedStyle(c, '::after').content")
     assert ("scroll sideways for more" in hint) is scrolls
-    # Where it ends, there is a shadow as long as there is more behind it: the last of the four backgrounds.
+    # A shadow at the edge shows while there is more to scroll to: the last of the four backgrounds.
     assert wide.evaluate("t => getComputedStyle(t).backgroundAttachment") == "local, local, scroll, scroll"
     if scrolls:
         edge = wide.bounding_box()
@@ -78,7 +78,7 @@ def test_a_table_without_a_sentence_of_its_own_has_one(tmp_path):
 def test_a_p_value_takes_two_seeds(tmp_path, seeds, tested):
     *_, last = filled(tmp_path, seeds=seeds)[1]
     found = json.loads(last.result.read_text())
-    last.result.write_text(json.dumps(found | {"linear_test_mean": 57.0}))  # or all differences are the same
+    last.result.write_text(json.dumps(found | {"linear_test_mean": 57.0}))  # makes the differences unequal
     folder = reproduce(str(tmp_path / "small.yaml"), out=tmp_path, table_only=True).parent
     for name in ("table.md", "index.html"):
         text = (folder / name).read_text()

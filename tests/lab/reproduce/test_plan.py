@@ -1,4 +1,4 @@
-"""Tables read from files, and the runs they ask for: what is shared, what is refused, where results lie."""
+"""Tables from files and their runs: which runs are shared, which tables are refused, where results are stored."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from weince.lab.vision.config import VisionRun
 
 
 def edited(tmp_path, **changes):
-    """The small table with some keys changed; None removes one."""
+    """The small table with some keys changed; None removes a key."""
     path = small_table(tmp_path)
     content = yaml.safe_load(path.read_text()) | changes
     path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
@@ -32,7 +32,7 @@ def test_every_table_that_comes_along_can_be_planned(name, tmp_path):
     cells = len(table.rows) * sum(tries)
     assert len(runs) == cells * len(table.seeds)
     assert len({run.folder for run in runs}) == len(runs)
-    assert len(set(tries)) == 1  # the same number of tries for every loss
+    assert len(set(tries)) == 1  # every loss has the same number of tries
     if name in ("linear", "knn", "link", "frechet"):
         assert tuple(table.seeds) == (7, 21, 63, 84)
 
@@ -60,7 +60,7 @@ def test_the_page_on_tables_has_the_number_of_runs(name, tmp_path):
     page = (Path(__file__).parents[3] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
     names, runs = next((row[0], row[-1]) for row in rows if f"`{name}`" in row[0])
-    if re.fullmatch(r"[\d, ]+", runs):  # else it says whose runs they are
+    if re.fullmatch(r"[\d, ]+", runs):  # otherwise it names the table whose runs these are
         said = dict(zip(re.findall(r"`(\w+)`", names), runs.split(","), strict=True))
         assert int(said[name]) == len(plan(read_table(name), tmp_path))
 
@@ -71,7 +71,7 @@ def test_every_cell_of_the_papers_tables_has_a_reported_figure(name):
     for figure in table.figures:
         for row in table.rows:
             for loss in table.losses.values():
-                lacking = figure == "r50" and row == "tiny_imagenet_vit_small"  # the paper leaves it out
+                lacking = figure == "r50" and row == "tiny_imagenet_vit_small"  # not in the paper
                 assert (loss.reported in reported()[figure].get(row, {})) is not lacking
 
 
@@ -107,7 +107,7 @@ def test_runs_on_other_data_are_other_runs(tmp_path):
         for run in plan(read_table(edited(tmp_path, set={"data": data})), tmp_path)
     ]
     assert len({run.folder for run in runs}) == 2 * 2 * 2  # data, losses and seeds
-    assert len({run.key for run in runs}) == 2 * 2  # by which a result that is there is known again
+    assert len({run.key for run in runs}) == 2 * 2  # the key leaves out the seed
 
 
 def test_tables_share_their_runs(tmp_path):
@@ -119,33 +119,33 @@ def test_tables_share_their_runs(tmp_path):
 
 
 def test_the_ablations_share_their_runs(tmp_path):
-    """A configuration is trained once, whichever table asks for it."""
+    """A configuration is trained once, even if several tables use it."""
     names = ("factorial", "temperatures", "gates", "interventions", "headline", "screen", "precision")
     runs = {name: plan(read_table(name), tmp_path, seeds=[7]) for name in names}
     folders = {name: {run.loss: run.folder for run in runs[name] if run.trial == 0} for name in names}
     for loss in ("InfoNCE", "blend, fitted beta (paper)"):
         assert len({folders[name][loss] for name in names[:5]}) == 1
-        assert folders["screen"][loss] == folders["precision"][f"{loss}, bf16"]  # 25 epochs instead of 100
+        assert folders["screen"][loss] == folders["precision"][f"{loss}, bf16"]  # 25 epochs, not 100
     assert len({folders[name]["blend, beta 1"] for name in names[:4]}) == 1
     for name in ("link_bf16", "frechet_bf16"):
         on_cifar100 = plan(read_table(name), tmp_path, seeds=[7], only=["cifar100_resnet18"])
         assert [run.folder for run in on_cifar100] == [folders["factorial"]["InfoNCE"]]
     assert {run.changes["precision"] for name in names[:6] for run in runs[name]} == {"bf16"}
     apart = {run.folder for name in names[:4] for run in runs[name]}
-    assert len(apart) == sum(len(runs[name]) for name in names[:4]) - 3 * 3  # those three are in all four
-    # All of the headline is in one of the other tables, but for one cell.
+    assert len(apart) == sum(len(runs[name]) for name in names[:4]) - 3 * 3  # three runs are in all four
+    # The other tables contain every run of the headline except one.
     (alone,) = {run.loss for run in runs["headline"]} - {
         run.loss for run in runs["headline"] if run.folder in apart
     }
     assert alone == "blend, fitted beta, negatives only, temperature 0.2"
-    # Other baselines, the same runs.
+    # These tables use the same runs with other baselines.
     for name in ("best", "terms"):
         assert {run.folder for run in plan(read_table(name), tmp_path, seeds=[7])} < apart
 
 
 def test_settings_make_the_place_however_they_are_written(tmp_path):
     plain = plan(read_table(edited(tmp_path)), tmp_path)
-    # What the configuration says already, what leaves the weights as they are, and the device change nothing.
+    # Settings equal to the configuration's, those without effect on the weights, and the device do not count.
     same = plan(read_table(edited(tmp_path, set={"epochs": 1, "tensorboard": True})), tmp_path, device="cpu")
     assert [run.folder for run in same] == [run.folder for run in plain]
     assert "--tensorboard" in same[0].arguments()
@@ -210,7 +210,7 @@ def test_only_keeps_tries(tmp_path):
     assert {run.loss for run in low} == set(table.losses)
     wrong = "cifar100_resnet18/InfoNCE/temprature 0.1"
     with pytest.raises(ValueError, match=rf"matches {wrong}; it has .*, tried as /temperature 0.5, /temper"):
-        plan(table, tmp_path, only=["cifar100_resnet18/InfoNCE", wrong])  # one that matches does not hide it
+        plan(table, tmp_path, only=["cifar100_resnet18/InfoNCE", wrong])  # although the first pattern matches
     both_seeds = plan(read_table("factorial"), tmp_path, only=["cifar100_resnet18/InfoNCE/as configured"])
     assert {run.loss for run in both_seeds} == {"InfoNCE"}
 
@@ -327,7 +327,7 @@ def test_an_unknown_table_lists_the_tables(tmp_path):
 
 
 def test_a_loss_that_stands_twice_in_a_table_is_refused(tmp_path):
-    """The last one would take the place of the first, and no one would know."""
+    """Otherwise the second would silently replace the first."""
     path = small_table(tmp_path)
     path.write_text(path.read_text().replace("  paper:", "  InfoNCE:"))
     with pytest.raises(ValueError, match="is not YAML: 'InfoNCE' stands twice"):
@@ -352,7 +352,7 @@ def test_a_plan_fits_on_a_command_line(tmp_path):
 
 
 def test_the_data_of_every_loss_are_checked(tmp_path):
-    """Whichever loss names data that are missing, nothing is started."""
+    """Missing data are an error, whichever loss names them."""
     losses = {"there": {"set": {"data": "digits"}}, "missing": {"set": {"data": "nowhere.npz"}}}
     for order in (losses, dict(reversed(losses.items()))):
         table = read_table(edited(tmp_path, losses=order, baseline="there"))

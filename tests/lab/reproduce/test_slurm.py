@@ -1,4 +1,4 @@
-"""A sweep on a real Slurm of one machine: jobs are killed and preempted under it, and it completes all the same."""
+"""A sweep on a real one-machine Slurm cluster completes although jobs are killed and preempted."""
 
 import json
 import threading
@@ -22,13 +22,13 @@ def cluster(monkeypatch):
 
 
 def jobs(out):
-    """Which job has which run."""
+    """Job id by folder of the run."""
     path = out / "slurm" / "jobs.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def trains(folder):
-    """Whether a run is in the middle of its training."""
+    """Whether a run has begun its training and not finished it."""
     return (folder / "log.csv").exists() and not (folder / "model.safetensors").exists()
 
 
@@ -41,7 +41,7 @@ def test_options_of_sbatch_are_read():
 
 
 def commands(folder, monkeypatch, **scripts):
-    """Let these shell scripts be all the commands that there are."""
+    """Set PATH so that these shell scripts are the only commands."""
     folder.mkdir()
     for name, script in scripts.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -70,7 +70,7 @@ def test_a_queue_that_does_not_answer_at_the_start_is_an_error_at_once(tmp_path,
     table = small_table(tmp_path)
     mute = "echo slurm_load_jobs error: >&2; echo Unable to contact slurm controller >&2; exit 1"
     commands(tmp_path / "bin", monkeypatch, srun="", sbatch="", squeue=mute)
-    monkeypatch.setattr(ours, "time", None)  # no pause
+    monkeypatch.setattr(ours, "time", None)  # a pause would fail
     said = "^--slurm needs squeue, which does not answer: slurm_load_jobs error: Unable to contact slurm controller$"
     with pytest.raises(OSError, match=said):
         reproduce(str(table), out=tmp_path, slurm=True)
@@ -106,7 +106,7 @@ def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path
         local.said(["scancel", "--signal=KILL", "--full", first[str(killed)]])
         local.wait_for(lambda: trains(preempted), "training", 120)
         local.said(["scancel", "--signal=USR2", first[str(preempted)]])
-        # A job that is put back into the queue waits for two minutes, unless it is told not to.
+        # Slurm delays a requeued job by two minutes; start it at once.
         job = first[str(preempted)]
         local.wait_for(
             lambda: "PENDING" in local.said(["squeue", "-h", "-r", "-j", job, "-o", "%T"]), "requeue"
@@ -114,7 +114,7 @@ def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path
         local.said(["scontrol", "update", f"JobId={job}", "StartTime=now"])
 
     def sweep():
-        few = {"cpus_per_task": "1", "time": "30"}  # as from the command line
+        few = {"cpus_per_task": "1", "time": "30"}  # strings, as from the command line
         return reproduce(str(table), out=tmp_path, jobs=4, slurm=True, device="cpu", slurm_options=few)
 
     def leave(seconds):
@@ -136,10 +136,10 @@ def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path
     after = jobs(tmp_path)
     assert len({job.partition("_")[0] for job in first.values()}) == 1  # one array
     again = {folder for folder in first if after[folder] != first[folder]}
-    assert again == {str(killed)}  # the preempted one came back under its own number
+    assert again == {str(killed)}  # the preempted job kept its number
     for run in runs:
         log = (run.folder / "log.csv").read_text().splitlines()
         assert [line.partition(",")[0] for line in log[1:]] == [str(epoch) for epoch in range(1, 9)]
         starts = (run.folder / "output.txt").read_text().count(" train --config ")
-        # More than two if a job saw its training die, and started it again, before it was ended itself.
+        # There are more than two starts if a job restarts its killed training before it is killed itself.
         assert (starts >= 2) if run.folder in (killed, preempted) else (starts == 1)

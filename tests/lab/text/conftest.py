@@ -1,4 +1,4 @@
-"""A toy world of text: words, sentences, STS pairs, and a BERT of two small layers."""
+"""Toy text data: words, sentences, STS pairs, and a BERT with two small layers."""
 
 import random
 from pathlib import Path
@@ -34,7 +34,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
-    """Different sentences of 3 to 9 words."""
+    """Distinct sentences of 3 to 9 words."""
     chosen = random.Random(seed)
     found: dict[str, None] = {}
     while len(found) < count:
@@ -44,7 +44,7 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory) -> Path:
-    """Folder of a transformer with dropout, and its word pieces."""
+    """Folder of a small transformer with dropout, and its tokenizer."""
     from transformers import BertConfig, BertModel, BertTokenizer
 
     folder = tmp_path_factory.mktemp("toy") / "model"
@@ -74,7 +74,7 @@ def toy_text(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_sts(tmp_path_factory) -> Path:
-    """Pairs whose score is the share of words in common."""
+    """STS pairs whose score is 5 times the share of common words."""
     path = tmp_path_factory.mktemp("sts") / "sts.tsv"
     lines = ["task\tsubset\tsplit\tscore\tsentence1\tsentence2"]
     chosen = random.Random(1)

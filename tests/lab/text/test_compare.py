@@ -1,4 +1,4 @@
-"""``weince compare`` on text from end to end: a toy BERT is trained, judged and timed."""
+"""``weince compare`` on text from end to end: train, evaluate and time a toy BERT."""
 
 import json
 
@@ -16,7 +16,7 @@ def command(tmp_path, toy_text, toy_sts, toy_model):
 
 
 def test_a_comparison_on_text_is_trained_and_goes_on(tmp_path, command, capsys):
-    """One seed of two losses; then a second is wanted; the archive names no folder of this machine."""
+    """Train one seed of two losses; asking for two seeds names the missing runs; the archive holds no local path."""
     assert main([*command, "--seeds", "1"]) == 0
     found = json.loads((tmp_path / "out" / "small" / "compare.json").read_text())
     assert found["advice"][0].startswith("Run more seeds")

@@ -1,4 +1,4 @@
-"""Sentences from a file: the same as reading it whole, without doing so."""
+"""Sentences from a file equal those of reading it whole, but the file is never held in memory."""
 
 import threading
 import tracemalloc
@@ -49,7 +49,7 @@ def test_the_same_as_reading_whole(tmp_path_factory, lines, ending):
 
 def test_first_sentences_only(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_bytes(b"one\n\ntwo\nthree\n\xff\n")  # what comes after is not looked at
+    path.write_bytes(b"one\n\ntwo\nthree\n\xff\n")  # the invalid byte comes after the first two sentences
     file = _read(path, first=2)
     assert [file[0], file[1], len(file)] == ["one", "two", 2]
 
@@ -110,7 +110,7 @@ def test_a_very_long_line_is_cut(tmp_path):
     path.write_text("é" * LONGEST + "\nshort\n", encoding="utf-8")
     file = SentenceFile(path)
     assert file[0] == "é" * (LONGEST // 2)
-    path.write_text("x" + "é" * LONGEST + "\nshort\n", encoding="utf-8")  # the cut is within a letter
+    path.write_text("x" + "é" * LONGEST + "\nshort\n", encoding="utf-8")  # the cut falls inside an é
     file = SentenceFile(path)
     assert file[0] == "x" + "é" * (LONGEST // 2 - 1)
     assert file[1] == "short"
@@ -172,7 +172,7 @@ def test_ahead_works_in_a_thread_and_passes_errors_on():
     rest = ahead(range(1, 100), make, depth=3)
     next(rest)
     rest.close()
-    assert len(made) <= 5  # not the whole file
+    assert len(made) <= 5  # closing it stops the thread
 
 
 def test_pairs_are_drawn_in_two_halves_and_share_an_id_if_they_begin_alike(tmp_path):

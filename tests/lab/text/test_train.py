@@ -1,4 +1,4 @@
-"""A SimCSE run, whole: what it writes, what it computes, and that it goes on where it was stopped."""
+"""Whole SimCSE runs: what they write, what they compute, and that they resume where they stopped."""
 
 import json
 import math
@@ -48,16 +48,16 @@ def test_a_run_writes_what_it_says(run, preset, capsys):
 
     run = replace(run, loss=LossConfig(preset=preset, temperature=0.05))
     best = train(run, bar=preset == "paper")
-    assert capsys.readouterr().out == ""  # which is for the result
+    assert capsys.readouterr().out == ""  # stdout is for the result
     rows = read_log(run.out)
-    assert [int(row["step"]) for row in rows] == [2, 3, 4, 6, 7]  # 100 sentences: 6 batches of 16, one of 4
+    assert [int(row["step"]) for row in rows] == [2, 3, 4, 6, 7]  # 100 sentences: 6 batches of 16, 1 of 4
     dev = {int(row["step"]): float(row["dev"]) for row in rows if row["dev"]}
     assert sorted(dev) == [3, 6, 7]
     result = json.loads((run.out / "result.json").read_text())
     assert result["dev"] == max(dev.values())
     assert result["best_step"] == max(dev, key=dev.get)
     assert set(result["tasks"]) == {"STS12", "STSB"}
-    # The folder is one of sentence-transformers and of transformers, and both give the vectors that were scored.
+    # sentence-transformers and transformers both load the folder, and give the vectors that were scored.
     again = evaluate_sts(str(best), run.sts)
     assert again.tasks == pytest.approx(result["tasks"], abs=1e-4)
     words = ["the cat sees a bird", "a dog"]
@@ -69,7 +69,7 @@ def test_a_run_writes_what_it_says(run, preset, capsys):
 
 
 def test_one_step_is_simcse(run, toy_model):
-    """Value and weights after a step against SimCSE written out by hand, with dropout off on both sides."""
+    """Compare the loss and the weights after one step with SimCSE written by hand, both without dropout."""
     run = replace(run, head=True)
     job = module.Job(run, read_sts(run.sts))
     for layer in job.encoder.modules():
@@ -96,7 +96,7 @@ def test_one_step_is_simcse(run, toy_model):
         moved = (value - before[f"backbone.{name}"]).detach()
         if grad is None:
             assert not moved.any(), name
-        else:  # AdamW's first step is the learning rate times the sign, where the gradient is not tiny
+        else:  # AdamW's first step is lr times the sign of the gradient, unless that is tiny
             clear = grad.abs() > 1e-4
             torch.testing.assert_close(moved[clear], -run.lr * grad[clear].sign(), rtol=2e-3, atol=1e-7)
 
@@ -107,11 +107,11 @@ def test_dropout_makes_the_views_differ_and_evaluation_has_none(run):
     twice = Tokens(*(part.repeat(2, 1) for part in tokens))
     z_i, z_j = job.encoder(twice).chunk(2)
     assert (z_i - z_j).abs().max() > 1e-3
-    assert z_i.abs().max() <= 1  # tanh of the head
+    assert z_i.abs().max() <= 1  # the head ends in tanh
     job.encoder.eval()
     z_i, z_j = job.encoder(twice).chunk(2)
     torch.testing.assert_close(z_i, z_j)
-    assert z_i.abs().max() > 1  # no head
+    assert z_i.abs().max() > 1  # evaluation leaves out the head
 
 
 def test_equal_sentences_are_not_negatives(run):
@@ -141,9 +141,9 @@ def test_logged_statistics_are_those_of_the_loss(preset, ids):
 
 
 class _TwoViews(torch.nn.Module):
-    """The mean of word vectors, and noise that is another for each view and the same at every step.
+    """Mean of word vectors, plus noise that differs between the views and stays the same in every step.
 
-    Two views of an encoder without dropout are equal: at the cap, where the gradient is made of rounding.
+    Without the noise, both views would be equal: at the cap, where the gradient is only rounding error.
     """
 
     def __init__(self) -> None:
@@ -176,8 +176,8 @@ def test_steps_of_a_cuda_graph_are_those_without(preset):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_graph_computes_the_same(run, tmp_path):
-    """Without dropout, whose random numbers differ: the same losses, and a smaller last batch goes beside."""
-    # At a rate of 1e-3 this training makes 1e-3 of a rounding of 1e-6; at 3e-4 it stays below 1e-5, and batches
+    """Losses agree with and without a graph; the smaller last batch runs outside it. Dropout is off: masks differ."""
+    # At lr 1e-3 training would amplify rounding of 1e-6 to 1e-3; at 3e-4 it stays below 1e-5, while batches
     # differ by more than 1e-3.
     loss = LossConfig(preset="infonce", temperature=0.05)
     run = replace(run, loss=loss, device="cuda", epochs=3, max_length=16, lr=3e-4)
@@ -241,7 +241,7 @@ def _lines(out):
 
 
 def test_a_run_cut_anywhere_ends_the_same(run, monkeypatch):
-    """Cut after a step, after `best` was written, after a line of the log: bit for bit the same in the end."""
+    """Cut in a step, while saving or before an evaluation, and started again, a run ends bit for bit the same."""
     run = replace(run, loss=LossConfig(preset="released", temperature=0.05), epochs=2)
     train(run)
 
@@ -273,7 +273,7 @@ def test_a_run_cut_anywhere_ends_the_same(run, monkeypatch):
 
 
 def test_a_killed_process_goes_on(run, tmp_path):
-    """A real kill -9, then the same call again."""
+    """Kill the process with SIGKILL, then make the same call again."""
     whole = replace(run, epochs=6, out=tmp_path / "whole")
     killed = replace(whole, out=tmp_path / "killed")
     config = tmp_path / "run.yaml"
@@ -310,7 +310,7 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(run, monkeypatch):
 
 def test_another_text_is_not_gone_on_with(run, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_write_result", lambda *_, **__: None)  # not finished
+        patch.setattr(module, "_write_result", lambda *_, **__: None)  # so the run stays unfinished
         train(run)
     with run.text.open() as file:
         (run.out / "more.txt").write_text(file.read() + "one more\n")
@@ -329,7 +329,7 @@ def test_seeds_differ_and_repeat(run, tmp_path):
 
 
 def test_training_helps_on_the_toy(run):
-    """Told apart by dropout alone, sentences of like words come closer than others."""
+    """Training raises the dev score and lowers the loss, with dropout as the only augmentation."""
     backbone, tokenizer = load_backbone(run.model)
     before = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
     train(replace(run, epochs=4))
@@ -395,7 +395,7 @@ def test_a_device_that_is_not_there(run):
 
 
 def test_ugly_text_trains(run, tmp_path):
-    """Empty lines, a line of 10,000 words, duplicates, letters of other scripts: warnings, and a run."""
+    """Empty lines, a line of 10,000 words, duplicates and other scripts give warnings, but the run trains."""
     text = tmp_path / "ugly.txt"
     text.write_text(
         "a dog\n\n" * 9 + "cat " * 10_000 + "\n日本語 sun\n \t\n" + "\x00\x01\n", encoding="utf-8"
@@ -445,7 +445,7 @@ def test_settings_survive_the_command_line(run, tmp_path):
 
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (1, [6, 7]), (2, [6])])
 def test_checkpoints_are_taken_as_often_as_asked(run, every, steps):
-    """The best encoder is on disk all the same, and the same."""
+    """However rare the checkpoints, the best encoder is on disk, and it has the scores in the log."""
     best = train(replace(run, checkpoint_every=every))
     kept = sorted(int(path.stem.removeprefix("step_")) for path in (run.out / "checkpoints").glob("*.pt"))
     assert kept == steps
@@ -466,7 +466,7 @@ def test_the_bar_is_not_in_the_way_of_the_result(run, capsys):
 
 @pytest.fixture
 def paired(run, tmp_path):
-    """A run on pairs: a sentence, and the same in another order."""
+    """A run on pairs: each sentence with its words reversed."""
     lines = run.text.read_text(encoding="utf-8").splitlines()
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{line}\t{' '.join(reversed(line.split()))}\n" for line in lines))
@@ -474,7 +474,7 @@ def paired(run, tmp_path):
 
 
 def test_one_step_on_pairs_contrasts_the_means_of_their_tokens(paired):
-    """The loss against loops over sentences, each by itself, so that nothing is padded."""
+    """Compare the loss with a loop that embeds each sentence alone, without padding."""
     job = module.Job(paired, read_sts(paired.sts))
     job.encoder.eval()
     drawn, tokens = job.prepare(np.arange(5))
@@ -496,7 +496,7 @@ def test_a_run_on_pairs_ends_with_an_encoder_that_takes_means(paired):
 
     best = train(paired, bar=False)
     result = json.loads((paired.out / "result.json").read_text())
-    again = evaluate_sts(str(best), paired.sts)  # by sentence-transformers, which pools as the folder says
+    again = evaluate_sts(str(best), paired.sts)  # pools as the folder configures
     assert again.tasks == pytest.approx(result["tasks"], abs=1e-4)
     words = ["the cat sees a bird", "a dog"]
     vectors = SentenceTransformer(str(best), device="cpu", local_files_only=True).encode(words)

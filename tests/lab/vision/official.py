@@ -1,4 +1,4 @@
-"""Small data sets in the formats of the official archives, written pixel by pixel, and what a loader should see."""
+"""Small data sets in the formats of the official archives, and the data that a loader should return for them."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def planar(image: np.ndarray) -> bytes:
-    """Red, green, blue, each row by row: CIFAR and ImageNet-32."""
+    """Red, then green, then blue, each row by row, as in CIFAR and ImageNet-32."""
     return bytes(int(image[y, x, c]) for c in range(3) for y in range(32) for x in range(32))
 
 
@@ -102,7 +102,7 @@ def write_imagenet32(root: Path) -> ImageData:
 
 
 def save_picture(path: Path, array: np.ndarray) -> np.ndarray:
-    """Write an image file, and return what a reader of it should see."""
+    """Write an image file, and return the pixels that a reader should get."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(array).save(path, quality=95)
     return np.asarray(Image.open(path).convert("RGB"))
@@ -115,7 +115,7 @@ def write_tiny_imagenet(root: Path) -> ImageData:
     for label, wnid in enumerate(wnids):
         for i in range(2):
             image = noise(64, 64, 3, seed=10 * label + i)
-            image = image[..., 0] if i else image  # some are grey
+            image = image[..., 0] if i else image  # half of them are grey
             seen.append(save_picture(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", image))
             labels.append(label)
         (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text("n02_0.JPEG\t0\t0\t63\t63\n")
@@ -149,11 +149,11 @@ WRITERS = {
 
 
 def pack(root: Path, name: str, to: Path) -> None:
-    """Pack the folders of a data set as its archives are."""
+    """Pack the folders of a data set in the layout of its official archives."""
     to.mkdir(exist_ok=True)
     for archive in SOURCES[name].archives:
         if archive.file.endswith(".zip"):
-            # image-net.org's archives have no folder inside
+            # archives of image-net.org have no top folder
             base = root / archive.folder if name == "imagenet32" else root
             with zipfile.ZipFile(to / archive.file, "w") as file:
                 for path in sorted((root / archive.folder).rglob("*")):
@@ -164,7 +164,7 @@ def pack(root: Path, name: str, to: Path) -> None:
 
 
 def trust(monkeypatch, name: str, folder: Path, url: str = "") -> None:
-    """Take the small archives in ``folder`` for the official ones."""
+    """Accept the small archives in ``folder`` as the official ones."""
     trusted = tuple(
         dataclasses.replace(
             archive,

@@ -1,4 +1,4 @@
-"""The named data sets, from small archives of the official formats; downloads, and archives that are wrong."""
+"""The named data sets, from small archives in the official formats; downloads, and wrong archives."""
 
 import dataclasses
 import http.server
@@ -51,7 +51,7 @@ def test_from_the_archive_and_then_from_the_arrays_alone(name, tmp_path, monkeyp
     assert_equal(loaded, want)
     assert isinstance(loaded.train_images, np.memmap)
     files = {archive.file for archive in SOURCES[name].archives}
-    assert {path.name for path in cache.iterdir()} == {name, *files}  # nothing else is left behind
+    assert {path.name for path in cache.iterdir()} == {name, *files}  # and no temporary files
     for file in files:
         (cache / file).unlink()
     assert_equal(load(name, cache=cache), want)
@@ -77,7 +77,7 @@ def test_arrays_can_be_tensors_and_writing_to_them_leaves_the_files(tmp_path):
     want = write_cifar10(tmp_path)
     loaded = load("cifar10", cache=tmp_path)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns of arrays that cannot be written to
+        warnings.simplefilter("error")  # torch warns about read-only arrays
         torch.from_numpy(loaded.train_images).zero_()
     assert_equal(load("cifar10", cache=tmp_path), want)
 
@@ -87,7 +87,7 @@ def test_another_size(tmp_path):
     loaded = load("stl10", cache=tmp_path, size=48)
     assert_well_formed(loaded)
     assert loaded.pretrain_images.shape == (3, 48, 48, 3)
-    weights = np.zeros((48, 96))  # halving with a triangle: 1, 3, 3, 1 around each pair, cut at the border
+    weights = np.zeros((48, 96))  # a triangle filter: 1, 3, 3, 1 around each pair, cut at the border
     for row in range(48):
         for source, weight in zip(range(2 * row - 1, 2 * row + 3), (1, 3, 3, 1), strict=True):
             if 0 <= source < 96:
@@ -125,7 +125,7 @@ def test_several_processes_may_convert_at_once(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    """A web server of a folder on this machine."""
+    """A local web server for a folder."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -149,7 +149,7 @@ def test_download(tmp_path, server, monkeypatch):
     cache = tmp_path / "new" / "cache"
     assert_equal(load("cifar10", cache=cache), want)
     assert {path.name for path in cache.iterdir()} == {"cifar10", "cifar-10-binary.tar.gz"}
-    # the second time, nothing is asked of the server
+    # The second call needs no server.
     monkeypatch.setitem(SOURCES, "cifar10", archives.Source((), None))
     assert_equal(load("cifar10", cache=cache), want)
 
@@ -205,11 +205,11 @@ def test_every_download_has_a_checksum():
             assert len(archive.md5) in (0, 32)
 
 
-# --- archives that are wrong ---------------------------------------------------------------------------------
+# --- wrong archives ------------------------------------------------------------------------------------------
 
 
 def refuses(name: str, cache: Path, message: str) -> None:
-    """One line that says it, and nothing half made left behind."""
+    """The load fails with a one-line message, and leaves no partial files."""
     before = {path.name for path in cache.iterdir()}
     with pytest.raises(ValueError, match=message) as error:
         load(name, cache=cache)
@@ -289,7 +289,7 @@ def test_folders_with_something_wrong(name, file, change, message, tmp_path):
     else:
         path.write_bytes(change(good))
     refuses(name, tmp_path, message)
-    path.write_bytes(good)  # and once it is put right, it loads
+    path.write_bytes(good)  # once repaired, it loads
     assert_equal(load(name, cache=tmp_path), want)
 
 
@@ -332,7 +332,7 @@ def test_a_damaged_conversion_says_what_to_remove(tmp_path):
 
 @pytest.mark.posix
 def test_a_disk_without_room_leaves_nothing(tmp_path):
-    """The limit on the size of a file is met in the way a full disk is, by a write that fails."""
+    """A limit on the file size stands in for a full disk: both make a write fail."""
     import resource
 
     want = write_cifar10(tmp_path)

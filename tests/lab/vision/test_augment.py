@@ -1,4 +1,4 @@
-"""Augmentation against the definitions, written here image by image with plain loops, and their distributions."""
+"""Augmentation against its definitions, written here as loops over images, and their distributions."""
 
 import colorsys
 import math
@@ -20,7 +20,7 @@ from weince.lab.vision.augment import UNIFORMS, Augment, Draws, apply, blur_radi
 
 
 def naive_crop(image: Tensor, box: list[int], flip: bool, size: int) -> Tensor:
-    """Cut the box out, then resize: torch's own antialiased bilinear interpolation."""
+    """Cut out the box, then resize with torch's antialiased bilinear interpolation."""
     top, left, height, width = box
     cut = image[:, top : top + height, left : left + width]
     view = F.interpolate(cut[None], (size, size), mode="bilinear", align_corners=False, antialias=True)[0]
@@ -82,7 +82,7 @@ def naive_apply(images: Tensor, draws: Draws, size: int) -> Tensor:
 
 
 def naive_box(rng: random.Random, height: int, width: int, scale, ratio) -> tuple[int, int, int, int]:
-    """RandomResizedCrop: ten tries, then the middle."""
+    """RandomResizedCrop: ten tries, then a central crop."""
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -102,7 +102,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def pictures(n: int, height: int = 32, width: int = 32, seed: int = 1) -> Tensor:
-    """Noise, with grey pixels, black, white and pure colours among it: where the hue is special."""
+    """Noise with rows of grey, black, white and pure colours, where the hue is a special case."""
     images = torch.randint(0, 256, (n, 3, height, width), dtype=torch.uint8, generator=seeded(seed))
     images[:, :, 0] = images[:, :1, 0]
     images[:, :, 1] = 255 * (images[:, :, 1] > 127)
@@ -151,7 +151,7 @@ def test_jitter_in_every_order(order, factors, seed):
 
 
 def test_each_image_has_its_own_order():
-    """In one batch all 24 orders, on one image and with one set of factors, so that only the order differs."""
+    """One batch has all 24 orders of the same image with the same factors, so that only the order differs."""
     orders = torch.tensor(
         [
             [a, b, c, 6 - a - b - c]
@@ -178,7 +178,7 @@ def test_each_image_has_its_own_order():
 
 
 def test_without_a_look_at_the_values_the_views_are_the_same(monkeypatch):
-    """As on a GPU and in compiled code, where the hue of all images is turned and most of it thrown away."""
+    """On a GPU and in compiled code, values are not read: the hue of all images is computed, and most discarded."""
     images = torch.rand(20, 3, 9, 7)
     generator = torch.Generator().manual_seed(0)
     augment = Augment(size=8)
@@ -254,7 +254,7 @@ def test_compiles_into_one_graph(autocast, fresh_compiler):
     u = augment.uniforms(8, seeded())
     want = augment.view(images, u)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert torch.equal(augment.view(images, u), want)  # autocast does not reach the pixels
+        assert torch.equal(augment.view(images, u), want)  # autocast does not affect pixels
         got = torch.compile(augment.view, fullgraph=True)(images, u)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
@@ -291,10 +291,10 @@ def drawn(augment: Augment, height: int = 32, width: int = 32, n: int = MANY) ->
     ("height", "width", "scale", "ratio"),
     [
         (32, 32, (0.08, 1.0), (3 / 4, 4 / 3)),
-        (20, 90, (0.5, 1.0), (3 / 4, 4 / 3)),  # few boxes fit, most end in the middle
+        (20, 90, (0.5, 1.0), (3 / 4, 4 / 3)),  # few boxes fit, most crops are central
         (90, 20, (0.5, 1.0), (3 / 4, 4 / 3)),
         (24, 32, (0.2, 1.0), (0.5, 2.0)),
-        (32, 32, (0.1, 0.3), (1.5, 3.0)),  # wide ones only
+        (32, 32, (0.1, 0.3), (1.5, 3.0)),  # only wide boxes
     ],
 )
 def test_boxes_are_distributed_as_defined(height, width, scale, ratio):
@@ -312,7 +312,7 @@ def test_boxes_are_distributed_as_defined(height, width, scale, ratio):
 
 
 def assert_same_distribution(x: np.ndarray, y: np.ndarray) -> None:
-    """Chi-square test of the two samples' counts of each value, rare ones together."""
+    """Chi-square test of the counts of each value in two samples; rare values are pooled."""
     values, codes = np.unique(np.concatenate([x, y]), return_inverse=True)
     counts = np.stack([np.bincount(c, minlength=len(values)) for c in (codes[: len(x)], codes[len(x) :])])
     rare = counts.sum(0) < 20

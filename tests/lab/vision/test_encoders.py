@@ -1,4 +1,4 @@
-"""Encoders: sizes, names and initialisation of their weights, and what their layers compute."""
+"""Encoders: sizes, names and initialisation of their weights, and the computation of their layers."""
 
 import math
 import re
@@ -89,7 +89,7 @@ def test_the_stem_follows_the_size(size, stem, kernel, map_size):
 
 
 def torchvision_names(depths: list[int], convs: int, first_shortcut: bool) -> set[str]:
-    """The names in torchvision's state dict of a ResNet, less fc."""
+    """The names in torchvision's state dict of a ResNet, without fc."""
 
     def norm(prefix: str) -> set[str]:
         kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -301,7 +301,7 @@ def test_libraries_that_are_not_there(library, monkeypatch):
 
 
 class Classifier(nn.Module):
-    """Shaped as another library's model: an MLP at the end, of which the last layer is to go."""
+    """Shaped like a torchvision model that ends in an MLP, whose last layer must be removed."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class Classifier(nn.Module):
 
 
 def test_a_torchvision_model_loses_its_last_layer(monkeypatch):
-    """With a stand-in for the library."""
+    """A stand-in replaces the library."""
     models = types.ModuleType("torchvision.models")
     models.list_models = lambda: ["vgg"]
     models.get_model = lambda name, *, weights: Classifier()
@@ -329,7 +329,7 @@ def test_a_torchvision_model_loses_its_last_layer(monkeypatch):
 
 
 def test_a_timm_model_is_told_the_size_if_it_asks(monkeypatch):
-    """With a stand-in for the library, whose convnets know no ``img_size``."""
+    """A stand-in replaces the library; its convnets do not accept ``img_size``."""
 
     def create_model(name, num_classes, **options):
         if name == "nothing":
@@ -356,9 +356,7 @@ def test_the_examples_of_the_documentation_run():
         pytest.skip("a source archive comes without docs")
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     namespace: dict[str, object] = {}
-    for (
-        block
-    ) in blocks:  # one after the other, as they are read; tests/vision/test_augment.py compiles for real
+    for block in blocks:  # in order; test_augment.py tests the real compiler
         exec(block.replace("fullgraph=True", 'fullgraph=True, backend="eager"'), namespace)
     assert namespace["h"].shape == (8, 64)
     assert namespace["data"].train_images.shape == (1442, 32, 32, 3)

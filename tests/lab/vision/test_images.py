@@ -1,4 +1,4 @@
-"""Images of one's own, from an npz or a folder; the embedded digits; names that are not there."""
+"""The user's images from an npz or a folder, the embedded digits, and unknown names."""
 
 import warnings
 from pathlib import Path
@@ -164,7 +164,7 @@ def test_folder_without_labels(tmp_path):
     assert loaded.pretrain_images is loaded.train_images
     seen = [image.tobytes() for image in (*loaded.train_images, *loaded.test_images)]
     assert sorted(seen) == sorted(np.asarray(picture).tobytes() for picture in pictures)
-    np.testing.assert_array_equal(load(str(tmp_path)).test_images, loaded.test_images)  # always the same
+    np.testing.assert_array_equal(load(str(tmp_path)).test_images, loaded.test_images)  # the same split
     assert load(str(tmp_path), size=4).train_images.shape == (9, 4, 4, 3)
 
 
@@ -325,7 +325,7 @@ def test_unknown_names(tmp_path):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_the_digits_are_scikit_learns(there, monkeypatch):
-    """Read from its file, and by its function where that file is no longer."""
+    """They are read from scikit-learn's file, or by its function if that file cannot be found."""
     from sklearn import datasets
 
     if not there:

@@ -57,12 +57,12 @@ def test_measured_figures_by_their_definitions():
 
 
 def naive_crowded(z_i, z_j):
-    """Anchors with a candidate, neither themselves nor their positive, whose cosine is at least 0.99."""
+    """Share of anchors with a candidate at a cosine of at least 0.99, other than themselves and their positive."""
     rows = [[float(x) for x in row] for row in torch.cat([z_i, z_j]).double()]
     n = len(z_i)
 
     def shortfall(a, b):
-        lengths = math.hypot(*a) * math.hypot(*b)  # a row of zeros has a cosine of 0 with any
+        lengths = math.hypot(*a) * math.hypot(*b)  # a zero row has cosine 0 with every row
         return 1 - math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 1.0
 
     crowded = [
@@ -83,7 +83,7 @@ def naive_crowded(z_i, z_j):
     seed=st.integers(0, 999),
 )
 def test_crowded_is_the_share_with_another_candidate_next_to_them(n, d, places, spread, zeros, dtype, seed):
-    """Items at a few places, nearer to each other or farther apart; items without a direction crowd nobody."""
+    """Items cluster around a few places, with various spreads; zero rows never count as crowded."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(places, d, generator=generator)[torch.randint(places, (n,), generator=generator)]
     z_i, z_j = (
@@ -99,9 +99,7 @@ def test_a_positive_crowds_nobody_but_its_double_does():
     assert measure(z, z, TailConfig())["crowded"] == 0
     z[5] = z[2]
     assert measure(z, z, TailConfig())["crowded"] == 4 / 16
-    assert (
-        measure(z, z, TailConfig(eps=0.5))["crowded"] == 4 / 16
-    )  # the tail's least shortfall is another matter
+    assert measure(z, z, TailConfig(eps=0.5))["crowded"] == 4 / 16  # eps of the tail has no effect
     assert float(share_crowded(z[:1].repeat(2, 1))) == 0  # a single pair
 
 
@@ -119,7 +117,7 @@ def test_a_log_from_before_a_column_is_read_and_gone_on_with(tmp_path):
     old = [dict.fromkeys(before, value) for value in (1.0, 2.0)]
     assert read_log(tmp_path / "log.csv") == old
     Log(tmp_path, 2).add(row(3))
-    Log(tmp_path, 3).add(row(4))  # the empty cells are read again
+    Log(tmp_path, 3).add(row(4))  # reads the empty cells
     assert read_log(tmp_path / "log.csv") == [*old, row(3), row(4)]
     place = COLUMNS.index("crowded")
     cells = [line.split(",")[place] for line in (tmp_path / "log.csv").read_text().splitlines()]

@@ -58,7 +58,7 @@ def test_a_restored_optimizer_goes_on_alike(name):
 
 @pytest.mark.parametrize("built", [{"fused": True}, {"foreach": True}, {"lr": torch.tensor(0.5)}])
 def test_a_restored_optimizer_computes_as_it_was_built(built):
-    """A run that was begun on a GPU, with a captured step, goes on on a CPU."""
+    """For example, a run with a captured step on a GPU can resume on a CPU."""
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
     before = torch.optim.Adam([weight], lr=1.0, betas=(0.5, 0.5))
@@ -69,7 +69,7 @@ def test_a_restored_optimizer_computes_as_it_was_built(built):
     restore(after, state)
     after.step()
     [group] = after.param_groups
-    assert group["betas"] == (0.5, 0.5)  # what it computes is the run's
+    assert group["betas"] == (0.5, 0.5)  # restored from the run
     assert {key: group[key] for key in built} == built
     assert not group["capturable"]
     assert after.state[weight]["step"] == 2
@@ -85,7 +85,7 @@ def test_rates():
     assert rate(cosine, 6, 10) == pytest.approx(1.0)
     assert rate(cosine, 8, 10) == pytest.approx(1 + math.cos(0.75 * math.pi))
     assert rate(cosine, 10, 10) == pytest.approx(0)
-    assert rate(cosine, 1, 20) == 0.5  # of a longer run the same share
+    assert rate(cosine, 1, 20) == 0.5  # warm-up is a share of the run
     assert rate(OptimizerConfig(lr=2.0, schedule="cosine", warmup=1.0), 10, 10) == 2.0
 
 
@@ -121,7 +121,7 @@ def test_settings_reach_the_optimizer():
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars"])
 def test_weight_decay_leaves_biases_and_norms_alone(name):
-    """But Adam's, which the paper's runs use: it is on all parameters."""
+    """Except with Adam: as in the paper's runs, its weight decay applies to all parameters."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     with torch.no_grad():
         for parameter in model.parameters():

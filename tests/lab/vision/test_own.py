@@ -1,4 +1,4 @@
-"""An encoder and a loss of one's own, and runs that say that they collapse."""
+"""User-defined encoders and losses, and runs that report their collapse."""
 
 import sys
 

@@ -88,7 +88,7 @@ def test_the_projector_stays_in_float32_unless_asked(images, precision, dtype):
     with torch.no_grad():
         exact = model(view)[1]
         error = (z.detach() - exact).norm() / exact.norm()
-    assert 1e-5 < error < 0.1  # the encoder ran in bf16
+    assert 1e-5 < error < 0.1  # shows that the encoder ran in bf16
 
 
 def test_the_ranks_of_a_batch_see_the_views_of_the_whole(images):
@@ -122,7 +122,7 @@ def test_images_on_disk_are_read_batch_by_batch(tmp_path, images):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a CUDA device captures a step as a graph")
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
 def test_a_captured_step_is_the_eager_one(images, preset):
-    """Also when the generator is seeded anew between steps, and when the rate changes."""
+    """Also if the generator is reseeded between steps and the learning rate changes."""
     from weince.lab.capture import set_rate
 
     finals = []

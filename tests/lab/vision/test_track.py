@@ -1,4 +1,4 @@
-"""How good a run is along the way: measured beside training, which does not notice."""
+"""Tracking: the vote is measured during training, without changing the weights."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_the_vote_is_that_of_the_evaluation_and_leaves_the_weights_alone(data, t
     run(data, tmp_path / "tracked", {"epochs": 3, "track_every": 2})
     assert same_weights(tmp_path / "plain", tmp_path / "tracked")
     assert votes(tmp_path / "plain") == {}
-    assert votes(tmp_path / "tracked").keys() == {2, 3}  # when it is due, and at the end
+    assert votes(tmp_path / "tracked").keys() == {2, 3}  # every second epoch, and the last
 
     _, model = load_model(tmp_path / "tracked")
     images = load(str(data), size=16)

@@ -1,4 +1,4 @@
-"""Training ends where it should however it is interrupted; see also test_train_ranks.py."""
+"""Training gives the same result however it is interrupted; see also test_train_ranks.py."""
 
 import os
 import random
@@ -51,7 +51,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    """A run that nothing interrupts."""
+    """A run without interruption."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     run(data, out, {"epochs": EPOCHS})
     return out
@@ -59,7 +59,7 @@ def whole(data, tmp_path_factory):
 
 @contextmanager
 def interrupted_after(epoch):
-    """Runs are interrupted once the checkpoint of an epoch is written."""
+    """Interrupt runs right after the checkpoint of this epoch is written."""
     save = checkpoint.save
 
     def cut(folder, step, state):
@@ -98,7 +98,7 @@ def test_what_a_loss_learns_is_trained_and_resumed(data, tmp_path):
 
 
 def test_ten_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
-    """SIGKILL at random moments, among them while a checkpoint is being written."""
+    """Send SIGKILL at random moments, which may fall into the writing of a checkpoint."""
     chance, out, kills = random.Random(0), tmp_path / "killed", 0
     while kills < KILLS:
         process = FORKS.Process(target=run, args=(data, out, {"epochs": EPOCHS}))
@@ -135,7 +135,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(data, whole, tmp_pa
 
 @pytest.mark.posix
 def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data, tmp_path):
-    """A limit on the size of files stands in for the disk; the run's settings and log are smaller than it."""
+    """A limit on the file size stands in for a full disk; settings and log stay below it."""
     run(data, tmp_path / "out", {"epochs": 1})
     program = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -174,7 +174,7 @@ def test_a_run_at_a_constant_rate_can_be_made_longer(data, tmp_path):
     losses = [[row["loss"] for row in log] for log in logs]
     assert losses[0] == losses[1]
     assert read_run(tmp_path / "longer").epochs == 5
-    # What was found of the shorter run is kept, and nothing of it passes for the longer one.
+    # Results of the shorter run are kept, under names that do not belong to the longer run.
     assert [path.stem for path in snapshots(tmp_path / "longer")] == ["epoch_0002", "model"]
     kept = load_file(tmp_path / "longer" / "snapshots" / "epoch_0002.safetensors")
     assert all(torch.equal(kept[name], short[name]) for name in short)
@@ -198,7 +198,7 @@ def test_images_may_lie_elsewhere_when_a_run_goes_on(data, tmp_path):
         path.parent.mkdir()
         path.write_bytes(data.read_bytes())
     run(there, tmp_path / "run", {"epochs": 1})
-    with pytest.raises(ValueError, match=r"holds another run \(data .*there.* -> .*here"):  # both are there
+    with pytest.raises(ValueError, match=r"holds another run \(data .*there.* -> .*here"):  # both files exist
         run(here, tmp_path / "run", {"epochs": 2})
     there.unlink()
     run(here, tmp_path / "run", {"epochs": 2})
@@ -247,14 +247,14 @@ def test_the_schedule_goes_on_where_it_was(data, tmp_path):
 def test_snapshots_load_and_embed(data, tmp_path):
     run(data, tmp_path / "run", {"epochs": 2, "snapshot_every": 1})
     found = snapshots(tmp_path / "run")
-    assert [path.stem for path in found] == ["epoch_0001", "epoch_0002"]  # whose weights are the model's
+    assert [path.stem for path in found] == ["epoch_0001", "epoch_0002"]  # the last snapshot is the model
     settings, model = load_model(tmp_path / "run", found[0])
     assert settings == small_run(data, tmp_path / "run", epochs=2, snapshot_every=1)
     assert not model.training
     z_i, z_j = embed_pairs(tmp_path / "run", pairs=16)
     assert z_i.shape == z_j.shape == (16, 8)
     again, _ = embed_pairs(tmp_path / "run", pairs=16)
-    assert len(embed_pairs(tmp_path / "run")[0]) == 20  # no more than are held out
+    assert len(embed_pairs(tmp_path / "run")[0]) == 20  # only 20 images are held out
     assert (again == z_i).all()
     assert (z_i != z_j).any()
     features = two_views(tmp_path / "run", images=12, of="features", part="train")
@@ -305,7 +305,7 @@ def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(t
         ValueError, match=r"photos has no labels, which an evaluation needs: give labelled images"
     ):
         evaluate_run(tmp_path / "cut", device="cpu")
-    z_i, z_j = embed_pairs(tmp_path / "cut")  # a diagnosis needs none: the fifth that was held out
+    z_i, z_j = embed_pairs(tmp_path / "cut")  # needs no labels; uses the held-out fifth
     assert len(z_i) == len(z_j) == 10
 
 
@@ -328,7 +328,7 @@ def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(t
 def test_wrong_settings(data, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train(small_run(data, tmp_path / "out", **changes), bar=False)
-    assert not (tmp_path / "out").exists()  # or the right settings would be refused there
+    assert not (tmp_path / "out").exists()  # so corrected settings are accepted there
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "lars"])
@@ -378,7 +378,7 @@ def test_a_run_is_judged_with_the_convolutions_it_was_trained_with(data, tmp_pat
 
 
 def test_the_time_of_an_epoch_ends_when_its_loss_is_known(data, tmp_path):
-    """A GPU is still at work when the host has asked for all steps."""
+    """After the host has launched all steps, a GPU is still working; reading the loss waits for it."""
 
     class Slow:
         world_size = 1
@@ -457,8 +457,8 @@ def test_the_rate_follows_the_steps_and_the_loss_is_looked_at(data, tmp_path, mo
     monkeypatch.setattr(training_module, "check_finite", lambda _, epoch: looks.append(epoch))
     warm = OptimizerConfig(lr=1.0, warmup=1.0)
     train(small_run(data, tmp_path, epochs=2, optimizer=warm), bar=False)
-    assert rates == [0.0, 0.25, 0.5, 0.75]  # two steps an epoch
-    assert looks == [0, 0, 1, 1]  # after the second step, and for the log
+    assert rates == [0.0, 0.25, 0.5, 0.75]  # two steps per epoch
+    assert looks == [0, 0, 1, 1]  # once after the second step, once for the log
 
 
 def test_checkpoints_are_taken_when_they_are_due_and_at_the_end(data, tmp_path):

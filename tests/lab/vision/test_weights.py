@@ -1,4 +1,4 @@
-"""Weights from elsewhere: what fits is loaded, what does not is named, and nothing in a file is run."""
+"""Weights from other sources: matching ones are loaded, others are named, and no code in a file is run."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_whole_model(form, tmp_path):
 
 
 def test_torchvision_weights_into_an_encoder_and_a_model(tmp_path):
-    """A state dict with a classifier, and without num_batches_tracked, as the older ones are."""
+    """A state dict with a classifier and, like older ones, without num_batches_tracked."""
     source = make(1).encoder
     state = {name: x for name, x in source.state_dict().items() if not name.endswith("num_batches_tracked")}
     torch.save({**state, "fc.weight": torch.zeros(10, 32), "fc.bias": torch.zeros(10)}, tmp_path / "tv.pth")
@@ -72,7 +72,7 @@ def test_the_authors_checkpoint_into_an_encoder(tmp_path):
 
 
 def refuses(model: nn.Module, path, *messages: str) -> None:
-    """The load fails with all these words, and leaves the model as it was."""
+    """The load fails with all these messages, and leaves the model unchanged."""
     before = {name: x.clone() for name, x in model.state_dict().items()}
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         load_weights(model, path)
