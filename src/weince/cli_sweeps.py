@@ -162,9 +162,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default="paper",
         help="strong: the configuration CONFIG_strong (default: %(default)s)",
     )
-    parser.add_argument(
-        "--tries", type=int, default=3, help="settings to try for each loss (default: %(default)s)"
-    )
+    parser.add_argument("--tries", type=int, help="settings to try for each loss (default: 3)")
     parser.add_argument(
         "--try-epochs", type=int, metavar="N", help="epochs of a try (default: those of a run)"
     )
@@ -177,9 +175,8 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--level-within",
         type=float,
-        default=0.5,
         metavar="POINTS",
-        help="largest difference that does not matter, in points (default: %(default)s)",
+        help="largest difference that does not matter, in points (default: 0.5)",
     )
     parser.add_argument(
         "--set",

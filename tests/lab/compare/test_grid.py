@@ -6,6 +6,7 @@ import pytest
 from lab.compare.made import comparison_of, config_in
 
 from weince.lab.compare.grid import (
+    Comparison,
     find_comparison,
     in_words,
     joined,
@@ -69,6 +70,8 @@ class Wrong(Plain):
     search_space = (0.1, 0.2)
 class Empty(Plain):
     search_space = ()
+class Tuple(Plain):
+    search_space = ({"margins": (0.5, 1.0)}, {"margins": (0.1, 0.2)})
 """
 
 
@@ -163,3 +166,11 @@ def test_seeds_are_counted_or_named():
     for asked in (0, 4):
         with pytest.raises(ValueError, match=f"--seeds {asked}: a number says how many of 7 21 63"):
             take_seeds(asked, (7, 21, 63))
+
+
+def test_a_try_with_a_tuple_is_the_same_when_it_is_read_again(own, tmp_path):
+    tries = tries_of("mine_compared:Tuple", own)
+    comparison = Comparison(own, {"mine_compared:Tuple": tries}, "mine_compared:Tuple")
+    write_comparison(comparison, tmp_path)
+    again = read_comparison(tmp_path / "comparison.yaml")
+    assert joined(again, comparison).losses == comparison.losses

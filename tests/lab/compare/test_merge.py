@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab.compare.made import comparison_of, config_in, fill
+from training import write_data
 
 from weince.lab.compare import compare
 from weince.lab.compare.grid import read_comparison, write_comparison
@@ -93,7 +94,9 @@ def test_another_spelling_of_the_same_recipe_is_the_same(two, tmp_path):
     fill(comparison, theirs)
     page = compare(out=ours, add=[theirs / "runs.jsonl"])
     found = json.loads((page.parent / "compare.json").read_text())
-    assert [line["loss"] for line in found["losses"] if line["figures"]["linear"]["seeds"] == 2]
+    assert {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]} == {
+        "infonce": 2, "dcl": 2, "hcl": 2
+    }  # fmt: skip
     assert found["missing"] == []
 
 
@@ -144,3 +147,36 @@ def test_records_are_added_to_what_is_named(two):
     config = str(theirs.parent / "small.yaml")
     page = compare(["hcl"], config=config, tries=2, seeds=2, out=ours, add=[theirs / "runs.jsonl"])
     assert replace(read_comparison(page.parent / "comparison.yaml"), config="").baseline == "infonce"
+
+
+def test_finished_runs_on_other_data_are_refused(tmp_path):
+    """The folder of a run does not depend on ``--data``."""
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    write_comparison(comparison, tmp_path / "out" / comparison.name)
+    fill(comparison, tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"made on data with the fingerprint 01; got --data with \w{16}: choose"
+    ):
+        compare(out=tmp_path / "out", data=str(write_data(tmp_path)), device="cpu")
+
+
+def test_a_run_that_was_only_begun_does_not_hide_a_finished_record(two):
+    ours, theirs = two
+    lines = [json.loads(line) for line in (theirs / "runs.jsonl").read_text().splitlines()]
+    begun = next(line for line in lines if "hcl" in line["run"] and "seed_63" in line["run"])
+    (ours / "runs" / begun["run"]).mkdir(parents=True)
+    (ours / "runs" / begun["run"] / "run.yaml").write_text(json.dumps(begun["run.yaml"]))
+    page = compare(out=ours, add=[theirs])
+    assert json.loads((page.parent / "compare.json").read_text())["missing"] == [
+        "dcl, temperature 0.1: seed 63"
+    ]
+
+
+def test_short_tries_with_another_first_seed_are_left_out(tmp_path):
+    config = config_in(tmp_path)
+    for name, seeds in (("ours", [7, 21]), ("theirs", [21, 7])):
+        comparison = comparison_of(config, "infonce", "dcl", seeds=seeds, try_epochs=1)
+        write_comparison(comparison, tmp_path / name / comparison.name)
+        fill(comparison, tmp_path / name)
+    page = compare(out=tmp_path / "ours", add=[tmp_path / "theirs"])
+    assert json.loads((page.parent / "compare.json").read_text())["missing"] == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lab.compare.made import TEXT, comparison_of, config_in, fill
 
 from weince.lab.compare import compare
-from weince.lab.compare.grid import write_comparison
+from weince.lab.compare.grid import read_comparison, write_comparison
 from weince.lab.compare.summary import best_of
 
 
@@ -253,3 +253,18 @@ def test_text_is_not_tracked_by_an_option(tmp_path):
         ValueError, match=r"--track is for runs on images; small is tracked as it is configured"
     ):
         compare(["dcl"], config=config, track=2, out=tmp_path)
+
+
+def test_options_without_losses_change_the_comparison_that_is_there(tmp_path):
+    made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    page = compare(out=tmp_path, table_only=True, seeds=[63], baseline="dcl", level_within=50.0)
+    kept = read_comparison(page.parent / "comparison.yaml")
+    assert (kept.baseline, kept.seeds, kept.level_within) == ("dcl", [7, 21, 63], 50.0)
+    # A further loss leaves them as they are.
+    page = compare(["hcl"], config=kept.config, tries=2, out=tmp_path, table_only=True)
+    kept = read_comparison(page.parent / "comparison.yaml")
+    assert (kept.baseline, kept.seeds, kept.level_within) == ("dcl", [7, 21, 63], 50.0)
+    assert list(kept.losses) == ["infonce", "dcl", "hcl"]
+    for options in ({"tries": 2}, {"try_epochs": 1}, {"set": {"batch": 128}}):
+        with pytest.raises(ValueError, match="wants losses, such as infonce dcl; got none"):
+            compare(out=tmp_path, table_only=True, **options)

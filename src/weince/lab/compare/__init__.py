@@ -11,6 +11,7 @@ call with further losses adds them.
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ def compare(
     *,
     config: str | None = None,
     recipe: str = "paper",
-    tries: int = TRIES,
+    tries: int | None = None,
     seeds: int | Sequence[int] | None = None,
     baseline: str | None = None,
-    level_within: float = 0.5,
+    level_within: float | None = None,
     try_epochs: int | None = None,
     set: Mapping[str, Any] | None = None,
     out: Path = Path("compared"),
@@ -69,11 +70,14 @@ def compare(
         config: Configuration that all runs share: a name or a file. By default that of the comparison in ``out``, or
             else digits on a laptop.
         recipe: ``paper`` for that configuration, ``strong`` for ``CONFIG_strong``.
-        tries: How many settings of its search space to try for each loss; a smaller space is tried completely.
-        seeds: How many of 7, 21, 63, 84 to use, or a list of seeds; by default all four.
+        tries: How many settings of its search space to try for each loss, by default 3; a smaller space is tried
+            completely.
+        seeds: How many of 7, 21, 63, 84 to use, or a list of seeds. By default those of the comparison in ``out``,
+            or else all four.
         baseline: Loss that the others are compared with; it is added if ``losses`` lacks it. By default that of the
             comparison in ``out``, or else ``infonce``.
-        level_within: Largest difference, in points, that does not matter.
+        level_within: Largest difference, in points, that does not matter. By default that of the comparison in
+            ``out``, or else 0.5.
         try_epochs: Epochs of a try; by default those of the configuration.
         set: Settings, by dotted name, that override the configuration in all runs.
         out: Output folder: runs in ``out/runs``, their records in ``out/runs.jsonl``, the page in ``out/CONFIG``.
@@ -134,16 +138,16 @@ def _asked(
     losses: Sequence[str],
     config: str | None,
     recipe: str,
-    tries: int,
+    tries: int | None,
     seeds: int | Sequence[int] | None,
     baseline: str | None,
-    level_within: float,
+    level_within: float | None,
     try_epochs: int | None,
     set: Mapping[str, Any] | None,
     out: Path,
 ) -> Comparison:
     """The comparison that the arguments ask for, joined with the one in the folder."""
-    if tries < 1:
+    if tries is not None and tries < 1:
         raise ValueError(f"--tries must be at least 1; got {tries}")
     twice = [loss for number, loss in enumerate(losses) if loss in losses[:number]]
     if twice:
@@ -155,20 +159,37 @@ def _asked(
             raise ValueError(
                 f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
             )
-        return before
+        given = {"--tries": tries, "--try-epochs": try_epochs, "--set": set or None}
+        wants = [name for name, value in given.items() if value is not None]
+        if wants:
+            raise ValueError(f"{wants[0]} wants losses, such as infonce dcl; got none")
+        return replace(
+            before,
+            baseline=baseline or before.baseline,
+            level_within=before.level_within if level_within is None else level_within,
+            seeds=_with_seeds(before, seeds),
+        )
     chosen = chosen or (before.config if before else recipe_config(LAPTOP, recipe))
     first = baseline or (before.baseline if before else BASELINE)
     names = list(losses) if first in losses or (before and first in before.losses) else [first, *losses]
     now = Comparison(
         config=chosen,
-        losses={name: tries_of(name, chosen)[:tries] for name in names} | _known(before, first, names),
+        losses={name: tries_of(name, chosen)[: tries or TRIES] for name in names}
+        | _known(before, first, names),
         baseline=first,
-        seeds=take_seeds(seeds, SEEDS),
+        seeds=_with_seeds(before, seeds),
         try_epochs=try_epochs,
         set=set or {},
-        level_within=level_within,
+        level_within=level_within or (before.level_within if before else 0.5),
     )
     return now if before is None else joined(before, now)
+
+
+def _with_seeds(before: Comparison | None, seeds: int | Sequence[int] | None) -> Sequence[int]:
+    """The seeds of the comparison in the folder, and those that are asked for."""
+    if before is None:
+        return take_seeds(seeds, SEEDS)
+    return list(dict.fromkeys([*before.seeds, *(() if seeds is None else take_seeds(seeds, SEEDS))]))
 
 
 def _tracked(comparison: Comparison, track: int | None) -> dict[str, int]:

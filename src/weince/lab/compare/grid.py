@@ -3,6 +3,7 @@
 Every loss class has a ``search_space``, an ordered list of tries; a comparison takes the same number from each.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -150,7 +151,8 @@ def _as_settings(loss: str, tried: Mapping[str, Any], has_temperature: bool) -> 
     found: dict[str, Any] = {"loss.preset": loss}
     if "temperature" in tried or has_temperature:
         found["loss.temperature"] = tried.get("temperature")
-    options = {name: value for name, value in tried.items() if name != "temperature"}
+    # Lists for tuples, as comparison.yaml has them: a try that is read back must be the same try.
+    options = json.loads(json.dumps({name: value for name, value in tried.items() if name != "temperature"}))
     return found | ({"loss.options": options} if options else {})
 
 

@@ -101,8 +101,9 @@ def add(
     runs = _identities(_every_run(comparison, out))
     found = {}
     for _, _, files in theirs:
-        run = runs[_recorded_identity(files["run.yaml"])]
-        found[run.name] = _as_ours(files, run)
+        run = runs.get(_recorded_identity(files["run.yaml"]))
+        if run is not None:  # else a shorter try with a seed that chooses nothing here
+            found[run.name] = _as_ours(files, run)
     add_records(out, found)
     return comparison
 

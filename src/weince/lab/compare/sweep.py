@@ -64,6 +64,8 @@ class Sweep:
 
     def fill(self, budget: float | None, options: Mapping[str, Any], *, check: bool) -> dict[str, str]:
         """Carry out the missing runs, as far as time allows; returns why runs failed, by their names."""
+        if check and self.data is not None:
+            self._check_fingerprints()
         for name in ("tries", "seeds"):
             runs = self.tries if name == "tries" else self.seeds(complete=True)
             if name == "seeds":  # take_over did this for the tries
@@ -75,6 +77,20 @@ class Sweep:
                 self.clock = self._clock(budget)
             self.failed |= carry_out(runs, self.out, clock=self.clock, name=name, **options)
         return self.failed
+
+    def _check_fingerprints(self) -> None:
+        """Check that the finished runs were made on the data of ``--data``; the folder of a run does not tell.
+
+        Raises:
+            ValueError: A run was made on other data.
+        """
+        here = merge.data_here(self.tries[0])
+        for name, record in self.records([*self.tries, *self.seeds()]).items():
+            if here is not None and record.get("fingerprint") != here:
+                raise ValueError(
+                    f"{name} was made on data with the fingerprint {record.get('fingerprint')}; got --data with "
+                    f"{here}: choose another --out"
+                )
 
     def take_over(self, *, look: bool) -> None:
         """Take over runs from the archives: the tries, then the chosen tries with all seeds.

@@ -43,7 +43,11 @@ def read_record(run: Run, name: str) -> Any:
 
 def has_folder(run: Run) -> bool:
     """Whether a run has a folder with files of its record, which take precedence over the archive."""
-    return any((run.folder / name).is_file() for name in ("run.yaml", "log.csv", run.result.name))
+    if (run.folder / run.result.name).is_file():
+        return True
+    begun = any((run.folder / name).is_file() for name in ("run.yaml", "log.csv"))
+    # A finished record in the archive counts more than a run that was interrupted.
+    return begun and run.result.name not in _archived(run)
 
 
 def archive_of(run: Run) -> Path:
