@@ -1,11 +1,15 @@
 """``weince compare`` on text from end to end: train, evaluate and time a toy BERT."""
 
 import json
+import shutil
 
 import pytest
+import yaml
 from lab.compare.made import TEXT, config_in
+from safetensors.torch import load_file, save_file
 
 from weince.cli import main
+from weince.lab.reproduce import reproduce
 
 
 @pytest.fixture
@@ -44,3 +48,28 @@ def test_a_comparison_on_text_is_trained_and_goes_on(tmp_path, command, capsys):
     assert main([*command, "--seeds", "2", "--table-only"]) == 0
     missing = [line for line in capsys.readouterr().err.splitlines() if line.startswith("missing: ")]
     assert missing == [f"missing: {loss}, temperature 0.05: seed 21" for loss in ("infonce", "dcl")]
+
+
+def test_the_encoders_of_a_table_are_trained_each(tmp_path, toy_text, toy_sts, toy_model):
+    other = tmp_path / "other"
+    shutil.copytree(toy_model, other)
+    weights = load_file(other / "model.safetensors")
+    save_file(
+        {name: value * 0.9 for name, value in weights.items()}, other / "model.safetensors", {"format": "pt"}
+    )
+    table = {
+        "title": "Two encoders",
+        "figures": ["stsb"],
+        "rows": [config_in(tmp_path, TEXT)],
+        "measure": "sts",
+        "choose_by": "stsb",
+        "baseline": "A",
+        "seeds": [7],
+        "set": {"text": str(toy_text), "sts": str(toy_sts)},
+        "losses": {"A": {"set": {"model": str(toy_model)}}, "B": {"set": {"model": str(other)}}},
+    }
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(table))
+    page = reproduce(str(tmp_path / "table.yaml"), out=tmp_path / "out", device="cpu", jobs=2)
+    assert page.is_file()
+    found = sorted((tmp_path / "out").glob("runs/*/*/*/result.json"))
+    assert len({json.loads(path.read_text())["fingerprint"] for path in found}) == 2

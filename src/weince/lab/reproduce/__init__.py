@@ -19,7 +19,7 @@ from weince.lab.evaluate.protocol import budget
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.page import Page, reading_notes, write_page
-from weince.lab.reproduce.plan import Run, check_data, plan, words
+from weince.lab.reproduce.plan import Run, check_data, plan, task_for, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
 from weince.lab.reproduce.sweep import carry_out
 from weince.lab.reproduce.tables import Table, check_alone, named_tables, read_table, take_seeds
@@ -103,6 +103,7 @@ def reproduce(
                 f"none of the {len(runs)} runs of {asked.name} is in {out / 'runs'} or {out / ARCHIVE}"
             )
     made = [(run, records[run.folder]) for run in runs if run.folder in records]
+    _check_data_of(made)
     path = write_page(_page(asked, runs, made, failed, epochs, command), out / asked.name, made)
     if keep is not None:
         keep_records([run for run, _ in made], keep)
@@ -112,6 +113,23 @@ def reproduce(
             f"{len(failed)} of {len(runs)} runs failed, the table without them is {path}; {first}"
         )
     return path
+
+
+def _check_data_of(made: Sequence[tuple[Run, Mapping[str, Any]]]) -> None:
+    """Check that runs whose settings name the same data were made on the same data.
+
+    Raises:
+        ValueError: They were not, because ``--data`` changed between two calls.
+    """
+    first: dict[tuple[Any, ...], tuple[Run, str | None]] = {}
+    for run, record in made:
+        named = run.row, *(run.changes.get(place) for place in task_for(run).places)
+        before, version = first.setdefault(named, (run, record.get("fingerprint")))
+        if record.get("fingerprint") != version:
+            raise ValueError(
+                f"runs of a row must share their data; got the fingerprint {record.get('fingerprint')} for "
+                f"{run.name} and {version} for {before.name}: choose another --out"
+            )
 
 
 def print_tables() -> None:

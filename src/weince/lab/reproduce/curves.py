@@ -81,7 +81,7 @@ def pictures(table: Table, made: Sequence[tuple[Run, Record]]) -> list[Picture]:
     rows = list(dict.fromkeys(run.row for run, _ in made))
     for row in rows:
         groups = _groups(table, [(run, record) for run, record in made if run.row == row])
-        if groups:
+        if groups and all("uniformity" in log[-1] for group in groups for log in group.logs):  # text has none
             end = f"_{row}" if len(rows) > 1 else ""
             found += [_curves(groups, f"curves{end}", row), _geometry(table, groups, f"geometry{end}", row)]
     return found

@@ -158,8 +158,12 @@ def _place(
 
     Settings that do not change the weights, and the paths given by ``--data``, are not part of them.
     """
-    free = task_of(base).free
-    changed = {name: value for name, value in flat(changes).items() if name not in free}
+    task = task_of(base)
+    free = task.free
+    # Data that a table or --set names make another run; a path given by --data does not.
+    changed = {
+        name: value for name, value in flat(changes).items() if name not in free or name in task.places
+    }
     every = {**{name: value for name, value in base.items() if name not in free}, **changed}
     every.pop("seed", None)
     key = hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:12]
