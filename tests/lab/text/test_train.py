@@ -1,5 +1,6 @@
 """Whole SimCSE runs: what they write, what they compute, and that they resume where they stopped."""
 
+import contextlib
 import json
 import math
 import shutil
@@ -308,17 +309,6 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(run, monkeypatch):
         train(replace(run, seed=1))
 
 
-def test_another_text_is_not_gone_on_with(run, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_write_result", lambda *_, **__: None)  # so the run stays unfinished
-        train(run)
-    with run.text.open() as file:
-        (run.out / "more.txt").write_text(file.read() + "one more\n")
-    with pytest.raises(ValueError, match=r"was begun with 100 sentences, .* holds 101"):
-        train(replace(run, text=run.out / "more.txt"))
-    train(run)
-
-
 def test_seeds_differ_and_repeat(run, tmp_path):
     logs = []
     for out, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -522,3 +512,26 @@ def test_what_a_run_starts_from_has_a_fingerprint(run, paired, tmp_path):
         replace(run, model=str(run.out / "best")),
     ]
     assert len({fingerprint(one) for one in (run, *changed)}) == 5
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_sentences_or_another_encoder_do_not_go_on(run, tmp_path, finished, monkeypatch):
+    with monkeypatch.context() as patch:
+        if not finished:
+            step = module.Job.take_step
+            patch.setattr(
+                module.Job,
+                "take_step",
+                lambda job, *inputs: step(job, *inputs) if job.step < 4 else pytest.skip("interrupted"),
+            )
+        with contextlib.suppress(pytest.skip.Exception):
+            train(run)
+    assert (run.out / "result.json").is_file() == finished
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(reversed(run.text.read_text().splitlines())) + "\n")
+    with pytest.raises(ValueError, match=r"began with .* of fingerprint \w+; got \w+: choose another --out"):
+        train(replace(run, text=other))
+    moved = tmp_path / "moved.txt"
+    shutil.copy(run.text, moved)
+    train(replace(run, text=moved))
+    assert (run.out / "result.json").is_file()

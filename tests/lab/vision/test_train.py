@@ -538,3 +538,33 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(data, tmp_path)
     tmp_path.chmod(0o555)
     with pytest.raises(PermissionError):
         evaluate_run(tmp_path, data="nowhere.npz", device="cpu", quick=True)
+
+
+LEARNED = """
+import torch
+from weince import InfoNCELoss
+def learned() -> InfoNCELoss:
+    return InfoNCELoss(torch.nn.Parameter(torch.tensor(0.5)), max_scale=100)
+"""
+
+
+def test_a_learned_temperature_is_that_of_the_last_checkpoint(data, tmp_path, monkeypatch):
+    (tmp_path / "mine_learned.py").write_text(LEARNED)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.claim(
+        small_run(data, tmp_path / "new", loss=LossConfig("mine_learned:learned")), tmp_path / "new", free=()
+    )
+    assert temperature_of([tmp_path / "new"]) is None
+    run(data, tmp_path / "done", {"loss": LossConfig("mine_learned:learned")})
+    found = temperature_of([tmp_path / "done"])
+    assert found == pytest.approx(float(loss_state(tmp_path / "done")["temperature"]))
+    assert found != 0.5
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_a_loss_that_learns_wants_adam(data, tmp_path, name):
+    changes = {"loss": LossConfig("siglip"), "optimizer": OptimizerConfig(name)}
+    with pytest.raises(ValueError, match=f"wants optimizer.name adam or adamw.*got {name} with siglip"):
+        run(data, tmp_path / "run", changes)
+    assert not (tmp_path / "run").exists()
+    run(data, tmp_path / "fixed", changes | {"loss": LossConfig("siglip", options={"learn": False})})

@@ -1,4 +1,4 @@
-"""A small run that tests of training share, and a program: training.py DATA OUT EPOCHS DEVICES PRESET OPTIMIZER."""
+"""A small run for tests of training; as a program: training.py DATA OUT EPOCHS DEVICES PRESET."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ SIZE = 16
 
 
 def write_data(folder):
-    """An .npz of 70 images: two batches of 32 an epoch, and a rest that is left out."""
+    """An .npz of 70 images: two batches of 32 per epoch, and the rest is left out."""
     rng = np.random.default_rng(0)
     path = folder / "images.npz"
     np.savez(
@@ -48,7 +48,7 @@ def weights(out):
 
 
 def loss_state(out):
-    """What a run has learned in its loss."""
+    """State of the loss in the newest checkpoint."""
     from weince.lab import checkpoint
 
     return checkpoint.newest(Path(out) / "checkpoints").state["loss"]
@@ -62,8 +62,6 @@ def same_weights(a, b):
 
 if __name__ == "__main__":
     from weince.lab.configure import LossConfig
-    from weince.lab.vision.optim import OptimizerConfig
 
-    place, out, epochs, devices, preset, name = sys.argv[1:]
-    changes = {"loss": LossConfig(preset), "optimizer": OptimizerConfig(name)}
-    run(place, out, {"epochs": int(epochs), "devices": int(devices), **changes})
+    place, out, epochs, devices, preset = sys.argv[1:]
+    run(place, out, {"epochs": int(epochs), "devices": int(devices), "loss": LossConfig(preset)})

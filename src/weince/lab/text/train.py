@@ -120,12 +120,16 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     if ("STSB", "dev") not in sts:
         raise ValueError(f"{run.sts} holds no dev split of STSB, on which the best encoder is chosen")
     if (run.out / "result.json").is_file():
+        done = json.loads((run.out / "result.json").read_text(encoding="utf-8"))
+        _check_start(run, done.get("fingerprint"), fingerprint(run) if run.text.is_file() else None)
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         return run.out / "best"
     if run.precision == "bf16" and find_device(run.device).type == "cpu":
         prepare_cpu_for_bf16()
     with matmul_precision(run.precision):
         job = Job(run, sts)
+        found = checkpoint.newest(run.out / "checkpoints")
+        _check_start(run, None if found is None else found.state["fingerprint"], job.fingerprint)
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         job.resume()
         job.go(bar=bar)
@@ -178,11 +182,6 @@ class Job:
     def restore(self, found: checkpoint.Checkpoint) -> None:
         """Restore the state of a checkpoint."""
         state = found.state
-        if state["sentences"] != len(self.sentences):
-            raise ValueError(
-                f"{self.run.out} was begun with {state['sentences']:,} sentences, {self.run.text} holds "
-                f"{len(self.sentences):,}: choose another --out"
-            )
         self.step, self.best, self.best_step = found.step, state["best"], state["best_step"]
         self.encoder.load_state_dict(state["encoder"])
         self.loss.load_state_dict(state["loss"])
@@ -212,7 +211,7 @@ class Job:
             "encoder": self.encoder.state_dict(),
             "loss": self.loss.state_dict(),
             "optimizer": self.take.optimizer.state_dict(),
-            "sentences": len(self.sentences),
+            "fingerprint": self.fingerprint,
             "best": self.best,
             "best_step": self.best_step,
             "rng": torch.get_rng_state(),
@@ -313,6 +312,15 @@ def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
     files.write_text_aside(job.run.out / "result.json", text)
+
+
+def _check_start(run: TextRun, before: str | None, now: str | None) -> None:
+    """Raise if the sentences, STS pairs or encoder are not those that a run began with; files may have moved."""
+    if None not in (before, now) and before != now:
+        raise ValueError(
+            f"{run.out} began with sentences, STS pairs and an encoder of fingerprint {before}; got {now}: "
+            "choose another --out"
+        )
 
 
 def fingerprint(run: TextRun) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from weince.files import check_writable, write_aside, write_text_aside
-from weince.lab import settings
+from weince.lab import checkpoint, settings
 from weince.lab.configure import build_loss
 from weince.lab.vision import encoders
 from weince.lab.vision.config import FREE_TO_CHANGE, VisionRun
@@ -247,6 +247,18 @@ def run_pairs(
 
 def temperature_of(folders: Sequence[Path]) -> float | None:
     """The temperature of the runs if all have the same one, else None."""
-    losses = [build_loss(read_run(folder).loss) for folder in folders]
-    found = {getattr(loss, "temperature", None) for loss in losses}
+    found = {_temperature(folder) for folder in folders}
     return found.pop() if len(found) == 1 else None
+
+
+def _temperature(folder: Path) -> float | None:
+    """Temperature of a run; a learned one is that of the last checkpoint, or None without a checkpoint."""
+    loss = build_loss(read_run(folder).loss)
+    found = getattr(loss, "temperature", None)
+    if not isinstance(found, torch.Tensor):
+        return found
+    last = checkpoint.newest(folder / "checkpoints")
+    if last is None:
+        return None
+    loss.load_state_dict(last.state["loss"])
+    return float(found.detach())  # the same tensor, which now holds the checkpoint's value

@@ -196,6 +196,11 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) ->
     model.to(fabric.device)
     if _asked(run.compile, fabric.device.type == "cuda"):
         model.encoder.compile()
+    if run.optimizer.name in ("sgd", "lars") and any(own.requires_grad for own in loss.parameters()):
+        raise ValueError(
+            "a loss that learns wants optimizer.name adam or adamw, since its gradients are too large for the rates "
+            f"of sgd and lars; got {run.optimizer.name} with {run.loss.preset}"
+        )
     optimizer = build_optimizer([*model.parameters(), *loss.parameters()], run.optimizer)
     return fabric.setup_module(TwoViews(model, run.precision)), optimizer
 
