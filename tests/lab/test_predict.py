@@ -197,8 +197,9 @@ def test_a_folder_remembers_its_heads(file, tmp_path):
     assert (tmp_path / "out" / "heads.svg").read_text(encoding="utf-8").startswith("<?xml")
     lines = (tmp_path / "out" / "heads.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1 + len(LOSSES)
-    with pytest.raises(ValueError, match="holds heads of 4 steps, not 5"):
-        predict(file, tmp_path / "out", losses=LOSSES, seeds=[1], steps=5, probe=SMALL, progress=False)
+    for seed in (0, 1):  # stored, and not
+        with pytest.raises(ValueError, match="holds heads of 4 steps, not 5"):
+            predict(file, tmp_path / "out", losses=LOSSES, seeds=[seed], steps=5, probe=SMALL, progress=False)
     with pytest.raises(ValueError, match="holds heads of other probe"):
         predict(
             file, tmp_path / "out", losses=LOSSES, seeds=[0], steps=4, probe=Probe(batch=17), progress=False

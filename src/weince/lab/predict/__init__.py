@@ -115,8 +115,8 @@ def predict(
     store = Store(folder, prepared, probe)
     wanted = [(name, seed) for seed in seeds for name in chosen]
     missing = [head for head in wanted if not store.has(*head, chosen[head[0]])]
+    store.claim(steps)
     if missing:
-        store.claim(steps)
         if store.steps is None:
             store.steps = _affordable(prepared.views, chosen, probe, len(missing), minutes, jobs)
         task = Task(prepared.views, chosen, store.steps, probe)
