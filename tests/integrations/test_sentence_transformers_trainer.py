@@ -131,3 +131,17 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch):
         ImportError, match=r"needs sentence-transformers 6.0 or newer: pip install 'weince\[text\]'"
     ):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_evaluation_does_not_train(tiny_folder, tmp_path):
+    """The trainer puts only the model into evaluation mode; the running slope of the loss must stay."""
+    slopes = []
+    for evaluated in (False, True):
+        torch.manual_seed(0)
+        model = SentenceTransformer(str(tiny_folder), device="cpu")
+        loss = WeinceLoss(model)
+        trainer = train(model, loss, tmp_path, max_steps=2)
+        if evaluated:
+            trainer.evaluate(Dataset.from_dict({"anchor": column(24, 3), "positive": column(24, 4)}))
+        slopes.append(float(loss.loss.terms.slope.slope_now))
+    assert slopes[0] == slopes[1]

@@ -100,6 +100,7 @@ class LossAdapter(nn.Module):
         self._check_columns(len(embeddings), labels)
         first, *others = embeddings
         value: Tensor
+        self.loss.train(self.model.training)  # the trainer puts only the model into evaluation mode
         if self._nothing_to_contrast(embeddings):
             warnings.warn(
                 "a batch of one row has nothing to contrast with: its loss is 0; "
