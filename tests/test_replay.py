@@ -90,6 +90,8 @@ def test_a_parameter_may_change_but_not_move():
     assert key(loss) == before
     loss.temperature.requires_grad_(False)
     assert key(loss) != before
+    loss.temperature = nn.Parameter(loss.temperature.detach().clone())
+    assert key(loss) != before
 
 
 def test_a_tensor_among_the_settings_is_never_recorded():

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import reference
@@ -423,9 +424,10 @@ def test_a_link_of_ones_own_compiled(monkeypatch, backend):
 
 
 def test_what_is_worth_compiling():
-    own, there = FunctionLink(lambda s: s), torch.empty(1, 1, device="meta")
+    own, on_gpu = FunctionLink(lambda s: s), SimpleNamespace(device=torch.device("cuda"))
+    assert module.worth_compiling(own, on_gpu)
+    assert not module.worth_compiling(SoftmaxLink(0.1), on_gpu)
     assert not module.worth_compiling(own, torch.empty(1, 1))
-    assert not module.worth_compiling(own, there)
 
 
 def test_exact_shortfalls_that_another_engine_found():

@@ -286,9 +286,14 @@ def test_a_snapshot_that_a_cut_run_missed_is_taken_when_it_goes_on(data, tmp_pat
 
 
 def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
-    wild = small_run(data, tmp_path, epochs=3, loss=LossConfig("infonce"), optimizer=OptimizerConfig(lr=1e30))
-    with pytest.raises(ValueError, match=r"NaN|nan|inf"):
-        train(wild, bar=False)
+    calm = small_run(data, tmp_path, epochs=3, checkpoint_every=1, loss=LossConfig("infonce"))
+    with interrupted_after(1), pytest.raises(KeyboardInterrupt):
+        train(calm, bar=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_module, "rate", lambda *_: 1e30)
+        with pytest.raises(ValueError, match=r"NaN|nan|inf"):
+            train(calm, bar=False)
+    assert checkpoint.newest(tmp_path / "checkpoints").step == 1
 
 
 def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(tmp_path):
