@@ -210,6 +210,20 @@ def test_images_may_lie_elsewhere_when_a_run_goes_on(data, tmp_path):
         run(other, tmp_path / "run", {"epochs": 2})
 
 
+def test_other_images_of_the_same_name_do_not_go_on(data, tmp_path):
+    path = tmp_path / "images.npz"
+    path.write_bytes(data.read_bytes())
+    run(path, tmp_path / "run", {"epochs": 1})
+    with np.load(path) as arrays:
+        np.savez(path, **{**arrays, "train_images": 255 - arrays["train_images"]})
+    before = (tmp_path / "run" / "run.yaml").read_text()
+    with pytest.raises(
+        ValueError, match=r"trained on images with the fingerprint \w{16}; got .* with \w{16}"
+    ):
+        run(path, tmp_path / "run", {"epochs": 2})
+    assert (tmp_path / "run" / "run.yaml").read_text() == before
+
+
 def test_settings_that_cannot_be_read_are_named(data, tmp_path):
     (tmp_path / "run.yaml").write_text("a: [")
     with pytest.raises(ValueError, match=r"run\.yaml is not YAML"):

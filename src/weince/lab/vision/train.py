@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from weince.lab import checkpoint
 from weince.lab.capture import restore, set_rate
 from weince.lab.configure import build_loss, check_loss
+from weince.lab.evaluate import fingerprint
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.encoders import SimCLR
@@ -59,6 +60,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     model, loss, optimizer, step = assemble(fabric, run, data)
     generator = step.generator
     tracker = _first(fabric, partial(Tracker, run, data, fabric.device)) if run.track_every else None
+    images = _first(fabric, partial(_check_images, run, data))
 
     # Only now, so that a run that cannot start leaves no folder.
     _first(fabric, partial(claim, run))
@@ -80,7 +82,7 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
                     check_finite(float(step.total), epoch)
             row = _row(run, fabric, step, epoch, steps, began)
             shown.show(row)
-            _first(fabric, partial(_keep, run, log, row, model, loss, optimizer, tracker))
+            _first(fabric, partial(_keep, run, log, row, images, model, loss, optimizer, tracker))
     _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
     if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
         print(f"weince: {warning}", file=sys.stderr)
@@ -266,6 +268,7 @@ def _keep(
     run: VisionRun,
     log: Log | None,
     row: dict[str, float],
+    images: str | None,
     model: SimCLR,
     loss: nn.Module,
     optimizer: Any,
@@ -281,8 +284,22 @@ def _keep(
     if run.snapshot_every and epoch % run.snapshot_every == 0:
         save_weights(run.out / "snapshots" / f"epoch_{epoch:04d}.safetensors", model)
     if epoch % run.checkpoint_every == 0 or epoch == run.epochs:
-        state = {"model": model.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
-        checkpoint.save(run.out / "checkpoints", epoch, state)
+        parts = {"model": model, "loss": loss, "optimizer": optimizer}
+        state = {name: part.state_dict() for name, part in parts.items()}
+        checkpoint.save(run.out / "checkpoints", epoch, {**state, "images": images})
+
+
+def _check_images(run: VisionRun, data: ImageData) -> str:
+    """The fingerprint of the data; raises if the run in the folder was trained on other data."""
+    now = fingerprint(data)
+    found = checkpoint.newest(run.out / "checkpoints")
+    before = now if found is None else found.state.get("images", now)
+    if before != now:
+        raise ValueError(
+            f"{run.out} was trained on images with the fingerprint {before}; got {run.data} with {now}: "
+            "choose another --out"
+        )
+    return now
 
 
 def _resume(run: VisionRun, model: nn.Module, loss: nn.Module, optimizer: Any) -> int:
