@@ -33,6 +33,7 @@ __all__ = ["compare"]
 
 BASELINE = "infonce"
 TRIES = 3
+LEVEL_WITHIN = 0.5
 
 MOST_JOBS = 4
 """Default limit of concurrent runs on a machine without a GPU."""
@@ -154,6 +155,8 @@ def _asked(
         raise ValueError(f"every loss must be named once; got {twice[0]} twice")
     chosen = None if config is None else recipe_config(config, recipe)
     before = find_comparison(out, chosen)
+    if level_within is None:
+        level_within = before.level_within if before else LEVEL_WITHIN
     if not losses:
         if before is None:
             raise ValueError(
@@ -166,7 +169,7 @@ def _asked(
         return replace(
             before,
             baseline=baseline or before.baseline,
-            level_within=before.level_within if level_within is None else level_within,
+            level_within=level_within,
             seeds=_with_seeds(before, seeds),
         )
     chosen = chosen or (before.config if before else recipe_config(LAPTOP, recipe))
@@ -180,7 +183,7 @@ def _asked(
         seeds=_with_seeds(before, seeds),
         try_epochs=try_epochs,
         set=set or {},
-        level_within=level_within or (before.level_within if before else 0.5),
+        level_within=level_within,
     )
     return now if before is None else joined(before, now)
 
