@@ -74,7 +74,7 @@ def test_the_bare_loss_is_the_released_one(tiny):
     tiny.eval()
     tokens = features(tiny, 3)
     rows = [tiny(dict(part))["sentence_embedding"] for part in tokens]
-    core = weince.WeinceLoss.released(0.05, candidates="cross")(*rows[:2], negatives=rows[2])
+    core = weince.WeinceLoss.released(0.05, candidates="cross").eval()(*rows[:2], negatives=rows[2])
     torch.testing.assert_close(step(tiny, WeinceLoss(tiny), tokens)[0], core.detach())
     torch.testing.assert_close(
         step(tiny, CachedWeinceLoss(tiny, mini_batch_size=5), tokens)[0], core.detach()

@@ -350,8 +350,9 @@ def test_a_folder_counts_more_than_a_line_of_the_archive(tmp_path, script):
     result = json.loads(run.result.read_text())
     run.result.write_text(json.dumps({**result, "linear_test_mean": 12.5}))
     assert record(run)["linear_test_mean"] == 12.5
-    run.result.unlink()  # a folder without a result hides the archived one
-    assert not is_done(run)
+    run.result.unlink()  # a folder without a result does not hide the finished record
+    assert is_done(run)
+    assert record(run)["linear_test_mean"] == result["linear_test_mean"]
     assert record(other) == found
     assert not is_done(replace(other, key="0" * 12))
     keep_records([other], tmp_path / "moved")  # from one archive into another
