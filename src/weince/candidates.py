@@ -216,7 +216,7 @@ def _check_enough(contest: Contest) -> None:
         raise ValueError(
             f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2} {hint}"
         )
-    if candidates < 2 or not len(contest.anchors):
+    if candidates < 2 or len(contest.anchors) < 1:  # not "not len": torch 2.6 would compile for each size
         anchors, others = tuple(contest.anchors.shape), tuple(contest.candidates.shape)
         raise ValueError(
             f"wanted at least 1 anchor and 2 candidates; got anchors {anchors}, candidates {others} {hint}"
