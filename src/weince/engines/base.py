@@ -64,9 +64,7 @@ class Engine(ABC):
     def __init__(self, contest: Contest, need: Need | None = None) -> None:
         self.contest, self.need = contest, NOTHING if need is None else need
         self.counted: Tensor | None = None  # (anchors,) True if the anchor has a positive; None: all have one
-        self.alone: Tensor | None = (
-            None  # (anchors,) True if one of its sums has no negative; None: not checked
-        )
+        self.alone: Tensor | None = None  # (anchors,) True if a sum of the anchor is empty; None: not checked
         with torch.no_grad(), no_autocast(contest.anchors.device):
             self.survey()
 
