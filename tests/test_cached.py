@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -240,3 +241,43 @@ def test_the_example():
     failed, tried = doctest.testmod(cached)
     assert not failed
     assert tried > 6
+
+
+def test_a_static_graph_is_refused():
+    encoder = torch.nn.Linear(4, 4)
+    encoder.static_graph = True
+    with pytest.raises(ValueError, match="without static_graph=True"):
+        cached_step(encoder, (torch.randn(4, 4), torch.randn(4, 4)), InfoNCELoss(), micro_batch=2)
+
+
+class Counted(torch.nn.Module):
+    """An encoder that counts, as DDP exchanges: one backward pass outside of ``no_sync``."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3).requires_grad_(False)
+        self.waits, self.exchanged = False, 0
+
+    @contextmanager
+    def no_sync(self):
+        self.waits = True
+        yield
+        self.waits = False
+
+    def forward(self, inputs):
+        found = self.first(inputs["x"]) if "x" in inputs else self.second(inputs["y"])
+        if found.requires_grad:
+            found.register_hook(
+                lambda gradient: setattr(self, "exchanged", self.exchanged + (not self.waits))
+            )
+        return found
+
+
+def test_gradients_are_exchanged_if_the_last_view_is_frozen():
+    encoder, x, y = Counted(), torch.randn(8, 4), torch.randn(8, 4)
+    cached_step(encoder, ({"x": x}, {"y": y}), InfoNCELoss(0.5), micro_batch=4)
+    assert encoder.exchanged == 1
+    got = encoder.first.weight.grad.clone()
+    encoder.zero_grad()
+    InfoNCELoss(0.5)(encoder({"x": x}), encoder({"y": y})).backward()
+    torch.testing.assert_close(got, encoder.first.weight.grad)

@@ -70,6 +70,8 @@ def cached_step(
         raise ValueError(
             f"wanted one encoder, or one for each view; got {len(encoders)} for {len(views)} views"
         )
+    if any(getattr(encode, "static_graph", False) for encode in encoders):
+        raise ValueError("cached_step wants DistributedDataParallel without static_graph=True; got it with")
     pieces = [list(_pieces(view, micro_batch)) for view in views]
 
     embeddings = []
@@ -90,13 +92,17 @@ def cached_step(
         if rows.grad is not None
     ]
     last = {id(encode): index for index, (encode, _, _) in enumerate(jobs)}
-    reached = False
+    reached: dict[int, int] = {}  # by encoder, its last job that took a gradient
     for index, (encode, part, gradient) in enumerate(jobs):
         with _exchange(encode, last[id(encode)] == index):
             embedded = part.again(encode)
             if embedded.requires_grad:  # False for a frozen encoder
                 torch.autograd.backward(embedded, gradient)
-                reached = True
+                reached[id(encode)] = index
+    for own, index in reached.items():
+        encode, part, gradient = jobs[index]
+        if index != last[own] and hasattr(encode, "no_sync"):  # its last job was frozen and exchanged nothing
+            torch.autograd.backward(part.again(encode), torch.zeros_like(gradient))
     if jobs and not reached:
         raise ValueError(
             "wanted an encoder that takes a gradient; got frozen ones, or ones that return detached tensors"
