@@ -369,7 +369,8 @@ def _shown(arguments: Sequence[str]) -> str:
         option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
         return option + equals + (Path(value).name if "/" in value or os.sep in value else value)
 
-    return shlex.join(["weince", *(short(a) for a in arguments)])
+    # A name that is not UTF-8 cannot be written to the page.
+    return shlex.join(["weince", *(short(a) for a in arguments)]).encode("utf-8", "replace").decode("utf-8")
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

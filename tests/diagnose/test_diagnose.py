@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from diagnose.synthetic import small, views
 from weince.cli import build_parser
@@ -190,3 +191,20 @@ def test_the_command_and_the_function_have_the_same_defaults():
         assert f"({getattr(Settings(), name)})" in helps[name]
         if getattr(QUICK, name) != getattr(Settings(), name):
             assert f"[{getattr(QUICK, name)}]" in helps[name]
+
+
+@pytest.mark.parametrize("dim", [24, 32])
+def test_binary_codes_have_a_page(tmp_path, dim):
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((300, dim))
+    codes = [np.sign(part).astype(np.int8) for part in (z, z + 0.8 * rng.standard_normal(z.shape))]
+    assert diagnose({"codes": tuple(codes)}, tmp_path / "page", quick=True).is_file()
+
+
+def test_numbers_of_numpy_and_torch_are_taken(tmp_path):
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((200, 8))
+    settings = {"temperature": torch.nn.Parameter(torch.tensor(0.5)), "seed": np.int64(3)}
+    page = diagnose({"m": (z, z + rng.standard_normal(z.shape))}, tmp_path / "page", quick=True, **settings)
+    kept = json.loads((page.parent / "summary.json").read_text())["settings"]
+    assert (kept["temperature"], kept["seed"]) == (0.5, 3)

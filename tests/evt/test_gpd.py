@@ -19,7 +19,7 @@ from weince.evt import (
     threshold_stability,
     xi_over_batches,
 )
-from weince.evt.gpd import gpd_loglik, maximise_rows
+from weince.evt.gpd import excesses_over, gpd_loglik, maximise_rows
 from weince.evt.pot import _fit_statistics, sample_gpd
 
 SHAPES = (-0.8, -0.6, -0.4, -0.2, 0.0, 0.2, 1.0)
@@ -382,3 +382,14 @@ class TestBatches:
     def test_one_batch_is_refused(self) -> None:
         with pytest.raises(ValueError, match="at least 2"):
             xi_over_batches(norm.rvs(size=1000, random_state=0), np.zeros(1000, dtype=int))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
+def test_ties_with_the_threshold_do_not_exceed_it(scale):
+    """Equal cosines of binary codes differ by rounding."""
+    rng = np.random.default_rng(0)
+    levels = rng.integers(-8, 9, 5000) / 16
+    x = scale * (levels + 1e-17 * rng.standard_normal(5000))
+    threshold = float(scale * 6 / 16)
+    assert (excesses_over(x, threshold) > 0.01 * scale).all()
+    assert fit_gpd(x, threshold).xi < 0

@@ -34,7 +34,7 @@ from weince.diagnose.sections import Group, write_sections
 from weince.diagnose.settings import Settings, settings_for
 from weince.diagnose.style import Gallery
 from weince.diagnose.verdict import THRESHOLDS, Verdict, decide, tail_kind
-from weince.files import check_folder
+from weince.files import check_folder, check_writable
 from weince.machine import version
 from weince.progress import Bars, telling_bars
 
@@ -228,7 +228,8 @@ def check_out(out: Path) -> None:
         ours = json.loads((out / "summary.json").read_text(encoding="utf-8"))["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):
         ours = False
-    others = [name for name in found if not ours or name not in WRITTEN]
+    known = {*WRITTEN, ".DS_Store"}  # the Finder of macOS writes one into every folder it shows
+    others = [name for name in found if not ours or name not in known]
     if others:  # a report is not mixed with other files
         raise InputError(
             f"{out}: want a new folder, an empty one or an earlier diagnosis; got other files ({others[0]})"
@@ -239,7 +240,15 @@ def check_out(out: Path) -> None:
 def finished_folder(out: Path) -> Iterator[Path]:
     """A temporary folder to fill. At the end its content becomes `out`; after an error it is removed."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-unfinished-", dir=out.absolute().parent))
+    if out.exists():
+        check_writable(out)
+    prefix = f".{out.name}-unfinished-"
+    try:
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute().parent))
+    except OSError:  # a mount, or the current folder, may be writable in a parent that is not
+        if not out.is_dir():
+            raise
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute()))
     try:
         yield work
         work.chmod(0o755)

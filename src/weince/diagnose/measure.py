@@ -15,7 +15,7 @@ from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, p
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import Settings
 from weince.evt import choice
-from weince.evt.gpd import Floats
+from weince.evt.gpd import Floats, exceed
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
@@ -123,7 +123,9 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
             "them, or give them equal ids. If they are different items, the encoder maps them onto one point.",
         )
     tell("thresholds")
-    levels = np.quantile(x, np.linspace(0.90, highest, settings.points))
+    levels = np.unique(np.quantile(x, np.linspace(0.90, highest, settings.points)).round(12))
+    # Tied scores may leave fewer than ten, or only equal ones, above a high level.
+    levels = np.array([v for v in levels if _has_tail(x[exceed(x, v)])] or [u])
     stability = evt.threshold_stability(x, levels)
     tell("fit of the tail")
     return (
@@ -139,6 +141,11 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
         ),
         notes,
     )
+
+
+def _has_tail(x: Floats) -> bool:
+    """Whether a generalised Pareto distribution can be fitted to these scores."""
+    return x.size >= 10 and float(np.ptp(x)) > 1e-9
 
 
 def _one_feature(choices: choice.Choices, lam: float) -> choice.Choices:

@@ -234,7 +234,9 @@ def _expand(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             out.append(path)
             continue
-        inside = sorted((p for p in path.iterdir() if p.suffix.lower() in SUFFIXES), key=natural)
+        # A hidden file is none of the user's: macOS writes ._NAME beside NAME.
+        shown = (p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        inside = sorted(shown, key=natural)
         if not inside:
             raise InputError(f"{path.name or path}: the folder holds no {', '.join(SUFFIXES)} file")
         out += inside
@@ -304,7 +306,8 @@ def connected_pairs(first: Sequence[str], second: Sequence[str]) -> NDArray[np.i
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    known, place = np.unique([*first, *second], return_inverse=True)
+    known: dict[str, int] = {}  # not an array of strings, in which each takes the space of the longest
+    place = np.array([known.setdefault(text, len(known)) for text in (*first, *second)])
     left, right = place[: len(first)], place[len(first) :]
     edges = coo_array((np.ones(len(left)), (left, right)), shape=(len(known), len(known)))
     group = connected_components(edges, directed=False)[1]

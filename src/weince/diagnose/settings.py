@@ -63,4 +63,6 @@ QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, 
 
 def settings_for(quick: bool = False, **changes: Any) -> Settings:
     """The default settings, or those of a quick diagnosis, with some of them changed."""
-    return replace(QUICK if quick else Settings(), **changes)
+    # Python's own numbers: summary.json cannot hold those of numpy or torch.
+    plain = {key: value.item() if hasattr(value, "item") else value for key, value in changes.items()}
+    return replace(QUICK if quick else Settings(), **plain)

@@ -17,6 +17,7 @@ from weince.evt.gpd import (
     as_scores,
     check_fraction,
     check_least,
+    exceed,
     excesses_over,
     fit_gpd,
     fit_with_drop,
@@ -92,14 +93,17 @@ def xi_over_batches(
     check_least(bootstraps=(bootstraps, 2))
     threshold = float(np.quantile(x, check_fraction(quantile, "quantile")))
     fit = fit_gpd(x, threshold, level=level)
-    over = x > threshold
+    over = exceed(x, threshold)
     groups = [x[over & (labels == b)] - threshold for b in range(n_batches)]
     rng = np.random.default_rng(seed)
     xi = np.empty(bootstraps)
     for b in range(bootstraps):
         y = np.concatenate([groups[g] for g in rng.integers(n_batches, size=n_batches)])
-        # excesses_over raises an error if the drawn batches have too few scores above the threshold.
-        xi[b] = maximise_rows(excesses_over(y, 0.0)[None])[0][0]
+        if y.size < 10:
+            raise ValueError(
+                f"need at least 10 scores above the threshold in the drawn batches; got {y.size}"
+            )
+        xi[b] = maximise_rows(y[None])[0][0]  # -1 if all are equal
     naive_error = np.ptp(fit.xi_interval) / (2.0 * np.sqrt(chi2.ppf(level, 1)))
     effect = float(xi.var(ddof=1) / naive_error**2)
     drop = float(max(effect, 1.0) * t.ppf((1.0 + level) / 2.0, n_batches - 1) ** 2 / 2.0)

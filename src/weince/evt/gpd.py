@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 
 _MIN_EXCESSES = 10
+_ROUNDING = 1e-13  # equal cosines differ by less
 _V_MIN = -25.0  # below this, 1 - theta * max(y) = exp(v) is lost in float64
 _V_STEP = 0.5  # must divide _V_MIN, so that the grid contains 0, the exponential law
 
@@ -93,10 +94,16 @@ def check_fraction(value: float, name: str) -> float:
     return float(value)
 
 
+def exceed(scores: Floats, threshold: float) -> NDArray[np.bool_]:
+    """Which scores lie above a threshold by more than rounding; a tie with the threshold does not exceed it."""
+    above: NDArray[np.bool_] = scores - threshold > _ROUNDING * np.abs(scores).max(initial=0.0)
+    return above
+
+
 def excesses_over(x: ArrayLike, threshold: float) -> Floats:
     """Return ``x - threshold`` for the scores above the threshold; raise an error if they cannot be fitted."""
     scores = as_scores(x)
-    y = scores[scores > threshold] - threshold
+    y = scores[exceed(scores, threshold)] - threshold
     if y.size < _MIN_EXCESSES:
         raise ValueError(
             f"need at least {_MIN_EXCESSES} scores above the threshold {threshold}; got {y.size}"

@@ -117,6 +117,8 @@ def _modified_scale_interval(y: Floats, fit: GPDFit) -> Interval:
         )
         return float(-search.fun) - floor
 
+    if f(centre) <= 0.0:  # the search misses the sharp maximum of a few tied values
+        return np.nan, np.nan
     step = 0.5 * (abs(u) * (fit.xi_interval[1] - fit.xi_interval[0]) + fit.sigma / np.sqrt(y.size))
     return crossing(f, centre, -step), crossing(f, centre, step)
 
