@@ -392,3 +392,11 @@ class TestOnAGpu:
         del loss
         gc.collect()
         assert len(replay._kept) == known - 1
+
+
+def test_private_attributes_are_settings_too():
+    loss = Own()
+    loss._scale = 1.0
+    before = key(loss)
+    loss._scale = 2.0
+    assert key(loss) != before

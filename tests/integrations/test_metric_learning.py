@@ -237,3 +237,11 @@ def test_options_hold_with_references_too(caplog):
     with caplog.at_level(logging.DEBUG, logger="weince"):
         WeinceLoss(engine="chunked")(z, y, ref_emb=ref, ref_labels=ref_y)
     assert [record.getMessage() for record in caplog.records] == ["engine chunked: asked for"]
+
+
+def test_reference_labels_of_the_same_rows_count():
+    z, labels = torch.randn(12, 6, dtype=torch.float64), torch.arange(12) % 3
+    other = labels.roll(1)
+    theirs = losses.SupConLoss(temperature=0.1)(z, labels, ref_emb=z, ref_labels=other)
+    ours = LossAdapter(weince.SupConLoss(0.1))(z, labels, ref_emb=z, ref_labels=other)
+    torch.testing.assert_close(ours, theirs)

@@ -89,7 +89,7 @@ class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
         if len(ref_emb) <= (ref_emb is embeddings) or not len(embeddings):
             zero: dict[str, Any] = self.zero_losses()
             return zero
-        if ref_emb is embeddings:
+        if ref_emb is embeddings and ref_labels is labels:
             value = self.loss(embeddings, labels=labels)
         else:
             value = self._against(embeddings, labels, ref_emb, ref_labels)

@@ -88,6 +88,7 @@ class LossAdapter(nn.Module):
             raise ValueError('a trainer wants one number: reduction must be "mean" or "sum"; got "none"')
         self.model = model
         self.loss = loss
+        self._averages = False  # whether hooks average the gradients of the loss's own parameters
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch, given the tokens of each column."""
@@ -101,6 +102,11 @@ class LossAdapter(nn.Module):
         first, *others = embeddings
         value: Tensor
         self.loss.train(self.model.training)  # the trainer puts only the model into evaluation mode
+        if is_spread() and not self._averages:  # nor does it wrap the loss for several devices
+            self._averages = True
+            for own in self.loss.parameters():
+                if own.requires_grad:
+                    own.register_hook(_averaged)  # type: ignore[no-untyped-call]
         if self._nothing_to_contrast(embeddings):
             warnings.warn(
                 "a batch of one row has nothing to contrast with: its loss is 0; "
@@ -327,3 +333,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, TailConfig):
         return asdict(value)
     return value if value is None or isinstance(value, int | float | str) else repr(value)
+
+
+def _averaged(gradient: Tensor) -> Tensor:
+    """The average of a gradient over all devices."""
+    total = gradient.clone()
+    torch.distributed.all_reduce(total)
+    return total / torch.distributed.get_world_size()

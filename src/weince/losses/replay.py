@@ -115,7 +115,7 @@ def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...]:
         key += name, value.shape, value.dtype, value.requires_grad, value.device
     for module in loss.modules():
         for name, setting in vars(module).items():
-            if not name.startswith("_"):
+            if name not in _BOOKKEEPING:
                 _check_setting(name, setting)
                 key.append(setting)
         for name, own in (*module._parameters.items(), *module._buffers.items()):
@@ -123,6 +123,10 @@ def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...]:
                 _check_state(name, own, batch["z_i"].device)
                 key += own.data_ptr(), own.dtype, own.requires_grad
     return tuple(key)
+
+
+_BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"} | {"_looked", "_learned", "_compiled_call_impl"}
+"""Attributes of a module that are no settings of the loss."""
 
 
 def _check_setting(name: str, setting: Any) -> None:
