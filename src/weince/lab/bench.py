@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weince.engines.choose import out_of_memory
 from weince.losses import ContrastiveLoss, DCLLoss, InfoNCELoss, WeinceLoss
 from weince.machine import find_device, prepare_cpu_for_bf16
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 YARDSTICK = "torch InfoNCE"
+COMPILED = f"{YARDSTICK}, compiled"
 WARM_UP = 3
 ENOUGH_SECONDS = 15.0
 """A loss is not repeated any more once its passes have taken this long in total."""
@@ -136,7 +138,7 @@ def plain_info_nce(z_i: Tensor, z_j: Tensor, temperature: float = 0.5) -> Tensor
 def _entries(device: torch.device, compiled: bool) -> Iterator[Entry]:
     yield Entry(YARDSTICK, plain_info_nce)
     if compiled:
-        yield Entry("torch InfoNCE, compiled", torch.compile(plain_info_nce))
+        yield Entry(COMPILED, torch.compile(plain_info_nce))
     yield Entry("weince InfoNCELoss", _scalar(InfoNCELoss()))
     yield Entry("weince DCLLoss", _scalar(DCLLoss()))
     yield Entry("weince WeinceLoss (released)", _scalar(WeinceLoss()))
@@ -196,8 +198,10 @@ def _one_size(
                 continue
             try:
                 taken, peak = passed(entry.loss, z_i, z_j)
-            except torch.OutOfMemoryError:
-                notes[entry.name] = "out of memory"
+            except RuntimeError as error:
+                if not out_of_memory(error) and entry.name != COMPILED:
+                    raise
+                notes[entry.name] = "out of memory" if out_of_memory(error) else "cannot be compiled here"
                 continue
             if not repeat:
                 continue  # the first call compiles, which may take a minute
