@@ -129,7 +129,9 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     with matmul_precision(run.precision):
         job = Job(run, sts)
         found = checkpoint.newest(run.out / "checkpoints")
-        _check_start(run, None if found is None else found.state["fingerprint"], job.fingerprint)
+        # A checkpoint that is damaged is reported later, by job.resume.
+        readable = found is not None and isinstance(found.state, dict)
+        _check_start(run, found.state.get("fingerprint") if found and readable else None, job.fingerprint)
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         job.resume()
         job.go(bar=bar)
