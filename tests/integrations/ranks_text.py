@@ -32,7 +32,9 @@ def columns(model, rows):
 def step(name, model, rows, wrap=lambda model: model, gather=True):
     # Before 6.2, all ranks must have the same number of mini-batches.
     cached = {"mini_batch_size": 3 if EXACT_REPLAY else 8}
-    make, options = (WeinceLoss, {}) if name == "plain" else (CachedWeinceLoss, cached)
+    temperature = nn.Parameter(torch.tensor(0.05, dtype=torch.float64))  # cached losses learn none
+    plain = {"temperature": temperature}
+    make, options = (WeinceLoss, plain) if name == "plain" else (CachedWeinceLoss, cached)
     loss = make(model, **OPEN, gather_across_devices=gather, **options)
     loss.model = wrap(model)  # like the trainer
     model.zero_grad()
@@ -40,7 +42,7 @@ def step(name, model, rows, wrap=lambda model: model, gather=True):
     value.backward()
     return {
         "loss": value.detach(),
-        "gradients": [p.grad.clone() for p in model.parameters() if p.grad is not None],
+        "gradients": [p.grad.clone() for p in (temperature, *model.parameters()) if p.grad is not None],
     }
 
 

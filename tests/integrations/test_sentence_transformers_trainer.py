@@ -82,7 +82,7 @@ def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path
 
 @pytest.mark.posix
 def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
-    """Gather over gloo, plain and cached, with hard negatives and different rows on each rank.
+    """Gather over gloo, plain and cached, with hard negatives, different rows on each rank and a learned temperature.
 
     Also test the loss for pytorch-metric-learning in its distributed wrapper, since starting ranks is slow.
     """
