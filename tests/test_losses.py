@@ -29,7 +29,7 @@ from weince import (
     WeinceLoss,
 )
 from weince.losses import kl_ball, terms
-from weince.losses.base import TemperatureLoss
+from weince.losses.temperature import TemperatureLoss
 from weince.losses.terms import RunningSlope
 from weince.losses.weince import RELEASED_TAIL
 from weince.scores import unit_rows

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import SoftmaxLink
-from weince.losses.base import TemperatureLoss, functional, temperatures
+from weince.losses.base import functional
+from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.sums import LogSumExp, Summed
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import AffineLink, Scalar, SoftmaxLink
-from weince.losses.base import Options, TemperatureLoss, functional, temperatures
+from weince.losses.base import Options, functional
+from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.sums import Count, LogSumExp, Sum, Summed, log1pexp
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import Scalar, SoftmaxLink
-from weince.losses.base import Options, TemperatureLoss, functional
+from weince.losses.base import Options, functional
+from weince.losses.temperature import TemperatureLoss
 from weince.losses.terms import HardestTerms
 from weince.sums import LogSumExp, Sum, Summed
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import Scalar, SoftmaxLink, check_positive
-from weince.losses.base import Options, TemperatureLoss, functional
+from weince.losses.base import Options, functional
+from weince.losses.temperature import TemperatureLoss
 from weince.sums import LogSumExp, Summed
 
 

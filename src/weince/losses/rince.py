@@ -11,7 +11,8 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.links import Scalar, SoftmaxLink, check_positive
-from weince.losses.base import Options, TemperatureLoss, functional, temperatures
+from weince.losses.base import Options, functional
+from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.sums import LogSumExp, Summed
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from weince.engines.base import Engine
 from weince.links import AffineLink
-from weince.losses.base import ContrastiveLoss, Options, functional, keep_within
+from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.losses.temperature import keep_within
 from weince.sums import SoftplusSum, Sum
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from weince.engines.base import Engine
 from weince.links import Scalar, ShortfallLink, SoftmaxLink
-from weince.losses.base import remember
+from weince.losses.temperature import remember
 from weince.scores import wide
 from weince.sums import LogSumExp, Summed
 from weince.tail import TailConfig, fit_tail

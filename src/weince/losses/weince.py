@@ -13,7 +13,8 @@ from weince.distributed import Gather
 from weince.engines.base import Engine
 from weince.engines.choose import EngineName
 from weince.links import BlendLink, Scalar, SoftmaxLink
-from weince.losses.base import Options, Reduction, TemperatureLoss, functional, temperatures
+from weince.losses.base import Options, Reduction, functional
+from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.losses.terms import HardestTerms
 from weince.sums import LogSumExp, Sum, Summed
 from weince.tail import TailConfig
