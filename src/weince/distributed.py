@@ -121,6 +121,14 @@ def meet(contest: Contest, settings: str) -> Contest:
     return replace(contest, ranks=ranks)
 
 
+def average(gradient: Tensor) -> Tensor:
+    """The average of a gradient over all ranks, as DDP makes it for a model; for what a loss learns."""
+    total = gradient.clone()
+    with _together("averaging a gradient"):
+        dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
 def _refuse_ignore(contest: Contest) -> None:
     if contest.ignore is not None:
         raise ValueError(

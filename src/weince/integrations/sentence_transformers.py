@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import weince
-from weince.distributed import is_spread
+from weince.distributed import average, is_spread
 from weince.integrations.hub import cannot_load, only_here
 from weince.links import Scalar
 from weince.losses.weince import WeinceOptions
@@ -106,7 +106,7 @@ class LossAdapter(nn.Module):
             self._averages = True
             for own in self.loss.parameters():
                 if own.requires_grad:
-                    own.register_hook(_averaged)  # type: ignore[no-untyped-call]
+                    own.register_hook(average)  # type: ignore[no-untyped-call]
         if self._nothing_to_contrast(embeddings):
             warnings.warn(
                 "a batch of one row has nothing to contrast with: its loss is 0; "
@@ -333,10 +333,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, TailConfig):
         return asdict(value)
     return value if value is None or isinstance(value, int | float | str) else repr(value)
-
-
-def _averaged(gradient: Tensor) -> Tensor:
-    """The average of a gradient over all devices."""
-    total = gradient.clone()
-    torch.distributed.all_reduce(total)
-    return total / torch.distributed.get_world_size()

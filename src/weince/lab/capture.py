@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from weince.distributed import average, is_spread
 
 T = TypeVar("T")
 
@@ -34,12 +35,9 @@ def run_aside(step: Callable[[], T]) -> T:
 
 def average_gradients(loss: nn.Module) -> None:
     """Average the gradients of a loss's own parameters over all ranks, as DDP does for the model."""
-    if not dist.is_available() or not dist.is_initialized():
-        return
     for parameter in loss.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+        if parameter.grad is not None and is_spread():
+            parameter.grad = average(parameter.grad)
 
 
 def set_rate(optimizer: Optimizer, value: float) -> None:
