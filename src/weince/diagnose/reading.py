@@ -234,7 +234,7 @@ def _expand(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             out.append(path)
             continue
-        # A hidden file is none of the user's: macOS writes ._NAME beside NAME.
+        # Skip hidden files: macOS writes ._NAME beside NAME.
         shown = (p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
         inside = sorted(shown, key=natural)
         if not inside:
