@@ -71,7 +71,9 @@ def cached_step(
             f"wanted one encoder, or one for each view; got {len(encoders)} for {len(views)} views"
         )
     if any(getattr(encode, "static_graph", False) for encode in encoders):
-        raise ValueError("cached_step wants DistributedDataParallel without static_graph=True; got it with")
+        raise ValueError(
+            "cached_step wants DistributedDataParallel without static_graph=True; got one with it"
+        )
     pieces = [list(_pieces(view, micro_batch)) for view in views]
 
     embeddings = []

@@ -15,7 +15,7 @@ from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, p
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import Settings
 from weince.evt import choice
-from weince.evt.gpd import Floats, exceed
+from weince.evt.gpd import FEWEST_EXCESSES, Floats, exceed
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
@@ -145,7 +145,7 @@ def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, 
 
 def _has_tail(x: Floats) -> bool:
     """Whether a generalised Pareto distribution can be fitted to these scores."""
-    return x.size >= 10 and float(np.ptp(x)) > 1e-9
+    return x.size >= FEWEST_EXCESSES and float(np.ptp(x)) > 1e-9
 
 
 def _one_feature(choices: choice.Choices, lam: float) -> choice.Choices:

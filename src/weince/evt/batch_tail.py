@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import chi2, t
 
 from weince.evt.gpd import (
+    FEWEST_EXCESSES,
     Floats,
     GPDFit,
     Interval,
@@ -99,9 +100,9 @@ def xi_over_batches(
     xi = np.empty(bootstraps)
     for b in range(bootstraps):
         y = np.concatenate([groups[g] for g in rng.integers(n_batches, size=n_batches)])
-        if y.size < 10:
+        if y.size < FEWEST_EXCESSES:
             raise ValueError(
-                f"need at least 10 scores above the threshold in the drawn batches; got {y.size}"
+                f"need at least {FEWEST_EXCESSES} scores above the threshold in the drawn batches; got {y.size}"
             )
         xi[b] = maximise_rows(y[None])[0][0]  # -1 if all are equal
     naive_error = np.ptp(fit.xi_interval) / (2.0 * np.sqrt(chi2.ppf(level, 1)))

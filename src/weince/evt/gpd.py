@@ -20,7 +20,7 @@ from scipy.stats import chi2, gamma
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 
-_MIN_EXCESSES = 10
+FEWEST_EXCESSES = 10
 _ROUNDING = 1e-13  # equal cosines differ by less
 _V_MIN = -25.0  # below this, 1 - theta * max(y) = exp(v) is lost in float64
 _V_STEP = 0.5  # must divide _V_MIN, so that the grid contains 0, the exponential law
@@ -104,9 +104,9 @@ def excesses_over(x: ArrayLike, threshold: float) -> Floats:
     """Return ``x - threshold`` for the scores above the threshold; raise an error if they cannot be fitted."""
     scores = as_scores(x)
     y = scores[exceed(scores, threshold)] - threshold
-    if y.size < _MIN_EXCESSES:
+    if y.size < FEWEST_EXCESSES:
         raise ValueError(
-            f"need at least {_MIN_EXCESSES} scores above the threshold {threshold}; got {y.size}"
+            f"need at least {FEWEST_EXCESSES} scores above the threshold {threshold}; got {y.size}"
         )
     if y.max() <= y.min() * (1.0 + 1e-12):
         raise ValueError(f"all {y.size} scores above the threshold {threshold} are equal: no tail to fit")
