@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from weince.engines.kernels import launch, own, relaunch, shapes
+from weince.engines.kernels import launch, own, relaunch, search, shapes
 from weince.engines.kernels.launch import Near, Pairs, Sums, roles_of
 from weince.engines.kernels.logits import BY_FUNCTION, LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
 from weince.links import FunctionLink
@@ -102,15 +102,15 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
     given = [columns] * 6 + [ignore] if labels else [columns, columns]
     roles = roles_of(given, 0b100111110 | 1 if labels else 3, inverse)
     launch.operand(rows.to(dtype))
-    found = launch.search(rows, rows, pairs, roles, n - 2, TailConfig(), [50] if several else [])
-    launch.gated(
+    found = search.search(rows, rows, pairs, roles, n - 2, TailConfig(), [50] if several else [])
+    search.gated(
         found.stats[0], found.stats[2], found.made, None if symmetric else found.stats[0], TailConfig()
     )
     launch.apart_gradient(rows, rows, columns, launch.apart(rows, rows, columns), symmetric=symmetric)
     near = Near(*found.near)
     if labels:
         launch.counted(roles, n, n)
-        launch.search(rows, rows, pairs, roles, n - 2, None, [50, 10])
+        search.search(rows, rows, pairs, roles, n - 2, None, [50, 10])
         launch.nearest(rows, rows, pairs, roles, None, positives=False)
         near = launch.nearest(rows, rows, pairs, roles, near, positives=True)
     shortfall = LSE.value | USES_W.value
@@ -139,7 +139,7 @@ def main():
     driver.set_active(Absent(capability))
     shapes.SHARED = limit
     spy = Compiles()
-    launch.launch = relaunch.launch = spy
+    launch.launch = search.launch = relaunch.launch = spy
     sizes = [size.split("x") for size in sys.argv[3:] if "x" in size] or [("8192", "128"), ("40000", "256")]
     for n, d in ((int(n), int(d)) for n, d in sizes):
         for dtype in (torch.float32, torch.bfloat16):

@@ -26,7 +26,7 @@ from weince.distributed import share  # noqa: E402
 from weince.engines.base import Need  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of, why_not  # noqa: E402
-from weince.engines.kernels import launch, shapes  # noqa: E402
+from weince.engines.kernels import launch, search, shapes  # noqa: E402
 from weince.engines.kernels.fit import log64  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
 from weince.links import (  # noqa: E402
@@ -243,7 +243,7 @@ class Spy:
 
     def __call__(self, kernel, grid, tensors, numbers, constants):
         self.launch(kernel, grid, tensors, numbers, constants)
-        if kernel is not launch.fit.fit_kernel or not constants["FIT"]:
+        if kernel is not search.fit.fit_kernel or not constants["FIT"]:
             return
         halves, kept, _, sizes, *_, near_d, _, _ = tensors
         start, anchors, _, _, k, _, width = numbers[:7]
@@ -267,9 +267,9 @@ def survey(config, rows, layout="views", hardest=(), **options):
     """Fused and float64 Dense engines for the first contest, and the expected statistics: rho of Dense, the rest
     fitted in float64 to the fused engine's own shortfalls."""
     spy = Spy()
-    spy.launch = launch.launch
+    spy.launch = search.launch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "launch", spy)
+        patch.setattr(search, "launch", spy)
         ours = Fused(contests(layout, **named(rows), **options)[0], Need(config, hardest))
     theirs = Dense(contests(layout, **named(z.double() for z in rows), **options)[0], Need(config, hardest))
     counted = None if ours.contest.labels is None else ours.contest.count_positives() > 0
@@ -347,9 +347,9 @@ def test_the_search_with_good_and_bad_thresholds(monkeypatch, case):
         "too few": shapes.TailPlan(1, 0, 0, 64),
         "too many": shapes.TailPlan(32, 0, 0, 64),
     }
-    monkeypatch.setattr(launch, "ALL_KEPT", 16)
+    monkeypatch.setattr(search, "ALL_KEPT", 16)
     monkeypatch.setattr(shapes, "SAMPLE", 32)
-    monkeypatch.setattr(launch, "plan", lambda count, k: plans[case])
+    monkeypatch.setattr(search, "plan", lambda count, k: plans[case])
     check_stats(TAIL, views(40 if case == "two passes" else 33, 24, noise=1.0), hardest=(10,))
 
 
@@ -484,7 +484,8 @@ def test_forced_limits(monkeypatch, limit, dtype):
         taken.append((kernel[grid](*tensors, *numbers, **constants).metadata.shared, kernel.__name__))
 
     monkeypatch.setattr(shapes, "SHARED", limit)
-    monkeypatch.setattr(launch, "launch", direct)
+    for module in (launch, search):
+        monkeypatch.setattr(module, "launch", direct)
     exact = dtype == torch.float32
     for n, d in ((700, 256), (3000, 256), (3000, 300)):
         rows = views(n, d, clusters=40, dtype=dtype)

@@ -44,14 +44,14 @@ def too_old(version: str) -> str | None:
     return None
 
 
-_launch: ModuleType | None = None
+_search: ModuleType | None = None
 try:
     import triton
 
     _missing = too_old(triton.__version__)
     if _missing is None:
-        from weince.engines.kernels import launch as _launch
         from weince.engines.kernels import logits, ops, own
+        from weince.engines.kernels import search as _search
 
         scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
 except ImportError:
@@ -187,11 +187,11 @@ class Fused(Engine):
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
         """Pivot of the gate; None if the kernel computes it."""
-        assert _launch is not None
+        assert _search is not None
         contest = self.contest
         if tail.rho0 is not None:
             return torch.full((1,), tail.rho0, dtype=rho.dtype, device=rho.device)
-        if contest.uniform and contest.ranks is None and len(rho) <= _launch.ONE_PROGRAM:
+        if contest.uniform and contest.ranks is None and len(rho) <= _search.ONE_PROGRAM:
             return None
         has_rho = rho.isfinite()
         if contest.labels is not None:

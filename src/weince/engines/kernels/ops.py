@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.engines.kernels import launch
+from weince.engines.kernels import launch, search
 from weince.engines.kernels.launch import Near, Pairs, Roles, Sums
 from weince.engines.kernels.shapes import operand_shape
 from weince.scores import first_order, in_transform
@@ -28,7 +28,7 @@ def pack(config: TailConfig | None) -> list[float]:
     return [
         float(config.k), float(isinstance(config.k, int)), config.k_min, config.k_max,
         math.nan if config.rho0 is None else config.rho0, config.rho0_quantile, config.margin, config.kappa_rho,
-        config.kappa_aic, config.eps, launch.GATES[config.gate], config.drop,
+        config.kappa_aic, config.eps, search.GATES[config.gate], config.drop,
     ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def _unpack(numbers: tuple[float, ...]) -> TailConfig | None:
         kappa_rho=kappa_rho,
         kappa_aic=kappa_aic,
         eps=eps,
-        gate=list(launch.GATES)[int(gate)],  # type: ignore[arg-type]
+        gate=list(search.GATES)[int(gate)],  # type: ignore[arg-type]
         drop=drop,
     )
 
@@ -76,7 +76,7 @@ def _search(
     anchors: Tensor, candidates: Tensor, operands: Sequence[Tensor], roles: Sequence[Tensor], given: int, most: int,
     config: Sequence[float], numbers: Sequence[int],
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    found = launch.search(
+    found = search.search(
         anchors,
         candidates,
         _pairs(operands, anchors),
@@ -93,14 +93,14 @@ def _search_fake(
     config: Sequence[float], numbers: Sequence[int],
 ) -> tuple[Tensor, ...]:  # fmt: skip
     varies = _roles(roles, given, operands).by_value
-    found = launch.empty_found(anchors, len(config) > 0, len(numbers), varies)
+    found = search.empty_found(anchors, len(config) > 0, len(numbers), varies)
     return *found[:4], *found.near
 
 
 def _gate(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config: Sequence[float]) -> Tensor:
     settings = _unpack(tuple(config))
     assert settings is not None
-    return launch.gated(rho, daic, made, pivot, settings)
+    return search.gated(rho, daic, made, pivot, settings)
 
 
 def _nearest(
