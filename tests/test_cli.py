@@ -249,6 +249,22 @@ def test_every_option_says_what_it_is():
     assert [name for name, text in said.items() if not re.match(r"(?!of )\w", text)] == []
 
 
+def test_an_option_that_is_given_twice_counts_twice():
+    """``--set a=1 --set b=2`` is ``--set a=1 b=2``: by argparse's default the first would be lost without a word."""
+    options = build_parser().parse_args(["compare", "infonce", "--set", "epochs=2", "--set", "batch=8"])
+    assert options.set == ["epochs=2", "batch=8"]
+    several = [
+        (action.default, action)
+        for parser in parsers(build_parser())
+        for action in parser._actions
+        if action.option_strings and action.nargs == "+"
+    ]
+    assert len(several) > 10
+    for default, action in several:
+        assert isinstance(action, argparse._ExtendAction), action.option_strings
+        assert not default, action.option_strings  # it would be extended, not replaced
+
+
 def test_the_usage_of_train_has_hyphens_as_its_options_do(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])

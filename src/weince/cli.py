@@ -95,7 +95,9 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--out", type=Path, default=Path("weince-report"), help="folder to write (default: %(default)s)"
     )
-    parser.add_argument("--names", nargs="+", help="what to call the models (default: the files' names)")
+    parser.add_argument(
+        "--names", action="extend", nargs="+", help="what to call the models (default: the files' names)"
+    )
     parser.add_argument(
         "--temperature",
         type=float,
@@ -286,8 +288,8 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     loss.add_argument(
         "--pairs",
         type=int,
+        action="extend",
         nargs="+",
-        default=[256, 1024, 4096],
         help="pairs in a batch, one size or several (default: 256 1024 4096)",
     )
     loss.add_argument("--d", type=int, default=128, help="width of the embeddings (default: %(default)s)")
@@ -310,7 +312,7 @@ def _run_bench_loss(options: argparse.Namespace) -> None:
     from weince.lab.bench import bench_loss, table
 
     timings = bench_loss(
-        pairs=options.pairs,
+        pairs=options.pairs or [256, 1024, 4096],
         d=options.d,
         device=options.device,
         dtype=options.dtype,

@@ -52,7 +52,7 @@ The same command again runs what is missing.
 SHARED: dict[str, dict[str, Any]] = {
     "--out": {"type": Path, "help": "folder to write (default: %(default)s)"},
     "--jobs": {"type": int},
-    "--seeds": {"type": int, "nargs": "+"},
+    "--seeds": {"type": int, "action": "extend", "nargs": "+"},
     "--device": {
         "choices": DEVICES[1:],
         "help": "device to train on (default: a CUDA device if there is one, else the CPU)",
@@ -61,6 +61,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--table-only": {"action": "store_true"},
     "--slurm": {"action": "store_true", "help": "submit the runs to Slurm (needs weince[slurm])"},
     "--slurm-options": {
+        "action": "extend",
         "nargs": "+",
         "default": [],
         "metavar": "NAME=VALUE",
@@ -96,6 +97,7 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: the table's)")
     parser.add_argument(
         "--only",
+        action="extend",
         nargs="+",
         metavar="CELL",
         help="rows, cells as ROW/LOSS, tries as ROW/LOSS/TRY (see --dry-run); * is anything",
@@ -180,6 +182,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--set",
+        action="extend",
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
@@ -206,6 +209,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--reuse",
         type=Path,
+        action="extend",
         nargs="+",
         default=[],
         metavar="ARCHIVE",
@@ -214,6 +218,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--add",
         type=Path,
+        action="extend",
         nargs="+",
         default=[],
         metavar="ARCHIVE",
@@ -264,6 +269,7 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--losses",
+        action="extend",
         nargs="+",
         metavar="PRESET",
         help="losses to train heads with (default: infonce dcl hcl released paper)",
@@ -271,6 +277,7 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--temperatures",
         type=float,
+        action="extend",
         nargs="+",
         help="temperatures of each loss (default: 0.05 0.07 0.1 0.15 0.2 0.3 0.5 0.7)",
     )
@@ -278,7 +285,7 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--labels", type=Path, help="file with a label for each item (default: the features')"
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="seeds of each head (default: 0 1 2 3)"
+        "--seeds", type=int, action="extend", nargs="+", help="seeds of each head (default: 0 1 2 3)"
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
@@ -302,7 +309,7 @@ def _run_predict(options: argparse.Namespace) -> None:
         options.out,
         losses=grid(options.losses or LOSSES, options.temperatures or TEMPERATURES),
         labels=options.labels,
-        seeds=options.seeds,
+        seeds=options.seeds or [0, 1, 2, 3],
         minutes=options.minutes,
         steps=options.steps,
         probe=Probe(batch=options.batch_size),
