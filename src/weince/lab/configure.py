@@ -21,7 +21,7 @@ from weince import losses
 from weince.candidates import Candidates
 from weince.engines.choose import EngineName
 from weince.links import BlendLink
-from weince.losses.weince import RELEASED_TAIL
+from weince.losses.weince import PRESETS as WEINCE
 from weince.tail import TailConfig
 
 PRESETS: dict[str, type[losses.ContrastiveLoss]] = {
@@ -39,16 +39,7 @@ PRESETS: dict[str, type[losses.ContrastiveLoss]] = {
     "temperature_free": losses.TemperatureFreeLoss,
     "weibit": losses.WeibitLoss,
     "link": losses.LinkLoss,
-    "released": losses.WeinceLoss,
-    "blend": losses.WeinceLoss,
-    "paper": losses.WeinceLoss,
-    "negatives_only": losses.WeinceLoss,
-}
-_TAILS = {
-    "paper": TailConfig(),
-    "negatives_only": TailConfig(positive="softmax"),
-    "blend": RELEASED_TAIL,
-    "released": RELEASED_TAIL,
+    **dict.fromkeys(WEINCE, losses.WeinceLoss),
 }
 
 
@@ -87,7 +78,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         if self.preset not in PRESETS and ":" not in self.preset:
             raise ValueError(unknown("preset", self.preset, PRESETS))
-        if self.tail and self.preset not in _TAILS:
+        if self.tail and self.preset not in WEINCE:
             raise ValueError(f"tail has no meaning for preset {self.preset!r}; got {self.tail}")
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be positive; got {self.temperature}")
@@ -117,7 +108,7 @@ def _tail(config: LossConfig) -> TailConfig:
         if name not in known:
             raise ValueError(unknown("field of tail", str(name), known))
     try:
-        return replace(_TAILS[config.preset], **config.tail)
+        return replace(WEINCE[config.preset]["tail"], **config.tail)
     except TypeError as error:
         raise ValueError(f"tail: {error}") from None
 
@@ -135,13 +126,10 @@ def _arguments(config: LossConfig) -> dict[str, Any]:
         given |= {
             name: getattr(config, name) for name in ("lam", "beta") if getattr(config, name) is not None
         }
-    if config.preset in _TAILS:
-        given["tail"] = _tail(config)
-    usual = 0.5 if config.preset == "released" else 0.0
-    for name in ("softmax_term", "shortfall_term"):
-        weight = getattr(config, name)
-        if weight is not None or config.preset in _TAILS:
-            given[name] = usual if weight is None else weight
+    if config.preset in WEINCE:
+        given |= {**WEINCE[config.preset], "tail": _tail(config)}
+    terms = {name: getattr(config, name) for name in ("softmax_term", "shortfall_term")}
+    given |= {name: weight for name, weight in terms.items() if weight is not None}
     return given | config.options
 
 

@@ -3,6 +3,7 @@
 To write a loss, define two methods: ``sums`` names sums over the candidates, ``combine`` turns them into losses.
 
 >>> import torch
+>>> from weince import ContrastiveLoss, LogSumExp
 >>> class Mine(ContrastiveLoss):
 ...     def sums(self, batch):
 ...         return LogSumExp(lambda s: 10 * s - s**2)
@@ -27,7 +28,7 @@ from weince.engines.choose import Choice, EngineName, choose, out_of_memory, sta
 from weince.links import Link
 from weince.losses.replay import replayed
 from weince.scores import no_autocast
-from weince.sums import LogSumExp, Sum
+from weince.sums import Sum
 from weince.tail import TailConfig, TailStats
 
 Reduction = Literal["mean", "sum", "none"]
@@ -392,6 +393,9 @@ def functional(
     about = (loss.__doc__ or "").splitlines()[0]
     function.__doc__ = f"""{about} A function with the options of :class:`{loss.__name__}` and of its call.
 
+    Each call makes a new loss. If yours learns or remembers something, such as a scale or WEINCE's running slope, use
+    the class.
+
     Examples:
         >>> import torch
         >>> from weince import {name}
@@ -401,13 +405,3 @@ def functional(
     function.__name__ = function.__qualname__ = name
     function.__module__ = loss.__module__  # where pickle looks for the name
     return function
-
-
-__all__ = [
-    "ContrastiveLoss",
-    "LogSumExp",
-    "LossOutput",
-    "Options",
-    "Reduction",
-    "functional",
-]

@@ -4,16 +4,13 @@ Each anchor has its own ``lam``, and with Algorithm 1 its own ``beta``, from the
 ICML 2026, "When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE".
 """
 
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from torch import Tensor
 
-from weince.candidates import Candidates
-from weince.distributed import Gather
 from weince.engines.base import Engine
-from weince.engines.choose import EngineName
 from weince.links import BlendLink, Scalar, SoftmaxLink
-from weince.losses.base import Options, Reduction, functional
+from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.losses.terms import HardestTerms
 from weince.sums import LogSumExp, Sum, Summed
@@ -22,19 +19,27 @@ from weince.tail import TailConfig
 RELEASED_TAIL = TailConfig(beta=1.0, drop=0.05, soft_cap=False)
 
 
-class WeinceOptions(TypedDict, total=False):
+class WeinceOptions(Options, total=False):
     """Options of :class:`WeinceLoss` other than the temperature."""
 
     tail: TailConfig
     softmax_term: float
     shortfall_term: float
     max_scale: float | None
-    candidates: Candidates
-    reduction: Reduction
-    engine: EngineName
-    gather: Gather
-    check_finite: bool | None
-    graph: bool | None
+
+
+def _bare(tail: TailConfig) -> WeinceOptions:
+    """The blend without extra terms."""
+    return {"tail": tail, "softmax_term": 0.0, "shortfall_term": 0.0}
+
+
+PRESETS: dict[str, WeinceOptions] = {
+    "released": {"tail": RELEASED_TAIL, "softmax_term": 0.5, "shortfall_term": 0.5},
+    "blend": _bare(RELEASED_TAIL),
+    "paper": _bare(TailConfig()),
+    "negatives_only": _bare(TailConfig(positive="softmax")),
+}
+"""What the presets of WEINCE set."""
 
 
 class WeinceLoss(TemperatureLoss):
@@ -98,7 +103,8 @@ class WeinceLoss(TemperatureLoss):
         Do not start with this one. In our runs at temperature 0.5 a fifth of the images collapse onto a few points
         after epoch 12. It ends at 40.5 linear accuracy on CIFAR-100; InfoNCE reaches 50.1 (4 seeds).
         """
-        return cls(temperature, **_with_defaults(options, TailConfig()))
+        given: WeinceOptions = {**PRESETS["paper"], **options}
+        return cls(temperature, **given)
 
     @classmethod
     def negatives_only(cls, temperature: Scalar = 0.5, **options: Unpack[WeinceOptions]) -> Self:
@@ -106,7 +112,8 @@ class WeinceLoss(TemperatureLoss):
 
         It does not collapse: 52.7 linear accuracy at temperature 0.5 in the same runs (2 seeds).
         """
-        return cls(temperature, **_with_defaults(options, TailConfig(positive="softmax")))
+        given: WeinceOptions = {**PRESETS["negatives_only"], **options}
+        return cls(temperature, **given)
 
     def sums(self, batch: Engine) -> list[Sum]:
         temperature = self.bounded_temperature()
@@ -127,10 +134,6 @@ class WeinceLoss(TemperatureLoss):
 
     def combine(self, blend: Summed, *terms: Summed) -> Tensor:
         return self.terms.add(blend.cross_entropy(), terms)
-
-
-def _with_defaults(options: WeinceOptions, tail: TailConfig) -> WeinceOptions:
-    return {"tail": tail, "softmax_term": 0.0, "shortfall_term": 0.0, **options}
 
 
 weince_loss = functional(WeinceLoss, "weince_loss")
