@@ -51,6 +51,15 @@ def test_without_the_correction_it_is_supcon_with_references():
     torch.testing.assert_close(ours, theirs)
 
 
+def test_labels_that_are_bools_are_labels_with_references_too():
+    z, y, ref, ref_y = rows(9), labels(9) > 0, rows(13, 1), labels(13) > 0
+    loss = WeinceLoss(0.2, **CLOSED)
+    ours = value_and_gradients(loss, z, y, ref_emb=ref, ref_labels=ref_y)
+    torch.testing.assert_close(
+        ours, value_and_gradients(loss, z, y.long(), ref_emb=ref, ref_labels=ref_y.long())
+    )
+
+
 def roles(y, ref_y, same):
     def role(i, j):
         if same and i == j:

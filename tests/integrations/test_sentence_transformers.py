@@ -245,6 +245,15 @@ def test_a_last_batch_of_one_row_counts_nothing_as_theirs(tiny, cached):
     assert all(gradient.abs().max() == 0 for gradient in gradients.values())
 
 
+def test_a_batch_of_one_row_reaches_the_parameters_of_the_loss(tiny):
+    """Their hooks average over devices: a hook that never runs would leave the other devices waiting."""
+    temperature = nn.Parameter(torch.tensor(0.1))
+    loss = LossAdapter(tiny, InfoNCELoss(temperature, candidates="cross"))
+    with pytest.warns(UserWarning, match="one row has nothing to contrast with"):
+        loss.compute_loss_from_embeddings([torch.randn(1, 8), torch.randn(1, 8)]).backward()
+    assert temperature.grad == 0
+
+
 def test_one_row_with_a_hard_negative_has_something_to_contrast(tiny):
     tokens = features(tiny, 3, rows=1)
     with warnings.catch_warnings():

@@ -102,13 +102,12 @@ class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
                 "embeddings and ref_emb must have the same width and dtype; got "
                 f"{embeddings.dtype} {tuple(embeddings.shape)} and {ref_emb.dtype} {tuple(ref_emb.shape)}"
             )
-        own, references = (
-            contests("labels", rows, labels=of_rows, check_finite=self.loss.check_finite, alone=False)[
-                0
-            ].anchors
-            for rows, of_rows in ((embeddings, labels), (ref_emb, ref_labels))
-        )
-        contest = Contest(own, references, labels=(labels, ref_labels))
+        checked = self.loss.check_finite
+        [own] = contests("labels", embeddings, labels=labels, check_finite=checked, alone=False)
+        [others] = contests("labels", ref_emb, labels=ref_labels, check_finite=checked, alone=False)
+        assert own.labels is not None
+        assert others.labels is not None
+        contest = Contest(own.anchors, others.anchors, labels=(own.labels[0], others.labels[0]))
         result = self.loss._contrast(contest, Need(self.loss.tail, self.loss.hardest))
         counted = result.counted
         return result.losses.mean() if counted is None else result.losses.sum() / counted.sum().clamp_min(1)

@@ -113,7 +113,9 @@ class LossAdapter(nn.Module):
                 "dataloader_drop_last=True leaves such a last batch out",
                 stacklevel=2,
             )
-            return sum((rows.sum() for rows in others), first.sum()) * 0.0
+            # With the parameters of the loss, so that their hooks meet those of the other devices.
+            parameters = (own.sum() for own in self.loss.parameters())
+            return sum((*(rows.sum() for rows in others), *parameters), first.sum()) * 0.0
         if self.loss.candidates == "labels":
             value = self.loss(first, *others, labels=labels)
         else:
