@@ -9,19 +9,24 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from weince import (
+    AffineLink,
     ContrastiveLoss,
     Count,
     FunctionLink,
+    HCLLoss,
     InfoNCELoss,
     Link,
     LinkLoss,
     LogSumExp,
     SigLIPLoss,
     SoftmaxLink,
+    SoftplusSum,
 )
 from weince.candidates import contests
 from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
+from weince.links import column
+from weince.sums import Summed
 
 ENGINES = ["dense", "chunked"]
 
@@ -178,3 +183,169 @@ def test_no_anchor_at_all_is_said():
     nothing = torch.zeros(0, 4)
     with pytest.raises(ValueError, match=r"at least 1 anchor and 2 candidates; got anchors \(0, 4\)"):
         InfoNCELoss(candidates="cross")(nothing, nothing, negatives=torch.randn(5, 4))
+
+
+@dataclass(frozen=True)
+class Twice(SoftmaxLink):
+    """Inherits the slope of another logit, which is not its own."""
+
+    def logit(self, shortfall):
+        return 2 * super().logit(shortfall)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_overridden_logit_does_not_keep_the_slope_of_its_parent(engine):
+    rows = pairs()
+    ours = gradients(LinkLoss(Twice(0.5), engine=engine)(*rows), rows)
+    for own, right in zip(ours, gradients(InfoNCELoss(0.25)(*rows), rows), strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-10, atol=1e-12)
+    assert Twice.near_cap  # nor what the parent knows about its logit
+
+
+@dataclass(frozen=True)
+class ByCandidate(Link):
+    """One value per anchor, taken for one per candidate by broadcasting."""
+
+    k: torch.Tensor
+
+    def logit(self, shortfall):
+        return self.k * (1 - shortfall)
+
+
+@dataclass(frozen=True)
+class ByAnchor(Link):
+    k: torch.Tensor
+
+    def logit(self, shortfall):
+        return column(self.k, shortfall) * (1 - shortfall)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_values_of_anchors_are_not_taken_for_values_of_candidates(engine):
+    rows, k = pairs(), torch.linspace(2, 6, 8, dtype=torch.float64)
+    options = {"candidates": "cross", "engine": engine}
+    with pytest.raises(
+        ValueError, match=r"as column\(self.name, shortfall\), from weince.links; got ByCandidate"
+    ):
+        LinkLoss(ByCandidate(k), **options)(*rows)
+    same = LinkLoss(FunctionLink(lambda s, k: k * s, k=k), **options)(*rows)
+    torch.testing.assert_close(LinkLoss(ByAnchor(k), **options)(*rows), same)
+    torch.testing.assert_close(
+        LinkLoss(ByCandidate(k[:1]), **options)(*rows), InfoNCELoss(0.5, **options)(*rows)
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "function",
+    [lambda s: s - s.mean(-1, keepdim=True), lambda s: s / s.norm(), lambda s: s.cumsum(-1)],
+    ids=["less its mean", "over its norm", "cumulated"],
+)
+def test_a_link_that_mixes_scores_is_refused(function, engine):
+    with pytest.raises(ValueError, match="map each score alone to its logit"):
+        LinkLoss(function, engine=engine)(*pairs())
+
+
+class Own(ContrastiveLoss):
+    """A loss whose sums and combination are given as functions."""
+
+    def __init__(self, asked, combined, **options):
+        super().__init__(**options)
+        self.asked, self.combined = asked, combined
+
+    def sums(self, batch):
+        return self.asked()
+
+    def combine(self, lse):
+        return self.combined(lse)
+
+
+def softmax():
+    return LogSumExp(SoftmaxLink(0.1))
+
+
+@pytest.mark.parametrize(
+    ("combined", "got"),
+    [
+        (lambda lse: lse.cross_entropy().mean(), r"\(\)"),
+        (lambda lse: lse.cross_entropy().unsqueeze(1), r"\(16, 1\)"),
+        (lambda lse: 1.0, "float"),
+    ],
+    ids=["mean", "column", "number"],
+)
+def test_combine_must_return_one_loss_per_anchor(combined, got):
+    with pytest.raises(ValueError, match=rf"one loss per anchor, \(16,\).*; got {got}"):
+        Own(softmax, combined)(*pairs())
+
+
+def test_what_sums_may_return():
+    def cross_entropy(lse):
+        return lse.cross_entropy()
+
+    with pytest.raises(TypeError, match=r"sums must return a LogSumExp.*; got generator"):
+        Own(lambda: (softmax() for _ in range(1)), cross_entropy)(*pairs())
+    with pytest.raises(TypeError, match=r"sums must return a LogSumExp.*; got SoftmaxLink"):
+        Own(lambda: SoftmaxLink(0.1), cross_entropy)(*pairs())
+    with pytest.raises(ValueError, match="wants same_view = True in the class of the loss; got none in Own"):
+        Own(lambda: LogSumExp(SoftmaxLink(0.1), same_view=True), cross_entropy)(*pairs())
+    with pytest.raises(ValueError, match="among must be one of negatives, positives; got 'positive'"):
+        SoftplusSum(AffineLink(1.0), among="positive")
+
+
+def test_the_one_positive_of_several_is_refused():
+    class Scores(ContrastiveLoss):
+        def sums(self, batch):
+            return LogSumExp(SoftmaxLink(batch.positive_scores().clamp_min(0.1)))
+
+        def combine(self, lse):
+            return lse.cross_entropy()
+
+    assert Scores()(*pairs()).isfinite()
+    with pytest.raises(ValueError, match='score of the one positive was asked for; got candidates="labels"'):
+        Scores(candidates="labels")(pairs()[0], labels=torch.arange(8) // 2)
+
+
+def test_a_second_derivative_of_the_positive_alone_raises():
+    z_i, z_j = pairs()
+    loss = Own(softmax, lambda lse: -lse.positive, candidates="cross")
+    [first] = torch.autograd.grad(loss(z_i, z_j), z_i, create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivative only"):
+        first.square().sum().backward()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parameters_of_anchors_in_another_dtype(engine):
+    z_i, z_j = (z.detach().float().requires_grad_() for z in pairs())
+    every = torch.full((16,), 0.1, dtype=torch.float64)
+    loss = InfoNCELoss(every, engine=engine)(z_i, z_j)
+    assert loss.dtype == torch.float32
+    ours, right = (
+        gradients(value, (z_i, z_j)) for value in (loss, InfoNCELoss(0.1, engine=engine)(z_i, z_j))
+    )
+    torch.testing.assert_close(ours, right)
+
+
+def test_a_learned_value_in_one_element_is_shown():
+    assert "temperature=0.07," in repr(InfoNCELoss(nn.Parameter(torch.tensor([0.07]))))
+
+
+@pytest.mark.parametrize("name", ["tail", "hardest", "link"])
+def test_a_parameter_that_bears_the_name_of_an_attribute(name):
+    link = FunctionLink(lambda s, **own: own[name] * s, **{name: nn.Parameter(torch.tensor(3.0))})
+    with pytest.raises(ValueError, match=f"a name that LinkLoss does not use; got '{name}'"):
+        LinkLoss(link)
+    with pytest.raises(ValueError, match=r"q must hold one value, .* 16 anchors; got shape \(1, 1\)"):
+        LinkLoss(FunctionLink(lambda s, q: q * s, q=nn.Parameter(torch.ones(1, 1))))(*pairs())
+
+
+def test_hcl_has_a_gradient_where_all_negatives_are_expected_to_be_false():
+    """There ``log1p(-exp(x))`` is infinite: ``x`` is so near to 0 that its exponential rounds to 1."""
+    loss = HCLLoss(0.5, false_negatives=0.1)
+    positive = torch.zeros(1000, requires_grad=True)
+    seen = (torch.log(torch.tensor(0.1)) + torch.linspace(-1e-7, 1e-7, 1000)).requires_grad_()
+    link, count = SoftmaxLink(0.5), torch.ones(1000)
+    harder = Summed(seen, positive, None, link)
+    weights = Summed(torch.zeros(1000), positive, None, link)
+    loss.combine(harder, count, weights).sum().backward()
+    assert seen.grad.isfinite().all()
+    assert positive.grad.isfinite().all()

@@ -2,7 +2,8 @@
 
 A link takes the shortfall ``d = 1 - s`` of a score ``s``, because near the cap ``d`` has more significant digits than
 ``s``. A link has a ``logit`` and a ``slope``, the derivative of the logit with respect to the *score*. Its parameters
-are numbers or tensors; gradients flow through the tensors. A tensor ``(anchors,)`` holds one value per anchor (row).
+are numbers or tensors; gradients flow through the tensors. A tensor ``(anchors,)`` holds one value per anchor (row);
+:func:`column` shapes it. Each logit depends on its own score alone.
 
 >>> d = torch.tensor([[0.5, 0.1]])
 >>> SoftmaxLink(temperature=0.5).logit(d)
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from inspect import get_annotations
 from numbers import Real
 from typing import ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,10 +27,15 @@ from weince.scores import derivatives, free_to_look, in_transform, unseen
 
 Scalar = float | Tensor
 
+_elementwise: "WeakKeyDictionary[object, set[tuple[str, ...]]]" = WeakKeyDictionary()
+"""Classes of links, and code of functions, that :meth:`Link.check_elementwise` has found right, each with the names
+of the parameters that had one value per anchor."""
+
 
 class Link:
     """A map from scores to logits. Subclass it as a frozen dataclass with a ``logit`` (and a ``slope`` if autograd
-    is too slow), or pass a plain function of the score, as in :class:`FunctionLink`.
+    is too slow), or pass a plain function of the score, as in :class:`FunctionLink`. A field with one value per
+    anchor is read as ``column(self.field, shortfall)`` (from ``weince.links``).
 
     Examples:
         >>> from dataclasses import dataclass
@@ -61,6 +68,9 @@ class Link:
 
     def __init_subclass__(cls) -> None:
         cls.custom = cls.custom or cls.__module__ != __name__
+        if "logit" in vars(cls):  # what is inherited belongs to another logit
+            cls.slope = vars(cls).get("slope", Link.slope)  # type: ignore[method-assign]
+            cls.near_cap = vars(cls).get("near_cap", Link.near_cap)
         own = get_annotations(cls)
         cls.names += tuple(
             name for name, kind in own.items() if "ClassVar" not in str(kind) and name not in cls.names
@@ -101,12 +111,42 @@ class Link:
                 f"field of its dataclass; got {self!r}, which reads one from elsewhere"
             )
 
+    def check_elementwise(self, like: Tensor) -> None:
+        """Raise if a user's logit depends on other scores than its own: its gradient would be wrong.
+
+        Each class or function is tried once for the same parameters, since reading the result costs a device sync.
+        """
+        if not self.custom or torch.compiler.is_compiling() or in_transform():
+            return
+        by_anchor = tuple(name for name, value in self.tensors().items() if value.numel() > 1)
+        known = _elementwise.setdefault(self._kind(), set())
+        if by_anchor in known or like.is_meta or type(like) is not Tensor:
+            return
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        with torch.no_grad():
+            two = self.replace({name: _of_two_anchors(value) for name, value in self.tensors().items()})
+            both = two.logit(like.new_tensor([[0.5, 0.3], [0.5, 0.3]]))
+            apart = [two.logit(like.new_tensor([[d], [d]])) for d in (0.5, 0.3)]
+            each = torch.cat(apart, 1)
+            if each.shape != both.shape or not torch.allclose(each, both, rtol=1e-4, equal_nan=True):
+                raise ValueError(
+                    "a link must map each score alone to its logit, and read a parameter with one value per anchor "
+                    "as column(self.name, shortfall), from weince.links; "
+                    f"got {self!r}, whose logits depend on other scores or anchors"
+                )
+        known.add(by_anchor)
+
+    def _kind(self) -> object:
+        return type(self)
+
     def check_anchors(self, anchors: int) -> None:
         """Raise unless each parameter holds one value, or one for each anchor."""
         for name, value in self.tensors().items():
-            if value.numel() not in (1, anchors):
+            if value.numel() not in (1, anchors) or value.ndim > 1:
                 raise ValueError(
-                    f"{name} must hold one value, or one for each of {anchors} anchors; got {value.numel()}"
+                    f"{name} must hold one value, or one for each of {anchors} anchors; "
+                    f"got shape {tuple(value.shape)}"
                 )
 
 
@@ -114,7 +154,8 @@ class FunctionLink(Link):
     """A link made of any function of the score.
 
     Args:
-        function: Maps scores ``(anchors, candidates)`` to logits; it gets the parameters by name.
+        function: Maps scores ``(anchors, candidates)`` to logits, each score alone; it gets the parameters by name,
+            one value per anchor as a column.
         **parameters: Tensors with one value, or with one per anchor; they get a gradient if they require one.
 
     Examples:
@@ -145,6 +186,9 @@ class FunctionLink(Link):
 
     def tensors(self) -> dict[str, Tensor]:
         return self.parameters
+
+    def _kind(self) -> object:
+        return getattr(self.function, "__code__", type(self.function))
 
     def replace(self, values: dict[str, Tensor]) -> Self:
         if not values:
@@ -400,9 +444,19 @@ def check_endpoint(endpoint: float) -> None:
 
 
 def column(parameter: Scalar, shortfall: Tensor) -> Scalar:
-    """A parameter shaped to broadcast with shortfalls: a column if it has one value per anchor and they are 2-D."""
+    """A parameter shaped to broadcast with shortfalls, in their dtype: a column if it has one value per anchor and
+    they are 2-D."""
     if not isinstance(parameter, Tensor):
         return parameter
     if parameter.numel() == 1:
         return parameter.reshape(())
+    parameter = parameter.to(shortfall.dtype)
     return parameter if shortfall.ndim == 1 else parameter.unsqueeze(-1)
+
+
+def _of_two_anchors(parameter: Tensor) -> Tensor:
+    """A parameter for two anchors: one value as it is; of one per anchor, the first and another."""
+    if parameter.numel() == 1:
+        return parameter
+    first = parameter.reshape(-1)[:1]
+    return torch.cat([first, 1.5 * first + 0.1])

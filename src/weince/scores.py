@@ -202,5 +202,4 @@ class _UnitRows(torch.autograd.Function):
             # The gradient of a short row can exceed float16. Scale the row down; it keeps its direction.
             peak = result.abs().amax(1, keepdim=True).clamp_min(1)
             result = result * (torch.finfo(torch.float16).max / peak).clamp_max(1)
-        narrowed: Tensor = result.to(ctx.dtype)
-        return narrowed
+        return first_order(result.to(ctx.dtype), grad)

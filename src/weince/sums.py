@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from weince.candidates import check_choice
 from weince.links import Link, as_link, is_number
 
 AnyLink = Link | Callable[..., Tensor]
@@ -20,8 +21,8 @@ class LogSumExp:
 
     Args:
         link: Maps scores to logits: a :class:`weince.Link`, or a plain function of the score.
-        hardest: Sum only over this many negatives with the largest scores, and over ties with the last of them;
-            None for all.
+        hardest: Sum only over this many negatives with the largest scores, and over scores equal to the last of them
+            (those of identical rows may differ in their last bit); None for all.
         same_view: Sum over the negatives of the anchor's own view only (``candidates="views"``).
         positive: Link of the positive; by default that of the negatives.
 
@@ -74,6 +75,7 @@ class SoftplusSum:
     """
 
     def __init__(self, link: AnyLink, *, among: Literal["negatives", "positives"] = "negatives") -> None:
+        check_choice("among", among, ("negatives", "positives"))
         self.link, self.among = as_link(link), among
 
 

@@ -129,6 +129,7 @@ class Engine(ABC):
             for part in parts:
                 part.link.check_anchors(len(self.contest.anchors))
                 part.link.check_learned(self.contest.anchors)
+                part.link.check_elementwise(self.contest.anchors)
             values = self.evaluate(parts)
             found: list[Summed | Tensor] = []
             for one in sums:
@@ -162,7 +163,10 @@ class Engine(ABC):
 
     def _positive_shortfall(self) -> Tensor:
         """``(anchors,)`` exact shortfall of each anchor's one positive."""
-        assert self.contest.positive is not None
+        if self.contest.positive is None:
+            raise ValueError(
+                'the score of the one positive was asked for; got candidates="labels", which has several'
+            )
         return pair_shortfall(self.contest.anchors, self.contest.candidates[self.contest.positive])
 
 

@@ -28,7 +28,7 @@ from weince.engines.choose import Choice, EngineName, choose, out_of_memory, sta
 from weince.links import Link
 from weince.losses.replay import replayed
 from weince.scores import no_autocast
-from weince.sums import Sum
+from weince.sums import LogSumExp, Sum
 from weince.tail import TailConfig, TailStats
 
 Reduction = Literal["mean", "sum", "none"]
@@ -285,13 +285,30 @@ class ContrastiveLoss(nn.Module):
             ranks = engine.contest.ranks
             combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
         with no_autocast(engine.contest.anchors.device):
-            asked = self.sums(engine)
-            losses = combine(*engine.sums(list(asked) if isinstance(asked, Sequence) else [asked]))
+            losses = combine(*engine.sums(self._asked(engine)))
+            _check_losses(losses, len(engine.contest.anchors))
         if self.needs_negatives and engine.alone is not None:
             losses = losses.masked_fill(engine.alone, 0)
         if engine.counted is not None:
             losses = losses.masked_fill(~engine.counted, 0)
         return _Result(losses, engine.counted, engine.stats)
+
+    def _asked(self, engine: Engine) -> list[Sum]:
+        """The sums of the loss, checked: a user may have written it."""
+        found = self.sums(engine)
+        asked = list(found) if isinstance(found, Sequence) else [found]
+        for one in asked:
+            if not isinstance(one, Sum):
+                raise TypeError(
+                    "sums must return a LogSumExp, a SoftplusSum or a Count, or a list of them; "
+                    f"got {type(one).__name__}"
+                )
+            if isinstance(one, LogSumExp) and one.same_view and not self.same_view:
+                raise ValueError(
+                    "LogSumExp(..., same_view=True) wants same_view = True in the class of the loss; "
+                    f"got none in {type(self).__name__}"
+                )
+        return asked
 
     def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None) -> Tensor:
         """Apply ``reduction``. With several ranks, the loss of the whole batch is the average over the ranks."""
@@ -348,6 +365,15 @@ class _Result(NamedTuple):
     stats: TailStats | None
 
 
+def _check_losses(losses: Any, anchors: int) -> None:
+    """Raise unless ``combine`` returned one loss per anchor; other shapes would broadcast."""
+    if not isinstance(losses, Tensor) or losses.shape != (anchors,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"combine must return one loss per anchor, ({anchors},), and leave their mean to reduction; got {got}"
+        )
+
+
 def _as_they_are(values: Tensor) -> Tensor:
     return values
 
@@ -367,7 +393,7 @@ def _in_words(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{value.tolist():.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
+        return f"{value.item():.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
     return repr(value)
 
 

@@ -74,11 +74,11 @@ class HCLLoss(TemperatureLoss):
         lowest = log_count - 1 / self.bounded_temperature()
         if share:
             false = harder.positive + log_count + torch.log(torch.full_like(count, share))
-            left = torch.where(false < seen, false - seen, -torch.inf)
+            # Some are left only if the difference exceeds rounding: closer to 0, log1p(-1) would have no gradient.
+            some = false - seen < -torch.finfo(seen.dtype).eps
+            left = torch.where(some, false - seen, -torch.inf)
             negatives = seen + torch.log1p(-left.exp())
-            negatives = torch.where(false < seen, negatives, -torch.inf) - torch.log1p(
-                torch.full_like(count, -share)
-            )
+            negatives = torch.where(some, negatives, -torch.inf) - torch.log1p(torch.full_like(count, -share))
         return log1pexp(torch.maximum(negatives, lowest) - harder.positive)
 
 

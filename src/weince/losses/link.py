@@ -34,6 +34,10 @@ class LinkLoss(ContrastiveLoss):
             name for name, value in self.link.tensors().items() if isinstance(value, nn.Parameter)
         ]
         for name in self._learned:
+            if hasattr(self, name):
+                raise ValueError(
+                    f"a learned parameter of a link needs a name that LinkLoss does not use; got {name!r}"
+                )
             self.register_parameter(name, self.link.tensors()[name])  # type: ignore[arg-type]
 
     def sums(self, batch: Engine) -> LogSumExp:
