@@ -155,7 +155,6 @@ class TrainingBar(Bars):
         counted: Maps a count to text, such as 3 to ``epoch 3/100``.
         total: Count at the end.
         done: Count at the start.
-        shown: Whether to show anything.
         console: Where to print; standard error if not given.
     """
 
@@ -166,7 +165,6 @@ class TrainingBar(Bars):
         total: int,
         done: int,
         *,
-        shown: bool = True,
         console: Console | None = None,
     ) -> None:
         console = console or Console(stderr=True)
@@ -180,7 +178,6 @@ class TrainingBar(Bars):
             Cut(lambda task: counted(task.completed), table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             Cut(lambda task: task.fields["said"], table_column=Column(no_wrap=True)),
-            shown=shown,
             console=console,
         )
         self.task = self.add_task(name, total=total, completed=done)

@@ -228,11 +228,6 @@ def _weights(out):
     return checkpoint.newest(out / "checkpoints").state["encoder"]
 
 
-def _same_weights(out, other):
-    ours, theirs = _weights(out), _weights(other)
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 def _lines(out):
     return [
         {key: row[key] for key in row if key not in ("sentences_per_second", "seconds")}

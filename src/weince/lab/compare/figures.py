@@ -43,9 +43,7 @@ def draw(comparison: Comparison, summary: Summary, folder: Path) -> list[Figure]
 def _ends(gallery: Gallery, comparison: Comparison, summary: Summary) -> list[Figure]:
     """Figures of the final results, for runs that were not evaluated during training."""
     shown = {line.loss for line in summary.lines if line.measured}
-    of_choice = [
-        one for one in summary.done if _is_choice(comparison, summary, one) and one.run.loss in shown
-    ]
+    of_choice = [one for one in summary.done if _is_choice(summary, one) and one.run.loss in shown]
     found = []
     if len({one.epochs for one in of_choice}) > 1:
         found.append(_course(gallery, comparison, of_choice, "epochs", "epochs", lambda one: one.epochs))
@@ -89,7 +87,7 @@ def told(one: Done, words: str, figures: Iterable[str]) -> str:
     return f"{one.run.loss}, {words}, seed {one.run.seed}, {one.epochs} epochs: {said}. {one.run.name}"
 
 
-def _is_choice(comparison: Comparison, summary: Summary, one: Done) -> bool:
+def _is_choice(summary: Summary, one: Done) -> bool:
     """Whether a run uses the chosen try of its loss, with any number of epochs."""
     chosen = {other.run.loss: other.run.trial for other in summary.done if other.chosen}
     return chosen.get(one.run.loss) == one.run.trial

@@ -20,7 +20,6 @@ from weince.lab.reproduce.tables import SEEDS, Loss, Table
 from weince.lab.reproduce.tasks import Task, task_of
 
 KEPT = "comparison.yaml"
-RECIPES = ("paper", "strong")
 
 Tries = Sequence[Mapping[str, Any]]
 """Settings of a loss to choose among, by dotted name, the most promising first."""

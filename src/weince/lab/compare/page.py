@@ -43,7 +43,7 @@ def write_page(
     for old in (folder / "figures").glob("*.*g"):  # of an earlier call; it may not be drawn again
         old.unlink()
     figures = draw(comparison, summary, folder / "figures")
-    _write_csv(folder / "compare.csv", comparison, summary)
+    _write_csv(folder / "compare.csv", summary)
     content = as_json(comparison, summary, facts, failed)
     write_text_aside(folder / "compare.json", json.dumps(content, indent=1) + "\n", "comparison")
     write_text_aside(folder / "compare.md", markdown(comparison, summary, facts), "table")
@@ -223,7 +223,7 @@ def as_json(
             }
             for figure, spread in verdict.spreads.items()
         },
-        "losses": [_line_as_json(comparison, line) for line in summary.lines],
+        "losses": [_line_as_json(line) for line in summary.lines],
         "tries": [
             {
                 "loss": one.loss,
@@ -242,7 +242,7 @@ def as_json(
     }
 
 
-def _line_as_json(comparison: Comparison, line: Line) -> dict[str, Any]:
+def _line_as_json(line: Line) -> dict[str, Any]:
     return {
         "loss": line.loss,
         "settings": line.words,
@@ -296,7 +296,7 @@ def _or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _write_csv(path: Path, comparison: Comparison, summary: Summary) -> None:
+def _write_csv(path: Path, summary: Summary) -> None:
     """Write a row for each loss and figure."""
     header = [
         "loss", "settings", "tries", "figure", "mean", "half", "seeds", "word", "difference", "difference_half",

@@ -82,7 +82,6 @@ def evaluate(
     *,
     device: str | torch.device = "cpu",
     precision: Precision = "fp32",
-    batch: int = 1024,
     quick: bool = False,
     progress: bool = True,
 ) -> Evaluation:
@@ -97,7 +96,6 @@ def evaluate(
         data: The images.
         device: Where to compute.
         precision: Precision of the encoder, ``"fp32"`` or ``"bf16"``.
-        batch: Images at a time.
         quick: Use one seed of each kind, and ten probe epochs instead of 100, or more (up to 100) if that is fewer
             than 500 steps. For a first look, not for figures to report.
         progress: Show bars.
@@ -111,7 +109,7 @@ def evaluate(
         raise ValueError(f"an evaluation needs two classes or more; got one in {data.name}")
     train, test = (
         LabelledFeatures(
-            extract(encoder, images, batch=batch, device=device, precision=precision, name=f"{kind} features",
+            extract(encoder, images, device=device, precision=precision, name=f"{kind} features",
                     progress=progress),
             torch.as_tensor(np.asarray(labels), dtype=torch.int64, device=device),
         )

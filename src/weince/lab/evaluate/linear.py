@@ -18,6 +18,7 @@ from weince.progress import bars
 from weince.scores import product
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's defaults
+CHUNK = 4096  # rows to evaluate at a time
 
 
 class LinearProbe(NamedTuple):
@@ -182,12 +183,12 @@ def _epoch(layers: Layers, x: Tensor, y: Tensor, order: Tensor, batch: int, lr: 
 
 
 @torch.no_grad()
-def _accuracy(layers: Layers, x: Tensor, y: Tensor, chunk: int = 4096) -> tuple[float, ...]:
+def _accuracy(layers: Layers, x: Tensor, y: Tensor) -> tuple[float, ...]:
     """Percentage of rows that each seed's layer classifies correctly."""
     if not len(x):
         raise ValueError("a probe needs rows to be judged on; got none")
     right = torch.zeros(len(layers.weight), dtype=torch.int64, device=x.device)
-    for start in range(0, len(x), chunk):
-        logits = product(x[start : start + chunk], layers.weight.mT) + layers.bias
-        right += (logits.argmax(-1) == y[start : start + chunk]).sum(1)
+    for start in range(0, len(x), CHUNK):
+        logits = product(x[start : start + CHUNK], layers.weight.mT) + layers.bias
+        right += (logits.argmax(-1) == y[start : start + CHUNK]).sum(1)
     return tuple(100.0 * count / len(x) for count in right.tolist())

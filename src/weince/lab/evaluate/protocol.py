@@ -102,12 +102,12 @@ def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread 
     return Spread(math.sqrt(squares / degrees), degrees) if degrees else None
 
 
-def paired_test(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> PairedTest:
+def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
     """Compare two losses seed by seed: ``a[i]`` and ``b[i]`` have the same seed."""
     if len(a) != len(b):
         raise ValueError(f"a paired test needs as many a as b; got {len(a)} and {len(b)}")
     differences = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
-    mean, half, n = t_interval(differences, level)
+    mean, half, n = t_interval(differences)
     # 0.3 - 0.1 and 0.6 - 0.4 differ in the last digit: such a spread is rounding and must not give p near 0.
     rounding = 1e-12 * max(np.abs(a).max(), np.abs(b).max())
     if n > 1 and np.abs(differences).max() <= rounding:

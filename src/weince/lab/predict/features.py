@@ -34,24 +34,21 @@ class Prepared(NamedTuple):
     key: str
 
 
-def read_features(
-    path: Path, labels: Path | None = None, *, seed: int = 0
-) -> tuple[Pairs, NDArray[np.int64] | None]:
+def read_features(path: Path, labels: Path | None = None) -> tuple[Pairs, NDArray[np.int64] | None]:
     """Features from a file that ``weince diagnose`` reads, or from the folder of a run; and labels if there are any.
 
     Args:
         path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and optional ``labels``; or a run's folder.
         labels: An ``.npy`` file of shape (items,), or a file that holds ``labels``.
-        seed: Seed of the random views of a run's images.
     """
     found: ArrayLike | None = None
     if (path / "run.yaml").is_file():
         from weince.lab.vision.runs import two_views
 
-        seen = two_views(path, seed=seed, of="features", part="train")
+        seen = two_views(path, of="features", part="train")
         pairs, found = make_pairs(path.name, seen.first, seen.second), seen.labels
     else:
-        models = load_pairs([path], seed=seed)
+        models = load_pairs([path])
         if len(models) != 1:
             raise InputError(f"{path}: heads are trained on the features of one model; got {len(models)}")
         (pairs,) = models

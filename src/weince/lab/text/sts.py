@@ -127,18 +127,15 @@ class Prepared:
     Args:
         tokenizer: Tokenizer of the encoder.
         sentences: Sentences to embed.
-        max_length: Largest number of word pieces of a sentence.
         batch: Sentences in a batch.
     """
 
-    def __init__(
-        self, tokenizer: Any, sentences: Sequence[str], *, max_length: int = LONGEST, batch: int = 256
-    ) -> None:
+    def __init__(self, tokenizer: Any, sentences: Sequence[str], *, batch: int = 256) -> None:
         order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
         self.parts: list[tuple[list[int], Tokens]] = []
         for place in range(0, len(order), batch):
             numbers = order[place : place + batch]
-            tokens = tokenise(tokenizer, [sentences[number] for number in numbers], max_length)
+            tokens = tokenise(tokenizer, [sentences[number] for number in numbers], LONGEST)
             self.parts.append((numbers, tokens))
         self.size = len(sentences)
 
