@@ -338,6 +338,7 @@ def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(t
         ({"snapshot_every": -1}, "snapshot_every must be at least 0; got -1"),
         ({"graph": True}, "graph needs one process on one GPU"),
         ({"device": "tpu"}, "device must be auto, cpu, cuda or mps; got 'tpu'"),
+        ({"device": "cuda:x"}, "device must be auto, cpu, cuda or mps; got 'cuda:x'"),
         ({"width": 16}, "width is an option of ResNets; got width 16 for tiny"),
         ({"encoder": "resnet18", "width": 0}, "width must be at least 1; got 0"),
         ({"loss": LossConfig(engine="fused")}, "the loss cannot run here: .* got cpu"),
@@ -385,6 +386,26 @@ def test_no_gpu_is_said(data, tmp_path):
     run(data, tmp_path, {"epochs": 1})
     with pytest.raises(ValueError, match="torch finds no CUDA device"):
         evaluate_run(tmp_path, device="cuda")
+
+
+def test_a_run_trains_on_the_gpu_that_it_names(monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def fabric(**options):
+        raise Asked(options["accelerator"], options["devices"])
+
+    monkeypatch.setattr("lightning_fabric.Fabric", fabric)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device, asked in {"cuda": 1, "cuda:0": [0], "cuda:1": [1]}.items():
+        with pytest.raises(Asked) as found:
+            training_module.launch(VisionRun(device=device))
+        assert found.value.args == ("cuda", asked)
+    with pytest.raises(ValueError, match="devices must be 1 with device cuda:1, which names one GPU; got 2"):
+        training_module.launch(VisionRun(device="cuda:1", devices=2))
+    with pytest.raises(ValueError, match="torch finds 2 CUDA device"):
+        training_module.launch(VisionRun(device="cuda:2"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])

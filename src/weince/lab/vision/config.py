@@ -10,7 +10,7 @@ from weince.lab.vision.augment import Augment
 from weince.lab.vision.encoders import ProjectorConfig
 from weince.lab.vision.optim import OptimizerConfig
 from weince.lab.vision.step import Precision
-from weince.machine import DEVICES
+from weince.machine import check_device
 
 FREE_TO_CHANGE = {
     "out",
@@ -46,7 +46,8 @@ class VisionRun:
         seed: Seed of the weights, the order of the images and the views.
         precision: ``fp32``; ``tf32`` (convolutions in TF32, torch's default on a GPU); ``bf16`` (encoder in bf16;
             projector and loss in float32); ``bf16-embeddings`` (projector in bf16 too).
-        device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda`` or ``mps``.
+        device: ``auto`` (a CUDA device if there is one, else the CPU), ``cpu``, ``cuda``, one of several such as
+            ``cuda:1``, or ``mps``.
         devices: Processes, one per GPU; torchrun's number takes precedence.
         compile: Compile the encoder and the views; by default on a GPU.
         graph: Capture the step as a CUDA graph; by default on one GPU.
@@ -92,7 +93,4 @@ class VisionRun:
         )
         if self.batch < 2:
             raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
-        if self.device not in DEVICES:
-            raise ValueError(
-                f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}; got {self.device!r}"
-            )
+        check_device(self.device)

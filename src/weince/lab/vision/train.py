@@ -113,18 +113,22 @@ def launch(run: VisionRun) -> "Fabric":
     """Start the processes of a run, or join those that torchrun started."""
     from lightning_fabric import Fabric
 
-    kind = find_device(run.device).type
+    chosen = find_device(run.device)
+    kind = chosen.type
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
     gpus = {"cpu": devices, "cuda": torch.cuda.device_count(), "mps": 1}[kind]
     if devices > gpus:
         raise ValueError(f"devices must be at most the {gpus} GPU(s) that torch finds here; got {devices}")
+    named = [chosen.index] if kind == "cuda" and chosen.index is not None else None
+    if named and devices > 1:
+        raise ValueError(f"devices must be 1 with device {run.device}, which names one GPU; got {devices}")
     if kind == "cpu" and run.precision.startswith("bf16"):
         prepare_cpu_for_bf16()  # before the launch, so that all processes inherit it
     # The user decides whether to use srun.
     warnings.filterwarnings("ignore", message="The `srun` command is available")
     fabric = Fabric(
         accelerator=kind,
-        devices=devices,
+        devices=named or devices,
         num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
         strategy="ddp" if devices > 1 else "auto",
     )
