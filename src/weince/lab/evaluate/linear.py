@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weince.lab.capture import run_aside
 from weince.lab.evaluate.features import LabelledFeatures
 from weince.lab.evaluate.protocol import Split
 from weince.progress import bars
@@ -169,16 +170,18 @@ def _epoch(layers: Layers, x: Tensor, y: Tensor, order: Tensor, batch: int, lr: 
     if not x.is_cuda:
         return run
     # CUDA libraries must not initialise themselves during a capture: run the steps on scratch layers first.
-    scratch, side = layers.clone(), torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(side):
+    scratch = layers.clone()
+
+    def warm_up() -> None:
         for rows in (order[:, :batch], order[:, len(x) // batch * batch :]):
             if rows.shape[1]:
                 _step(scratch, x[rows], y[rows], lr)
-    torch.cuda.current_stream(x.device).wait_stream(side)
+
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(x.device), torch.cuda.graph(graph):
-        run()
+    with torch.cuda.device(x.device):
+        run_aside(warm_up)
+        with torch.cuda.graph(graph):
+            run()
     return graph.replay
 
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weince.integrations.hub import cannot_load, only_here
 from weince.lab.geometry import pair_distances, uniformity, unit_in_double
 from weince.lab.text.encoder import (
     SentenceEncoder,
@@ -212,15 +211,9 @@ def load_embed(model: str, *, device: str = "cpu") -> Embed:
         encoder = SentenceEncoder(backbone).to(device)
         prepare_cpu_for(encoder)
         return lambda sentences: Prepared(tokenizer, sentences).embed(encoder)
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ImportError("STS evaluation needs a package: pip install 'weince[text]'") from error
-    local = only_here(model)
-    try:
-        loaded = SentenceTransformer(model, device=device, local_files_only=local)
-    except Exception as error:  # the types for a broken folder or a missing network vary between versions
-        raise cannot_load(model, local, error) from error
+    from weince.integrations.sentence_transformers import load_model
+
+    loaded = load_model(model, device=device)
     prepare_cpu_for(loaded)
 
     def embed(sentences: Sequence[str]) -> Tensor:
