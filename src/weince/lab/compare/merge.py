@@ -126,24 +126,17 @@ def check_protocol(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> None
 
 def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: set[int]) -> None:
     found, wanted = _recorded(content), settings.as_written(recipe)
-    free = {*task_of(wanted).incidental, "seed", "loss", "epochs"}
+    free, by_key = {*task_of(wanted).incidental, "seed", "loss", "epochs"}, flat(found)
     differs = [
-        f"{key} {_of(found, key)!r}, not {value!r}"
+        f"{key} {by_key.get(key)!r}, not {value!r}"
         for key, value in flat({k: v for k, v in wanted.items() if k not in free}).items()
-        if _of(found, key) != value
+        if by_key.get(key) != value
     ]
     if found["epochs"] not in epochs:
         wanted_epochs = " or ".join(map(str, sorted(epochs)))
         differs.append(f"epochs {found['epochs']}, not {wanted_epochs} (--try-epochs is for shorter tries)")
     if differs:
         raise ValueError(f"{name}: another recipe: it has {'; '.join(differs)}")
-
-
-def _of(content: Mapping[str, Any], key: str) -> Any:
-    found: Any = content
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
 
 
 def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
@@ -199,7 +192,7 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
             raise ValueError(
                 f"{path}: {wrong[0]} of the run {name} must be names with values; got {files[wrong[0]]!r}"
             )
-        if _of(files[result], measure.keys.get(figure, figure)) is None:
+        if flat(files[result]).get(measure.keys.get(figure, figure)) is None:
             raise ValueError(f"{path}: {result} of the run {name} wants {figure}, to choose by; got none")
     return found
 

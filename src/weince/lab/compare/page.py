@@ -10,12 +10,12 @@ from markupsafe import Markup
 
 from weince.diagnose.html import templates
 from weince.files import write_text_aside
-from weince.intervals import Interval
+from weince.intervals import half_text
 from weince.lab.compare.figures import draw
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import Done, Line, Summary, capital
 from weince.lab.compare.verdict import Judged
-from weince.lab.reproduce.page import markdown_table, plain, save_rows
+from weince.lab.reproduce.page import markdown_table, plain, save_rows, text_or_dash
 
 SCHEMA = 1
 """Version of ``compare.json``; increased when a field is removed or changes its meaning."""
@@ -61,7 +61,7 @@ def write_page(
             shown=[f for f in task.figures if any(f in line.measured for line in summary.lines)],
             task=task,
             main=task.main,
-            value=_value,
+            value=text_or_dash,
             against=_against,
             p=_p,
             number=_number,
@@ -73,14 +73,10 @@ def write_page(
     return folder / "index.html"
 
 
-def _value(found: Interval | None) -> str:
-    return "—" if found is None else found.text(2)
-
-
 def _against(found: Judged | None) -> str:
     if found is None or math.isnan(found.difference):
         return "—"
-    return f"{found.difference:+.2f}" + ("" if math.isnan(found.half) else f" ± {found.half:.2f}")
+    return f"{found.difference:+.2f}{half_text(found.half, 2)}"
 
 
 def _p(value: float) -> str:
@@ -171,7 +167,11 @@ def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str])
     pairs = [column for figure in figures for column in (names[figure], f"{names[figure]}, difference")]
     rows = [
         [line.loss, line.words, str(max((one.n for one in line.measured.values()), default=0))]
-        + [cell for f in figures for cell in (_value(line.measured.get(f)), _word(comparison, line, f))]
+        + [
+            cell
+            for f in figures
+            for cell in (text_or_dash(line.measured.get(f), 2), _word(comparison, line, f))
+        ]
         for line in summary.lines
     ]
     parts = [f"# Which loss? {plain(comparison.name)}", "", *map(plain, summary.advice), ""]
