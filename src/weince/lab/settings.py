@@ -87,6 +87,19 @@ def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) ->
             raise ValueError(f"{name} must be below 2**{power}; got {getattr(run, name)}")
 
 
+def check_once(what: str, values: Sequence[Any]) -> None:
+    """Refuse a value that is listed twice; ``what`` is the word for one of them.
+
+    >>> check_once("seed", [7, 21, 7])
+    Traceback (most recent call last):
+    ...
+    ValueError: every seed must be named once; got 7 twice
+    """
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise ValueError(f"every {what} must be named once; got {value} twice")
+
+
 def _as_fields(arguments: Sequence[str]) -> list[str]:
     """Arguments with options spelled like fields: ``--snapshot-every`` becomes ``--snapshot_every``."""
     parts = [

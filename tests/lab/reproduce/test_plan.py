@@ -257,7 +257,7 @@ def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
         ({"figures": ["linaer"]}, r"unknown figure of measure evaluation 'linaer' \(did you mean linear\?\)"),
         ({"measure": "evaluate"}, r"unknown measure 'evaluate' \(did you mean evaluation\?\)"),
         ({"baseline": "infonce"}, "unknown baseline 'infonce'; known: InfoNCE, paper"),
-        ({"seeds": [7, 7]}, "every seed counts once; got 7, 7"),
+        ({"seeds": [7, 7]}, "every seed must be named once; got 7 twice"),
         ({"losses": {"InfoNCE": {"sets": {}}}}, r"unknown key of loss InfoNCE 'sets' \(did you mean set\?\)"),
         ({"losses": {"InfoNCE": 3}}, "wanted keys and values for a loss; got 3"),
         ({"losses": {}}, "losses must map each loss"),
@@ -269,14 +269,14 @@ def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
         ),
         (
             {"tries": [{}, {"batch": 8}, {}], "choose_by": "linear"},
-            r"every try counts once; got \{\}, .* \{\} for",
+            r"every try of InfoNCE must be named once; got \{\} twice",
         ),
         (
             {
                 "losses": {"InfoNCE": {"set": {}, "tries": [{"batch": 8}, {"batch": 8.0}]}},
                 "choose_by": "linear",
             },
-            "every try counts once; .* for InfoNCE",
+            "every try of InfoNCE must be named once; got {'batch': 8.0} twice",
         ),
         (
             {"tries": [{}, {"batch": 8}], "choose_by": "link_lam"},
@@ -341,7 +341,7 @@ def test_configurations_beside_a_table_are_found_from_anywhere(tmp_path, monkeyp
 
 
 def test_a_seed_that_is_given_twice_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="seed 7 is given twice; got seeds 7, 21, 7"):
+    with pytest.raises(ValueError, match="every seed must be named once; got 7 twice"):
         plan(read_table("digits"), tmp_path, seeds=[7, 21, 7])
 
 

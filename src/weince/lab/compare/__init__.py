@@ -27,7 +27,7 @@ from weince.lab.compare.grid import (
 )
 from weince.lab.compare.sweep import Sweep
 from weince.lab.reproduce.tables import SEEDS, check_alone, take_seeds
-from weince.lab.settings import LAPTOP
+from weince.lab.settings import LAPTOP, check_once
 
 __all__ = ["compare"]
 
@@ -150,9 +150,7 @@ def _asked(
     """The comparison that the arguments ask for, joined with the one in the folder."""
     if tries is not None and tries < 1:
         raise ValueError(f"--tries must be at least 1; got {tries}")
-    twice = [loss for number, loss in enumerate(losses) if loss in losses[:number]]
-    if twice:
-        raise ValueError(f"every loss must be named once; got {twice[0]} twice")
+    check_once("loss", losses)
     chosen = None if config is None else recipe_config(config, recipe)
     before = find_comparison(out, chosen)
     if level_within is None:

@@ -52,9 +52,7 @@ class Comparison:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
         if not self.level_within > 0:
             raise ValueError(f"--level-within must be above 0 points; got {self.level_within}")
-        twice = [seed for number, seed in enumerate(self.seeds) if seed in self.seeds[:number]]
-        if twice:
-            raise ValueError(f"every seed must be named once; got {twice[0]} twice")
+        settings.check_once("seed", self.seeds)
         if self.try_epochs is not None and self.try_epochs < 1:
             raise ValueError(f"--try-epochs must be at least 1; got {self.try_epochs}")
         owned = [name for name in self.set if name.partition(".")[0] in ("loss", "seed", "out")]

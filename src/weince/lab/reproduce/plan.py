@@ -6,7 +6,6 @@ The folder of a run depends only on its settings, so that tables share runs, and
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -98,9 +97,7 @@ def plan(
     Raises:
         ValueError: A configuration, setting or pattern is unknown.
     """
-    repeated = [seed for seed, times in Counter(seeds or ()).items() if times > 1]
-    if repeated:
-        raise ValueError(f"seed {repeated[0]} is given twice; got seeds {', '.join(map(str, seeds or ()))}")
+    settings.check_once("seed", seeds or ())
     kept = _asked_for(table, only)
     base = {row: flat(settings.load(row)) for row, *_ in kept}
     asked = {} if epochs is None else {"epochs": epochs}

@@ -10,7 +10,7 @@ from typing import Any
 
 from weince.lab.configure import unknown
 from weince.lab.evaluate.knn import RECALLS
-from weince.lab.settings import configs_folder, read_yaml
+from weince.lab.settings import check_once, configs_folder, read_yaml
 
 SEEDS = (7, 21, 63, 84)
 
@@ -119,9 +119,8 @@ class Table:
         wrong = [seed for seed in self.seeds if not isinstance(seed, int) or isinstance(seed, bool)]
         if wrong:
             raise ValueError(f"seeds must be integers; got {wrong[0]!r}")
-        for what, values in (("seed", list(self.seeds)), ("row", [Path(row).stem for row in self.rows])):
-            if len(set(values)) < len(values):
-                raise ValueError(f"every {what} counts once; got {', '.join(map(str, values))}")
+        check_once("seed", self.seeds)
+        check_once("row", [Path(row).stem for row in self.rows])
         _check_names("set", self.set)
         for name, loss in self.losses.items():
             _check_names(f"set of {name}", loss.set)
@@ -183,14 +182,13 @@ def _check_names(what: str, settings: Mapping[Any, Any]) -> None:
 
 def _check_tries(loss: str, tries: Sequence[Any]) -> None:
     """Raise if a try is not a mapping, or is listed twice, which would inflate the tuning budget."""
-    for index, tried in enumerate(tries):
+    for tried in tries:
         if not isinstance(tried, Mapping):
             raise ValueError(
                 f"a try must map settings to values, {{loss.temperature: 0.2}}; got {tried!r} for {loss}"
             )
         _check_names(f"a try of {loss}", tried)
-        if tried in tries[:index]:
-            raise ValueError(f"every try counts once; got {', '.join(map(str, tries))} for {loss}")
+    check_once(f"try of {loss}", tries)
 
 
 def named_tables() -> dict[str, Path]:
