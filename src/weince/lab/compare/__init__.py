@@ -11,7 +11,7 @@ call with further losses adds them.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from weince.files import check_folder
 from weince.lab.compare import merge
 from weince.lab.compare.grid import (
     Comparison,
+    Tries,
     find_comparison,
     joined,
     recipe_config,
@@ -112,7 +113,8 @@ def compare(
         check_alone({"--add": bool(add), "--table-only": table_only})
     check_folder(out)
     start_nothing = table_only or bool(add) or dry_run
-    comparison = _asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set, out)
+    asked = _Asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set)
+    comparison = _comparison(asked, out)
     extra = _tracked(comparison, track)
     sweep = Sweep(comparison, out, data, device, extra, reuse)
     if add:
@@ -135,62 +137,67 @@ def compare(
     return sweep.write(command or "weince compare", failed)
 
 
-def _asked(
-    losses: Sequence[str],
-    config: str | None,
-    recipe: str,
-    tries: int | None,
-    seeds: int | Sequence[int] | None,
-    baseline: str | None,
-    level_within: float | None,
-    try_epochs: int | None,
-    set: Mapping[str, Any] | None,
-    out: Path,
-) -> Comparison:
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments of `compare` that define a comparison."""
+
+    losses: Sequence[str]
+    config: str | None
+    recipe: str
+    tries: int | None
+    seeds: int | Sequence[int] | None
+    baseline: str | None
+    level_within: float | None
+    try_epochs: int | None
+    set: Mapping[str, Any] | None
+
+
+def _comparison(asked: _Asked, out: Path) -> Comparison:
     """The comparison that the arguments ask for, joined with the one in the folder."""
-    if tries is not None and tries < 1:
-        raise ValueError(f"--tries must be at least 1; got {tries}")
-    check_once("loss", losses)
-    chosen = None if config is None else recipe_config(config, recipe)
-    before = find_comparison(out, chosen)
-    if level_within is None:
-        level_within = before.level_within if before else LEVEL_WITHIN
-    if not losses:
-        if before is None:
-            raise ValueError(
-                f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
-            )
-        given = {"--tries": tries, "--try-epochs": try_epochs, "--set": set or None}
-        wants = [name for name, value in given.items() if value is not None]
-        if wants:
-            raise ValueError(f"{wants[0]} wants losses, such as infonce dcl; got none")
-        return replace(
-            before,
-            baseline=baseline or before.baseline,
-            level_within=level_within,
-            seeds=_with_seeds(before, seeds),
+    if asked.tries is not None and asked.tries < 1:
+        raise ValueError(f"--tries must be at least 1; got {asked.tries}")
+    check_once("loss", asked.losses)
+    config = None if asked.config is None else recipe_config(asked.config, asked.recipe)
+    before = find_comparison(out, config)
+    if before is not None:
+        return _continued(before, asked, config or before.config)
+    if not asked.losses:
+        raise ValueError(
+            f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
         )
-    chosen = chosen or (before.config if before else recipe_config(LAPTOP, recipe))
-    first = baseline or (before.baseline if before else BASELINE)
-    names = list(losses) if first in losses or (before and first in before.losses) else [first, *losses]
-    now = Comparison(
-        config=chosen,
-        losses={name: tries_of(name, chosen)[: tries or TRIES] for name in names}
-        | _known(before, first, names),
-        baseline=first,
-        seeds=_with_seeds(before, seeds),
-        try_epochs=try_epochs,
-        set=set or {},
-        level_within=level_within,
+    return _of_losses(asked, config or recipe_config(LAPTOP, asked.recipe), known={})
+
+
+def _continued(before: Comparison, asked: _Asked, config: str) -> Comparison:
+    """The comparison in the folder, with the losses and seeds that are asked for added."""
+    baseline = asked.baseline or before.baseline
+    level_within = before.level_within if asked.level_within is None else asked.level_within
+    added = () if asked.seeds is None else take_seeds(asked.seeds, SEEDS)
+    seeds = list(dict.fromkeys([*before.seeds, *added]))
+    if asked.losses:
+        asked = replace(asked, baseline=baseline, level_within=level_within, seeds=seeds)
+        return joined(before, _of_losses(asked, config, before.losses))
+    given = {"--tries": asked.tries, "--try-epochs": asked.try_epochs, "--set": asked.set or None}
+    wants = [name for name, value in given.items() if value is not None]
+    if wants:
+        raise ValueError(f"{wants[0]} wants losses, such as infonce dcl; got none")
+    return replace(before, baseline=baseline, level_within=level_within, seeds=seeds)
+
+
+def _of_losses(asked: _Asked, config: str, known: Mapping[str, Tries]) -> Comparison:
+    """A comparison of the losses that are asked for and the baseline, whose tries may be ``known``."""
+    baseline = asked.baseline or BASELINE
+    names = list(asked.losses) if baseline in (*asked.losses, *known) else [baseline, *asked.losses]
+    losses: dict[str, Tries] = {name: tries_of(name, config)[: asked.tries or TRIES] for name in names}
+    return Comparison(
+        config=config,
+        losses=losses if baseline in losses else {**losses, baseline: known[baseline]},
+        baseline=baseline,
+        seeds=take_seeds(asked.seeds, SEEDS),
+        try_epochs=asked.try_epochs,
+        set=asked.set or {},
+        level_within=LEVEL_WITHIN if asked.level_within is None else asked.level_within,
     )
-    return now if before is None else joined(before, now)
-
-
-def _with_seeds(before: Comparison | None, seeds: int | Sequence[int] | None) -> Sequence[int]:
-    """The seeds of the comparison in the folder, and those that are asked for."""
-    if before is None:
-        return take_seeds(seeds, SEEDS)
-    return list(dict.fromkeys([*before.seeds, *(() if seeds is None else take_seeds(seeds, SEEDS))]))
 
 
 def _tracked(comparison: Comparison, track: int | None) -> dict[str, int]:
@@ -200,11 +207,6 @@ def _tracked(comparison: Comparison, track: int | None) -> dict[str, int]:
     if not comparison.task.track:
         raise ValueError(f"--track is for runs on images; {comparison.name} is tracked as it is configured")
     return {comparison.task.track: track}
-
-
-def _known(before: Comparison | None, baseline: str, names: Sequence[str]) -> dict[str, Any]:
-    """The baseline's tries from the comparison before, if the command does not name the baseline."""
-    return {} if before is None or baseline in names else {baseline: before.losses[baseline]}
 
 
 def _jobs(asked: int | None) -> int:

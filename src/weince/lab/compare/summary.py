@@ -169,35 +169,19 @@ def summarise(
         if len(values := {loss: of for loss, runs in by_loss.items() if (of := _by_seed(runs, figure))}) > 0
     }
     verdict = judge(figures, baseline=comparison.baseline, level_within=comparison.level_within)
-    listed = [
-        Try(
-            run.loss,
-            in_words(comparison.losses[run.loss][run.trial]),
-            comparison.losses[run.loss][run.trial].get("loss.temperature"),
-            done.get(run.name),
-            chosen.get(run.loss) == run.trial,
-        )
-        for loss in comparison.losses
-        for run in tries
-        if run.loss == loss
-    ]
+    listed = _tries(comparison, tries, done, chosen)
     lines = [
         _line(comparison, loss, chosen.get(loss), runs, verdict, listed) for loss, runs in by_loss.items()
     ]
     main = comparison.task.main
     lines.sort(key=lambda line: -line.measured[main].mean if main in line.measured else math.inf)
-    tuned = {
-        loss: best_of([(one.figure(main, "validation"), one.figure(main)) for one in found])
-        for loss in comparison.losses
-        if (found := [one.done for one in listed if one.loss == loss and one.done])
-    }
     smallest = reach(verdict)
     return Summary(
         lines,
         verdict,
         smallest,
         listed,
-        tuned,
+        _tuned(comparison, listed),
         list(done.values()),
         missing,
         advise(comparison, lines, verdict, smallest, missing),
@@ -216,6 +200,34 @@ def _done(comparison: Comparison, run: Run, record: Mapping[str, Any], chosen: b
     ]
     crowded = log[-1].get("crowded", math.nan) if log else math.nan
     return Done(run, record, epochs_of(run), times[-1] if times else math.nan, crowded, course, chosen)
+
+
+def _tries(
+    comparison: Comparison, tries: Sequence[Run], done: Mapping[str, Done], chosen: Mapping[str, int]
+) -> list[Try]:
+    """The tries of all losses; ``done`` has the finished runs by name, ``chosen`` a number for each loss."""
+    return [
+        Try(
+            run.loss,
+            in_words(comparison.losses[run.loss][run.trial]),
+            comparison.losses[run.loss][run.trial].get("loss.temperature"),
+            done.get(run.name),
+            chosen.get(run.loss) == run.trial,
+        )
+        for loss in comparison.losses
+        for run in tries
+        if run.loss == loss
+    ]
+
+
+def _tuned(comparison: Comparison, tries: Sequence[Try]) -> dict[str, list[float]]:
+    """The gain from tuning: `best_of` the finished tries of each loss."""
+    main = comparison.task.main
+    return {
+        loss: best_of([(one.figure(main, "validation"), one.figure(main)) for one in found])
+        for loss in comparison.losses
+        if (found := [one.done for one in tries if one.loss == loss and one.done])
+    }
 
 
 def _by_seed(runs: Sequence[Done], figure: str) -> dict[int, float]:
