@@ -64,7 +64,7 @@ def files_of(run, value, *, without=(), **evaluation):
         "log.csv": {
             "epoch": list(range(1, epochs + 1)),
             "crowded": [0.01] * epochs,
-            "seconds": [2.0 + run.trial / 10] * epochs,
+            "seconds": [2.0 + run.try_number / 10] * epochs,
         },
     }
 
@@ -90,7 +90,7 @@ def text_files_of(run, value, content, **evaluation):
 def value_of(run, gains):
     """50 plus the gain of the loss, minus the index of the try, plus noise by loss and seed."""
     noise = random.Random(f"{run.loss} {run.seed}").gauss(0.0, 0.3)
-    return 50.0 + gains.get(run.loss, 0.0) - run.trial + noise + run.seed / 100
+    return 50.0 + gains.get(run.loss, 0.0) - run.try_number + noise + run.seed / 100
 
 
 def fill(comparison, out, *, gains=None, seeds=True, **options):

@@ -114,7 +114,7 @@ def test_runs_of_reproduce_are_taken_over(tmp_path):
     comparison = comparison_of("cifar100_resnet18", "infonce", "released", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
     taken = reuse(runs, [EVIDENCE], tmp_path, of_data=None)
-    assert [(run.loss, run.trial) for run in taken] == [("infonce", 0), ("infonce", 1), ("released", 0)]
+    assert [(run.loss, run.try_number) for run in taken] == [("infonce", 0), ("infonce", 1), ("released", 0)]
     assert [run for run in runs if execute.is_done(run)] == [run for run in runs if run in taken]
 
 

@@ -83,7 +83,7 @@ def test_the_choice_is_by_validation_and_by_tries_alone(tmp_path):
     write_comparison(comparison, tmp_path / comparison.name)
     runs = fill(comparison, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    second = {run.name for run in runs if run.trial == 1}
+    second = {run.name for run in runs if run.try_number == 1}
     for line in lines:
         if line["run"] in second:
             line["evaluation.json"]["linear_test_mean"] = 99.0

@@ -55,7 +55,7 @@ PLANTED = {
 def planted(tmp_path):
     table = table_of(tmp_path, **TUNED)
     runs = plan(table, tmp_path)
-    return table, runs, {run.folder: record(*PLANTED[run.loss, run.trial, run.seed]) for run in runs}
+    return table, runs, {run.folder: record(*PLANTED[run.loss, run.try_number, run.seed]) for run in runs}
 
 
 def line_of(lines, figure, loss, tried=None):
@@ -107,7 +107,7 @@ def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
 def test_reported_stands_beside_the_chosen_and_beside_the_first_try(tmp_path):
     table = read_table("linear")
     runs = plan(table, tmp_path, only=["cifar100_resnet18"])
-    records = {run.folder: record(50 + run.trial, 50) for run in runs}
+    records = {run.folder: record(50 + run.try_number, 50) for run in runs}
     summary = aggregate(table, runs, records)
     assert {line.loss: line.reported.mean for line in summary.chosen} == {
         "InfoNCE": 50.01,
@@ -130,7 +130,7 @@ def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
         ("paper", 1, 21): (55, 99),
         ("InfoNCE", 0, 21): (50, 50),
     }
-    records = {r.folder: record(*done[k]) for r in runs if (k := (r.loss, r.trial, r.seed)) in done}
+    records = {r.folder: record(*done[k]) for r in runs if (k := (r.loss, r.try_number, r.seed)) in done}
     summary = aggregate(table, runs, records)
     ours = line_of(summary.chosen, "linear", "paper")
     assert ours.tried == "temperature 0.5"
@@ -153,7 +153,7 @@ def chosen_of_two(tmp_path, done, **changes):
     """The try of the paper's loss that is chosen from these records."""
     table = table_of(tmp_path, **TUNED | changes)
     runs = plan(table, tmp_path)
-    records = {r.folder: done[k] for r in runs if (k := (r.loss, r.trial, r.seed)) in done}
+    records = {r.folder: done[k] for r in runs if (k := (r.loss, r.try_number, r.seed)) in done}
     return line_of(aggregate(table, runs, records).chosen, "linear", "paper").tried
 
 

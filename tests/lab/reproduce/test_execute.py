@@ -444,7 +444,7 @@ def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):
     )
     table.write_text(text)
     for run in finished(tmp_path, script, table):
-        if run.loss == "paper" and run.trial == 1:
+        if run.loss == "paper" and run.try_number == 1:
             shutil.rmtree(run.folder)
     page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
     budget = "- tuning budget: unequal numbers of configurations tried: InfoNCE 2, paper 1"

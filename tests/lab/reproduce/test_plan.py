@@ -122,7 +122,7 @@ def test_the_ablations_share_their_runs(tmp_path):
     """A configuration is trained once, even if several tables use it."""
     names = ("factorial", "temperatures", "gates", "interventions", "headline", "screen", "precision")
     runs = {name: plan(read_table(name), tmp_path, seeds=[7]) for name in names}
-    folders = {name: {run.loss: run.folder for run in runs[name] if run.trial == 0} for name in names}
+    folders = {name: {run.loss: run.folder for run in runs[name] if run.try_number == 0} for name in names}
     for loss in ("InfoNCE", "blend, fitted beta (paper)"):
         assert len({folders[name][loss] for name in names[:5]}) == 1
         assert folders["screen"][loss] == folders["precision"][f"{loss}, bf16"]  # 25 epochs, not 100

@@ -89,8 +89,8 @@ def told(one: Done, words: str, figures: Iterable[str]) -> str:
 
 def _is_choice(summary: Summary, one: Done) -> bool:
     """Whether a run uses the chosen try of its loss, with any number of epochs."""
-    chosen = {other.run.loss: other.run.trial for other in summary.done if other.chosen}
-    return chosen.get(one.run.loss) == one.run.trial
+    chosen = {other.run.loss: other.run.try_number for other in summary.done if other.chosen}
+    return chosen.get(one.run.loss) == one.run.try_number
 
 
 def _dots(

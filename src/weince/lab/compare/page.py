@@ -66,7 +66,7 @@ def write_page(
             p=_p,
             number=_number,
             capital=capital,
-            words=lambda one: in_words(comparison.losses[one.run.loss][one.run.trial]),
+            words=lambda one: in_words(comparison.losses[one.run.loss][one.run.try_number]),
         )
     )
     write_text_aside(folder / "index.html", page, "page")
@@ -279,7 +279,7 @@ def _run_as_json(comparison: Comparison, one: Done) -> dict[str, Any]:
     return {
         "run": one.run.name,
         "loss": one.run.loss,
-        "settings": in_words(comparison.losses[one.run.loss][one.run.trial]),
+        "settings": in_words(comparison.losses[one.run.loss][one.run.try_number]),
         "seed": one.run.seed,
         "epochs": one.epochs,
         "counts": one.chosen,

@@ -20,7 +20,7 @@ class Done(NamedTuple):
     """A run that is done.
 
     Attributes:
-        run: The run; ``trial`` is the number of its try.
+        run: The run; ``try_number`` is the number of its try.
         record: Its measured figures.
         epochs: Epochs that it trained.
         seconds: Seconds that it trained; NaN if it has no log.
@@ -126,12 +126,12 @@ def choose(
     key = MEASURES[comparison.task.measure].validation.format(comparison.task.main)
     for loss in comparison.losses:
         done = [
-            {"trial": run.trial, "validation": records[run.name][key]}
+            {"number": run.try_number, "validation": records[run.name][key]}
             for run in tries
             if run.loss == loss and run.name in records
         ]
         if done:
-            found[loss] = int(select(done, "validation")["trial"])
+            found[loss] = int(select(done, "validation")["number"])
     return found
 
 
@@ -147,7 +147,7 @@ def summarise(
     Args:
         comparison: What is compared.
         tries: Its tries.
-        seeds: The chosen tries with all seeds; ``trial`` is the number of the try.
+        seeds: The chosen tries with all seeds; ``try_number`` is the number of the try.
         records: Records of the runs that are done, by name.
         missing: Runs that are planned but not done, in words.
     """
@@ -158,7 +158,7 @@ def summarise(
         for name, run in every.items()
         if name in records
     }
-    chosen = {run.loss: run.trial for run in seeds}
+    chosen = {run.loss: run.try_number for run in seeds}
     by_loss = {
         loss: [done[run.name] for run in seeds if run.loss == loss and run.name in done]
         for loss in comparison.losses
@@ -209,10 +209,10 @@ def _tries(
     return [
         Try(
             run.loss,
-            in_words(comparison.losses[run.loss][run.trial]),
-            comparison.losses[run.loss][run.trial].get("loss.temperature"),
+            in_words(comparison.losses[run.loss][run.try_number]),
+            comparison.losses[run.loss][run.try_number].get("loss.temperature"),
             done.get(run.name),
-            chosen.get(run.loss) == run.trial,
+            chosen.get(run.loss) == run.try_number,
         )
         for loss in comparison.losses
         for run in tries

@@ -56,11 +56,11 @@ class Sweep:
         records = self.records(self.tries)
         chosen = choose(self.comparison, self.tries, records)
         open_ = {run.loss for run in self.tries if run.name not in records and run.name not in self.failed}
-        chosen = {loss: trial for loss, trial in chosen.items() if not (complete and loss in open_)}
+        chosen = {loss: number for loss, number in chosen.items() if not (complete and loss in open_)}
         if not chosen:
             return []
         runs = self._plan(self.comparison.seeds_table(chosen))
-        return [replace(run, trial=chosen[run.loss]) for run in runs]
+        return [replace(run, try_number=chosen[run.loss]) for run in runs]
 
     def fill(self, budget: float | None, options: Mapping[str, Any], *, check: bool) -> dict[str, str]:
         """Carry out the missing runs, as far as time allows; returns why runs failed, by their names."""
@@ -154,7 +154,7 @@ class Sweep:
             done, length = execute.is_done(run), epochs_of(run)
             if not done:
                 epochs.append(length)
-            words = in_words(self.comparison.losses[run.loss][run.trial])
+            words = in_words(self.comparison.losses[run.loss][run.try_number])
             state = "done" if done else "begun" if (run.folder / "log.csv").exists() else "to do"
             drawn.add_row(*(escape(str(c)) for c in (run.loss, words, run.seed, length, purpose, state)))
         open_ = [loss for loss in self.comparison.losses if loss not in {run.loss for run in seeds}]
@@ -241,8 +241,8 @@ class Sweep:
 def _grouped(comparison: Comparison, runs: Sequence[Run], what: str) -> list[str]:
     groups: dict[tuple[str, int], list[int]] = {}
     for run in runs:
-        groups.setdefault((run.loss, run.trial), []).append(run.seed)
+        groups.setdefault((run.loss, run.try_number), []).append(run.seed)
     return [
-        f"{what}{loss}, {in_words(comparison.losses[loss][trial])}: seed {', '.join(map(str, seeds))}"
-        for (loss, trial), seeds in groups.items()
+        f"{what}{loss}, {in_words(comparison.losses[loss][number])}: seed {', '.join(map(str, seeds))}"
+        for (loss, number), seeds in groups.items()
     ]

@@ -144,7 +144,7 @@ def print_tables() -> None:
 
 def _cell(run: Run) -> tuple[str, str, int]:
     """The row, loss and try of a run: all runs that share them differ only in their seed."""
-    return run.row, run.loss, run.trial
+    return run.row, run.loss, run.try_number
 
 
 def _page(
@@ -222,7 +222,7 @@ def _budget(runs: Sequence[Run]) -> str:
 
 def _said(table: Table, run: Run) -> list[str]:
     """The configuration of a run in words."""
-    return [run.row, run.loss, *filter(None, [words(table.tries_of(run.loss)[run.trial])])]
+    return [run.row, run.loss, *filter(None, [words(table.tries_of(run.loss)[run.try_number])])]
 
 
 def _print_missing(table: Table, missing: Sequence[Run]) -> None:
@@ -247,7 +247,7 @@ def _print_plan(table: Table, runs: Sequence[Run]) -> None:
         begun = not finished and (run.folder / "log.csv").exists()
         state = "done" if finished else "begun" if begun else "to do"
         done += finished
-        tried = words(table.tries_of(run.loss)[run.trial]) or "as configured"
+        tried = words(table.tries_of(run.loss)[run.try_number]) or "as configured"
         drawn.add_row(*(escape(str(cell)) for cell in (run.row, run.loss, tried, run.seed, state)))
     console = Console()
     console.print(drawn)

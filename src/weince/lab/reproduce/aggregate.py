@@ -86,31 +86,31 @@ def aggregate(table: Table, runs: Sequence[Run], records: Mapping[Path, Record])
     """
     groups: dict[tuple[str, str], dict[int, list[Run]]] = {}
     for run in runs:
-        groups.setdefault((run.row, run.loss), {}).setdefault(run.trial, []).append(run)
-    winners = {cell: _choose(table, tries, records) for cell, tries in groups.items()}
+        groups.setdefault((run.row, run.loss), {}).setdefault(run.try_number, []).append(run)
+    chosen_tries = {cell: _choose(table, tries, records) for cell, tries in groups.items()}
     chosen, tried = [], []
     for figure in table.figures:
         for (row, loss), tries in groups.items():
             base = groups.get((row, table.baseline))
-            compared = None if base is None or loss == table.baseline else base[winners[row, table.baseline]]
-            for trial, of_trial in tries.items():
+            compared = (
+                None if base is None or loss == table.baseline else base[chosen_tries[row, table.baseline]]
+            )
+            for number, of_try in tries.items():
                 # The paper's figure stands beside the chosen try; in the list of tries, beside the first.
                 paper = reported().get(figure, {}).get(row, {}).get(table.losses[loss].reported)
                 line = Line(
                     figure=figure,
                     row=row,
                     loss=loss,
-                    tried=words(table.tries_of(loss)[trial]),
+                    tried=words(table.tries_of(loss)[number]),
                     reported=paper,
-                    measured=_measured(table, figure, of_trial, records),
-                    validation=_validation(table, of_trial, records),
-                    against=None
-                    if compared is None
-                    else _against(table, figure, of_trial, compared, records),
-                    planned=len(of_trial),
+                    measured=_measured(table, figure, of_try, records),
+                    validation=_validation(table, of_try, records),
+                    against=None if compared is None else _against(table, figure, of_try, compared, records),
+                    planned=len(of_try),
                 )
-                tried.append(line if trial == 0 else line._replace(reported=None))
-                if trial == winners[row, loss]:
+                tried.append(line if number == 0 else line._replace(reported=None))
+                if number == chosen_tries[row, loss]:
                     chosen.append(line)
     return Summary(tuple(chosen), tuple(tried))
 
@@ -120,19 +120,19 @@ def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[P
 
     While a sweep is unfinished, tries are compared on the seeds that all started tries have, if there are any.
     """
-    begun = {trial: [run for run in runs if run.folder in records] for trial, runs in tries.items()}
-    begun = {trial: runs for trial, runs in begun.items() if runs}
+    begun = {number: [run for run in runs if run.folder in records] for number, runs in tries.items()}
+    begun = {number: runs for number, runs in begun.items() if runs}
     if len(tries) == 1 or not begun:
         return next(iter(tries))
     shared = set.intersection(*({run.seed for run in runs} for runs in begun.values()))
     candidates = [
         {
-            "trial": trial,
+            "number": number,
             "validation": _validation(table, [r for r in runs if not shared or r.seed in shared], records),
         }
-        for trial, runs in begun.items()
+        for number, runs in begun.items()
     ]
-    return int(select(candidates, "validation")["trial"])
+    return int(select(candidates, "validation")["number"])
 
 
 def _values(key: str, runs: Sequence[Run], records: Mapping[Path, Record]) -> dict[int, float]:

@@ -96,23 +96,23 @@ def _groups(table: Table, made: Sequence[tuple[Run, Record]]) -> list[_Group]:
     losses = list(table.losses)
     tuned = any(len(table.tries_of(loss)) > 1 for loss in losses)
     groups: dict[tuple[str, int], _Group] = {}
-    for run, record in sorted(made, key=lambda pair: (losses.index(pair[0].loss), pair[0].trial)):
+    for run, record in sorted(made, key=lambda pair: (losses.index(pair[0].loss), pair[0].try_number)):
         log = read_record(run, "log.csv")
         if not log:
             continue
-        if (run.loss, run.trial) not in groups:
+        if (run.loss, run.try_number) not in groups:
             place = losses.index(run.loss)
-            colour, style = (run.trial, place) if tuned else (place, place // len(COLOURS))
-            tried = words(table.tries_of(run.loss)[run.trial]) if tuned else ""
-            groups[run.loss, run.trial] = _Group(
+            colour, style = (run.try_number, place) if tuned else (place, place // len(COLOURS))
+            tried = words(table.tries_of(run.loss)[run.try_number]) if tuned else ""
+            groups[run.loss, run.try_number] = _Group(
                 ", ".join(filter(None, [run.loss, tried])),
                 COLOURS[colour % len(COLOURS)],
                 STYLES[style % len(STYLES)],
                 [],
                 [],
             )
-        groups[run.loss, run.trial].logs.append(log)
-        groups[run.loss, run.trial].records.append(record)
+        groups[run.loss, run.try_number].logs.append(log)
+        groups[run.loss, run.try_number].records.append(record)
     return list(groups.values())
 
 

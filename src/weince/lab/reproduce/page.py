@@ -319,7 +319,7 @@ def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> No
         made = record["made"]
         numbers = {k: v for k, v in record.items() if isinstance(v, int | float | str) and k != "made"}
         rows.append(
-            {"row": run.row, "loss": run.loss, "trial": run.trial, "seed": run.seed, **numbers, **made}
+            {"row": run.row, "loss": run.loss, "trial": run.try_number, "seed": run.seed, **numbers, **made}
         )
     header = list(dict.fromkeys(name for row in rows for name in row))
     save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])

@@ -26,7 +26,7 @@ class Run:
     Attributes:
         row: Name of the configuration.
         loss: Column of the table.
-        trial: Number of the try.
+        try_number: Number of the try.
         seed: Seed of the run.
         config: Value of ``--config``.
         changes: Settings that override the configuration, by dotted name.
@@ -38,7 +38,7 @@ class Run:
 
     row: str
     loss: str
-    trial: int
+    try_number: int
     seed: int
     config: str
     changes: Mapping[str, Any]
@@ -104,10 +104,10 @@ def plan(
     apart = {**({"device": device} if device else {}), **(extra or {})}
     runs = []
     for seed in seeds or table.seeds:
-        for row, loss, trial, tried in kept:
+        for row, loss, number, tried in kept:
             changes = {**table.set, **table.losses[loss].set, **tried, **asked}
             folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
-            run = Run(Path(row).stem, loss, trial, seed, row, changes, table.measure, folder, key, apart)
+            run = Run(Path(row).stem, loss, number, seed, row, changes, table.measure, folder, key, apart)
             runs.append(run)
     runs = _with_data(runs, data, base)
     for run in {run.key: run for run in runs}.values():
@@ -118,10 +118,10 @@ def plan(
 def _asked_for(table: Table, only: Sequence[str] | None) -> list[tuple[str, str, int, Mapping[str, Any]]]:
     """Row, loss, number and settings of every try that matches a pattern; every pattern must match something."""
     cells = [
-        (row, loss, trial, tried)
+        (row, loss, number, tried)
         for row in table.rows
         for loss in table.losses
-        for trial, tried in enumerate(table.tries_of(loss))
+        for number, tried in enumerate(table.tries_of(loss))
     ]
     if only is None:
         return cells
