@@ -155,7 +155,7 @@ def evaluate_run(
     return evaluation
 
 
-class TwoViews(NamedTuple):
+class ViewPairs(NamedTuple):
     """Embeddings or features of two random views, ``(images, d)`` each, and labels ``(images,)`` if there are any."""
 
     first: np.ndarray
@@ -180,7 +180,7 @@ def two_views(
     seed: int = 0,
     of: Literal["embeddings", "features"] = "embeddings",
     part: Literal["test", "train"] = "test",
-) -> TwoViews:
+) -> ViewPairs:
     """Embed two random views of some images of a run.
 
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
@@ -215,7 +215,7 @@ def two_views(
                 side.append((h if of == "features" else z).cpu())
             bar.advance(task, len(rows))
     first, second = (torch.cat(side).numpy() for side in found)
-    return TwoViews(first, second, None if labels is None else np.asarray(labels)[chosen])
+    return ViewPairs(first, second, None if labels is None else np.asarray(labels)[chosen])
 
 
 def run_pairs(
