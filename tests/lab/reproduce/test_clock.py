@@ -26,7 +26,7 @@ def test_no_run_is_started_that_would_not_end():
 def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monkeypatch, seconds, started):
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
     done, told = [], []
-    monkeypatch.setattr(execute, "carry_out", lambda run, *_: done.append(run))
+    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: done.append(run))
     monkeypatch.setattr(execute, "read_log", lambda _: [])
     clock = Clock(seconds, overhead=20.0, epoch=1.0)
     failed = execute.run_here(runs, jobs=4, tell=lambda run, what: told.append((run, what)), clock=clock)
@@ -39,7 +39,7 @@ def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
     """The first run takes far longer than estimated, so no other run is started."""
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
     done = []
-    monkeypatch.setattr(execute, "carry_out", lambda run, *_: done.append(run))
+    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: done.append(run))
     monkeypatch.setattr(execute, "read_log", lambda _: [{"epoch": n, "seconds": 50.0} for n in range(10)])
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
     execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)

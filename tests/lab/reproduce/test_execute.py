@@ -18,7 +18,7 @@ from programs import Program
 
 from weince.lab import settings
 from weince.lab.reproduce import execute, processes, reproduce
-from weince.lab.reproduce.execute import Failed, Interrupted, carry_out, is_done, record, run_here
+from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import keep_records, read_record
 from weince.lab.reproduce.tables import read_table
@@ -65,9 +65,9 @@ def test_a_run_is_done_once_and_signed(tmp_path, script):
     run = runs_of(tmp_path)[0]
     script(COUNT + WRITE)
     assert not is_done(run)
-    carry_out(run)
+    carry_out_run(run)
     assert is_done(run)
-    carry_out(run)
+    carry_out_run(run)
     assert (run.folder / "tries").read_text() == "x"
     made = execute.record(run)["made"]
     assert "CPU, torch" in made["hardware"]
@@ -102,12 +102,12 @@ def test_sources_from_an_archive_know_their_commit(tmp_path):
 def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):
     run = runs_of(tmp_path)[0]
     script(WRITE)
-    carry_out(run)
+    carry_out_run(run)
     assert not is_done(replace(run, key="another"))
     assert not is_done(replace(run, measure="link"))
     run.result.write_text("{")
     assert not is_done(run)
-    carry_out(run)
+    carry_out_run(run)
     assert is_done(run)
 
 
@@ -115,8 +115,8 @@ def test_a_second_measure_joins_the_first(tmp_path, script):
     run = runs_of(tmp_path)[0]
     link = replace(run, measure="link")
     script(WRITE + "(folder / 'link.json').write_text('{}')")
-    carry_out(run)
-    carry_out(link)
+    carry_out_run(run)
+    carry_out_run(link)
     assert is_done(run)
     assert is_done(link)
 
@@ -125,11 +125,11 @@ def test_an_error_is_told_and_not_tried_again(tmp_path, script):
     run = runs_of(tmp_path)[0]
     script(COUNT + "print('no such data'); sys.exit(2)")
     with pytest.raises(Failed, match=rf"{run.name} ended with status 2: no such data"):
-        carry_out(run)
+        carry_out_run(run)
     assert (run.folder / "tries").read_text() == "x"
     assert "no such data" in (run.folder / "error.txt").read_text()
     script(WRITE)
-    carry_out(run)
+    carry_out_run(run)
     assert is_done(run)
     assert not (run.folder / "error.txt").exists()
 
@@ -139,7 +139,7 @@ def test_an_error_is_told_and_not_tried_again(tmp_path, script):
 def test_a_killed_run_is_started_again(tmp_path, script, death):
     run = runs_of(tmp_path)[0]
     script(COUNT + f"if n < 2: {death}\n" + WRITE)
-    carry_out(run)
+    carry_out_run(run)
     assert (run.folder / "tries").read_text() == "xxx"
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_is_always_killed_is_given_up(tmp_path, script):
     script(COUNT + "os.kill(os.getpid(), signal.SIGKILL)")
     run = runs_of(tmp_path)[0]
     with pytest.raises(Failed, match="was killed 3 times"):
-        carry_out(run)
+        carry_out_run(run)
     assert (run.folder / "tries").read_text() == "xxx"
 
 
@@ -187,7 +187,7 @@ def test_stopping_ends_the_processes_even_stubborn_ones(tmp_path, script, monkey
 
     threading.Thread(target=stop_it).start()
     with pytest.raises(Interrupted):
-        carry_out(run, stop)
+        carry_out_run(run, stop)
     pids = [int(path.name.removeprefix("pid_")) for path in run.folder.glob("pid_*")]
     wait_until(lambda: not any(alive(pid) for pid in pids))
 
@@ -195,7 +195,7 @@ def test_stopping_ends_the_processes_even_stubborn_ones(tmp_path, script, monkey
 def test_two_sweeps_never_work_on_one_run_at_once(tmp_path, script):
     run = runs_of(tmp_path)[0]
     script(COUNT + "time.sleep(0.5)\n" + WRITE)
-    threads = [threading.Thread(target=carry_out, args=(run,)) for _ in range(3)]
+    threads = [threading.Thread(target=carry_out_run, args=(run,)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -210,10 +210,10 @@ def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
         "if os.fork():\n    sys.exit(3)\n(folder / 'orphan').write_text(str(os.getpid())); time.sleep(600)"
     )
     with pytest.raises(Failed):
-        carry_out(run)
+        carry_out_run(run)
     wait_until((run.folder / "orphan").exists)
     script(WRITE)
-    waiting = threading.Thread(target=carry_out, args=(run, stop))
+    waiting = threading.Thread(target=carry_out_run, args=(run, stop))
     waiting.start()
     waiting.join(1.5)
     assert waiting.is_alive()  # the orphan still holds the lock
@@ -288,7 +288,7 @@ def finished(tmp_path, script, table):
             settings.read(VisionRun, run.arguments(), command="", examples=""), run.folder, free=()
         )
         script(f"(folder / 'evaluation.json').write_text({text!r}); (folder / 'model.safetensors').touch()")
-        carry_out(run)
+        carry_out_run(run)
     return runs
 
 
@@ -456,7 +456,7 @@ def test_a_run_in_two_pieces_took_as_long_as_both(tmp_path, script):
     run.folder.mkdir(parents=True)
     (run.folder / "log.csv").write_text("epoch,seconds\n1,100\n2,50.5\n")  # epochs of an earlier call
     script(WRITE)
-    carry_out(run)
+    carry_out_run(run)
     assert 150.5 <= execute.record(run)["made"]["seconds"] < 170
 
 

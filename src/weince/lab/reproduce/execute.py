@@ -92,7 +92,7 @@ def commands(run: Run) -> list[list[str]]:
     return [train, measure]
 
 
-def carry_out(
+def carry_out_run(
     run: Run, stop: threading.Event | None = None, environment: Mapping[str, str] | None = None
 ) -> None:
     """Train and measure a run, unless it is done.
@@ -280,7 +280,7 @@ def run_here(
     def work(run: Run) -> None:
         place = places.get()
         try:
-            carry_out(run, stop, place)
+            carry_out_run(run, stop, place)
         finally:
             places.put(place)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.configure import unknown
-from weince.lab.reproduce.execute import ATTEMPTS, Tell, carry_out, is_done
+from weince.lab.reproduce.execute import ATTEMPTS, Tell, carry_out_run, is_done
 from weince.lab.reproduce.plan import Run
 
 POLL = 5.0
@@ -36,7 +36,7 @@ class Job:
 
     def __call__(self) -> None:
         _use_what_is_given()
-        carry_out(self.run)
+        carry_out_run(self.run)
 
     def checkpoint(self) -> Any:
         """Submitit calls this before it requeues a job; the run resumes from its own checkpoint."""
