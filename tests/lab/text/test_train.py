@@ -21,7 +21,7 @@ from weince.lab.configure import LossConfig, build_loss
 from weince.lab.text import train as module
 from weince.lab.text.data import Drawn, batches
 from weince.lab.text.encoder import SentenceEncoder, Tokens, load_backbone, tokenise
-from weince.lab.text.log import read_log
+from weince.lab.text.log import read_rows
 from weince.lab.text.step import Step, tail_stats
 from weince.lab.text.sts import StsTask, evaluate_sts, read_sts
 from weince.lab.text.train import TextRun, fingerprint, train
@@ -49,7 +49,7 @@ def test_a_run_writes_what_it_says(run, preset, capsys):
     run = replace(run, loss=LossConfig(preset=preset, temperature=0.05))
     best = train(run, bar=preset == "paper")
     assert capsys.readouterr().out == ""  # stdout is for the result
-    rows = read_log(run.out)
+    rows = read_rows(run.out)
     assert [int(row["step"]) for row in rows] == [2, 3, 4, 6, 7]  # 100 sentences: 6 batches of 16, 1 of 4
     dev = {int(row["step"]): float(row["dev"]) for row in rows if row["dev"]}
     assert sorted(dev) == [3, 6, 7]
@@ -190,7 +190,7 @@ def test_a_cuda_graph_computes_the_same(run, tmp_path):
     for graph in (False, True):
         out = tmp_path / str(graph)
         train(replace(run, model=str(model), out=out, graph=graph))
-        losses.append([float(row["loss"]) for row in read_log(out)])
+        losses.append([float(row["loss"]) for row in read_rows(out)])
     assert len(losses[0]) > 5
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
@@ -231,7 +231,7 @@ def _weights(out):
 def _lines(out):
     return [
         {key: row[key] for key in row if key not in ("sentences_per_second", "seconds")}
-        for row in read_log(out)
+        for row in read_rows(out)
     ]
 
 
@@ -317,7 +317,7 @@ def test_training_helps_on_the_toy(run):
     backbone, tokenizer = load_backbone(run.model)
     before = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
     train(replace(run, epochs=4))
-    rows = read_log(run.out)
+    rows = read_rows(run.out)
     assert json.loads((run.out / "result.json").read_text())["dev"] > before
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
 
@@ -390,7 +390,7 @@ def test_ugly_text_trains(run, tmp_path):
     said = " ".join(str(item.message) for item in caught)
     assert "left out 10 empty lines" in said
     assert "8 of 12 sentences repeat" in said
-    assert all(math.isfinite(float(row["loss"])) for row in read_log(run.out))
+    assert all(math.isfinite(float(row["loss"])) for row in read_rows(run.out))
 
 
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
@@ -435,7 +435,7 @@ def test_checkpoints_are_taken_as_often_as_asked(run, every, steps):
     assert kept == steps
     stsb = json.loads((run.out / "result.json").read_text())["tasks"]["STSB"]
     assert evaluate_sts(str(best), run.sts).tasks["STSB"] == pytest.approx(stsb, abs=1e-4)
-    rows = [float(row["dev"]) for row in read_log(run.out) if row["dev"]]
+    rows = [float(row["dev"]) for row in read_rows(run.out) if row["dev"]]
     backbone, tokenizer = load_backbone(str(best))
     dev = StsTask(tokenizer, read_sts(run.sts)["STSB", "dev"]).spearman(SentenceEncoder(backbone))
     assert dev == pytest.approx(max(rows), abs=1e-6)

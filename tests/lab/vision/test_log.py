@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from weince import TailConfig, WeinceLoss
 from weince.lab.geometry import crowded as share_crowded
-from weince.lab.vision.log import COLUMNS, Log, check_finite, measure, read_log
+from weince.lab.log import read_log
+from weince.lab.vision.log import COLUMNS, Log, check_finite, measure
 from weince.scores import CROWD
 
 

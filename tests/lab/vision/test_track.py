@@ -7,8 +7,8 @@ from training import run, same_weights, small_run, write_data
 
 from weince.lab.evaluate.features import LabelledFeatures, extract
 from weince.lab.evaluate.knn import knn
+from weince.lab.log import read_log
 from weince.lab.vision.data import load
-from weince.lab.vision.log import read_log
 from weince.lab.vision.runs import load_model
 from weince.lab.vision.train import train
 

@@ -18,13 +18,13 @@ from training import SIZE, loss_state, run, same_weights, small_run, weights, wr
 
 from weince.lab import checkpoint, settings
 from weince.lab.configure import LossConfig, build_loss
+from weince.lab.log import read_log
 from weince.lab.predict.features import read_features
 from weince.lab.vision import train as training_module
 from weince.lab.vision.augment import Augment
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
 from weince.lab.vision.encoders import ProjectorConfig
-from weince.lab.vision.log import read_log
 from weince.lab.vision.optim import OptimizerConfig
 from weince.lab.vision.runs import (
     build_model,

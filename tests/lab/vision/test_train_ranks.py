@@ -15,7 +15,7 @@ from training import run, weights, write_data
 
 from weince.lab import checkpoint
 from weince.lab.configure import LossConfig
-from weince.lab.vision.log import read_log
+from weince.lab.log import read_log
 
 EPOCHS = 6
 LONG = 30  # long enough to be killed before its end

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from weince.files import write_text_aside
+from weince.lab.log import read_log
 from weince.lab.reproduce.clock import Clock, epoch_seconds
 from weince.lab.reproduce.plan import Run, epochs_of, flat, has_settings, task_for
 from weince.lab.reproduce.processes import end_group, own_group, try_lock
 from weince.lab.reproduce.records import read_record
 from weince.lab.reproduce.tables import MEASURES
-from weince.lab.vision.log import read_log
 from weince.machine import version
 
 ATTEMPTS = 3

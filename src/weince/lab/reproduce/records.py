@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from weince.files import write_text_aside
+from weince.lab.log import read_log
 from weince.lab.reproduce.plan import Run
 from weince.lab.reproduce.tasks import task_of
 from weince.lab.settings import load
-from weince.lab.vision.log import read_log
 
 ARCHIVE = "runs.jsonl"
 

@@ -40,8 +40,8 @@ class Row(NamedTuple):
     seconds: float
 
 
-def read_log(out: Path) -> list[dict[str, str]]:
-    """The lines of a run's log."""
+def read_rows(out: Path) -> list[dict[str, str]]:
+    """The complete rows of a run's log as text, to be written again unchanged."""
     path = out / "log.csv"
     if not path.is_file():
         return []

@@ -32,7 +32,7 @@ from weince.lab.text.encoder import (
     save_encoder,
     tokenise,
 )
-from weince.lab.text.log import Row, append_log, progress_bar, read_log, start_log
+from weince.lab.text.log import Row, append_log, progress_bar, read_rows, start_log
 from weince.lab.text.step import Precision, Step, matmul_precision, tail_stats
 from weince.lab.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
 from weince.machine import check_device, find_device, prepare_cpu_for_bf16
@@ -173,7 +173,9 @@ class Job:
         """Resume from the newest checkpoint, if there is one, and drop later rows of the log."""
         found = checkpoint.newest(self.run.out / "checkpoints")
         rows = (
-            [] if found is None else [row for row in read_log(self.run.out) if int(row["step"]) <= found.step]
+            []
+            if found is None
+            else [row for row in read_rows(self.run.out) if int(row["step"]) <= found.step]
         )
         start_log(self.run.out, rows)
         if found is None:

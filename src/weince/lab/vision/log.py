@@ -19,6 +19,7 @@ from weince.lab.geometry import (
     uniformity,
     unit_in_double,
 )
+from weince.lab.log import read_log
 from weince.losses import InfoNCELoss
 from weince.tail import TailConfig
 
@@ -69,26 +70,6 @@ class Log:
             writer = csv.DictWriter(file, COLUMNS)  # rows older than a column have an empty cell in it
             writer.writeheader()
             writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in self.rows)
-
-
-def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a ``log.csv``, without their empty cells; no rows if the file is missing.
-
-    Raises:
-        ValueError: It is not a log.
-    """
-    if not path.exists():
-        return []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [
-                {name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)
-            ]
-    except (ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it to go on without its rows") from None
-    if any("epoch" not in row for row in rows):
-        raise ValueError(f"{path} is damaged (no column epoch): remove it to go on without its rows")
-    return rows
 
 
 @torch.no_grad()

@@ -1,0 +1,24 @@
+"""Read the ``log.csv`` of a run, on images or on text."""
+
+import csv
+from pathlib import Path
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The rows of a ``log.csv``, without their empty cells; no rows if the file is missing.
+
+    Raises:
+        ValueError: It is not a log.
+    """
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [
+                {name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)
+            ]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it to go on without its rows") from None
+    if any("epoch" not in row for row in rows):
+        raise ValueError(f"{path} is damaged (no column epoch): remove it to go on without its rows")
+    return rows
