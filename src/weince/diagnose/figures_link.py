@@ -24,7 +24,7 @@ from weince.diagnose.style import (
     shorten,
 )
 from weince.evt import AblationPoint
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats
 from weince.intervals import t_interval
 
 GAIN = "gain (nats per anchor)"

@@ -15,7 +15,8 @@ from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, p
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import Settings
 from weince.evt import choice
-from weince.evt.gpd import FEWEST_EXCESSES, Floats, exceed
+from weince.evt.arrays import Floats
+from weince.evt.gpd import FEWEST_EXCESSES, exceed
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weince.evt import choice
-from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction
+from weince.evt.arrays import Bounds, Floats, Integers, check_fraction
+from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import (
     LinkBank,
@@ -37,7 +37,7 @@ class Gain:
     """
 
     gain: float
-    interval: Interval
+    interval: Bounds
     t_p_value: float
 
 
@@ -168,7 +168,7 @@ def _share(theta: Floats, column: int) -> float:
     return 0.0 if total == 0.0 else float(theta[column]) / total
 
 
-def _shuffled_negatives(scores: Floats, winners: IntArray, rng: np.random.Generator) -> Floats:
+def _shuffled_negatives(scores: Floats, winners: Integers, rng: np.random.Generator) -> Floats:
     """Scores (anchors, candidates - 1) of each anchor's negatives in random order, NaN (absent) last."""
     shuffled = rng.permuted(choice.negatives_of(scores, winners), axis=1)
     order = np.argsort(np.isnan(shuffled), axis=1, kind="stable")

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from scipy.stats import chi2
 
-from weince.evt.gpd import Floats, maximise_rows
+from weince.evt.arrays import Floats, Integers
+from weince.evt.gpd import maximise_rows
 
 _FLOOR = 1e-12  # smallest Sxx and smallest sum of squared errors
 _FEWEST_POINTS = 3
@@ -34,7 +35,7 @@ class AnchorTails:
     beta: Floats  # slope of the Weibull line, not below 0
     daic: Floats  # AIC of the Gumbel proxy less that of the Weibull line
     lam: Floats  # weight of the shortfall logit
-    k: NDArray[np.int64]  # negatives in the fit
+    k: Integers  # negatives in the fit
     rho0: float  # pivot of rho
 
 
@@ -50,7 +51,7 @@ class AnchorComparison:
     aic_difference: Floats  # AIC of the exponential less that of the GPD: lr - 2
     cap_gain: Floats  # nats: GPD ending at the cap less exponential, one parameter each
     p_bounded: Floats  # one-sided p-value of a bounded tail, from the simulated null
-    n: NDArray[np.int64]  # exceedances of each anchor
+    n: Integers  # exceedances of each anchor
     share_negative: float  # anchors with xi < 0
     share_bounded: float  # anchors with p_bounded <= alpha; about alpha if all tails are exponential
     share_aic: float  # anchors with xi < 0 and aic_difference > 0

@@ -20,9 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats, Integers
 
-IntArray = NDArray[np.int64]
 # theta (k,) -> A, its gradient (k,) and its Hessian (k, k).
 Partition = Callable[[Floats], tuple[float, Floats, Floats]]
 
@@ -66,15 +65,15 @@ class Choices:
 
     features: Floats
     absent: NDArray[np.bool_] | None
-    batches: IntArray
-    labels: IntArray
+    batches: Integers
+    labels: Integers
     beaten: NDArray[np.bool_]
 
     @property
     def anchors(self) -> int:
         return int(self.features.shape[1])
 
-    def take(self, which: IntArray) -> Choices:
+    def take(self, which: Integers) -> Choices:
         """The choices of the batches ``which`` (indices, not labels)."""
         which = np.sort(which)
         rows = np.flatnonzero(np.isin(self.batches, which))
@@ -96,7 +95,7 @@ class Choices:
         return np.asarray(np.add.reduceat(values, starts, axis=0))
 
 
-def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArray]:
+def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, Integers]:
     """Check scores (NaN or -inf: no candidate there) and positives; absent scores are returned as NaN."""
     s = np.array(scores, dtype=np.float64)
     if s.ndim != 2 or s.shape[0] == 0:
@@ -122,14 +121,14 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArr
     return np.clip(s, -1.0, 1.0, out=s), winners
 
 
-def negatives_of(scores: Floats, winners: IntArray) -> Floats:
+def negatives_of(scores: Floats, winners: Integers) -> Floats:
     """Scores (anchors, candidates - 1) of all candidates but each anchor's positive, in their order."""
     keep = np.ones(scores.shape, dtype=bool)
     keep[np.arange(len(scores)), winners] = False
     return scores[keep].reshape(len(scores), -1)
 
 
-def read_integers(name: str, values: ArrayLike, length: int) -> IntArray:
+def read_integers(name: str, values: ArrayLike, length: int) -> Integers:
     """Check a vector of integers, one per anchor."""
     array = np.asarray(values)
     if not np.issubdtype(array.dtype, np.integer):

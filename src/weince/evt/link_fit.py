@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from weince.evt import choice
+from weince.evt.arrays import Bounds, Floats, check_fraction
 from weince.evt.choice import Choices, Optimum
-from weince.evt.gpd import Floats, Interval, check_fraction
 
 # Ends of intervals of tau are searched up to this far from the estimate, in log tau.
 _FAR = 8.0
@@ -49,9 +49,9 @@ class LinkFit:
     tau0: float
     loglik: float
     loglik0: float
-    lam_interval: Interval
-    tau_interval: Interval
-    tau0_interval: Interval
+    lam_interval: Bounds
+    tau_interval: Bounds
+    tau0_interval: Bounds
     interval_method: str
     converged: bool
     separated: bool
@@ -168,7 +168,7 @@ def _end(drop: Callable[[float], float], allowed: float, middle: float, step: fl
     return bound
 
 
-def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval, Interval, str]:
+def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Bounds, Bounds, str]:
     """Intervals for lam and tau: sandwich when lam is well inside (0, 1), else by the profile likelihood.
 
     The profile likelihood's threshold is scaled by the ratio of the robust to the model-based variance, so
@@ -207,7 +207,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
     return (lams[0], lams[1]), taus, "profile"
 
 
-def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Interval:
+def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Bounds:
     """Cluster-robust interval for the temperature of softmax; NaN with one batch or without a finite temperature."""
     weight = float(null.theta[0])
     if len(choices.labels) < 2 or not weight > 0.0:
@@ -298,7 +298,7 @@ def fit_grid(
     *,
     lams: int = 21,
     taus: int = 21,
-    tau_range: Interval = (0.01, 2.0),
+    tau_range: Bounds = (0.01, 2.0),
     eps: float = 1e-6,
 ) -> GridFit:
     """Make the same fit by exhaustive search, as a cross-check: even steps of lam, logarithmic steps of tau.

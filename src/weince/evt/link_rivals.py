@@ -26,8 +26,8 @@ from scipy import stats
 
 from weince.evt import choice
 from weince.evt.ablations import Gain, held_out_gain
-from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction, check_least
+from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
+from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import split_batches
 from weince.evt.link_varying import (
@@ -63,7 +63,7 @@ class VaryingLink:
     gain: Gain
     tau: float
     sd: float
-    sd_interval: Interval
+    sd_interval: Bounds
     lam: float
     converged: bool
 
@@ -121,7 +121,7 @@ class LinkRivals:
         return "varying" if varying else "either"
 
 
-def _turned(interval: Interval) -> Interval:
+def _turned(interval: Bounds) -> Bounds:
     return -interval[1], -interval[0]
 
 
@@ -211,7 +211,7 @@ class Judged(NamedTuple):
     """A fitted link, the interval of its spread, and its gains over softmax in each held-out batch."""
 
     found: Varying
-    sd_interval: Interval
+    sd_interval: Bounds
     gains: Floats
 
 
@@ -235,7 +235,7 @@ def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judg
     )
 
 
-def _scored(scores: Floats, winners: IntArray, batches: ArrayLike, labels: IntArray) -> Scored:
+def _scored(scores: Floats, winners: Integers, batches: ArrayLike, labels: Integers) -> Scored:
     """The scores of some batches, sorted by batch as in `Choices`."""
     which = np.asarray(batches)
     rows = np.flatnonzero(np.isin(which, labels))
@@ -243,7 +243,7 @@ def _scored(scores: Floats, winners: IntArray, batches: ArrayLike, labels: IntAr
     return Scored(scores[rows], scores[rows, winners[rows]])
 
 
-def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Interval:
+def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Bounds:
     """Interval of the spread that allows for dependence within a batch."""
     sd, groups = float(found.theta[-1]), len(halves.fitted.labels)
     if sd == 0.0:

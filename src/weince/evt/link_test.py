@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from weince.evt import choice
-from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction, check_least
+from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
+from weince.evt.choice import Choices
 from weince.evt.link_fit import Pair, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
 
@@ -24,8 +24,8 @@ class LinkBank(NamedTuple):
     """Input of the link test: scores (anchors, candidates), columns of the positives and batches (anchors,)."""
 
     scores: Floats
-    positives: IntArray
-    batches: IntArray
+    positives: Integers
+    batches: Integers
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class LinkTest:
     lam: float
     tau: float
     tau0: float
-    lam_interval: Interval
-    tau_interval: Interval
-    tau0_interval: Interval
+    lam_interval: Bounds
+    tau_interval: Bounds
+    tau0_interval: Bounds
     interval_method: str
     gain: float
     gain_ratio: float
-    gain_interval: Interval
+    gain_interval: Bounds
     gain_by_batch: tuple[float, ...]
     t_statistic: float
     t_p_value: float
@@ -137,7 +137,7 @@ def view_cosines(z_i: Floats, z_j: Floats) -> Floats:
     return np.clip(z @ z.T, -1.0, 1.0)
 
 
-def positive_columns(batch_size: int) -> NDArray[np.int64]:
+def positive_columns(batch_size: int) -> Integers:
     """Column of the positive of each of the ``2 * batch_size`` views of a batch, among the other views."""
     anchor = np.arange(2 * batch_size)
     other = (anchor + batch_size) % len(anchor)
@@ -165,7 +165,7 @@ def simulate_winners(
     *,
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
-) -> IntArray:
+) -> Integers:
     """Draw a positive (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
 
     ``tau`` is one temperature, or one for each anchor.
@@ -195,7 +195,7 @@ def simulate_winners(
     return winners
 
 
-def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[Integers, Integers]:
     """Indices of the batches to fit on and to judge on, at least two each."""
     if groups < 4:
         raise ValueError(f"at least 4 batches are needed, two to fit and two to judge; got {groups}")
@@ -214,7 +214,7 @@ def clustered_t(gains: Floats) -> tuple[float, float]:
     return t, float(stats.t.sf(t, len(gains) - 1))
 
 
-def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.Generator) -> Interval:
+def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.Generator) -> Bounds:
     """Interval of the mean gain, from percentiles of the means of resampled batches.
 
     With few batches plain percentiles cover too little: the variance over n batches is too small by a factor of

@@ -22,8 +22,8 @@ import numpy as np
 from scipy import special
 
 from weince.evt import choice
+from weince.evt.arrays import Floats, Integers
 from weince.evt.choice import Choices
-from weince.evt.gpd import Floats
 
 # Number of anchors in a first fit. The fit to all anchors starts from its result and needs few steps.
 _FEW = 1024
@@ -84,7 +84,7 @@ def _partition(found: Moments) -> tuple[float, Floats, Floats]:
     return -float(found.value.sum()), -found.gradient.sum(axis=0), np.asarray((vectors * size) @ vectors.T)
 
 
-def _few(anchors: int) -> choice.IntArray:
+def _few(anchors: int) -> Integers:
     """Rows of the first fit, spread evenly over all anchors."""
     return np.unique(np.linspace(0, anchors - 1, min(anchors, _FEW)).astype(np.int64))
 
@@ -218,7 +218,7 @@ def log_means(k: Floats, law: NegativeLaw) -> tuple[Floats, Floats]:
     return np.where(beyond, more, level), np.where(beyond, k / (n + reach), mean)
 
 
-def _nearest(scores: Floats) -> choice.IntArray:
+def _nearest(scores: Floats) -> Integers:
     return np.rint((scores + 1.0) * (_STEPS / 2)).astype(np.int64)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LinkTheory:
 class NoiseFloor:
     """Simulated mean squared errors of the log-odds beside their theory; arrays of shape (sizes,)."""
 
-    sizes: NDArray[np.int64]
+    sizes: Integers
     log_odds: float  # the target: the true top-against-reference log-odds
     shortfall_error: Floats
     shortfall_se: Floats  # Monte Carlo standard error of shortfall_error

@@ -7,17 +7,13 @@ Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's ``genpareto`` h
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.stats import chi2, genpareto, t
 
+from weince.evt.arrays import Bounds, Floats, Integers, as_scores, check_fraction, check_least
 from weince.evt.gpd import (
-    Floats,
     GPDFit,
-    Interval,
-    as_scores,
-    check_fraction,
-    check_least,
     crossing,
     excesses_over,
     fit_capped,
@@ -39,7 +35,7 @@ class ThresholdStability:
     """
 
     thresholds: Floats
-    n: NDArray[np.int64]
+    n: Integers
     xi: Floats
     xi_interval: Floats
     modified_scale: Floats
@@ -51,7 +47,7 @@ class MeanResidualLife:
     """Mean excess over each threshold, linear in the threshold with slope xi / (1 - xi) under a GPD."""
 
     thresholds: Floats
-    n: NDArray[np.int64]
+    n: Integers
     mean_excess: Floats
     interval: Floats  # (thresholds, 2), Student t
 
@@ -90,7 +86,7 @@ def _pick_thresholds(scores: Floats, thresholds: ArrayLike | None) -> Floats:
     return np.unique(as_scores(thresholds, "thresholds"))
 
 
-def _modified_scale_interval(y: Floats, fit: GPDFit) -> Interval:
+def _modified_scale_interval(y: Floats, fit: GPDFit) -> Bounds:
     """Profile-likelihood interval of ``sigma - xi * threshold``."""
     if fit.boundary:
         return np.nan, np.nan

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from weince.evt.choice import IntArray, negatives_of, read_scores
-from weince.evt.gpd import Floats, check_least
+from weince.evt.arrays import Floats, Integers, check_least
+from weince.evt.choice import negatives_of, read_scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def _best_by_rank(n: int, k: int) -> Floats:
     return out
 
 
-def _split_negatives(s: Floats, winners: IntArray) -> tuple[Floats, Floats]:
+def _split_negatives(s: Floats, winners: Integers) -> tuple[Floats, Floats]:
     """Scores of positives (anchors,) and negatives (anchors, candidates - 1), absent ones last as NaN."""
     negatives = negatives_of(s, winners)
     order = np.argsort(np.isnan(negatives), axis=1, kind="stable")
@@ -188,7 +188,7 @@ def _links(
     return softmax, shortfall, blend
 
 
-def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> Floats:
+def _gradient_mass(link: _Link, which: Integers, k: int, bins: int) -> Floats:
     """Gradient magnitude by bin (bins,), summed over disjoint subsets of ``k`` columns."""
     used = which.shape[1] // k * k
     u = link.logit[:, :used].reshape(len(which), -1, k)
@@ -199,7 +199,7 @@ def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> Floats:
     return np.asarray(np.bincount(which[:, :used].ravel(), pull.ravel(), minlength=bins), dtype=np.float64)
 
 
-def _risk(won: Floats, negatives: Floats, counts: IntArray, k: int, edges: Floats) -> tuple[Floats, float]:
+def _risk(won: Floats, negatives: Floats, counts: Integers, k: int, edges: Floats) -> tuple[Floats, float]:
     """Expected failures by bin of the culprit's score, and the failure rate. Tied scores fall into one bin."""
     mass = np.zeros(len(edges) - 1)
     ranked = -np.sort(-negatives, axis=1)
