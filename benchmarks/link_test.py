@@ -38,10 +38,9 @@ import numpy as np
 from rich.progress import track
 
 from weince.evt import LinkRivals, choice, link_rivals
-from weince.evt.ablations import Gain
 from weince.evt.link_fit import fit_grid, fit_link, fit_pair
 from weince.evt.link_rivals import VaryingLink
-from weince.evt.link_test import LinkBank, link_bank, link_test, simulate_winners
+from weince.evt.link_test import Gain, LinkBank, link_bank, link_test, simulate_winners
 from weince.evt.link_varying import Scored, hermite_nodes, link_table, negative_law
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"

@@ -5,10 +5,9 @@ import pytest
 from scipy import integrate, special, stats
 
 from weince.evt import choice, link_rivals
-from weince.evt.ablations import Gain
 from weince.evt.link_fit import fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink
-from weince.evt.link_test import link_bank, link_test, simulate_winners
+from weince.evt.link_test import Gain, link_bank, link_test, simulate_winners
 from weince.evt.link_varying import (
     Scored,
     anchor_likelihoods,

@@ -3,7 +3,6 @@
 from weince.evt.ablations import (
     AblationPoint,
     FrechetAblation,
-    Gain,
     frechet_ablation,
     hard_negative_ablation,
     pool_ablation,
@@ -27,7 +26,7 @@ from weince.evt.gpd import (
 )
 from weince.evt.link_fit import GridFit, LinkFit, fit_grid, fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink, link_rivals
-from weince.evt.link_test import LinkBank, LinkTest, link_bank, link_test, simulate_winners
+from weince.evt.link_test import Gain, LinkBank, LinkTest, link_bank, link_test, simulate_winners
 from weince.evt.noise_floor import (
     CoordinateMismatch,
     LinkTheory,

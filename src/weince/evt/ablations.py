@@ -14,31 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weince.evt import choice
-from weince.evt.arrays import Bounds, Floats, Integers, check_fraction
+from weince.evt.arrays import Floats, Integers, check_fraction
 from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
-from weince.evt.link_test import (
-    LinkBank,
-    batch_gains,
-    clustered_t,
-    resampled_interval,
-    split_batches,
-)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A held-out gain: mean over batches, its interval from resampled batches, and the clustered t test.
-
-    Attributes:
-        gain: Nats per anchor.
-        interval: Interval of the gain.
-        t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
-    """
-
-    gain: float
-    interval: Bounds
-    t_p_value: float
+from weince.evt.link_test import Gain, LinkBank, batch_gains, held_out_gain, split_batches
 
 
 @dataclass(frozen=True)
@@ -86,12 +65,6 @@ class AblationPoint:
     tau0: float
     gain: Gain
     separated: bool
-
-
-def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
-    """Mean of the gains (batches,) of the held-out batches, with its interval and p-value."""
-    interval = resampled_interval(values, bootstraps, level, rng)
-    return Gain(float(values.mean()), interval, clustered_t(values)[1])
 
 
 def _embed(theta: Floats, columns: Sequence[int]) -> Floats:

@@ -25,11 +25,10 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from weince.evt import choice
-from weince.evt.ablations import Gain, held_out_gain
 from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
 from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
-from weince.evt.link_test import split_batches
+from weince.evt.link_test import Gain, held_out_gain, split_batches
 from weince.evt.link_varying import (
     Moments,
     Nodes,

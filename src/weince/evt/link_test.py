@@ -29,6 +29,21 @@ class LinkBank(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Gain:
+    """A held-out gain: mean over batches, its interval from resampled batches, and the clustered t test.
+
+    Attributes:
+        gain: Nats per anchor.
+        interval: Interval of the gain.
+        t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
+    """
+
+    gain: float
+    interval: Bounds
+    t_p_value: float
+
+
+@dataclass(frozen=True)
 class LinkTest:
     """Result of `link_test`; estimates and the likelihood ratio come from the held-in batches.
 
@@ -225,6 +240,12 @@ def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.G
     wider = stats.t.ppf(upper, n - 1) / stats.norm.ppf(upper) * np.sqrt(n / (n - 1))
     low, high = gains.mean() + wider * (np.quantile(means, [1.0 - upper, upper]) - gains.mean())
     return float(low), float(high)
+
+
+def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
+    """Mean of the gains (batches,) of the held-out batches, with its interval and p-value."""
+    interval = resampled_interval(values, bootstraps, level, rng)
+    return Gain(float(values.mean()), interval, clustered_t(values)[1])
 
 
 def _cross_validate(
