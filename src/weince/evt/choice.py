@@ -312,6 +312,21 @@ def fit(choices: Choices, start: Floats | None = None) -> Optimum:
     return maximise(partition_of(choices), np.zeros(k), start)
 
 
+def cluster_covariance(choices: Choices, gradient: Floats, information: Floats) -> Floats:
+    """Covariance (k, k) of fitted weights that allows for dependence within batches: the sandwich.
+
+    Args:
+        choices: What the weights were fitted to.
+        gradient: ``(anchors, k)`` gradient of each anchor's log-likelihood; its sign does not matter.
+        information: ``(k, k)`` minus the Hessian of the total log-likelihood.
+    """
+    sums = choices.by_batch(gradient)
+    # On a bound the gradients do not sum to zero; only their spread over batches matters.
+    sums -= sums.mean(axis=0)
+    inverse = np.linalg.pinv(information, hermitian=True)
+    return np.asarray(len(sums) / (len(sums) - 1) * (inverse @ (sums.T @ sums) @ inverse))
+
+
 def batch_means(choices: Choices, theta: Floats) -> Floats:
     """Mean log-likelihood per anchor in each batch, shape (batches,)."""
     counts = np.bincount(choices.batches)

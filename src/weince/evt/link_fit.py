@@ -104,13 +104,10 @@ def fit_pair(choices: Choices, start: Pair | None = None) -> Pair:
 def _sandwich(choices: Choices, theta: Floats) -> tuple[Floats, Floats]:
     """Cluster-robust and model-based covariance of the weights, (k, k) each."""
     _, mean, cov = choice.moments(choices, theta)
-    sums = choices.by_batch(mean)
-    # On a bound the gradients do not sum to zero; only their spread over batches matters.
-    sums -= sums.mean(axis=0)
-    groups, n, k = len(sums), choices.anchors, len(theta)
-    small = groups / (groups - 1) * (n - 1) / (n - k)
-    inverse = np.linalg.pinv(cov.sum(axis=0), hermitian=True)
-    return small * inverse @ (sums.T @ sums) @ inverse, inverse
+    information = cov.sum(axis=0)
+    small = (choices.anchors - 1) / (choices.anchors - len(theta))
+    robust = small * choice.cluster_covariance(choices, mean, information)
+    return robust, np.linalg.pinv(information, hermitian=True)
 
 
 def _slopes(theta: Floats) -> Floats:

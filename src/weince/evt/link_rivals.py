@@ -247,10 +247,8 @@ def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Bounds:
     sd, groups = float(found.theta[-1]), len(halves.fitted.labels)
     if sd == 0.0:
         return np.nan, np.nan
-    sums = halves.fitted.by_batch(moments.gradient)
-    sums -= sums.mean(axis=0)
-    inverse = np.linalg.pinv(moments.information, hermitian=True)
-    error = np.sqrt(groups / (groups - 1) * (inverse @ (sums.T @ sums) @ inverse)[-1, -1])
+    covariance = choice.cluster_covariance(halves.fitted, moments.gradient, moments.information)
+    error = np.sqrt(covariance[-1, -1])
     half = float(stats.t.ppf(0.5 + halves.level / 2.0, groups - 1) * error)
     return max(sd - half, 0.0), sd + half
 
