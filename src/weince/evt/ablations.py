@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weince.evt import choice
-from weince.evt.arrays import Floats, Integers, check_fraction
+from weince.evt.arrays import Floats, check_fraction
 from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import Gain, LinkBank, batch_gains, held_out_gain, split_batches
@@ -141,13 +141,6 @@ def _share(theta: Floats, column: int) -> float:
     return 0.0 if total == 0.0 else float(theta[column]) / total
 
 
-def _shuffled_negatives(scores: Floats, winners: Integers, rng: np.random.Generator) -> Floats:
-    """Scores (anchors, candidates - 1) of each anchor's negatives in random order, NaN (absent) last."""
-    shuffled = rng.permuted(choice.negatives_of(scores, winners), axis=1)
-    order = np.argsort(np.isnan(shuffled), axis=1, kind="stable")
-    return np.take_along_axis(shuffled, order, axis=1)
-
-
 def _hard_sets(
     scores: ArrayLike,
     positives: ArrayLike,
@@ -159,7 +152,7 @@ def _hard_sets(
     """Fit the link to the positive and the hardest ``kept`` of ``pool`` negatives, for each (kept, pool)."""
     generator = np.random.default_rng(rng)
     s, winners = choice.read_scores(scores, positives)
-    negatives = _shuffled_negatives(s, winners, generator)
+    negatives = choice.absent_last(generator.permuted(choice.negatives_of(s, winners), axis=1))
     available = int(np.isfinite(negatives).sum(axis=1).min())
     won = s[np.arange(len(s)), winners][:, None]
     seed = int(generator.integers(2**63))

@@ -128,6 +128,12 @@ def negatives_of(scores: Floats, winners: Integers) -> Floats:
     return scores[keep].reshape(len(scores), -1)
 
 
+def absent_last(scores: Floats) -> Floats:
+    """The same rows with NaN (no candidate) moved to their end; all others keep their order."""
+    order = np.argsort(np.isnan(scores), axis=1, kind="stable")
+    return np.take_along_axis(scores, order, axis=1)
+
+
 def read_integers(name: str, values: ArrayLike, length: int) -> Integers:
     """Check a vector of integers, one per anchor."""
     array = np.asarray(values)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from weince.evt.arrays import Floats, Integers, check_least
-from weince.evt.choice import negatives_of, read_scores
+from weince.evt.choice import absent_last, negatives_of, read_scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,6 @@ def _best_by_rank(n: int, k: int) -> Floats:
     possible = rest >= k - 1
     out[possible] = np.exp(log_binomial(rest[possible], k - 1) - log_binomial(np.array(float(n)), k))
     return out
-
-
-def _split_negatives(s: Floats, winners: Integers) -> tuple[Floats, Floats]:
-    """Scores of positives (anchors,) and negatives (anchors, candidates - 1), absent ones last as NaN."""
-    negatives = negatives_of(s, winners)
-    order = np.argsort(np.isnan(negatives), axis=1, kind="stable")
-    return s[np.arange(len(s)), winners], np.take_along_axis(negatives, order, axis=1)
 
 
 def _per_anchor(name: str, value: ArrayLike, anchors: int, high: float = np.inf) -> Floats:
@@ -111,7 +104,8 @@ def risk_gradient(
         [16, 32]
     """
     s, winners = read_scores(scores, positives)
-    won, negatives = _split_negatives(s, winners)
+    won = s[np.arange(len(s)), winners]
+    negatives = absent_last(negatives_of(s, winners))
     counts = np.isfinite(negatives).sum(axis=1)
     if not tau > 0.0 or draws < 1 or not 0.0 < eps < 1.0:
         raise ValueError(f"need tau > 0, draws >= 1 and eps in (0, 1); got {tau}, {draws} and {eps}")
