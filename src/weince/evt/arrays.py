@@ -21,6 +21,16 @@ def as_scores(x: ArrayLike, name: str = "x") -> Floats:
     return scores
 
 
+def as_integers(x: ArrayLike, name: str, length: int, each: str) -> Integers:
+    """Return `x` as an int64 array of shape (length,); raise an error if it is not one integer per `each`."""
+    integers = np.asarray(x)
+    if not np.issubdtype(integers.dtype, np.integer):
+        raise TypeError(f"{name} must be integers; got {integers.dtype}")
+    if integers.shape != (length,):
+        raise ValueError(f"{name} must be of shape ({length},), one per {each}; got {integers.shape}")
+    return integers.astype(np.int64)
+
+
 def check_least(**least: tuple[int, int]) -> None:
     """Raise an error if a number is too small; each is given by name as ``bootstraps=(value, smallest)``."""
     for name, (value, smallest) in least.items():

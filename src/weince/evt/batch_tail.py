@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import chi2, t
 
-from weince.evt.arrays import Bounds, Floats, Integers, as_scores, check_fraction, check_least
+from weince.evt.arrays import Bounds, Floats, Integers, as_integers, as_scores, check_fraction, check_least
 from weince.evt.gpd import (
     FEWEST_EXCESSES,
     GPDFit,
@@ -40,13 +40,6 @@ class BatchXi:
     xi_resampled: Floats  # (bootstraps,) xi of resampled batches
     design_effect: float  # variance of xi over resampled batches, relative to independent scores
     n_batches: int
-
-
-def _as_labels(batches: ArrayLike, n: int) -> Integers:
-    labels = np.asarray(batches)
-    if labels.shape != (n,) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"batches must be {n} integers; got shape {labels.shape} of {labels.dtype}")
-    return labels.astype(np.int64)
 
 
 def xi_over_batches(
@@ -83,7 +76,7 @@ def xi_over_batches(
         True
     """
     x = as_scores(scores, "scores")
-    labels = np.unique(_as_labels(batches, x.size), return_inverse=True)[1]
+    labels = np.unique(as_integers(batches, "batches", x.size, "score"), return_inverse=True)[1]
     n_batches = int(labels.max()) + 1
     if n_batches < 2:
         raise ValueError("resampling batches needs at least 2 of them; got 1")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weince.evt.arrays import Floats, Integers
+from weince.evt.arrays import Floats, Integers, as_integers
 
 # theta (k,) -> A, its gradient (k,) and its Hessian (k, k).
 Partition = Callable[[Floats], tuple[float, Floats, Floats]]
@@ -101,7 +101,7 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, Intege
     if s.ndim != 2 or s.shape[0] == 0:
         raise ValueError(f"scores must be (anchors, candidates); got shape {s.shape}")
     s[s == -np.inf] = np.nan
-    winners = read_integers("positives", positives, len(s))
+    winners = as_integers(positives, "positives", len(s), "anchor")
     if winners.min() < 0 or winners.max() >= s.shape[1]:
         low, high = winners.min(), winners.max()
         raise ValueError(f"positives must be columns 0 to {s.shape[1] - 1}; got values from {low} to {high}")
@@ -134,16 +134,6 @@ def absent_last(scores: Floats) -> Floats:
     return np.take_along_axis(scores, order, axis=1)
 
 
-def read_integers(name: str, values: ArrayLike, length: int) -> Integers:
-    """Check a vector of integers, one per anchor."""
-    array = np.asarray(values)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name} must be integers; got {array.dtype}")
-    if array.shape != (length,):
-        raise ValueError(f"{name} must be of shape ({length},), one per anchor; got {array.shape}")
-    return array.astype(np.int64)
-
-
 def read_choices(
     scores: ArrayLike,
     positives: ArrayLike,
@@ -156,7 +146,7 @@ def read_choices(
     if not 0.0 < eps < 1.0:
         raise ValueError(f"eps must lie in (0, 1); got {eps}")
     s, winners = read_scores(scores, positives)
-    labels, codes = np.unique(read_integers("batches", batches, len(s)), return_inverse=True)
+    labels, codes = np.unique(as_integers(batches, "batches", len(s), "anchor"), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     if np.any(np.diff(codes) < 0):
         s, winners, codes = s[order], winners[order], codes[order]
