@@ -198,7 +198,9 @@ def ablation_figures(
                 ax.set(ylabel="λ", ylim=(-0.03, 1.03))
             if drawn is not None:
                 y = [p.gain.gain if key == "gain" else p.lam for p in drawn]
-                ax.plot(x, y, color=INK, linestyle="--", linewidth=1.2, label="winners drawn from one blend")
+                ax.plot(
+                    x, y, color=INK, linestyle="--", linewidth=1.2, label="positives drawn from one blend"
+                )
                 if key == "gain":
                     low, high = np.array([p.gain.interval for p in drawn]).T
                     ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)

@@ -325,8 +325,8 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
     hard, pool = _selections(bank.link, bootstraps, seed)
     hard_drawn = pool_drawn = None
     if usable:
-        winners = evt.simulate_winners(bank.link.scores, link.lam, link.tau, rng=seed)
-        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=winners), bootstraps, seed)
+        drawn = evt.draw_positives(bank.link.scores, link.lam, link.tau, rng=seed)
+        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=drawn), bootstraps, seed)
     frechet = evt.frechet_ablation(*bank.link, bootstraps=bootstraps, rng=seed)
     tell("risk")
     risk = None if curves is None else _risk(pairs, link, curves.beta, settings)

@@ -151,10 +151,10 @@ def _hard_sets(
 ) -> tuple[AblationPoint, ...]:
     """Fit the link to the positive and the hardest ``kept`` of ``pool`` negatives, for each (kept, pool)."""
     generator = np.random.default_rng(rng)
-    s, winners = choice.read_scores(scores, positives)
-    negatives = choice.absent_last(generator.permuted(choice.negatives_of(s, winners), axis=1))
+    s, columns = choice.read_scores(scores, positives)
+    negatives = choice.absent_last(generator.permuted(choice.negatives_of(s, columns), axis=1))
     available = int(np.isfinite(negatives).sum(axis=1).min())
-    won = s[np.arange(len(s)), winners][:, None]
+    positive = s[np.arange(len(s)), columns][:, None]
     seed = int(generator.integers(2**63))
     points = []
     for kept, pool in sizes:
@@ -163,7 +163,7 @@ def _hard_sets(
             raise ValueError(f"kept must lie between 1 and the pool of {pool} negatives; got {kept}")
         # Pools are nested, and so are the hard sets within a pool, so that points differ only by size.
         hard = -np.partition(-negatives[:, :pool], kept - 1, axis=1)[:, :kept]
-        bank = LinkBank(np.hstack([won, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))
+        bank = LinkBank(np.hstack([positive, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))
         points.append(_ablation_point(bank, kept, pool, bootstraps, np.random.default_rng(seed)))
     return tuple(points)
 

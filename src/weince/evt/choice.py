@@ -101,15 +101,15 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, Intege
     if s.ndim != 2 or s.shape[0] == 0:
         raise ValueError(f"scores must be (anchors, candidates); got shape {s.shape}")
     s[s == -np.inf] = np.nan
-    winners = as_integers(positives, "positives", len(s), "anchor")
-    if winners.min() < 0 or winners.max() >= s.shape[1]:
-        low, high = winners.min(), winners.max()
+    columns = as_integers(positives, "positives", len(s), "anchor")
+    if columns.min() < 0 or columns.max() >= s.shape[1]:
+        low, high = columns.min(), columns.max()
         raise ValueError(f"positives must be columns 0 to {s.shape[1] - 1}; got values from {low} to {high}")
     present = np.isfinite(s)
     if np.isinf(s).any() or np.any(np.abs(s[present]) > 1.0 + _ROUNDING):
         raise ValueError(f"scores must be cosines in [-1, 1]; got up to {np.nanmax(np.abs(s)):.4g}")
-    if not present[np.arange(len(s)), winners].all():
-        row = int(np.argmin(present[np.arange(len(s)), winners]))
+    if not present[np.arange(len(s)), columns].all():
+        row = int(np.argmin(present[np.arange(len(s)), columns]))
         raise ValueError(
             f"every positive must have a score; got NaN or -inf, which mark no candidate, for anchor {row}"
         )
@@ -118,13 +118,13 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, Intege
         raise ValueError(
             f"every anchor needs its positive and another candidate; got one alone for anchor {row}"
         )
-    return np.clip(s, -1.0, 1.0, out=s), winners
+    return np.clip(s, -1.0, 1.0, out=s), columns
 
 
-def negatives_of(scores: Floats, winners: Integers) -> Floats:
+def negatives_of(scores: Floats, positives: Integers) -> Floats:
     """Scores (anchors, candidates - 1) of all candidates but each anchor's positive, in their order."""
     keep = np.ones(scores.shape, dtype=bool)
-    keep[np.arange(len(scores)), winners] = False
+    keep[np.arange(len(scores)), positives] = False
     return scores[keep].reshape(len(scores), -1)
 
 
@@ -145,22 +145,22 @@ def read_choices(
     """Check the input and turn scores into features relative to the positive's."""
     if not 0.0 < eps < 1.0:
         raise ValueError(f"eps must lie in (0, 1); got {eps}")
-    s, winners = read_scores(scores, positives)
+    s, columns = read_scores(scores, positives)
     labels, codes = np.unique(as_integers(batches, "batches", len(s), "anchor"), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     if np.any(np.diff(codes) < 0):
-        s, winners, codes = s[order], winners[order], codes[order]
+        s, columns, codes = s[order], columns[order], codes[order]
     rows = np.arange(len(s))
-    won = s[rows, winners]
+    positive = s[rows, columns]
     gaps = np.isnan(s)
     counts = gaps.sum(axis=1)
     # Usually every anchor lacks the same number of columns (its own): then the gaps are removed. Otherwise a
     # gap takes the positive's score, so that it changes no maximum, and its weight is zero in every sum.
     even = bool(counts.min() == counts.max())
-    s = s[~gaps].reshape(len(s), -1) if even else np.where(gaps, won[:, None], s)
+    s = s[~gaps].reshape(len(s), -1) if even else np.where(gaps, positive[:, None], s)
     features = np.empty((len(coordinates), *s.shape))
     for j, coordinate in enumerate(coordinates):
-        np.subtract(coordinate(s, eps), coordinate(won, eps)[:, None], out=features[j])
+        np.subtract(coordinate(s, eps), coordinate(positive, eps)[:, None], out=features[j])
     # Equal embeddings give equal cosines only up to rounding.
     if features[0].max() - features[0].min() < 1e-12:
         raise ValueError(

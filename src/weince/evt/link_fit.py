@@ -220,13 +220,13 @@ def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
     beaten, n = int(choices.beaten[0].sum()), choices.anchors
     if pair.separated:
         return (
-            f"Perfect separation: all {n} fitted anchors have their winner at the top, so the likelihood "
+            f"Perfect separation: all {n} fitted anchors have their positive at the top, so the likelihood "
             "rises without end as the temperature falls to 0 and no finite fit exists: use harder negatives.",
         )
     notes = []
     if beaten < 10:
         notes.append(
-            f"Only {beaten} of {n} fitted anchors have a candidate above the winner: the fit rests on those."
+            f"Only {beaten} of {n} fitted anchors have a candidate above their positive: the fit rests on those."
         )
     if pair.full.theta.sum() == 0.0:
         notes.append(

@@ -168,8 +168,8 @@ def link_rivals(
     if pair.separated or softmax[0] == 0.0:
         return _nothing(pair.separated)
     halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(nodes), level)
-    s, winners = choice.read_scores(scores, positives)
-    mine, others = (_scored(s, winners, batches, choices.labels[which]) for which in (inside, outside))
+    s, columns = choice.read_scores(scores, positives)
+    mine, others = (_scored(s, columns, batches, choices.labels[which]) for which in (inside, outside))
 
     def gain(values: Floats) -> Gain:
         return held_out_gain(values, bootstraps, level, generator)
@@ -234,12 +234,12 @@ def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judg
     )
 
 
-def _scored(scores: Floats, winners: Integers, batches: ArrayLike, labels: Integers) -> Scored:
+def _scored(scores: Floats, positives: Integers, batches: ArrayLike, labels: Integers) -> Scored:
     """The scores of some batches, sorted by batch as in `Choices`."""
     which = np.asarray(batches)
     rows = np.flatnonzero(np.isin(which, labels))
     rows = rows[np.argsort(which[rows], kind="stable")]
-    return Scored(scores[rows], scores[rows, winners[rows]])
+    return Scored(scores[rows], scores[rows, positives[rows]])
 
 
 def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Bounds:

@@ -173,7 +173,7 @@ def in_batches(scores: Floats, batch_size: int) -> LinkBank:
     return LinkBank(scores, positives, np.repeat(np.arange(count), size).astype(np.int64))
 
 
-def simulate_winners(
+def draw_positives(
     scores: ArrayLike,
     lam: float,
     tau: ArrayLike,
@@ -187,9 +187,9 @@ def simulate_winners(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import simulate_winners
+        >>> from weince.evt import draw_positives
         >>> scores = np.random.default_rng(0).uniform(-1, 0.9, size=(100, 8))
-        >>> simulate_winners(scores, 0.4, 0.2).shape
+        >>> draw_positives(scores, 0.4, 0.2).shape
         (100,)
     """
     s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
@@ -199,15 +199,15 @@ def simulate_winners(
         raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor; got {taus.shape}")
     taus = np.broadcast_to(taus, len(s))[:, None]
     generator = np.random.default_rng(rng)
-    winners = np.empty(len(s), dtype=np.int64)
+    positives = np.empty(len(s), dtype=np.int64)
     for rows in choice.blocks(*s.shape):
         present = np.isfinite(s[rows])
         block = np.where(present, s[rows], 0.0)
         logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / taus[rows]
         # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
         noise = generator.gumbel(size=block.shape)
-        winners[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
-    return winners
+        positives[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
+    return positives
 
 
 def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[Integers, Integers]:
