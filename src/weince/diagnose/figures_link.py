@@ -20,7 +20,7 @@ from weince.diagnose.style import (
     Figure,
     Gallery,
     legend,
-    log_axis,
+    log_x_axis,
     shorten,
 )
 from weince.evt import AblationPoint
@@ -68,7 +68,7 @@ def _loss_over_temperature(
         ax.set(xlabel="temperature of softmax", ylabel="loss (nats per anchor)")
         low, high = ax.get_xlim()
         steps = [a * 10.0**e for e in range(-4, 2) for a in (1, 2, 5)]
-        log_axis(ax, "x", ticks=[s for s in steps if low <= s <= high])
+        log_x_axis(ax, [s for s in steps if low <= s <= high])
         legend(ax)
     return panel.done
 
@@ -206,7 +206,7 @@ def ablation_figures(
                     ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)
                 legend(ax)
             ax.set_xlabel(label)
-            log_axis(ax, "x", ticks=[v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
+            log_x_axis(ax, [v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
         out.append(panel.done)
     return out
 
