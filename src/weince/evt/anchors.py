@@ -48,29 +48,17 @@ class AnchorComparison:
 
     xi: Floats  # xi < 0: bounded tail
     lr: Floats  # 2 * (GPD loglik - exponential loglik)
-    aic_difference: Floats  # AIC of the exponential less that of the GPD: lr - 2
     cap_gain: Floats  # nats: GPD ending at the cap less exponential, one parameter each
     p_bounded: Floats  # one-sided p-value of a bounded tail, from the simulated null
     n: Integers  # exceedances of each anchor
     share_negative: float  # anchors with xi < 0
     share_bounded: float  # anchors with p_bounded <= alpha; about alpha if all tails are exponential
-    share_aic: float  # anchors with xi < 0 and aic_difference > 0
+    share_aic: float  # anchors with xi < 0 and lr > 2: the GPD has the better AIC
     share_chi2: float  # anchors with xi < 0 and lr beyond the chi-square quantile
     null_share_negative: float  # this share and the next two, if every tail were exponential
     null_share_aic: float
     null_share_chi2: float
     alpha: float
-
-    @property
-    def note(self) -> str:
-        """How to read the shares: they stand beside those that exponential tails of this size would give."""
-        return (
-            f"{self.share_bounded:.1%} of the anchors have a bounded tail at the {self.alpha:.0%} level "
-            f"({self.alpha:.0%} would if every tail were exponential). With so few exceedances an "
-            f"exponential tail has xi < 0 in {self.null_share_negative:.0%}, a better AIC and xi < 0 in "
-            f"{self.null_share_aic:.0%}, and passes the chi-square test with xi < 0 in "
-            f"{self.null_share_chi2:.1%} of the cases."
-        )
 
 
 @dataclass(frozen=True)
@@ -282,7 +270,6 @@ def compare_anchor_tails(
     return AnchorComparison(
         xi=xi,
         lr=lr,
-        aic_difference=lr - 2.0,
         cap_gain=gain,
         p_bounded=p,
         n=n,

@@ -42,7 +42,6 @@ class Top1:
     exact: Floats  # (sizes, levels) by quadrature
     simulated: Floats  # (sizes, levels) frequencies
     error: Floats  # (sizes,) largest difference between exact and closed form
-    simulated_error: Floats  # (sizes,) the same for the frequencies
     power_rate: float  # slope of log error on log n over the larger half of the sizes; NaN if exact
     log_rate: float  # slope of log error on log log n there; about -1 for the normal
     replicates: int
@@ -222,7 +221,6 @@ def top1_asymptotics(
         exact=exact,
         simulated=simulated,
         error=error,
-        simulated_error=np.abs(simulated - closed).max(axis=1),
         power_rate=power_rate,
         log_rate=log_rate,
         replicates=replicates,
