@@ -110,17 +110,15 @@ def fit_slope(feature: Floats, mean: Floats) -> Floats:
     return out.reshape(np.shape(mean))
 
 
-def link_theory(
-    feature: ArrayLike, probabilities: ArrayLike, *, top: int = -1, reference: int = 0
-) -> LinkTheory:
+def link_theory(feature: ArrayLike, probabilities: ArrayLike) -> LinkTheory:
     """Pseudo-true slope and sandwich variance of a one-parameter link when positives follow a known law.
+
+    The link estimates the log-odds of the last candidate (the top) against the first (the reference).
 
     Args:
         feature: the coordinate the link uses, shape (candidates,): ``s`` for softmax, ``-log(1 - s)`` for
             the shortfall link.
         probabilities: how likely each candidate truly is to be the positive, shape (candidates,), all above 0.
-        top: candidate whose log-odds are estimated.
-        reference: candidate they are taken against.
 
     Examples:
         >>> import numpy as np
@@ -143,12 +141,12 @@ def link_theory(
     curvature = float(q @ centred**2)  # H: variance of the feature under the link
     spread = float(p @ centred**2)  # J: variance of the feature under the truth
     skew = float(q @ centred**3)
-    contrast = float(g[top] - g[reference])
+    contrast = float(g[-1] - g[0])
     odds = slope * contrast
     return LinkTheory(
         parameter=slope,
         log_odds=odds,
-        bias=odds - float(np.log(p[top] / p[reference])),
+        bias=odds - float(np.log(p[-1] / p[0])),
         variance=contrast**2 * spread / curvature**2,
         drift=-contrast * skew * spread / (2.0 * curvature**3),
     )
