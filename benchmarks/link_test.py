@@ -38,10 +38,9 @@ import numpy as np
 from rich.progress import track
 
 from weince.evt import LinkRivals, choice, link_rivals
-from weince.evt.ablations import Gain
 from weince.evt.link_fit import fit_grid, fit_link, fit_pair
 from weince.evt.link_rivals import VaryingLink
-from weince.evt.link_test import LinkBank, link_bank, link_test, simulate_winners
+from weince.evt.link_test import Gain, LinkBank, draw_positives, link_bank, link_test
 from weince.evt.link_varying import Scored, hermite_nodes, link_table, negative_law
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"
@@ -59,19 +58,19 @@ def paired(count: int, dim: int, noise: float, seed: int) -> tuple[np.ndarray, n
 def small_bank(lam: float, seed: int, *, batches: int, pairs: int, dim: int) -> LinkBank:
     """New scores, with positives drawn from the link (lam, TAU)."""
     bank = link_bank(*paired(batches * pairs, dim, 0.5, seed), batch_size=pairs, batches=batches, rng=seed)
-    return bank._replace(positives=simulate_winners(bank.scores, lam, TAU, rng=seed + 10**6))
+    return bank._replace(positives=draw_positives(bank.scores, lam, TAU, rng=seed + 10**6))
 
 
 def full_banks() -> Iterator[tuple[str, LinkBank]]:
     bank = link_bank(*paired(8192, 16, 0.8, 0))
     yield "the pairs themselves win", bank
     yield (
-        "winners from lam 0.4, tau 0.2",
-        bank._replace(positives=simulate_winners(bank.scores, 0.4, 0.2, rng=1)),
+        "positives from lam 0.4, tau 0.2",
+        bank._replace(positives=draw_positives(bank.scores, 0.4, 0.2, rng=1)),
     )
     yield (
-        "winners from softmax, tau 0.2",
-        bank._replace(positives=simulate_winners(bank.scores, 0.0, 0.2, rng=1)),
+        "positives from softmax, tau 0.2",
+        bank._replace(positives=draw_positives(bank.scores, 0.0, 0.2, rng=1)),
     )
 
 
@@ -274,11 +273,11 @@ def rival_bank(truth: int, seed: int) -> LinkBank:
         scored = Scored(bank.scores, bank.scores[np.arange(len(bank.scores)), bank.positives])
         table = link_table(np.array([1.0 / TAU, sd]), negative_law(scored), hermite_nodes(41))[0]
         logits = np.interp(bank.scores, np.linspace(-1.0, 1.0, len(table)), table)
-        winners = np.argmax(logits + rng.gumbel(size=logits.shape), axis=1)
+        positives = np.argmax(logits + rng.gumbel(size=logits.shape), axis=1)
     else:
         taus = TAU * np.exp(sd * rng.standard_normal(len(bank.scores)))
-        winners = simulate_winners(bank.scores, lam, taus, rng=rng)
-    return bank._replace(positives=winners)
+        positives = draw_positives(bank.scores, lam, taus, rng=rng)
+    return bank._replace(positives=positives)
 
 
 def one_rival(truth: int, seed: int) -> tuple[float, ...]:
@@ -346,7 +345,7 @@ def simulated(rows: list[list[str]]) -> list[str]:
         f"## Who is named (%), counting gains of at least {WORTH} nats, as the page does",
         "\n".join(named(WORTH)),
         "*cap*: the bounded tail gains over τ by pair, and adds to τ by anchor. *varying*: a varying τ gains over "
-        "the bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these winners "
+        "the bounded tail, or adds to it. *both*: each adds to the other. *either*: neither does, so these positives "
         "do not tell them apart.",
     ]
 

@@ -50,7 +50,7 @@ def banks(path: Path, encoder: int) -> Iterator[tuple[str, LinkBank]]:
     measured, softmax, blend = LAWS
     yield measured, bank
     for law, lam, tau in ((softmax, 0.0, fit.tau0), (blend, fit.lam, fit.tau)):
-        yield law, bank._replace(positives=evt.simulate_winners(bank.scores, lam, tau, rng=encoder))
+        yield law, bank._replace(positives=evt.draw_positives(bank.scores, lam, tau, rng=encoder))
 
 
 def ablate(law: str, encoder: int, bank: LinkBank) -> Iterator[Point]:
@@ -92,7 +92,7 @@ def markdown(points: Sequence[Point], source: str, figure: str) -> str:
         "",
         f"Of {source}; encoders: {encoders}, mean ± half of a 95 % t-interval over them. Banks of up to 32 batches "
         "of 256 pairs, half to fit and half for the gain of the blended link over softmax, in nats per anchor. "
-        "Drawn: winners from the softmax, or the blend, that fits the bank with all candidates.",
+        "Drawn: positives from the softmax, or the blend, that fits the bank with all candidates.",
         "",
         "The hardest negatives of all:",
         "",

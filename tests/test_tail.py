@@ -154,7 +154,7 @@ def test_statistics_of_a_matrix_of_negatives_alone():
     torch.testing.assert_close(got.beta, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-12)
 
 
-def test_statistics_of_rounded_similarities_are_theirs_and_have_no_gradient():
+def test_statistics_of_rounded_scores_are_theirs_and_have_no_gradient():
     scores = torch.linspace(0.2, 0.99, 60).reshape(2, 30).bfloat16().requires_grad_()
     positives = torch.tensor([0, 1], dtype=torch.int32)
     got, wanted = (stats_of_scores(s, positives) for s in (scores, scores.float()))
@@ -216,6 +216,6 @@ def test_numbers_may_be_numpys():
         (torch.zeros(3, 4), torch.zeros(3, 4)),
     ],
 )
-def test_bad_similarities_are_named(scores, positives):
+def test_bad_scores_are_named(scores, positives):
     with pytest.raises(ValueError, match="must be"):
         stats_of_scores(scores, positives)

@@ -1,4 +1,4 @@
-"""The link under selected negatives, and under known distributions of winners."""
+"""The link under selected negatives, and under known distributions of positives."""
 
 import csv
 import importlib.util
@@ -35,7 +35,7 @@ def test_keeping_everything_is_the_fit_to_everything(pairs):
         fit = evt.fit_link(*evt.link_bank(file["z_i"], file["z_j"]))
     for law, points in found.items():
         everything = next(p for p in points if p.kept == 510)
-        # Each fit uses half of the batches, and the simulated laws have other winners.
+        # Each fit uses half of the batches, and the simulated laws have other positives.
         assert everything.lam == pytest.approx(0.0 if "softmax" in law else fit.lam, abs=0.12)
         assert (everything.gain > 0.02) == ("softmax" not in law)
 

@@ -1,4 +1,4 @@
-"""Means and their t-intervals."""
+"""Means and their t-intervals, and how they and p-values are written."""
 
 import math
 from collections.abc import Iterable
@@ -31,6 +31,11 @@ def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     if len(x) > 1:
         half = float(stdtrit(len(x) - 1, 0.5 + level / 2.0) * x.std(ddof=1) / math.sqrt(len(x)))
     return Interval(float(x.mean()), half, len(x))
+
+
+def p_text(p: float) -> str:
+    """A p-value with three decimals, never shown as 0; a dash for NaN."""
+    return "—" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def half_text(half: float, digits: int) -> str:

@@ -268,11 +268,11 @@ def nearest_rank(values: Tensor, counted: Tensor, q: float) -> Tensor:
     return ordered.gather(0, position.unsqueeze(0)).squeeze(0)
 
 
-def tail_stats(similarities: Tensor, positives: Tensor, *, tail: TailConfig = TailConfig()) -> TailStats:
+def tail_stats(scores: Tensor, positives: Tensor, *, tail: TailConfig = TailConfig()) -> TailStats:
     """Tail statistics of a matrix of cosines.
 
     Args:
-        similarities: ``(anchors, candidates)`` cosines.
+        scores: ``(anchors, candidates)`` cosines.
         positives: ``(anchors,)`` column of each anchor's positive, or an ``(anchors, candidates)`` mask of all
             pairs that are not negatives: positives, the anchor itself, ignored pairs.
         tail: How to fit and gate.
@@ -284,24 +284,24 @@ def tail_stats(similarities: Tensor, positives: Tensor, *, tail: TailConfig = Ta
         >>> tail_stats(cosines, torch.zeros(16, dtype=torch.long)).lam.shape
         torch.Size([16])
     """
-    shape = tuple(similarities.shape)
-    if similarities.ndim != 2 or not similarities.is_floating_point() or shape[1] < 2:
+    shape = tuple(scores.shape)
+    if scores.ndim != 2 or not scores.is_floating_point() or shape[1] < 2:
         raise ValueError(
-            "similarities must be a floating point tensor (anchors, candidates) with 2 candidates or more; "
-            f"got {similarities.dtype} of shape {shape}"
+            "scores must be a floating point tensor (anchors, candidates) with 2 candidates or more; "
+            f"got {scores.dtype} of shape {shape}"
         )
     if positives.dtype == torch.bool and tuple(positives.shape) == shape:
         left_out = positives
     elif positives.dtype in (torch.int32, torch.int64) and tuple(positives.shape) == shape[:1]:
-        left_out = torch.zeros(shape, dtype=torch.bool, device=similarities.device)
+        left_out = torch.zeros(shape, dtype=torch.bool, device=scores.device)
         left_out.scatter_(1, positives.long().unsqueeze(1), True)
     else:
         raise ValueError(
             f"positives must be integers of shape ({shape[0]},) or a boolean mask of shape {shape}; "
             f"got {positives.dtype} of shape {tuple(positives.shape)}"
         )
-    dtype = torch.float64 if similarities.dtype == torch.float64 else torch.float32
-    shortfall = (1 - similarities.detach().to(dtype)).masked_fill(left_out, torch.inf)
+    dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    shortfall = (1 - scores.detach().to(dtype)).masked_fill(left_out, torch.inf)
     hardest = shortfall.topk(tail.tail_size(shape[1]), dim=1, largest=False).values
     fit = fit_tail(hardest, tail.tail_sizes(left_out.logical_not().sum(1)), tail)
     return gated(hardest[:, 0], fit, tail)

@@ -15,7 +15,7 @@ from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.settings import QUICK
 from weince.diagnose.tables import number
-from weince.diagnose.verdict import THRESHOLDS, decide, p_text, tail_kind
+from weince.diagnose.verdict import THRESHOLDS, decide, p_words, tail_kind
 from weince.evt import Gain, LinkRivals, VaryingLink
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)
@@ -465,5 +465,5 @@ def test_numbers_in_text(value, shown):
 
 
 def test_a_p_value_is_never_zero():
-    assert p_text(0.0) == "p < 0.001"
-    assert p_text(float("nan")) == "p not defined"
+    assert p_words(0.0) == "p < 0.001"
+    assert p_words(float("nan")) == "p not defined"

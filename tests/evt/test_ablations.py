@@ -6,7 +6,7 @@ from scipy import optimize, special
 
 from weince.evt.ablations import frechet_ablation, hard_negative_ablation, pool_ablation
 from weince.evt.link_fit import fit_link
-from weince.evt.link_test import link_bank, link_test, simulate_winners
+from weince.evt.link_test import draw_positives, link_bank, link_test
 
 
 def simulated(lam, tau, *, batches=8, batch_size=16, dim=4, seed=0):
@@ -15,11 +15,11 @@ def simulated(lam, tau, *, batches=8, batch_size=16, dim=4, seed=0):
     bank = link_bank(
         z, z + 0.5 * rng.standard_normal(z.shape), batch_size=batch_size, batches=batches, rng=rng
     )
-    return bank._replace(positives=simulate_winners(bank.scores, lam, tau, rng=rng))
+    return bank._replace(positives=draw_positives(bank.scores, lam, tau, rng=rng))
 
 
-def power_winners(scores, alpha, seed):
-    """Winners under the heavy-tail link, with probability proportional to ((1 + s) / 2) ** alpha."""
+def power_positives(scores, alpha, seed):
+    """Positives under the heavy-tail link, with probability proportional to ((1 + s) / 2) ** alpha."""
     noise = np.random.default_rng(seed).gumbel(size=scores.shape)
     return np.argmax(alpha * np.log((1 + scores) / 2) + noise, axis=1)
 
@@ -30,9 +30,9 @@ def features(scores):
     )
 
 
-def logliks(theta, scores, winners):
+def logliks(theta, scores, positives):
     logit = np.tensordot(theta, features(scores), axes=1)
-    return logit[np.arange(len(logit)), winners] - special.logsumexp(logit, axis=1)
+    return logit[np.arange(len(logit)), positives] - special.logsumexp(logit, axis=1)
 
 
 def test_joint_fit_is_the_constrained_maximum():
@@ -76,7 +76,7 @@ def test_shortfall_truth_leaves_nothing_to_the_heavy_tail():
 
 def test_heavy_tail_truth_is_found():
     bank = simulated(0.0, 0.2, batches=16, batch_size=32)
-    bank = bank._replace(positives=power_winners(bank.scores, 4.0, 1))
+    bank = bank._replace(positives=power_positives(bank.scores, 4.0, 1))
     result = frechet_ablation(*bank, bootstraps=50)
     assert result.f_over_0.gain > 0.01
     assert result.f_over_0.t_p_value < 1e-3
@@ -112,9 +112,9 @@ def test_hard_sets_are_the_hardest_of_the_pool(kept):
     point = hard_negative_ablation(*bank, kept=(kept,), bootstraps=50)[0]
     assert (point.kept, point.pool) == (kept, 30)
     rows = []
-    for row, winner in zip(bank.scores, bank.positives, strict=True):
-        hardest = np.sort(np.delete(row, winner))[::-1][:kept]
-        rows.append(np.r_[row[winner], hardest])
+    for row, positive in zip(bank.scores, bank.positives, strict=True):
+        hardest = np.sort(np.delete(row, positive))[::-1][:kept]
+        rows.append(np.r_[row[positive], hardest])
     naive = bank._replace(scores=np.array(rows), positives=np.zeros(len(rows), dtype=int))
     gaps = [
         abs(point.lam - f.lam)

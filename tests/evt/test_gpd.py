@@ -383,6 +383,13 @@ class TestBatches:
         with pytest.raises(ValueError, match="at least 2"):
             xi_over_batches(norm.rvs(size=1000, random_state=0), np.zeros(1000, dtype=int))
 
+    def test_bad_batches_are_named(self) -> None:
+        x = norm.rvs(size=100, random_state=0)
+        with pytest.raises(TypeError, match="batches must be integers; got float64"):
+            xi_over_batches(x, np.zeros(100))
+        with pytest.raises(ValueError, match=r"shape \(100,\), one per score; got \(99,\)"):
+            xi_over_batches(x, np.zeros(99, dtype=int))
+
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
 def test_ties_with_the_threshold_do_not_exceed_it(scale):

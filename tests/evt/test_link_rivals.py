@@ -5,10 +5,9 @@ import pytest
 from scipy import integrate, special, stats
 
 from weince.evt import choice, link_rivals
-from weince.evt.ablations import Gain
 from weince.evt.link_fit import fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink
-from weince.evt.link_test import link_bank, link_test, simulate_winners
+from weince.evt.link_test import Gain, draw_positives, link_bank, link_test
 from weince.evt.link_varying import (
     Scored,
     anchor_likelihoods,
@@ -26,14 +25,14 @@ NODES = hermite_nodes(15)
 
 
 def bank_of(lam=0.0, tau=0.2, sd=0.0, *, batches=16, batch_size=32, dim=8, seed=0):
-    """Scores of noisy pairs, with winners drawn at a temperature that varies between anchors."""
+    """Scores of noisy pairs, with positives drawn at a temperature that varies between anchors."""
     rng = np.random.default_rng(seed)
     z = rng.standard_normal((batches * batch_size, dim))
     bank = link_bank(
         z, z + 0.6 * rng.standard_normal(z.shape), batch_size=batch_size, batches=batches, rng=seed
     )
     taus = tau * np.exp(sd * rng.standard_normal(len(bank.scores)))
-    return bank._replace(positives=simulate_winners(bank.scores, lam, taus, rng=rng))
+    return bank._replace(positives=draw_positives(bank.scores, lam, taus, rng=rng))
 
 
 def scored(bank):
@@ -110,7 +109,7 @@ def test_derivatives_of_pairs_that_differ():
     bank = bank_of(batches=4, batch_size=16)
     scores = bank.scores.copy()
     scores[np.arange(0, 128, 2), (bank.positives[::2] + 1) % 31] = np.nan
-    seen = Scored(scores, scored(bank).won)
+    seen = Scored(scores, scored(bank).positive)
     law, theta, h = negative_law(seen), np.array([5.0, 0.6]), 1e-5
     assert np.exp(law.shares).sum() == pytest.approx(1.0)
     found = pair_moments(seen, theta, law, NODES)
@@ -143,7 +142,7 @@ def test_a_closer_negative_than_any_seen_is_no_positive_by_that_alone():
     bank = bank_of(batches=4, batch_size=16)
     negatives = choice.negatives_of(bank.scores, bank.positives)
     nearer = np.where(negatives > 0.7, np.nan, negatives)
-    seen = Scored(np.column_stack([nearer, scored(bank).won]), scored(bank).won)
+    seen = Scored(np.column_stack([nearer, scored(bank).positive]), scored(bank).positive)
     law, theta = negative_law(seen), np.array([8.0, 1.2])
     close = Scored(np.array([[0.4, 0.72, *np.zeros(60)]]), np.array([0.4]))
     far = Scored(np.array([[0.4, 0.70, *np.zeros(60)]]), np.array([0.4]))
@@ -326,9 +325,9 @@ def test_bad_input_is_named(change, words):
 def test_one_temperature_for_each_anchor_is_drawn_from():
     scores = np.tile([0.9, 0.5, 0.0], (40_000, 1))
     taus = np.where(np.arange(40_000) % 2, 0.1, 2.0)
-    winners = simulate_winners(scores, 0.0, taus, rng=3)
+    positives = draw_positives(scores, 0.0, taus, rng=3)
     for part, tau in ((0, 2.0), (1, 0.1)):
-        counts = np.bincount(winners[part::2], minlength=3)
+        counts = np.bincount(positives[part::2], minlength=3)
         assert stats.chisquare(counts, special.softmax(scores[0] / tau) * 20_000).pvalue > 1e-3
     with pytest.raises(ValueError, match=r"of shape \(40000,\), one per anchor; got \(3,\)"):
-        simulate_winners(scores, 0.0, np.ones(3))
+        draw_positives(scores, 0.0, np.ones(3))

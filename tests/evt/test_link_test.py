@@ -8,7 +8,7 @@ from scipy import optimize, special, stats
 
 from weince.evt import choice, link_null
 from weince.evt.link_fit import _sandwich, fit_grid, fit_link, fit_pair
-from weince.evt.link_test import link_bank, link_test, resampled_interval, simulate_winners
+from weince.evt.link_test import draw_positives, link_bank, link_test, resampled_interval
 
 
 def pairs(count, dim=6, noise=0.5, seed=0):
@@ -20,17 +20,17 @@ def pairs(count, dim=6, noise=0.5, seed=0):
 def simulated(lam, tau, *, batches=8, batch_size=16, dim=6, seed=0):
     z_i, z_j = pairs(batches * batch_size, dim, seed=seed)
     bank = link_bank(z_i, z_j, batch_size=batch_size, batches=batches, rng=seed)
-    return bank._replace(positives=simulate_winners(bank.scores, lam, tau, rng=seed + 1))
+    return bank._replace(positives=draw_positives(bank.scores, lam, tau, rng=seed + 1))
 
 
 def naive_loglik(bank, lam, tau, eps=1e-6):
     """The log-likelihood by its definition, in a loop over anchors."""
     total = 0.0
-    for row, winner in zip(bank.scores, bank.positives, strict=True):
+    for row, positive in zip(bank.scores, bank.positives, strict=True):
         s = row[np.isfinite(row)]
         logit = ((1 - lam) * s - lam * np.log(np.maximum(1 - s, eps))) / tau
-        won = ((1 - lam) * row[winner] - lam * np.log(max(1 - row[winner], eps))) / tau
-        total += won - special.logsumexp(logit)
+        at_positive = ((1 - lam) * row[positive] - lam * np.log(max(1 - row[positive], eps))) / tau
+        total += at_positive - special.logsumexp(logit)
     return total
 
 
@@ -68,15 +68,15 @@ def test_no_grid_point_beats_the_fit(seed, anchors, candidates, lam, tau, holes)
     if holes and candidates > 3:
         scores[rng.random(anchors) < 0.5, 0] = -np.inf
         scores[0, 1] = np.nan
-    winners = simulate_winners(scores, lam, tau, rng=rng)
+    positives = draw_positives(scores, lam, tau, rng=rng)
     batches = np.arange(anchors) % 4
-    fit = fit_link(scores, winners, batches)
+    fit = fit_link(scores, positives, batches)
     if fit.separated:
         assert np.isnan(fit.lam)
         top = np.nanmax(np.where(np.isneginf(scores), np.nan, scores), axis=1)
-        assert np.all(scores[np.arange(anchors), winners] >= top - 1e-12)
+        assert np.all(scores[np.arange(anchors), positives] >= top - 1e-12)
         return
-    grid = fit_grid(scores, winners, batches, lams=7, taus=9)
+    grid = fit_grid(scores, positives, batches, lams=7, taus=9)
     assert fit.loglik >= grid.loglik - 1e-9
     assert fit.loglik0 >= grid.loglik0 - 1e-9
     assert 0.0 <= fit.lam <= 1.0
@@ -104,7 +104,7 @@ def test_derivatives_by_differences():
 
 
 def test_shared_partition_gives_the_ratios_of_full_refits():
-    """The bootstrap's interpolated ratios equal the likelihood ratios of full refits to the same winners."""
+    """The bootstrap's interpolated ratios equal the likelihood ratios of full refits to the same positives."""
     bank = simulated(0.0, 0.2, batches=6)
     choices = choice.read_choices(*bank)
     weight = 1.0 / fit_link(*bank).tau0
@@ -129,7 +129,7 @@ def test_shared_partition_gives_the_ratios_of_full_refits():
         assert ratio == pytest.approx(2 * (one.fun - both.fun), abs=1e-4)
 
 
-def test_drawn_winners_have_the_models_mean():
+def test_drawn_positives_have_the_models_mean():
     choices = choice.read_choices(*simulated(0.0, 0.2, batches=4))
     theta = np.array([4.0, 0.0])
     sums = link_null._drawn_sums(choices, theta, 4000, np.random.default_rng(0))
@@ -139,12 +139,12 @@ def test_drawn_winners_have_the_models_mean():
     np.testing.assert_allclose(np.cov(sums.T), cov, rtol=0.15)
 
 
-def test_simulated_winners_follow_the_link():
+def test_drawn_positives_follow_the_link():
     scores = np.tile([0.9, 0.5, np.nan, 0.0, -np.inf], (40_000, 1))
-    winners = simulate_winners(scores, 0.4, 0.5, rng=3)
+    positives = draw_positives(scores, 0.4, 0.5, rng=3)
     s = scores[0, [0, 1, 3]]
     expected = special.softmax((0.6 * s - 0.4 * np.log(1 - s)) / 0.5)
-    counts = np.bincount(winners, minlength=5)
+    counts = np.bincount(positives, minlength=5)
     assert counts[2] == counts[4] == 0
     assert stats.chisquare(counts[[0, 1, 3]], expected * len(scores)).pvalue > 1e-3
 
@@ -156,8 +156,8 @@ def test_bank_from_pairs_is_all_other_views():
     assert bank.batches.tolist() == [0] * 8 + [1] * 8 + [2] * 8
     unit = [z / np.linalg.norm(z, axis=1, keepdims=True) for z in (z_i, z_j)]
     paired = np.sum(unit[0] * unit[1], axis=1)
-    won = bank.scores[np.arange(24), bank.positives]
-    np.testing.assert_allclose(np.sort(won), np.sort(np.tile(paired, 2)), atol=1e-12)
+    at_positive = bank.scores[np.arange(24), bank.positives]
+    np.testing.assert_allclose(np.sort(at_positive), np.sort(np.tile(paired, 2)), atol=1e-12)
     order = np.random.default_rng(1).permutation(12)[:4]
     views = np.concatenate([unit[0][order], unit[1][order]])
     cosines = views @ views.T
@@ -195,10 +195,10 @@ def test_sandwich_is_the_textbook_formula():
     assert fit.interval_method == "sandwich"
     a, b = (1 - fit.lam) / fit.tau, fit.lam / fit.tau
     information, scores = np.zeros((2, 2)), np.zeros((12, 2))
-    for row, winner, batch in zip(*bank, strict=True):
+    for row, positive, batch in zip(*bank, strict=True):
         f = np.stack([row, -np.log(1 - row)])
         p = special.softmax(a * f[0] + b * f[1])
-        scores[batch] += f[:, winner] - f @ p
+        scores[batch] += f[:, positive] - f @ p
         information += (f * p) @ f.T - np.outer(f @ p, f @ p)
     n = len(bank.scores)
     bread = np.linalg.inv(information)
@@ -213,9 +213,9 @@ def test_the_interval_of_the_best_temperature_is_the_textbook_formula():
     fit = fit_link(*bank)
     weight = 1.0 / fit.tau0
     information, scores = 0.0, np.zeros(12)
-    for row, winner, batch in zip(*bank, strict=True):
+    for row, positive, batch in zip(*bank, strict=True):
         p = special.softmax(weight * row)
-        scores[batch] += row[winner] - row @ p
+        scores[batch] += row[positive] - row @ p
         information += row**2 @ p - (row @ p) ** 2
     error = np.sqrt(12 / 11 * (scores @ scores)) / information
     factor = np.exp(stats.t.ppf(0.975, 11) * error / weight)
@@ -237,9 +237,9 @@ def test_sandwich_on_a_bound_is_of_the_spread_over_batches():
     theta = fit_pair(choices).full.theta
     robust, plain = _sandwich(choices, theta)
     scores = np.zeros((8, 2))
-    for row, winner, batch in zip(*bank, strict=True):
+    for row, positive, batch in zip(*bank, strict=True):
         f = np.stack([row, -np.log(1 - row)])
-        scores[batch] += f[:, winner] - f @ special.softmax(theta @ f)
+        scores[batch] += f[:, positive] - f @ special.softmax(theta @ f)
     assert abs(scores.mean(axis=0)[1]) > 1e-3
     n = len(bank.scores)
     wanted = 8 * (n - 1) / (n - 2) * plain @ np.cov(scores.T) @ plain
@@ -359,8 +359,8 @@ def test_cross_validation_is_the_definition():
 def test_cross_validation_fits_what_the_held_in_batches_could_not():
     bank = simulated(0.0, 0.2)
     beaten = link_test(*bank, null_draws=1).held_out[0]
-    winners = np.where(bank.batches == beaten, bank.positives, bank.scores.argmax(axis=1))
-    bank = bank._replace(positives=winners)
+    positives = np.where(bank.batches == beaten, bank.positives, bank.scores.argmax(axis=1))
+    bank = bank._replace(positives=positives)
     result = link_test(*bank, null_draws=1, folds=8)
     assert result.separated
     wanted = [left_out_gain(bank, label)[1] for label in range(8) if label != beaten]
@@ -382,9 +382,9 @@ def test_perfect_separation_is_said():
 
 def test_a_single_beaten_anchor_is_said():
     bank = simulated(0.0, 0.2)
-    winners = bank.scores.argmax(axis=1)
-    winners[0] = bank.scores[0].argsort()[-2]
-    fit = fit_link(bank.scores, winners, bank.batches)
+    positives = bank.scores.argmax(axis=1)
+    positives[0] = bank.scores[0].argsort()[-2]
+    fit = fit_link(bank.scores, positives, bank.batches)
     assert not fit.separated
     assert "Only 1 of 256" in fit.notes[0]
 
@@ -399,8 +399,8 @@ def test_scores_that_mislead_have_no_temperature():
 
 def test_two_levels_of_score_do_not_determine_lam():
     scores = np.tile([0.8, 0.2, 0.2], (40, 1))
-    winners = np.where(np.arange(40) % 3 == 0, 1, 0)
-    fit = fit_link(scores, winners, np.arange(40) // 10)
+    positives = np.where(np.arange(40) % 3 == 0, 1, 0)
+    fit = fit_link(scores, positives, np.arange(40) // 10)
     assert any("not determined" in note for note in fit.notes)
 
 
@@ -467,4 +467,4 @@ def test_bad_banks_are_named():
     with pytest.raises(ValueError, match="at least 2"):
         link_bank(z_i, z_j, batch_size=1)
     with pytest.raises(ValueError, match="tau"):
-        simulate_winners(BANK.scores, 0.5, 0.0)
+        draw_positives(BANK.scores, 0.5, 0.0)

@@ -12,7 +12,7 @@ from weince.evt import coordinate_mismatch, link_theory, noise_floor
 from weince.evt.noise_floor import fit_slope
 
 SCORES = np.array([0.15, 0.45, 0.70, 0.90])
-WINNERS = (1 - SCORES) ** -0.8 / ((1 - SCORES) ** -0.8).sum()
+LAW = (1 - SCORES) ** -0.8 / ((1 - SCORES) ** -0.8).sum()
 
 
 def loglik(slope: float, feature: np.ndarray, weight: np.ndarray) -> float:
@@ -45,16 +45,16 @@ class TestSlope:
 class TestTheory:
     def test_right_link_has_no_bias_and_the_cramer_rao_variance(self) -> None:
         g = -np.log(1 - SCORES)
-        theory = link_theory(g, WINNERS)
-        information = WINNERS @ g**2 - (WINNERS @ g) ** 2
+        theory = link_theory(g, LAW)
+        information = LAW @ g**2 - (LAW @ g) ** 2
         assert theory.parameter == pytest.approx(0.8)
         assert theory.bias == pytest.approx(0.0, abs=1e-12)
         assert theory.variance == pytest.approx(math.log(0.85 / 0.10) ** 2 / information)
 
     def test_softmax_floor(self) -> None:
         """Compare with the pseudo-true slope by direct search, and a sandwich from numerical derivatives."""
-        search = minimize_scalar(lambda b: -loglik(b, SCORES, WINNERS), bounds=(0, 20), method="bounded")
-        theory = link_theory(SCORES, WINNERS)
+        search = minimize_scalar(lambda b: -loglik(b, SCORES, LAW), bounds=(0, 20), method="bounded")
+        theory = link_theory(SCORES, LAW)
         assert theory.parameter == pytest.approx(search.x, abs=1e-4)
         assert theory.bias == pytest.approx(search.x * 0.75 - 0.8 * math.log(8.5), abs=1e-4)
         h = 1e-4
@@ -62,12 +62,12 @@ class TestTheory:
         up, mid, down = (
             np.array([loglik(theory.parameter + k * h, SCORES, e) for e in each]) for k in (1, 0, -1)
         )
-        hessian = -WINNERS @ (up - 2 * mid + down) / h**2
-        spread = WINNERS @ ((up - down) / (2 * h)) ** 2
+        hessian = -LAW @ (up - 2 * mid + down) / h**2
+        spread = LAW @ ((up - down) / (2 * h)) ** 2
         assert theory.variance == pytest.approx(0.75**2 * spread / hessian**2, rel=1e-5)
 
     def test_numbers_in_the_docs(self) -> None:
-        right, wrong = link_theory(-np.log(1 - SCORES), WINNERS), link_theory(SCORES, WINNERS)
+        right, wrong = link_theory(-np.log(1 - SCORES), LAW), link_theory(SCORES, LAW)
         assert right.variance == pytest.approx(7.136, abs=5e-4)
         assert right.drift == pytest.approx(0.724, abs=5e-4)
         assert wrong.parameter == pytest.approx(2.566, abs=5e-4)
@@ -101,7 +101,7 @@ class TestSimulation:
         )
 
     def test_one_replicate_by_hand(self) -> None:
-        counts = np.random.default_rng(5).multinomial(300, WINNERS, size=2)
+        counts = np.random.default_rng(5).multinomial(300, LAW, size=2)
         result = noise_floor(sizes=(300,), replicates=2, seed=5)
         squares = []
         for row in counts:
@@ -121,9 +121,9 @@ class TestSimulation:
 
     def test_tiny_samples_leave_out_what_has_no_estimate(self) -> None:
         result = noise_floor(sizes=(3,), replicates=2000)
-        assert 0.1 < result.undefined[0] < 0.3  # P(all winners at one end) is about 0.54^3 + 0.10^3
+        assert 0.1 < result.undefined[0] < 0.3  # P(all positives at one end) is about 0.54^3 + 0.10^3
         assert np.isfinite(result.softmax_error[0])
-        counts = np.random.default_rng(0).multinomial(3, WINNERS, size=2000)
+        counts = np.random.default_rng(0).multinomial(3, LAW, size=2000)
         known = counts[(counts[:, 0] < 3) & (counts[:, -1] < 3)]
         odds = fit_slope(SCORES, known / 3 @ SCORES) * 0.75
         squares = (odds - result.log_odds) ** 2

@@ -55,12 +55,12 @@ def test_risk_by_sampling():
     exact = risk_gradient(b.scores, b.positives, ks=[k], bins=edges, draws=1)[0]
     rng = np.random.default_rng(1)
     culprits, tries = [], 0
-    for row, winner in zip(b.scores, b.positives, strict=True):
-        negatives = np.delete(row, winner)
+    for row, positive in zip(b.scores, b.positives, strict=True):
+        negatives = np.delete(row, positive)
         for _ in range(200):
             best = rng.choice(negatives, k, replace=False).max()
             tries += 1
-            if best > row[winner]:
+            if best > row[positive]:
                 culprits.append(best)
     assert exact.failure_rate == pytest.approx(len(culprits) / tries, abs=0.012)
     np.testing.assert_allclose(exact.risk, np.histogram(culprits, edges)[0] / len(culprits), atol=0.02)
@@ -85,8 +85,8 @@ def test_gradients_by_differences():
     result = risk_gradient(b.scores, b.positives, ks=[k], tau=tau, beta=beta, lam=lam, bins=edges, draws=2)[0]
     for name, logit in links.items():
         mass = np.zeros(6)
-        for row, winner in zip(b.scores, b.positives, strict=True):
-            s = np.r_[row[winner], np.delete(row, winner)]
+        for row, positive in zip(b.scores, b.positives, strict=True):
+            s = np.r_[row[positive], np.delete(row, positive)]
             for j in range(1, len(s)):
                 step = np.zeros(len(s))
                 step[j] = h
@@ -101,11 +101,11 @@ def test_gradients_by_independent_subsets():
     result = risk_gradient(b.scores, b.positives, ks=[k], tau=0.2, bins=edges, draws=60)[0]
     rng = np.random.default_rng(2)
     mass = np.zeros(5)
-    for row, winner in zip(b.scores, b.positives, strict=True):
-        negatives = np.delete(row, winner)
+    for row, positive in zip(b.scores, b.positives, strict=True):
+        negatives = np.delete(row, positive)
         for _ in range(300):
             s = rng.choice(negatives, k, replace=False)
-            p = special.softmax(np.r_[row[winner], s] / 0.2)[1:]
+            p = special.softmax(np.r_[row[positive], s] / 0.2)[1:]
             mass += np.histogram(s, edges, weights=p)[0]
     np.testing.assert_allclose(result.softmax, mass / mass.sum(), atol=0.012)
 

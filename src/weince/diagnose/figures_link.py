@@ -20,11 +20,11 @@ from weince.diagnose.style import (
     Figure,
     Gallery,
     legend,
-    log_axis,
+    log_x_axis,
     shorten,
 )
 from weince.evt import AblationPoint
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats
 from weince.intervals import t_interval
 
 GAIN = "gain (nats per anchor)"
@@ -68,7 +68,7 @@ def _loss_over_temperature(
         ax.set(xlabel="temperature of softmax", ylabel="loss (nats per anchor)")
         low, high = ax.get_xlim()
         steps = [a * 10.0**e for e in range(-4, 2) for a in (1, 2, 5)]
-        log_axis(ax, "x", ticks=[s for s in steps if low <= s <= high])
+        log_x_axis(ax, [s for s in steps if low <= s <= high])
         legend(ax)
     return panel.done
 
@@ -198,13 +198,15 @@ def ablation_figures(
                 ax.set(ylabel="λ", ylim=(-0.03, 1.03))
             if drawn is not None:
                 y = [p.gain.gain if key == "gain" else p.lam for p in drawn]
-                ax.plot(x, y, color=INK, linestyle="--", linewidth=1.2, label="winners drawn from one blend")
+                ax.plot(
+                    x, y, color=INK, linestyle="--", linewidth=1.2, label="positives drawn from one blend"
+                )
                 if key == "gain":
                     low, high = np.array([p.gain.interval for p in drawn]).T
                     ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)
                 legend(ax)
             ax.set_xlabel(label)
-            log_axis(ax, "x", ticks=[v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
+            log_x_axis(ax, [v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
         out.append(panel.done)
     return out
 

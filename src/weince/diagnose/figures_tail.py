@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from weince import evt
 from weince.diagnose.measure import Measured, Tail
 from weince.diagnose.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats
 
 LAWS = {"GPD": (BLUE, "-"), "exponential, refitted": (RED, "--"), "GPD ending at 1": (GREEN, ":")}
 

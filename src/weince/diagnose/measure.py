@@ -15,7 +15,8 @@ from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, p
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import Settings
 from weince.evt import choice
-from weince.evt.gpd import FEWEST_EXCESSES, Floats, exceed
+from weince.evt.arrays import Floats
+from weince.evt.gpd import FEWEST_EXCESSES, exceed
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
@@ -324,8 +325,8 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
     hard, pool = _selections(bank.link, bootstraps, seed)
     hard_drawn = pool_drawn = None
     if usable:
-        winners = evt.simulate_winners(bank.link.scores, link.lam, link.tau, rng=seed)
-        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=winners), bootstraps, seed)
+        drawn = evt.draw_positives(bank.link.scores, link.lam, link.tau, rng=seed)
+        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=drawn), bootstraps, seed)
     frechet = evt.frechet_ablation(*bank.link, bootstraps=bootstraps, rng=seed)
     tell("risk")
     risk = None if curves is None else _risk(pairs, link, curves.beta, settings)

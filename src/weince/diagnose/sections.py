@@ -218,7 +218,7 @@ class Writer:
             tables.append(_ablation_table(f"pool-{index}", pool, m.pool, m.pool_drawn, "pool"))
         read = (
             "The link with the hardest negatives alone, and with as many from growing pools. Selecting negatives by "
-            "score moves λ and the gain by itself: the dashed line has winners drawn from one blend that holds for "
+            "score moves λ and the gain by itself: the dashed line has positives drawn from one blend that holds for "
             "all candidates, the fitted one (“drawn” in the tables). Only where the bands of the two gains lie apart "
             "does the link change towards the top; a band is a 95 % interval over batches."
         )

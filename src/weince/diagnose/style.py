@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -80,7 +79,7 @@ class Gallery:
 
     @contextmanager
     def panel(self, slug: str, caption: str, *, height: float = 3.0) -> Iterator["Panel"]:
-        """Draw on ``panel.ax`` inside the context; after it, ``panel.figure`` holds the result."""
+        """Draw on ``panel.ax`` inside the context; after it, ``panel.done`` is the finished figure."""
         with mpl.rc_context({**LOOK, "svg.hashsalt": slug}):
             canvas = Canvas(figsize=(4.4, height), layout="constrained")
             panel = Panel(canvas.add_subplot())
@@ -155,17 +154,12 @@ def legend(ax: Axes, columns: int = 2) -> None:
     )
 
 
-def log_axis(ax: Axes, axis: str, *, ticks: list[float] | None = None) -> None:
-    """Make an axis logarithmic, with plain numbers as labels."""
-    target = ax.xaxis if axis == "x" else ax.yaxis
-    (ax.set_xscale if axis == "x" else ax.set_yscale)("log")
-    low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
-    if ticks is None:
-        ticks = [10.0**e for e in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
-        ticks = [t for t in ticks if low <= t <= high][:: max(1, len(ticks) // 6)]
-    target.set_major_locator(FixedLocator(ticks))
-    target.set_minor_locator(NullLocator())
-    target.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+def log_x_axis(ax: Axes, ticks: list[float]) -> None:
+    """Make the x axis logarithmic, with plain numbers as labels of these ticks."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 
 
 def plain(value: float) -> str:

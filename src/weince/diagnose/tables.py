@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from weince.intervals import p_text
+
 MINUS = "\N{MINUS SIGN}"
 Value = str | int | float | tuple[float, float]
 
@@ -82,7 +84,7 @@ def between(interval: tuple[float, float], digits: int = 3) -> Cell:
 
 def p_value(p: float) -> Cell:
     """A p-value, never shown as 0."""
-    return Cell("< 0.001" if p < 0.001 else number(float(p)), float(p))
+    return Cell(p_text(p), float(p))
 
 
 def percent(share: float, digits: int = 1) -> Cell:

@@ -97,8 +97,8 @@ def span(interval: tuple[float, float]) -> str:
     return f"{number(interval[0])} to {number(interval[1])}"
 
 
-def p_text(p: float) -> str:
-    """A p-value, never shown as 0."""
+def p_words(p: float) -> str:
+    """A p-value for running text, never shown as 0."""
     if np.isnan(p):
         return "p not defined"
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
@@ -160,12 +160,12 @@ def _softmax_sentence(m: Measured) -> str:
     if t.lam == 0.0:
         return (
             "Nothing: fitted to half of the batches, the blended link turns into softmax itself (λ = 0), so the "
-            f"gain is exactly 0 ({p_text(t.lr_p_value)})."
+            f"gain is exactly 0 ({p_words(t.lr_p_value)})."
         )
     times = number(t.gain_ratio, 2)
     return (
         f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
-        f"95 %: {span(t.gain_interval)}; {p_text(t.lr_p_value)} by likelihood ratio, {p_text(t.t_p_value)} by "
+        f"95 %: {span(t.gain_interval)}; {p_words(t.lr_p_value)} by likelihood ratio, {p_words(t.t_p_value)} by "
         f"t over batches): the blended link makes the positive {times} times as likely."
     )
 

@@ -3,7 +3,6 @@
 from weince.evt.ablations import (
     AblationPoint,
     FrechetAblation,
-    Gain,
     frechet_ablation,
     hard_negative_ablation,
     pool_ablation,
@@ -27,7 +26,7 @@ from weince.evt.gpd import (
 )
 from weince.evt.link_fit import GridFit, LinkFit, fit_grid, fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink, link_rivals
-from weince.evt.link_test import LinkBank, LinkTest, link_bank, link_test, simulate_winners
+from weince.evt.link_test import Gain, LinkBank, LinkTest, draw_positives, link_bank, link_test
 from weince.evt.noise_floor import (
     CoordinateMismatch,
     LinkTheory,
@@ -80,6 +79,7 @@ __all__ = [
     "compare_anchor_tails",
     "coordinate_mismatch",
     "daic_artefact",
+    "draw_positives",
     "fit_capped",
     "fit_exponential",
     "fit_gpd",
@@ -96,7 +96,6 @@ __all__ = [
     "noise_floor",
     "pool_ablation",
     "risk_gradient",
-    "simulate_winners",
     "tail_curves",
     "threshold_stability",
     "top1_asymptotics",

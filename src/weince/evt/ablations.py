@@ -14,31 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weince.evt import choice
-from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction
+from weince.evt.arrays import Floats, check_fraction
+from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
-from weince.evt.link_test import (
-    LinkBank,
-    batch_gains,
-    clustered_t,
-    resampled_interval,
-    split_batches,
-)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A held-out gain: mean over batches, its interval from resampled batches, and the clustered t test.
-
-    Attributes:
-        gain: Nats per anchor.
-        interval: Interval of the gain.
-        t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
-    """
-
-    gain: float
-    interval: Interval
-    t_p_value: float
+from weince.evt.link_test import Gain, LinkBank, batch_gains, held_out_gain, split_batches
 
 
 @dataclass(frozen=True)
@@ -86,12 +65,6 @@ class AblationPoint:
     tau0: float
     gain: Gain
     separated: bool
-
-
-def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
-    """Mean of the gains (batches,) of the held-out batches, with its interval and p-value."""
-    interval = resampled_interval(values, bootstraps, level, rng)
-    return Gain(float(values.mean()), interval, clustered_t(values)[1])
 
 
 def _embed(theta: Floats, columns: Sequence[int]) -> Floats:
@@ -168,13 +141,6 @@ def _share(theta: Floats, column: int) -> float:
     return 0.0 if total == 0.0 else float(theta[column]) / total
 
 
-def _shuffled_negatives(scores: Floats, winners: IntArray, rng: np.random.Generator) -> Floats:
-    """Scores (anchors, candidates - 1) of each anchor's negatives in random order, NaN (absent) last."""
-    shuffled = rng.permuted(choice.negatives_of(scores, winners), axis=1)
-    order = np.argsort(np.isnan(shuffled), axis=1, kind="stable")
-    return np.take_along_axis(shuffled, order, axis=1)
-
-
 def _hard_sets(
     scores: ArrayLike,
     positives: ArrayLike,
@@ -185,10 +151,10 @@ def _hard_sets(
 ) -> tuple[AblationPoint, ...]:
     """Fit the link to the positive and the hardest ``kept`` of ``pool`` negatives, for each (kept, pool)."""
     generator = np.random.default_rng(rng)
-    s, winners = choice.read_scores(scores, positives)
-    negatives = _shuffled_negatives(s, winners, generator)
+    s, columns = choice.read_scores(scores, positives)
+    negatives = choice.absent_last(generator.permuted(choice.negatives_of(s, columns), axis=1))
     available = int(np.isfinite(negatives).sum(axis=1).min())
-    won = s[np.arange(len(s)), winners][:, None]
+    positive = s[np.arange(len(s)), columns][:, None]
     seed = int(generator.integers(2**63))
     points = []
     for kept, pool in sizes:
@@ -197,7 +163,7 @@ def _hard_sets(
             raise ValueError(f"kept must lie between 1 and the pool of {pool} negatives; got {kept}")
         # Pools are nested, and so are the hard sets within a pool, so that points differ only by size.
         hard = -np.partition(-negatives[:, :pool], kept - 1, axis=1)[:, :kept]
-        bank = LinkBank(np.hstack([won, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))
+        bank = LinkBank(np.hstack([positive, hard]), np.zeros(len(s), dtype=np.int64), np.asarray(batches))
         points.append(_ablation_point(bank, kept, pool, bootstraps, np.random.default_rng(seed)))
     return tuple(points)
 

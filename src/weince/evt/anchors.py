@@ -17,7 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from scipy.stats import chi2
 
-from weince.evt.gpd import Floats, maximise_rows
+from weince.evt.arrays import Floats, Integers
+from weince.evt.gpd import maximise_rows
+
+# The defaults of `weince.TailConfig`.
+_SHARE, _K_MIN, _K_MAX = 0.1, 32, 1024  # size K of a tail
+_RHO0_QUANTILE, _MARGIN, _KAPPA_RHO, _KAPPA_AIC = 0.2, 2.0, 10.0, 1.0  # the two gates
+_EPS = 1e-6  # smallest shortfall
 
 _FLOOR = 1e-12  # smallest Sxx and smallest sum of squared errors
 _FEWEST_POINTS = 3
@@ -34,7 +40,7 @@ class AnchorTails:
     beta: Floats  # slope of the Weibull line, not below 0
     daic: Floats  # AIC of the Gumbel proxy less that of the Weibull line
     lam: Floats  # weight of the shortfall logit
-    k: NDArray[np.int64]  # negatives in the fit
+    k: Integers  # negatives in the fit
     rho0: float  # pivot of rho
 
 
@@ -47,29 +53,17 @@ class AnchorComparison:
 
     xi: Floats  # xi < 0: bounded tail
     lr: Floats  # 2 * (GPD loglik - exponential loglik)
-    aic_difference: Floats  # AIC of the exponential less that of the GPD: lr - 2
     cap_gain: Floats  # nats: GPD ending at the cap less exponential, one parameter each
     p_bounded: Floats  # one-sided p-value of a bounded tail, from the simulated null
-    n: NDArray[np.int64]  # exceedances of each anchor
+    n: Integers  # exceedances of each anchor
     share_negative: float  # anchors with xi < 0
     share_bounded: float  # anchors with p_bounded <= alpha; about alpha if all tails are exponential
-    share_aic: float  # anchors with xi < 0 and aic_difference > 0
+    share_aic: float  # anchors with xi < 0 and lr > 2: the GPD has the better AIC
     share_chi2: float  # anchors with xi < 0 and lr beyond the chi-square quantile
     null_share_negative: float  # this share and the next two, if every tail were exponential
     null_share_aic: float
     null_share_chi2: float
     alpha: float
-
-    @property
-    def note(self) -> str:
-        """How to read the shares: they stand beside those that exponential tails of this size would give."""
-        return (
-            f"{self.share_bounded:.1%} of the anchors have a bounded tail at the {self.alpha:.0%} level "
-            f"({self.alpha:.0%} would if every tail were exponential). With so few exceedances an "
-            f"exponential tail has xi < 0 in {self.null_share_negative:.0%}, a better AIC and xi < 0 in "
-            f"{self.null_share_aic:.0%}, and passes the chi-square test with xi < 0 in "
-            f"{self.null_share_chi2:.1%} of the cases."
-        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ class DaicArtefact:
     share_bounded: Floats  # share of anchors where the valid comparison finds a bounded tail at 5 %
 
 
-def _as_shortfalls(shortfalls: ArrayLike, eps: float) -> Floats:
+def _as_shortfalls(shortfalls: ArrayLike) -> Floats:
     d = np.asarray(shortfalls, dtype=np.float64)
     if d.ndim != 2 or 0 in d.shape:
         raise ValueError(f"shortfalls must have shape (anchors, negatives); got {d.shape}")
@@ -94,17 +88,12 @@ def _as_shortfalls(shortfalls: ArrayLike, eps: float) -> Floats:
         )
     if d.min() < -1e-3:
         raise ValueError(f"shortfalls are 1 - cosine and cannot be negative; got {d.min()}")
-    if not eps > 0.0:
-        raise ValueError(f"eps must be positive; got {eps}")
-    return np.sort(np.maximum(d, eps), axis=1)
+    return np.sort(np.maximum(d, _EPS), axis=1)
 
 
-def _tail_size(k: int | float, k_min: int, k_max: int, negatives: int) -> int:
-    """K of an anchor: an int k is K itself, a float k a share of the negatives (at least k_min); at most k_max."""
-    if isinstance(k, bool) or k <= 0 or (isinstance(k, float) and k > 1.0):
-        raise ValueError(f"k must be a share in (0, 1] or a positive int; got {k!r}")
-    wanted = k if isinstance(k, int) else max(k_min, round(k * negatives))
-    return min(wanted, k_max, negatives)
+def _tail_size(negatives: int) -> int:
+    """K of an anchor with this many negatives."""
+    return min(max(_K_MIN, round(_SHARE * negatives)), _K_MAX, negatives)
 
 
 def _line_sse(x: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -130,33 +119,13 @@ def _two_lines(d: Floats, total: int) -> tuple[Floats, Floats, NDArray[np.bool_]
     return np.where(made, np.maximum(beta, 0.0), 0.0), np.where(made, daic, 0.0), made
 
 
-def anchor_tails(
-    shortfalls: ArrayLike,
-    *,
-    k: int | float = 0.1,
-    k_min: int = 32,
-    k_max: int = 1024,
-    rho0: float | None = None,
-    rho0_quantile: float = 0.2,
-    margin: float = 2.0,
-    kappa_rho: float = 10.0,
-    kappa_aic: float = 1.0,
-    eps: float = 1e-6,
-    positions: Positions = "tail",
-) -> AnchorTails:
+def anchor_tails(shortfalls: ArrayLike, *, positions: Positions = "tail") -> AnchorTails:
     """Tail statistics of each anchor as the blended loss computes them (Algorithm 1), in float64.
+
+    The constants are the defaults of `weince.TailConfig`; `weince.tail_stats` takes others.
 
     Args:
         shortfalls: 1 - cosine, shape (anchors, negatives); inf where a pair is not a negative.
-        k: share of an anchor's negatives in the tail (at least k_min), or their number; at most k_max.
-        k_min: least K when k is a share.
-        k_max: largest K.
-        rho0: pivot of rho; when not given, the rho0_quantile of rho over the anchors, nearest rank.
-        rho0_quantile: see rho0.
-        margin: dAIC at which its gate is half open.
-        kappa_rho: steepness of the gate on rho.
-        kappa_aic: steepness of the gate on dAIC.
-        eps: smallest shortfall.
         positions: "tail" for F = k / (K + 1) as in the loss, "sample" for F = k / (N + 1) with N negatives.
 
     Examples:
@@ -168,25 +137,24 @@ def anchor_tails(
     """
     if positions not in ("tail", "sample"):
         raise ValueError(f'positions must be "tail" or "sample"; got {positions!r}')
-    d = _as_shortfalls(shortfalls, eps)
+    d = _as_shortfalls(shortfalls)
     counts = np.isfinite(d).sum(axis=1)
     beta, daic = np.zeros((2, len(d)))
     made = np.zeros(len(d), dtype=bool)
     sizes = np.zeros(len(d), dtype=np.int64)
     for n in np.unique(counts[counts > 0]):
         rows = counts == n
-        size = _tail_size(k, k_min, k_max, int(n))
+        size = _tail_size(int(n))
         total = size if positions == "tail" else int(n)
         beta[rows], daic[rows], made[rows] = _two_lines(d[rows, :size], total)
         sizes[rows] = size
     rho = d[:, 0]
-    if rho0 is None:
-        known = np.sort(rho[counts > 0])
-        if known.size == 0:
-            raise ValueError("no anchor has a negative: every shortfall is inf")
-        rho0 = float(known[round(rho0_quantile * (known.size - 1))])
-    near = expit(kappa_rho * (np.log(rho0) - np.log(rho)))
-    lam = np.where(made, near * expit(kappa_aic * (daic - margin)), 0.0)
+    known = np.sort(rho[counts > 0])
+    if known.size == 0:
+        raise ValueError("no anchor has a negative: every shortfall is inf")
+    rho0 = float(known[round(_RHO0_QUANTILE * (known.size - 1))])
+    near = expit(_KAPPA_RHO * (np.log(rho0) - np.log(rho)))
+    lam = np.where(made, near * expit(_KAPPA_AIC * (daic - _MARGIN)), 0.0)
     return AnchorTails(rho, beta, daic, lam, sizes, rho0)
 
 
@@ -227,27 +195,16 @@ def _shares(xi: Floats, lr: Floats, alpha: float) -> tuple[float, float, float]:
 
 
 def compare_anchor_tails(
-    shortfalls: ArrayLike,
-    *,
-    k: int | float = 0.1,
-    k_min: int = 32,
-    k_max: int = 1024,
-    eps: float = 1e-6,
-    alpha: float = 0.05,
-    n_null: int = 2000,
-    seed: int = 0,
+    shortfalls: ArrayLike, *, alpha: float = 0.05, n_null: int = 2000, seed: int = 0
 ) -> AnchorComparison:
     """Test for each anchor whether its tail is bounded: likelihood of a GPD with free xi against an exponential.
 
-    Both laws are fitted to the same data, the K hardest negatives above the (K + 1)-th. With K of a few dozen
-    the likelihood ratio does not follow its chi-square law, so its null law is simulated for each K in use.
+    Both laws are fitted to the same data, the K hardest negatives above the (K + 1)-th, with K as in `anchor_tails`.
+    With K of a few dozen the likelihood ratio does not follow its chi-square law, so its null law is simulated for
+    each K in use.
 
     Args:
         shortfalls: 1 - cosine, shape (anchors, negatives); inf where a pair is not a negative.
-        k: share of an anchor's negatives in the tail (at least k_min), or their number; at most k_max.
-        k_min: least K when k is a share.
-        k_max: largest K.
-        eps: smallest shortfall.
         alpha: level of the tests.
         n_null: simulated exponential tails for each K.
         seed: seed of the simulation.
@@ -262,9 +219,9 @@ def compare_anchor_tails(
     """
     if not 0.0 < alpha < 1.0 or n_null < 1:
         raise ValueError(f"alpha must lie in (0, 1) and n_null be positive; got {alpha} and {n_null}")
-    d = _as_shortfalls(shortfalls, eps)
+    d = _as_shortfalls(shortfalls)
     counts = np.isfinite(d).sum(axis=1)
-    n = np.array([min(_tail_size(k, k_min, k_max, int(c)), int(c) - 1) if c else 0 for c in counts])
+    n = np.array([min(_tail_size(int(c)), int(c) - 1) if c else 0 for c in counts])
     xi, lr, gain, p = np.full(len(d), np.nan), np.zeros(len(d)), np.zeros(len(d)), np.ones(len(d))
     null_shares = np.zeros((len(d), 3))
     sizes = np.unique(n[n >= _FEWEST_EXCEEDANCES])
@@ -281,7 +238,6 @@ def compare_anchor_tails(
     return AnchorComparison(
         xi=xi,
         lr=lr,
-        aic_difference=lr - 2.0,
         cap_gain=gain,
         p_bounded=p,
         n=n,
@@ -304,19 +260,17 @@ def _simulate_null(size: int, draws: int, seed: int) -> tuple[Floats, Floats]:
     return xi, np.maximum(2.0 * (loglik + size * (np.log(y.mean(axis=1)) + 1.0)), 0.0)
 
 
-def daic_artefact(
-    *, anchors: int = 256, negatives: int = 510, beta: float = 4.0, seed: int = 0
-) -> DaicArtefact:
+def daic_artefact(*, anchors: int = 256, negatives: int = 510, seed: int = 0) -> DaicArtefact:
     """Simulate scores with exponential, normal and bounded tails and compute dAIC under both plotting positions.
 
     If dAIC told the tails apart, it would be negative for the first two and positive for the last. The laws of
     the first two have no cap, so their scores are scaled to stay well below 1. (A normal tail is close to a
-    bounded one at any finite level, so the valid comparison flags more than 5 % of its anchors.)
+    bounded one at any finite level, so the valid comparison flags more than 5 % of its anchors.) The bounded tail
+    has P(1 - s < d) proportional to d^4 near the cap: xi = -1/4.
 
     Args:
         anchors: simulated anchors for each tail.
         negatives: scores of each anchor.
-        beta: the bounded tail has P(1 - s < d) proportional to d^beta near the cap: xi = -1 / beta.
         seed: seed of the simulation.
 
     Examples:
@@ -330,7 +284,7 @@ def daic_artefact(
     shortfalls = {
         "exponential": 1.0 - 0.05 * rng.standard_exponential(size),
         "normal": 1.0 - 0.15 * rng.standard_normal(size),
-        "bounded": rng.random(size) ** (1.0 / beta),
+        "bounded": rng.random(size) ** 0.25,
     }
     tail = np.array([anchor_tails(d).daic for d in shortfalls.values()])
     sample = np.array([anchor_tails(d, positions="sample").daic for d in shortfalls.values()])

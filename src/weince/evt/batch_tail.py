@@ -7,17 +7,13 @@ Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's ``genpareto`` h
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import chi2, t
 
+from weince.evt.arrays import Bounds, Floats, Integers, as_integers, as_scores, check_fraction, check_least
 from weince.evt.gpd import (
     FEWEST_EXCESSES,
-    Floats,
     GPDFit,
-    Interval,
-    as_scores,
-    check_fraction,
-    check_least,
     exceed,
     excesses_over,
     fit_gpd,
@@ -31,7 +27,7 @@ class NegativeCosines:
     """Cosines of negative pairs, each unordered pair once."""
 
     scores: Floats  # (pairs,)
-    batches: NDArray[np.int64]  # (pairs,) the batch each pair comes from
+    batches: Integers  # (pairs,) the batch each pair comes from
 
 
 @dataclass(frozen=True)
@@ -39,18 +35,11 @@ class BatchXi:
     """A pooled fit whose intervals allow for dependence within batches; xi < 0 means a bounded tail."""
 
     fit: GPDFit  # of the pooled scores; its own intervals treat the scores as independent
-    xi_interval: Interval
-    endpoint_interval: Interval
+    xi_interval: Bounds
+    endpoint_interval: Bounds
     xi_resampled: Floats  # (bootstraps,) xi of resampled batches
     design_effect: float  # variance of xi over resampled batches, relative to independent scores
     n_batches: int
-
-
-def _as_labels(batches: ArrayLike, n: int) -> NDArray[np.int64]:
-    labels = np.asarray(batches)
-    if labels.shape != (n,) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"batches must be {n} integers; got shape {labels.shape} of {labels.dtype}")
-    return labels.astype(np.int64)
 
 
 def xi_over_batches(
@@ -87,7 +76,7 @@ def xi_over_batches(
         True
     """
     x = as_scores(scores, "scores")
-    labels = np.unique(_as_labels(batches, x.size), return_inverse=True)[1]
+    labels = np.unique(as_integers(batches, "batches", x.size, "score"), return_inverse=True)[1]
     n_batches = int(labels.max()) + 1
     if n_batches < 2:
         raise ValueError("resampling batches needs at least 2 of them; got 1")

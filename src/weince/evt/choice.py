@@ -20,9 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats, Integers, as_integers
 
-IntArray = NDArray[np.int64]
 # theta (k,) -> A, its gradient (k,) and its Hessian (k, k).
 Partition = Callable[[Floats], tuple[float, Floats, Floats]]
 
@@ -66,15 +65,15 @@ class Choices:
 
     features: Floats
     absent: NDArray[np.bool_] | None
-    batches: IntArray
-    labels: IntArray
+    batches: Integers
+    labels: Integers
     beaten: NDArray[np.bool_]
 
     @property
     def anchors(self) -> int:
         return int(self.features.shape[1])
 
-    def take(self, which: IntArray) -> Choices:
+    def take(self, which: Integers) -> Choices:
         """The choices of the batches ``which`` (indices, not labels)."""
         which = np.sort(which)
         rows = np.flatnonzero(np.isin(self.batches, which))
@@ -96,21 +95,21 @@ class Choices:
         return np.asarray(np.add.reduceat(values, starts, axis=0))
 
 
-def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArray]:
+def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, Integers]:
     """Check scores (NaN or -inf: no candidate there) and positives; absent scores are returned as NaN."""
     s = np.array(scores, dtype=np.float64)
     if s.ndim != 2 or s.shape[0] == 0:
         raise ValueError(f"scores must be (anchors, candidates); got shape {s.shape}")
     s[s == -np.inf] = np.nan
-    winners = read_integers("positives", positives, len(s))
-    if winners.min() < 0 or winners.max() >= s.shape[1]:
-        low, high = winners.min(), winners.max()
+    columns = as_integers(positives, "positives", len(s), "anchor")
+    if columns.min() < 0 or columns.max() >= s.shape[1]:
+        low, high = columns.min(), columns.max()
         raise ValueError(f"positives must be columns 0 to {s.shape[1] - 1}; got values from {low} to {high}")
     present = np.isfinite(s)
     if np.isinf(s).any() or np.any(np.abs(s[present]) > 1.0 + _ROUNDING):
         raise ValueError(f"scores must be cosines in [-1, 1]; got up to {np.nanmax(np.abs(s)):.4g}")
-    if not present[np.arange(len(s)), winners].all():
-        row = int(np.argmin(present[np.arange(len(s)), winners]))
+    if not present[np.arange(len(s)), columns].all():
+        row = int(np.argmin(present[np.arange(len(s)), columns]))
         raise ValueError(
             f"every positive must have a score; got NaN or -inf, which mark no candidate, for anchor {row}"
         )
@@ -119,24 +118,20 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, IntArr
         raise ValueError(
             f"every anchor needs its positive and another candidate; got one alone for anchor {row}"
         )
-    return np.clip(s, -1.0, 1.0, out=s), winners
+    return np.clip(s, -1.0, 1.0, out=s), columns
 
 
-def negatives_of(scores: Floats, winners: IntArray) -> Floats:
+def negatives_of(scores: Floats, positives: Integers) -> Floats:
     """Scores (anchors, candidates - 1) of all candidates but each anchor's positive, in their order."""
     keep = np.ones(scores.shape, dtype=bool)
-    keep[np.arange(len(scores)), winners] = False
+    keep[np.arange(len(scores)), positives] = False
     return scores[keep].reshape(len(scores), -1)
 
 
-def read_integers(name: str, values: ArrayLike, length: int) -> IntArray:
-    """Check a vector of integers, one per anchor."""
-    array = np.asarray(values)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name} must be integers; got {array.dtype}")
-    if array.shape != (length,):
-        raise ValueError(f"{name} must be of shape ({length},), one per anchor; got {array.shape}")
-    return array.astype(np.int64)
+def absent_last(scores: Floats) -> Floats:
+    """The same rows with NaN (no candidate) moved to their end; all others keep their order."""
+    order = np.argsort(np.isnan(scores), axis=1, kind="stable")
+    return np.take_along_axis(scores, order, axis=1)
 
 
 def read_choices(
@@ -150,22 +145,22 @@ def read_choices(
     """Check the input and turn scores into features relative to the positive's."""
     if not 0.0 < eps < 1.0:
         raise ValueError(f"eps must lie in (0, 1); got {eps}")
-    s, winners = read_scores(scores, positives)
-    labels, codes = np.unique(read_integers("batches", batches, len(s)), return_inverse=True)
+    s, columns = read_scores(scores, positives)
+    labels, codes = np.unique(as_integers(batches, "batches", len(s), "anchor"), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     if np.any(np.diff(codes) < 0):
-        s, winners, codes = s[order], winners[order], codes[order]
+        s, columns, codes = s[order], columns[order], codes[order]
     rows = np.arange(len(s))
-    won = s[rows, winners]
+    positive = s[rows, columns]
     gaps = np.isnan(s)
     counts = gaps.sum(axis=1)
     # Usually every anchor lacks the same number of columns (its own): then the gaps are removed. Otherwise a
     # gap takes the positive's score, so that it changes no maximum, and its weight is zero in every sum.
     even = bool(counts.min() == counts.max())
-    s = s[~gaps].reshape(len(s), -1) if even else np.where(gaps, won[:, None], s)
+    s = s[~gaps].reshape(len(s), -1) if even else np.where(gaps, positive[:, None], s)
     features = np.empty((len(coordinates), *s.shape))
     for j, coordinate in enumerate(coordinates):
-        np.subtract(coordinate(s, eps), coordinate(won, eps)[:, None], out=features[j])
+        np.subtract(coordinate(s, eps), coordinate(positive, eps)[:, None], out=features[j])
     # Equal embeddings give equal cosines only up to rounding.
     if features[0].max() - features[0].min() < 1e-12:
         raise ValueError(
@@ -311,6 +306,21 @@ def fit(choices: Choices, start: Floats | None = None) -> Optimum:
         return Optimum(np.full(k, np.nan), 0.0, np.full((k, k), np.nan), False)
     start = np.r_[5.0, np.zeros(k - 1)] if start is None else start
     return maximise(partition_of(choices), np.zeros(k), start)
+
+
+def cluster_covariance(choices: Choices, gradient: Floats, information: Floats) -> Floats:
+    """Covariance (k, k) of fitted weights that allows for dependence within batches: the sandwich.
+
+    Args:
+        choices: What the weights were fitted to.
+        gradient: ``(anchors, k)`` gradient of each anchor's log-likelihood; its sign does not matter.
+        information: ``(k, k)`` minus the Hessian of the total log-likelihood.
+    """
+    sums = choices.by_batch(gradient)
+    # On a bound the gradients do not sum to zero; only their spread over batches matters.
+    sums -= sums.mean(axis=0)
+    inverse = np.linalg.pinv(information, hermitian=True)
+    return np.asarray(len(sums) / (len(sums) - 1) * (inverse @ (sums.T @ sums) @ inverse))
 
 
 def batch_means(choices: Choices, theta: Floats) -> Floats:

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.stats import chi2, gamma
 
-Floats = NDArray[np.float64]
-Interval = tuple[float, float]
+from weince.evt.arrays import Bounds, Floats, as_scores, check_fraction
 
 FEWEST_EXCESSES = 10
 _ROUNDING = 1e-13  # equal cosines differ by less
@@ -33,8 +32,8 @@ class GPDFit:
     xi: float
     sigma: float
     endpoint: float  # threshold - sigma / xi, infinite for xi >= 0
-    xi_interval: Interval
-    endpoint_interval: Interval
+    xi_interval: Bounds
+    endpoint_interval: Bounds
     loglik: float
     n: int
     threshold: float
@@ -47,7 +46,7 @@ class ExponentialFit:
     """The exponential law refitted to the same excesses, and the likelihood ratio of the GPD against it."""
 
     sigma: float
-    sigma_interval: Interval
+    sigma_interval: Bounds
     loglik: float
     n: int
     lr: float  # 2 * (GPD loglik - this loglik)
@@ -61,37 +60,11 @@ class CappedFit:
     xi: float
     sigma: float
     endpoint: float
-    xi_interval: Interval  # exact: the estimate is a gamma variable
+    xi_interval: Bounds  # exact: the estimate is a gamma variable
     loglik: float
     n: int
     lr: float  # 2 * (free GPD loglik - this loglik), not below 0; NaN for xi <= -1, which free fits exclude
     p_value: float  # chi-square, 1 degree of freedom: small if the tail does not end at the cap; NaN if lr is
-
-
-def as_scores(x: ArrayLike, name: str = "x") -> Floats:
-    """Return `x` as a float64 array of shape (n,); raise an error if it is empty or not finite."""
-    scores = np.asarray(x, dtype=np.float64)
-    if scores.ndim != 1 or scores.size == 0:
-        raise ValueError(f"{name} must be a non-empty array of shape (n,); got shape {scores.shape}")
-    if not np.isfinite(scores).all():
-        raise ValueError(
-            f"{name} must be finite; got {int((~np.isfinite(scores)).sum())} NaN or infinite values"
-        )
-    return scores
-
-
-def check_least(**least: tuple[int, int]) -> None:
-    """Raise an error if a number is too small; each is given by name as ``bootstraps=(value, smallest)``."""
-    for name, (value, smallest) in least.items():
-        if value < smallest:
-            raise ValueError(f"{name} must be at least {smallest}; got {value}")
-
-
-def check_fraction(value: float, name: str) -> float:
-    """Return `value`; raise an error unless it lies strictly between 0 and 1."""
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1; got {value}")
-    return float(value)
 
 
 def exceed(scores: Floats, threshold: float) -> NDArray[np.bool_]:
@@ -219,7 +192,7 @@ def crossing(f: Callable[[float], float], start: float, step: float) -> float:
     return float(np.copysign(np.inf, step))
 
 
-def _xi_interval(y: Floats, xi: float, sigma: float, floor: float) -> Interval:
+def _xi_interval(y: Floats, xi: float, sigma: float, floor: float) -> Bounds:
     """Profile-likelihood interval of xi: where the profile is not below floor. It stops at xi = -1."""
 
     def f(x: float) -> float:
@@ -230,7 +203,7 @@ def _xi_interval(y: Floats, xi: float, sigma: float, floor: float) -> Interval:
     return lower, crossing(f, max(xi, edge), 2.0 * max(1.0 + xi, 0.1) / np.sqrt(y.size))
 
 
-def _endpoint_interval(y: Floats, threshold: float, v_hat: float, floor: float) -> Interval:
+def _endpoint_interval(y: Floats, threshold: float, v_hat: float, floor: float) -> Bounds:
     """Profile-likelihood interval of the endpoint, read off the same one-dimensional profile."""
     top, n = float(y.max()), y.size
 

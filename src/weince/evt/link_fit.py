@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from weince.evt import choice
+from weince.evt.arrays import Bounds, Floats, check_fraction
 from weince.evt.choice import Choices, Optimum
-from weince.evt.gpd import Floats, Interval, check_fraction
 
 # Ends of intervals of tau are searched up to this far from the estimate, in log tau.
 _FAR = 8.0
@@ -49,9 +49,9 @@ class LinkFit:
     tau0: float
     loglik: float
     loglik0: float
-    lam_interval: Interval
-    tau_interval: Interval
-    tau0_interval: Interval
+    lam_interval: Bounds
+    tau_interval: Bounds
+    tau0_interval: Bounds
     interval_method: str
     converged: bool
     separated: bool
@@ -104,13 +104,10 @@ def fit_pair(choices: Choices, start: Pair | None = None) -> Pair:
 def _sandwich(choices: Choices, theta: Floats) -> tuple[Floats, Floats]:
     """Cluster-robust and model-based covariance of the weights, (k, k) each."""
     _, mean, cov = choice.moments(choices, theta)
-    sums = choices.by_batch(mean)
-    # On a bound the gradients do not sum to zero; only their spread over batches matters.
-    sums -= sums.mean(axis=0)
-    groups, n, k = len(sums), choices.anchors, len(theta)
-    small = groups / (groups - 1) * (n - 1) / (n - k)
-    inverse = np.linalg.pinv(cov.sum(axis=0), hermitian=True)
-    return small * inverse @ (sums.T @ sums) @ inverse, inverse
+    information = cov.sum(axis=0)
+    small = (choices.anchors - 1) / (choices.anchors - len(theta))
+    robust = small * choice.cluster_covariance(choices, mean, information)
+    return robust, np.linalg.pinv(information, hermitian=True)
 
 
 def _slopes(theta: Floats) -> Floats:
@@ -168,7 +165,7 @@ def _end(drop: Callable[[float], float], allowed: float, middle: float, step: fl
     return bound
 
 
-def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval, Interval, str]:
+def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Bounds, Bounds, str]:
     """Intervals for lam and tau: sandwich when lam is well inside (0, 1), else by the profile likelihood.
 
     The profile likelihood's threshold is scaled by the ratio of the robust to the model-based variance, so
@@ -207,7 +204,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Interval,
     return (lams[0], lams[1]), taus, "profile"
 
 
-def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Interval:
+def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Bounds:
     """Cluster-robust interval for the temperature of softmax; NaN with one batch or without a finite temperature."""
     weight = float(null.theta[0])
     if len(choices.labels) < 2 or not weight > 0.0:
@@ -223,13 +220,13 @@ def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
     beaten, n = int(choices.beaten[0].sum()), choices.anchors
     if pair.separated:
         return (
-            f"Perfect separation: all {n} fitted anchors have their winner at the top, so the likelihood "
+            f"Perfect separation: all {n} fitted anchors have their positive at the top, so the likelihood "
             "rises without end as the temperature falls to 0 and no finite fit exists: use harder negatives.",
         )
     notes = []
     if beaten < 10:
         notes.append(
-            f"Only {beaten} of {n} fitted anchors have a candidate above the winner: the fit rests on those."
+            f"Only {beaten} of {n} fitted anchors have a candidate above their positive: the fit rests on those."
         )
     if pair.full.theta.sum() == 0.0:
         notes.append(
@@ -298,7 +295,7 @@ def fit_grid(
     *,
     lams: int = 21,
     taus: int = 21,
-    tau_range: Interval = (0.01, 2.0),
+    tau_range: Bounds = (0.01, 2.0),
     eps: float = 1e-6,
 ) -> GridFit:
     """Make the same fit by exhaustive search, as a cross-check: even steps of lam, logarithmic steps of tau.

@@ -8,6 +8,7 @@ interpolated once for all of them.
 import numpy as np
 from numpy.polynomial import chebyshev
 
+from weince.evt.arrays import Floats
 from weince.evt.choice import (
     Choices,
     Partition,
@@ -18,7 +19,6 @@ from weince.evt.choice import (
     maximise,
     partition_of,
 )
-from weince.evt.gpd import Floats
 
 
 class Interpolant:

@@ -25,11 +25,10 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from weince.evt import choice
-from weince.evt.ablations import Gain, held_out_gain
-from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction, check_least
+from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
+from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
-from weince.evt.link_test import split_batches
+from weince.evt.link_test import Gain, held_out_gain, split_batches
 from weince.evt.link_varying import (
     Moments,
     Nodes,
@@ -63,7 +62,7 @@ class VaryingLink:
     gain: Gain
     tau: float
     sd: float
-    sd_interval: Interval
+    sd_interval: Bounds
     lam: float
     converged: bool
 
@@ -121,7 +120,7 @@ class LinkRivals:
         return "varying" if varying else "either"
 
 
-def _turned(interval: Interval) -> Interval:
+def _turned(interval: Bounds) -> Bounds:
     return -interval[1], -interval[0]
 
 
@@ -169,8 +168,8 @@ def link_rivals(
     if pair.separated or softmax[0] == 0.0:
         return _nothing(pair.separated)
     halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(nodes), level)
-    s, winners = choice.read_scores(scores, positives)
-    mine, others = (_scored(s, winners, batches, choices.labels[which]) for which in (inside, outside))
+    s, columns = choice.read_scores(scores, positives)
+    mine, others = (_scored(s, columns, batches, choices.labels[which]) for which in (inside, outside))
 
     def gain(values: Floats) -> Gain:
         return held_out_gain(values, bootstraps, level, generator)
@@ -211,7 +210,7 @@ class Judged(NamedTuple):
     """A fitted link, the interval of its spread, and its gains over softmax in each held-out batch."""
 
     found: Varying
-    sd_interval: Interval
+    sd_interval: Bounds
     gains: Floats
 
 
@@ -235,23 +234,21 @@ def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judg
     )
 
 
-def _scored(scores: Floats, winners: IntArray, batches: ArrayLike, labels: IntArray) -> Scored:
+def _scored(scores: Floats, positives: Integers, batches: ArrayLike, labels: Integers) -> Scored:
     """The scores of some batches, sorted by batch as in `Choices`."""
     which = np.asarray(batches)
     rows = np.flatnonzero(np.isin(which, labels))
     rows = rows[np.argsort(which[rows], kind="stable")]
-    return Scored(scores[rows], scores[rows, winners[rows]])
+    return Scored(scores[rows], scores[rows, positives[rows]])
 
 
-def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Interval:
+def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Bounds:
     """Interval of the spread that allows for dependence within a batch."""
     sd, groups = float(found.theta[-1]), len(halves.fitted.labels)
     if sd == 0.0:
         return np.nan, np.nan
-    sums = halves.fitted.by_batch(moments.gradient)
-    sums -= sums.mean(axis=0)
-    inverse = np.linalg.pinv(moments.information, hermitian=True)
-    error = np.sqrt(groups / (groups - 1) * (inverse @ (sums.T @ sums) @ inverse)[-1, -1])
+    covariance = choice.cluster_covariance(halves.fitted, moments.gradient, moments.information)
+    error = np.sqrt(covariance[-1, -1])
     half = float(stats.t.ppf(0.5 + halves.level / 2.0, groups - 1) * error)
     return max(sd - half, 0.0), sd + half
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from weince.evt import choice
-from weince.evt.choice import Choices, IntArray
-from weince.evt.gpd import Floats, Interval, check_fraction, check_least
+from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
+from weince.evt.choice import Choices
 from weince.evt.link_fit import Pair, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
 
@@ -24,8 +24,23 @@ class LinkBank(NamedTuple):
     """Input of the link test: scores (anchors, candidates), columns of the positives and batches (anchors,)."""
 
     scores: Floats
-    positives: IntArray
-    batches: IntArray
+    positives: Integers
+    batches: Integers
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A held-out gain: mean over batches, its interval from resampled batches, and the clustered t test.
+
+    Attributes:
+        gain: Nats per anchor.
+        interval: Interval of the gain.
+        t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
+    """
+
+    gain: float
+    interval: Bounds
+    t_p_value: float
 
 
 @dataclass(frozen=True)
@@ -52,13 +67,13 @@ class LinkTest:
     lam: float
     tau: float
     tau0: float
-    lam_interval: Interval
-    tau_interval: Interval
-    tau0_interval: Interval
+    lam_interval: Bounds
+    tau_interval: Bounds
+    tau0_interval: Bounds
     interval_method: str
     gain: float
     gain_ratio: float
-    gain_interval: Interval
+    gain_interval: Bounds
     gain_by_batch: tuple[float, ...]
     t_statistic: float
     t_p_value: float
@@ -137,7 +152,7 @@ def view_cosines(z_i: Floats, z_j: Floats) -> Floats:
     return np.clip(z @ z.T, -1.0, 1.0)
 
 
-def positive_columns(batch_size: int) -> NDArray[np.int64]:
+def positive_columns(batch_size: int) -> Integers:
     """Column of the positive of each of the ``2 * batch_size`` views of a batch, among the other views."""
     anchor = np.arange(2 * batch_size)
     other = (anchor + batch_size) % len(anchor)
@@ -158,23 +173,23 @@ def in_batches(scores: Floats, batch_size: int) -> LinkBank:
     return LinkBank(scores, positives, np.repeat(np.arange(count), size).astype(np.int64))
 
 
-def simulate_winners(
+def draw_positives(
     scores: ArrayLike,
     lam: float,
     tau: ArrayLike,
     *,
     eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
-) -> IntArray:
+) -> Integers:
     """Draw a positive (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
 
     ``tau`` is one temperature, or one for each anchor.
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import simulate_winners
+        >>> from weince.evt import draw_positives
         >>> scores = np.random.default_rng(0).uniform(-1, 0.9, size=(100, 8))
-        >>> simulate_winners(scores, 0.4, 0.2).shape
+        >>> draw_positives(scores, 0.4, 0.2).shape
         (100,)
     """
     s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
@@ -184,18 +199,18 @@ def simulate_winners(
         raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor; got {taus.shape}")
     taus = np.broadcast_to(taus, len(s))[:, None]
     generator = np.random.default_rng(rng)
-    winners = np.empty(len(s), dtype=np.int64)
+    positives = np.empty(len(s), dtype=np.int64)
     for rows in choice.blocks(*s.shape):
         present = np.isfinite(s[rows])
         block = np.where(present, s[rows], 0.0)
         logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / taus[rows]
         # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
         noise = generator.gumbel(size=block.shape)
-        winners[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
-    return winners
+        positives[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
+    return positives
 
 
-def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[Integers, Integers]:
     """Indices of the batches to fit on and to judge on, at least two each."""
     if groups < 4:
         raise ValueError(f"at least 4 batches are needed, two to fit and two to judge; got {groups}")
@@ -214,7 +229,7 @@ def clustered_t(gains: Floats) -> tuple[float, float]:
     return t, float(stats.t.sf(t, len(gains) - 1))
 
 
-def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.Generator) -> Interval:
+def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.Generator) -> Bounds:
     """Interval of the mean gain, from percentiles of the means of resampled batches.
 
     With few batches plain percentiles cover too little: the variance over n batches is too small by a factor of
@@ -225,6 +240,12 @@ def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.G
     wider = stats.t.ppf(upper, n - 1) / stats.norm.ppf(upper) * np.sqrt(n / (n - 1))
     low, high = gains.mean() + wider * (np.quantile(means, [1.0 - upper, upper]) - gains.mean())
     return float(low), float(high)
+
+
+def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.Generator) -> Gain:
+    """Mean of the gains (batches,) of the held-out batches, with its interval and p-value."""
+    interval = resampled_interval(values, bootstraps, level, rng)
+    return Gain(float(values.mean()), interval, clustered_t(values)[1])
 
 
 def _cross_validate(

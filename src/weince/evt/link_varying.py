@@ -22,8 +22,8 @@ import numpy as np
 from scipy import special
 
 from weince.evt import choice
+from weince.evt.arrays import Floats, Integers
 from weince.evt.choice import Choices
-from weince.evt.gpd import Floats
 
 # Number of anchors in a first fit. The fit to all anchors starts from its result and needs few steps.
 _FEW = 1024
@@ -84,7 +84,7 @@ def _partition(found: Moments) -> tuple[float, Floats, Floats]:
     return -float(found.value.sum()), -found.gradient.sum(axis=0), np.asarray((vectors * size) @ vectors.T)
 
 
-def _few(anchors: int) -> choice.IntArray:
+def _few(anchors: int) -> Integers:
     """Rows of the first fit, spread evenly over all anchors."""
     return np.unique(np.linspace(0, anchors - 1, min(anchors, _FEW)).astype(np.int64))
 
@@ -155,7 +155,7 @@ class Scored(NamedTuple):
     """Scores (anchors, candidates), NaN where there is no candidate, and scores of the positives (anchors,)."""
 
     scores: Floats
-    won: Floats
+    positive: Floats
 
 
 class NegativeLaw(NamedTuple):
@@ -180,7 +180,7 @@ def negative_law(scored: Scored) -> NegativeLaw:
     for rows in choice.blocks(*scored.scores.shape):
         block = scored.scores[rows]
         counts += np.bincount(_nearest(block[~np.isnan(block)]), minlength=_STEPS + 1)
-    counts -= np.bincount(_nearest(scored.won), minlength=_STEPS + 1)
+    counts -= np.bincount(_nearest(scored.positive), minlength=_STEPS + 1)
     with np.errstate(divide="ignore"):
         logs = np.log(counts)
     s = np.linspace(-1.0, 1.0, _STEPS + 1)
@@ -218,7 +218,7 @@ def log_means(k: Floats, law: NegativeLaw) -> tuple[Floats, Floats]:
     return np.where(beyond, more, level), np.where(beyond, k / (n + reach), mean)
 
 
-def _nearest(scores: Floats) -> choice.IntArray:
+def _nearest(scores: Floats) -> Integers:
     return np.rint((scores + 1.0) * (_STEPS / 2)).astype(np.int64)
 
 
@@ -246,22 +246,22 @@ def _read(table: Floats, scores: Floats) -> Floats:
 def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) -> Moments:
     """Log-likelihood of each positive when the temperature varies from pair to pair, and its derivatives."""
     table = link_table(theta, law, nodes)
-    n = len(scored.won)
+    n = len(scored.positive)
     value, gradient, information = np.empty(n), np.empty((n, 2)), np.zeros((2, 2))
     for rows in choice.blocks(*scored.scores.shape):
         block = scored.scores[rows]
         absent = np.isnan(block)
         logit, *slopes = _read(table, np.where(absent, 0.0, block))
         logit[absent] = -np.inf
-        logit_won, *slopes_won = _read(table, scored.won[rows])
+        positive_logit, *positive_slopes = _read(table, scored.positive[rows])
         top = logit.max(axis=1)
         p = np.exp(logit - top[:, None])
         total = p.sum(axis=1)
-        value[rows] = logit_won - top - np.log(total)
+        value[rows] = positive_logit - top - np.log(total)
         p /= total[:, None]
         means = [np.einsum("rc,rc->r", p, slope) for slope in slopes]
         for i in range(2):
-            gradient[rows, i] = slopes_won[i] - means[i]
+            gradient[rows, i] = positive_slopes[i] - means[i]
             for j in range(2):
                 square = np.einsum("rc,rc,rc->", p, slopes[i], slopes[j])
                 information[i, j] += square - means[i] @ means[j]
@@ -270,8 +270,8 @@ def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) 
 
 def fit_pairs(scored: Scored, weight: float, law: NegativeLaw, nodes: Nodes) -> Varying:
     """Fit softmax whose temperature varies from pair to pair, starting from its ``weight`` at one temperature."""
-    rows = _few(len(scored.won))
-    some = Scored(scored.scores[rows], scored.won[rows])
+    rows = _few(len(scored.positive))
+    some = Scored(scored.scores[rows], scored.positive[rows])
     found = _maximise(
         lambda theta: _partition(pair_moments(some, theta, law, nodes)),
         lambda theta: _partition(pair_moments(scored, theta, law, nodes)),

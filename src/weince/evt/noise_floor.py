@@ -1,6 +1,6 @@
 """What a wrong link costs an estimator: an error floor that no amount of data removes.
 
-Winners are drawn from a shortfall law, ``p_i`` proportional to ``(1 - s_i)^-beta``. Two one-parameter links
+Positives are drawn from a shortfall law, ``p_i`` proportional to ``(1 - s_i)^-beta``. Two one-parameter links
 are fitted to them by maximum likelihood: the shortfall link (right) and softmax (wrong). They estimate the
 log-odds of the top candidate against a reference. ``docs/noise-floor.md`` derives the theoretical errors.
 """
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LinkTheory:
 class NoiseFloor:
     """Simulated mean squared errors of the log-odds beside their theory; arrays of shape (sizes,)."""
 
-    sizes: NDArray[np.int64]
+    sizes: Integers
     log_odds: float  # the target: the true top-against-reference log-odds
     shortfall_error: Floats
     shortfall_se: Floats  # Monte Carlo standard error of shortfall_error
@@ -44,7 +44,9 @@ class NoiseFloor:
     softmax_line: Floats  # bias^2 + V / n
     shortfall: LinkTheory
     softmax: LinkTheory
-    undefined: Floats  # share of replicates left out because the lowest or the highest score won every time
+    undefined: (
+        Floats  # share of replicates left out because all positives have the lowest or the highest score
+    )
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,13 @@ def _check_beta(beta: float) -> float:
 def fit_slope(feature: Floats, mean: Floats) -> Floats:
     """Maximum-likelihood slope of a conditional logit in one feature over a fixed candidate set.
 
-    The likelihood depends on the winners only through the mean of their features, and is maximal where the
+    The likelihood depends on the positives only through the mean of their features, and is maximal where the
     mean under the model equals it. The slope is found by Newton steps; one that leaves the bracket is replaced by
     bisection.
 
     Args:
         feature: the feature of each candidate, shape (candidates,).
-        mean: mean feature of the winners, any shape, strictly between the extremes of the feature.
+        mean: mean feature of the positives, any shape, strictly between the extremes of the feature.
 
     Returns:
         The slope, shape of `mean`; infinite where the mean equals an extreme.
@@ -108,43 +110,43 @@ def fit_slope(feature: Floats, mean: Floats) -> Floats:
     return out.reshape(np.shape(mean))
 
 
-def link_theory(feature: ArrayLike, winners: ArrayLike, *, top: int = -1, reference: int = 0) -> LinkTheory:
-    """Pseudo-true slope and sandwich variance of a one-parameter link when winners follow a known law.
+def link_theory(feature: ArrayLike, probabilities: ArrayLike) -> LinkTheory:
+    """Pseudo-true slope and sandwich variance of a one-parameter link when positives follow a known law.
+
+    The link estimates the log-odds of the last candidate (the top) against the first (the reference).
 
     Args:
         feature: the coordinate the link uses, shape (candidates,): ``s`` for softmax, ``-log(1 - s)`` for
             the shortfall link.
-        winners: true winner probabilities, shape (candidates,), all positive.
-        top: candidate whose log-odds are estimated.
-        reference: candidate they are taken against.
+        probabilities: how likely each candidate truly is to be the positive, shape (candidates,), all above 0.
 
     Examples:
         >>> import numpy as np
         >>> from weince.evt import link_theory
         >>> scores = np.array([0.15, 0.45, 0.70, 0.90])
-        >>> winners = (1 - scores) ** -0.8
-        >>> print(f"{link_theory(scores, winners / winners.sum()).bias:.4f}")  # softmax, truth: shortfall
+        >>> law = (1 - scores) ** -0.8
+        >>> print(f"{link_theory(scores, law / law.sum()).bias:.4f}")  # softmax, truth: shortfall
         0.2125
     """
-    g, p = np.asarray(feature, dtype=np.float64), np.asarray(winners, dtype=np.float64)
+    g, p = np.asarray(feature, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
     if g.shape != p.shape or g.ndim != 1:
         raise ValueError(
-            f"feature and winners must have one shape (candidates,); got {g.shape} and {p.shape}"
+            f"feature and probabilities must have one shape (candidates,); got {g.shape} and {p.shape}"
         )
     if (p <= 0.0).any() or abs(p.sum() - 1.0) > 1e-9:
-        raise ValueError(f"winners must be positive and sum to 1; got {winners!r}")
+        raise ValueError(f"probabilities must be above 0 and sum to 1; got {probabilities!r}")
     slope = float(fit_slope(g, np.asarray(p @ g)))
     q = softmax(slope * g)
     centred = g - q @ g  # p has the same mean feature: this defines the pseudo-true slope
     curvature = float(q @ centred**2)  # H: variance of the feature under the link
     spread = float(p @ centred**2)  # J: variance of the feature under the truth
     skew = float(q @ centred**3)
-    contrast = float(g[top] - g[reference])
+    contrast = float(g[-1] - g[0])
     odds = slope * contrast
     return LinkTheory(
         parameter=slope,
         log_odds=odds,
-        bias=odds - float(np.log(p[top] / p[reference])),
+        bias=odds - float(np.log(p[-1] / p[0])),
         variance=contrast**2 * spread / curvature**2,
         drift=-contrast * skew * spread / (2.0 * curvature**3),
     )
@@ -158,14 +160,14 @@ def noise_floor(
     replicates: int = 20_000,
     seed: int = 0,
 ) -> NoiseFloor:
-    """Simulate winners of a shortfall law and measure the error of the right and of the wrong link.
+    """Draw positives from a shortfall law and measure the error of the right and of the wrong link.
 
     The top candidate is the one with the highest score, the reference the one with the lowest.
 
     Args:
         scores: candidate scores, shape (candidates,), below 1.
         beta: tail index of the true law, ``p_i`` proportional to ``(1 - s_i)^-beta``.
-        sizes: numbers of observed winners.
+        sizes: numbers of observed positives.
         replicates: simulated data sets for each size.
         seed: seed of the simulation.
 

@@ -7,17 +7,13 @@ Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's ``genpareto`` h
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.stats import chi2, genpareto, t
 
+from weince.evt.arrays import Bounds, Floats, Integers, as_scores, check_fraction, check_least
 from weince.evt.gpd import (
-    Floats,
     GPDFit,
-    Interval,
-    as_scores,
-    check_fraction,
-    check_least,
     crossing,
     excesses_over,
     fit_capped,
@@ -27,6 +23,8 @@ from weince.evt.gpd import (
     maximise_rows,
 )
 
+_POINTS = 200  # of the curves to draw
+_BINS = 40
 _BLOCK = 4_000_000  # 64 times the number of float64 values simulated at once
 
 
@@ -39,7 +37,7 @@ class ThresholdStability:
     """
 
     thresholds: Floats
-    n: NDArray[np.int64]
+    n: Integers
     xi: Floats
     xi_interval: Floats
     modified_scale: Floats
@@ -51,7 +49,7 @@ class MeanResidualLife:
     """Mean excess over each threshold, linear in the threshold with slope xi / (1 - xi) under a GPD."""
 
     thresholds: Floats
-    n: NDArray[np.int64]
+    n: Integers
     mean_excess: Floats
     interval: Floats  # (thresholds, 2), Student t
 
@@ -90,7 +88,7 @@ def _pick_thresholds(scores: Floats, thresholds: ArrayLike | None) -> Floats:
     return np.unique(as_scores(thresholds, "thresholds"))
 
 
-def _modified_scale_interval(y: Floats, fit: GPDFit) -> Interval:
+def _modified_scale_interval(y: Floats, fit: GPDFit) -> Bounds:
     """Profile-likelihood interval of ``sigma - xi * threshold``."""
     if fit.boundary:
         return np.nan, np.nan
@@ -260,9 +258,7 @@ def sample_gpd(rng: np.random.Generator, xi: float, sigma: float, shape: tuple[i
     return sigma * (hazard if xi == 0.0 else np.expm1(xi * hazard) / xi)
 
 
-def tail_curves(
-    x: ArrayLike, threshold: float = 0.0, *, cap: float | None = None, points: int = 200, bins: int = 40
-) -> TailCurves:
+def tail_curves(x: ArrayLike, threshold: float = 0.0, *, cap: float | None = None) -> TailCurves:
     """Quantile and density points of the scores above a threshold, against three laws fitted to them.
 
     The laws are the GPD (xi < 0 for a bounded tail), the exponential with its own refitted scale, and, when
@@ -272,8 +268,6 @@ def tail_curves(
         x: scores, shape (n,).
         threshold: the level the scores must exceed.
         cap: known endpoint, 1 for cosines.
-        points: number of quantiles and of density points.
-        bins: number of histogram bins.
 
     Examples:
         >>> import numpy as np
@@ -283,12 +277,12 @@ def tail_curves(
         (200,)
     """
     y = excesses_over(x, threshold)
-    count = min(points, y.size)
+    count = min(_POINTS, y.size)
     # Ranks are spread evenly in log survival, so that all of the few largest scores are shown.
     ranks = np.unique(np.round(y.size + 1 - np.geomspace(y.size, 1, count)).astype(int))
     probability = (ranks - 0.5) / y.size
     span = max(float(y.max()), 0.0 if cap is None else cap - threshold)
-    grid = np.linspace(0.0, 1.1 * span, points)
+    grid = np.linspace(0.0, 1.1 * span, _POINTS)
     fit = fit_gpd(x, threshold)
     laws = [genpareto(fit.xi, scale=fit.sigma), genpareto(0.0, scale=fit_exponential(x, threshold).sigma)]
     if cap is not None:
@@ -296,7 +290,7 @@ def tail_curves(
         laws.append(genpareto(capped.xi, scale=capped.sigma))
     quantiles = [threshold + np.asarray(law.ppf(probability)) for law in laws]
     densities = [np.asarray(law.pdf(grid)) for law in laws]
-    height, edges = np.histogram(y, bins=bins, range=(0.0, float(y.max())), density=True)
+    height, edges = np.histogram(y, bins=_BINS, range=(0.0, float(y.max())), density=True)
     return TailCurves(
         probability=probability,
         observed=threshold + np.sort(y)[ranks - 1],

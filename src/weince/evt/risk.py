@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from weince.evt.choice import IntArray, negatives_of, read_scores
-from weince.evt.gpd import Floats, check_least
+from weince.evt.arrays import Floats, Integers, check_least
+from weince.evt.choice import absent_last, negatives_of, read_scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,6 @@ def _best_by_rank(n: int, k: int) -> Floats:
     possible = rest >= k - 1
     out[possible] = np.exp(log_binomial(rest[possible], k - 1) - log_binomial(np.array(float(n)), k))
     return out
-
-
-def _split_negatives(s: Floats, winners: IntArray) -> tuple[Floats, Floats]:
-    """Scores of positives (anchors,) and negatives (anchors, candidates - 1), absent ones last as NaN."""
-    negatives = negatives_of(s, winners)
-    order = np.argsort(np.isnan(negatives), axis=1, kind="stable")
-    return s[np.arange(len(s)), winners], np.take_along_axis(negatives, order, axis=1)
 
 
 def _per_anchor(name: str, value: ArrayLike, anchors: int, high: float = np.inf) -> Floats:
@@ -110,8 +103,9 @@ def risk_gradient(
         >>> [found.k for found in risk_gradient(bank.scores, bank.positives, ks=(16, 32))]
         [16, 32]
     """
-    s, winners = read_scores(scores, positives)
-    won, negatives = _split_negatives(s, winners)
+    s, columns = read_scores(scores, positives)
+    positive = s[np.arange(len(s)), columns]
+    negatives = absent_last(negatives_of(s, columns))
     counts = np.isfinite(negatives).sum(axis=1)
     if not tau > 0.0 or draws < 1 or not 0.0 < eps < 1.0:
         raise ValueError(f"need tau > 0, draws >= 1 and eps in (0, 1); got {tau}, {draws} and {eps}")
@@ -120,14 +114,14 @@ def risk_gradient(
             raise ValueError(
                 f"subset sizes must lie between 1 and {counts.min()}, the fewest negatives; got {k}"
             )
-    columns = _per_anchor("beta", beta, len(s)), _per_anchor("lam", lam, len(s), 1.0)
+    per_anchor = _per_anchor("beta", beta, len(s)), _per_anchor("lam", lam, len(s), 1.0)
     edges = _edges(bins, negatives)
     generator = np.random.default_rng(rng)
     fewest, n_bins = int(counts.min()), len(edges) - 1
     totals = {k: np.zeros((3, n_bins)) for k in ks}
     for _ in range(draws):
         drawn = _random_order(negatives, generator)[:, :fewest]
-        links = _links(won, drawn, tau, *columns, eps)
+        links = _links(positive, drawn, tau, *per_anchor, eps)
         # As in numpy's histograms, the last bin includes its right edge.
         which = np.clip(np.searchsorted(edges, drawn, side="right") - 1, 0, n_bins - 1)
         for k in ks:
@@ -135,7 +129,7 @@ def risk_gradient(
     spread = _shares(np.histogram(negatives[np.isfinite(negatives)], edges)[0].astype(np.float64))
     out = []
     for k in ks:
-        risk, rate = _risk(won, negatives, counts, k, edges)
+        risk, rate = _risk(positive, negatives, counts, k, edges)
         softmax, shortfall, blend = (_shares(mass) for mass in totals[k])
         out.append(RiskGradient(k, edges, _shares(risk), softmax, shortfall, blend, rate, spread))
     return tuple(out)
@@ -172,40 +166,42 @@ class _Link(NamedTuple):
 
     logit: Floats
     slope: Floats
-    won: Floats
+    positive: Floats
 
 
 def _links(
-    won: Floats, s: Floats, tau: float, beta: Floats, lam: Floats, eps: float
+    positive: Floats, s: Floats, tau: float, beta: Floats, lam: Floats, eps: float
 ) -> tuple[_Link, _Link, _Link]:
     """Softmax, shortfall and their blend."""
     short = np.maximum(1.0 - s, eps)
     # Below the floor the shortfall's logit is flat, so its slope is zero.
     slope = np.where(1.0 - s > eps, beta / short, 0.0)
-    softmax = _Link(s / tau, np.full_like(s, 1.0 / tau), won[:, None] / tau)
-    shortfall = _Link(-beta * np.log(short), slope, -beta * np.log(np.maximum(1.0 - won, eps))[:, None])
+    softmax = _Link(s / tau, np.full_like(s, 1.0 / tau), positive[:, None] / tau)
+    shortfall = _Link(-beta * np.log(short), slope, -beta * np.log(np.maximum(1.0 - positive, eps))[:, None])
     blend = _Link(*((1.0 - lam) * a + lam * b for a, b in zip(softmax, shortfall, strict=True)))
     return softmax, shortfall, blend
 
 
-def _gradient_mass(link: _Link, which: IntArray, k: int, bins: int) -> Floats:
+def _gradient_mass(link: _Link, which: Integers, k: int, bins: int) -> Floats:
     """Gradient magnitude by bin (bins,), summed over disjoint subsets of ``k`` columns."""
     used = which.shape[1] // k * k
     u = link.logit[:, :used].reshape(len(which), -1, k)
-    top = np.maximum(u.max(axis=2), link.won)
+    top = np.maximum(u.max(axis=2), link.positive)
     weight = np.exp(u - top[:, :, None])
-    weight /= (weight.sum(axis=2) + np.exp(link.won - top))[:, :, None]
+    weight /= (weight.sum(axis=2) + np.exp(link.positive - top))[:, :, None]
     pull = weight.reshape(len(which), used) * link.slope[:, :used]
     return np.asarray(np.bincount(which[:, :used].ravel(), pull.ravel(), minlength=bins), dtype=np.float64)
 
 
-def _risk(won: Floats, negatives: Floats, counts: IntArray, k: int, edges: Floats) -> tuple[Floats, float]:
+def _risk(
+    positive: Floats, negatives: Floats, counts: Integers, k: int, edges: Floats
+) -> tuple[Floats, float]:
     """Expected failures by bin of the culprit's score, and the failure rate. Tied scores fall into one bin."""
     mass = np.zeros(len(edges) - 1)
     ranked = -np.sort(-negatives, axis=1)
     for n in np.unique(counts):
         rows = counts == n
         best = ranked[rows, :n]
-        weights = np.where(best > won[rows, None], _best_by_rank(int(n), k), 0.0)
+        weights = np.where(best > positive[rows, None], _best_by_rank(int(n), k), 0.0)
         mass += np.histogram(best, edges, weights=weights)[0]
-    return mass, float(mass.sum()) / len(won)
+    return mass, float(mass.sum()) / len(positive)

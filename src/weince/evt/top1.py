@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import betainc, betaincinv, betaln, log_ndtr, ndtri, softmax
 
-from weince.evt.gpd import Floats
+from weince.evt.arrays import Floats, Integers
 
 Noise = Literal["gumbel", "normal", "frechet", "pareto", "weibull", "beta"]
 _LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
@@ -36,13 +36,12 @@ class Top1:
     """Winner probabilities of the score levels, arrays of shape (sizes, levels) or (sizes,)."""
 
     noise: str
-    sizes: NDArray[np.int64]  # n, the number of candidates
+    sizes: Integers  # n, the number of candidates
     scores: Floats  # (levels,)
     closed_form: Floats  # (levels,) the limit, which does not depend on n
     exact: Floats  # (sizes, levels) by quadrature
     simulated: Floats  # (sizes, levels) frequencies
     error: Floats  # (sizes,) largest difference between exact and closed form
-    simulated_error: Floats  # (sizes,) the same for the frequencies
     power_rate: float  # slope of log error on log n over the larger half of the sizes; NaN if exact
     log_rate: float  # slope of log error on log log n there; about -1 for the normal
     replicates: int
@@ -138,7 +137,7 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _rates(sizes: NDArray[np.int64], error: Floats) -> tuple[float, float]:
+def _rates(sizes: Integers, error: Floats) -> tuple[float, float]:
     """Slopes of log error on log n and on log log n, over the larger half of the sizes."""
     half = sizes.size // 2
     n, e = sizes[half:], error[half:]
@@ -155,7 +154,7 @@ def _build(noise: Noise, s: Floats, temperature: float, alpha: float, beta: floa
     return _Model(noise, -np.log1p(-s), beta, shape)
 
 
-def _read_levels(scores: ArrayLike, sizes: Sequence[int]) -> tuple[Floats, NDArray[np.int64]]:
+def _read_levels(scores: ArrayLike, sizes: Sequence[int]) -> tuple[Floats, Integers]:
     """Check the score levels (levels,) and the numbers of candidates (sizes,)."""
     s = np.asarray(scores, dtype=np.float64)
     if s.ndim != 1 or s.size < 2 or not (np.abs(s) < 1.0).all():
@@ -222,7 +221,6 @@ def top1_asymptotics(
         exact=exact,
         simulated=simulated,
         error=error,
-        simulated_error=np.abs(simulated - closed).max(axis=1),
         power_rate=power_rate,
         log_rate=log_rate,
         replicates=replicates,

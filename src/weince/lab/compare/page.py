@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from weince.diagnose.html import templates
 from weince.files import write_text_aside
-from weince.intervals import half_text
+from weince.intervals import half_text, p_text
 from weince.lab.compare.figures import draw
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import Done, Line, Summary, capital
@@ -63,7 +63,7 @@ def write_page(
             main=task.main,
             value=text_or_dash,
             against=_against,
-            p=_p,
+            p=p_text,
             number=_number,
             capital=capital,
             words=lambda one: in_words(comparison.losses[one.run.loss][one.run.try_number]),
@@ -77,10 +77,6 @@ def _against(found: Judged | None) -> str:
     if found is None or math.isnan(found.difference):
         return "—"
     return f"{found.difference:+.2f}{half_text(found.half, 2)}"
-
-
-def _p(value: float) -> str:
-    return "—" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _number(value: float | None, digits: int = 2, scale: float = 1.0) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from weince.diagnose.html import templates
 from weince.files import write_aside, write_text_aside
-from weince.intervals import Interval
+from weince.intervals import Interval, p_text
 from weince.lab.evaluate.knn import RECALLS
 from weince.lab.evaluate.protocol import PairedTest, pooled_spread
 from weince.lab.reproduce.aggregate import Line, Summary
@@ -125,10 +125,8 @@ def text_or_dash(found: Interval | PairedTest | None, digits: int) -> str:
 
 
 def p_value(found: PairedTest | None) -> str:
-    """A p-value, never shown as 0."""
-    if found is None or math.isnan(found.p_value):
-        return "—"
-    return "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
+    """A p-value, never shown as 0; a dash for None."""
+    return "—" if found is None else p_text(found.p_value)
 
 
 def reading_notes(summary: Summary, choose_by: str) -> list[str]:
