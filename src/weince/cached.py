@@ -65,17 +65,8 @@ def cached_step(
     """
     if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
         raise ValueError(f"micro_batch must be an int of at least 1; got {micro_batch!r}")
-    encoders = list(encoder) if isinstance(encoder, Sequence) else [encoder] * len(views)
-    if len(encoders) != len(views) or not views:
-        raise ValueError(
-            f"wanted one encoder, or one for each view; got {len(encoders)} for {len(views)} views"
-        )
-    if any(getattr(encode, "static_graph", False) for encode in encoders):
-        raise ValueError(
-            "cached_step wants DistributedDataParallel without static_graph=True; got one with it"
-        )
+    encoders = _one_for_each(encoder, views)
     pieces = [list(_pieces(view, micro_batch)) for view in views]
-
     embeddings = []
     with torch.no_grad():
         for encode, parts in zip(encoders, pieces, strict=True):
@@ -86,13 +77,33 @@ def cached_step(
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"the loss must be a scalar; got {got}")
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
+    _backpropagate(
+        [
+            (encode, part, rows.grad[part.start : part.stop])
+            for encode, parts, rows in zip(encoders, pieces, embeddings, strict=True)
+            for part in parts
+            if rows.grad is not None
+        ]
+    )
+    return value.detach()
 
-    jobs = [
-        (encode, part, rows.grad[part.start : part.stop])
-        for encode, parts, rows in zip(encoders, pieces, embeddings, strict=True)
-        for part in parts
-        if rows.grad is not None
-    ]
+
+def _one_for_each(encoder: Encoder | Sequence[Encoder], views: Sequence[Any]) -> list[Encoder]:
+    """An encoder for each view."""
+    encoders = list(encoder) if isinstance(encoder, Sequence) else [encoder] * len(views)
+    if len(encoders) != len(views) or not views:
+        raise ValueError(
+            f"wanted one encoder, or one for each view; got {len(encoders)} for {len(views)} views"
+        )
+    if any(getattr(encode, "static_graph", False) for encode in encoders):
+        raise ValueError(
+            "cached_step wants DistributedDataParallel without static_graph=True; got one with it"
+        )
+    return encoders
+
+
+def _backpropagate(jobs: "Sequence[tuple[Encoder, _Piece, Tensor]]") -> None:
+    """Embed each piece again, with a graph, and backpropagate the gradient of its embeddings."""
     last = {id(encode): index for index, (encode, _, _) in enumerate(jobs)}
     reached: dict[int, int] = {}  # by encoder, its last job that took a gradient
     for index, (encode, part, gradient) in enumerate(jobs):
@@ -109,7 +120,6 @@ def cached_step(
         raise ValueError(
             "wanted an encoder that takes a gradient; got frozen ones, or ones that return detached tensors"
         )
-    return value.detach()
 
 
 class _Piece:

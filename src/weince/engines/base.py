@@ -76,9 +76,16 @@ class Engine(ABC):
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         """The value ``(anchors,)`` of each part, with its gradient."""
 
-    @abstractmethod
     def negatives(self) -> Tensor:
         """Number of negatives of each anchor, ``(anchors,)``, or ``(1,)`` if it is the same for all."""
+        contest = self.contest
+        if contest.uniform:
+            return torch.full((1,), contest.most_negatives, device=contest.anchors.device)
+        return self.count_negatives()
+
+    @abstractmethod
+    def count_negatives(self) -> Tensor:
+        """Number of negatives of each anchor, ``(anchors,)``."""
 
     @abstractmethod
     def smallest(self, count: int) -> Tensor:
@@ -123,18 +130,17 @@ class Engine(ABC):
             shortfall = None if several else self._positive_shortfall()
             positives = self.contest.count_positives() if several else None
             self.counted = None if positives is None else positives > 0
-            parts: list[Part] = []
-            for one in sums:
-                parts += _parts(one, several)
+            own = [_parts(one, several) for one in sums]
+            parts = [part for each in own for part in each]
             for part in parts:
                 part.link.check_anchors(len(self.contest.anchors))
                 part.link.check_learned(self.contest.anchors)
                 part.link.check_elementwise(self.contest.anchors)
             values = self.evaluate(parts)
             found: list[Summed | Tensor] = []
-            for one in sums:
-                own, values = values[: len(_parts(one, several))], values[len(_parts(one, several)) :]
-                found.append(self._found(one, own, shortfall, positives))
+            for one, each in zip(sums, own, strict=True):
+                found.append(self._found(one, values[: len(each)], shortfall, positives))
+                values = values[len(each) :]
         return found
 
     def _found(
@@ -145,10 +151,8 @@ class Engine(ABC):
             return self.negatives().to(self.contest.anchors.dtype).expand(len(self.contest.anchors)).clone()
         if isinstance(one, SoftplusSum):
             if one.among == "positives" and shortfall is not None:
-                own = log1pexp(one.link.logit(shortfall))
-            else:
-                own = values[0]
-            return own
+                return log1pexp(one.link.logit(shortfall))
+            return values[0]
         value = values[0]
         alone = None if self.contest.uniform else value == -torch.inf
         if alone is not None:

@@ -137,9 +137,7 @@ class Chunked(Engine):
         self.thresholds.update(self.found.thresholds())
         return self.found
 
-    def negatives(self) -> Tensor:
-        if self.contest.uniform:
-            return torch.full((1,), self.contest.most_negatives, device=self.contest.anchors.device)
+    def count_negatives(self) -> Tensor:
         return (self.found or self.find(None, ())).negatives()
 
     def smallest(self, count: int) -> Tensor:

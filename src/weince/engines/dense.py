@@ -52,9 +52,7 @@ class Dense(Engine):
         self.thresholds.update(found.thresholds())
         return found
 
-    def negatives(self) -> Tensor:
-        if self.contest.uniform:
-            return torch.full((1,), self.contest.most_negatives, device=self.matrix.device)
+    def count_negatives(self) -> Tensor:
         return whole([tile.contest.count_negatives(tile.hidden()) for *_, tile in self.tiles])
 
     def smallest(self, count: int) -> Tensor:

@@ -200,9 +200,7 @@ class Fused(Engine):
             rho, has_rho = contest.ranks.gather(rho), contest.ranks.gather(has_rho)
         return nearest_rank(rho, has_rho, tail.rho0_quantile).reshape(1)
 
-    def negatives(self) -> Tensor:
-        if self.contest.uniform:
-            return torch.full((1,), self.contest.most_negatives, device=self.contest.anchors.device)
+    def count_negatives(self) -> Tensor:
         if self._negatives is None:
             self._negatives = ops.run(
                 "count_negatives", self.rows[0], self.roles, self.given, len(self.rows[1])
