@@ -32,8 +32,8 @@ eval_every: 3
 NAMES = "linear", "knn", "r1", "map_r"
 
 
-def config_in(folder, content=CONFIG):
-    path = folder / "small.yaml"
+def config_in(folder, content=CONFIG, name="small.yaml"):
+    path = folder / name
     path.write_text(content)
     return str(path)
 

@@ -1,9 +1,10 @@
 """The plan of a comparison: search spaces as settings, recipes, further losses, and its file."""
 
 import sys
+from dataclasses import replace
 
 import pytest
-from lab.compare.made import comparison_of, config_in
+from lab.compare.made import CONFIG, comparison_of, config_in
 
 from weince.lab.compare.grid import (
     Comparison,
@@ -16,7 +17,7 @@ from weince.lab.compare.grid import (
     write_comparison,
 )
 from weince.lab.configure import PRESETS
-from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.plan import plan, settings_of
 from weince.lab.reproduce.tables import take_seeds
 
 COMPARED = [preset for preset in PRESETS if preset != "link"]  # link has no defaults
@@ -58,6 +59,32 @@ def test_a_loss_without_a_temperature_drops_that_of_the_configuration(tmp_path):
     assert tries_of("temperature_free", config_in(tmp_path)) == [
         {"loss.preset": "temperature_free", "loss.temperature": None}
     ]
+
+
+HCL = "{preset: hcl, temperature: 0.5, options: {hardness: 2.0}}"
+TERMS = "{preset: released, softmax_term: 0.0, tail: {endpoint: 1.05}, lam: null, engine: dense}"
+
+
+@pytest.mark.parametrize("loss", ["infonce", "hcl", "released", "blend", "kl_ball", "temperature_free"])
+@pytest.mark.parametrize("configured", [HCL, TERMS])
+def test_the_loss_of_the_configuration_is_no_part_of_a_try(loss, configured, tmp_path):
+    """A run is what its label says, whatever loss the configuration names."""
+    plain = config_in(tmp_path)
+    other = config_in(
+        tmp_path, CONFIG.replace("{preset: infonce, temperature: 0.5}", configured), "other.yaml"
+    )
+    tries = tries_of(loss, other)
+    assert [in_words(tried) for tried in tries] == [in_words(tried) for tried in tries_of(loss, plain)]
+    for ours, theirs in zip(
+        plan(comparison_of(plain, loss, tries=9).tries_table(), tmp_path),
+        plan(comparison_of(other, loss, tries=9).tries_table(), tmp_path),
+        strict=True,
+    ):
+        assert replace(settings_of(theirs).loss, engine="auto") == settings_of(ours).loss
+    engines = {
+        settings_of(run).loss.engine for run in plan(comparison_of(other, loss).tries_table(), tmp_path)
+    }
+    assert engines == {"dense" if configured == TERMS else "auto"}
 
 
 OWN = """

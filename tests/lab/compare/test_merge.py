@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.compare.made import comparison_of, config_in, fill
+from lab.compare.made import CONFIG, comparison_of, config_in, fill
 from training import write_data
 
 from weince.lab.compare import compare
@@ -107,6 +107,24 @@ def test_a_variant_of_a_loss_is_a_loss_of_its_own(two):
     page = compare(out=ours, add=[theirs / "runs.jsonl"])
     names = {line["loss"] for line in json.loads((page.parent / "compare.json").read_text())["losses"]}
     assert names == {"infonce", "dcl", "hcl", "infonce, softmax_term 0.5"}
+
+
+def test_an_added_try_does_not_take_the_loss_of_the_configuration(tmp_path):
+    """Their configuration names infonce, ours hcl with an option: the runs are the same."""
+    theirs = comparison_of(config_in(tmp_path), "infonce", "hcl", "temperature_free", seeds=[7, 21])
+    fill(theirs, tmp_path / "theirs")
+    loss = "{preset: hcl, options: {hardness: 2.0}}"
+    config = config_in(
+        tmp_path, CONFIG.replace("{preset: infonce, temperature: 0.5}", loss), "small_hcl.yaml"
+    )
+    page = compare(
+        ["infonce"], config=config, seeds=2, tries=2, out=tmp_path / "o", add=[tmp_path / "theirs"]
+    )
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert found["missing"] == []
+    assert {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]} == {
+        "infonce": 2, "hcl": 2, "temperature_free": 2
+    }  # fmt: skip
 
 
 def test_runs_of_reproduce_are_taken_over(tmp_path):

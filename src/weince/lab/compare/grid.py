@@ -14,7 +14,7 @@ import yaml
 
 from weince.files import write_text_aside
 from weince.lab import settings
-from weince.lab.configure import PRESETS, find, unknown
+from weince.lab.configure import PRESETS, LossConfig, find, unknown
 from weince.lab.reproduce.plan import flat
 from weince.lab.reproduce.tables import SEEDS, Loss, Table
 from weince.lab.reproduce.tasks import Task, task_of
@@ -105,8 +105,8 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
     Args:
         loss: A preset, or your own loss, ``my_package:MyLoss``. Its class may have a ``search_space`` too; without
             one, the only try is its defaults.
-        config: The configuration. A try without a temperature unsets the one set here; the task may define
-            temperatures to try instead.
+        config: The configuration. Settings of the loss in it are no part of a try: what a try does not set gets its
+            default. The task may define temperatures to try.
     """
     if loss not in PRESETS and ":" not in loss:
         raise ValueError(unknown("loss", loss, PRESETS) + ", or your own, my_package:MyLoss")
@@ -119,9 +119,8 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
             f"search_space of {loss} must list arguments by name, ({{'temperature': 0.1}},); got {got}"
         )
     content = settings.load(config)
-    has_temperature = flat(content).get("loss.temperature") is not None
     space = at_temperatures(space, task_of(content).temperatures)
-    return [_as_settings(loss, tried, has_temperature) for tried in space]
+    return [alone(_as_settings(loss, tried), content) for tried in space]
 
 
 def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
@@ -143,14 +142,38 @@ def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
     return [{**rest, "temperature": temperature} for rest in different for temperature in temperatures]
 
 
-def _as_settings(loss: str, tried: Mapping[str, Any], has_temperature: bool) -> dict[str, Any]:
+def _as_settings(loss: str, tried: Mapping[str, Any]) -> dict[str, Any]:
     """A try as settings, spelled as in a table's file: a run is identified by that spelling."""
     found: dict[str, Any] = {"loss.preset": loss}
-    if "temperature" in tried or has_temperature:
-        found["loss.temperature"] = tried.get("temperature")
+    if "temperature" in tried:
+        found["loss.temperature"] = tried["temperature"]
     # Lists for tuples, as comparison.yaml has them: a try that is read back must be the same try.
     options = json.loads(json.dumps({name: value for name, value in tried.items() if name != "temperature"}))
     return found | ({"loss.options": options} if options else {})
+
+
+def alone(tried: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """A try that sets a loss completely: what it leaves out gets its default if the configuration sets it.
+
+    Only then, so that a run is spelled the same with and without a default in its configuration. The engine stays as
+    configured, since it does not change the figures.
+
+    Args:
+        tried: Settings of the loss, by dotted name.
+        content: The configuration.
+
+    >>> alone({"loss.preset": "dcl"}, {"loss": {"preset": "hcl", "options": {"hardness": 2.0}}})
+    {'loss.preset': 'dcl', 'loss.options': {}}
+    """
+    configured, usual = content.get("loss"), settings.as_written(LossConfig())
+    if not isinstance(configured, Mapping):
+        return dict(tried)
+    unset = {
+        f"loss.{name}": usual[name]
+        for name, value in configured.items()
+        if name in usual and name not in ("preset", "engine") and value != usual[name]
+    }
+    return {**tried, **{name: value for name, value in unset.items() if name not in tried}}
 
 
 def in_words(tried: Mapping[str, Any]) -> str:
@@ -159,11 +182,14 @@ def in_words(tried: Mapping[str, Any]) -> str:
     >>> in_words({"loss.preset": "mixture", "loss.temperature": 0.1, "loss.options": {"spread": 1.0}})
     'temperature 0.1, spread 1'
     """
-    named = {
-        name: value for name, value in flat(tried).items() if name != "loss.preset" and value is not None
-    }
+    named = {name: value for name, value in set_in(tried).items() if name != "loss.preset"}
     said = [f"{name.rpartition('.')[2]} {_number(value)}" for name, value in named.items()]
     return ", ".join(said) or "its defaults"
+
+
+def set_in(tried: Mapping[str, Any]) -> dict[str, Any]:
+    """What a try sets, by dotted name; a default that `alone` added, None or no names, counts as not set."""
+    return {name: value for name, value in flat(tried).items() if value is not None and value != {}}
 
 
 def _number(value: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weince.lab import settings
-from weince.lab.compare.grid import Comparison, in_words
+from weince.lab.compare.grid import Comparison, alone, in_words, set_in
 from weince.lab.configure import LossConfig
 from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
@@ -95,9 +95,10 @@ def add(
     check_protocol([*(("this comparison", one) for one in ours[:1]), *evaluations])
     recipe = settings_of(plan(comparison.tries_table(), out)[0])
     epochs = {epochs_of(run) for run in _every_run(comparison, out)}
+    content = settings.load(comparison.config)
     for path, name, files in theirs:
         _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
-        comparison = _with_loss(comparison, _recorded(files["run.yaml"]))
+        comparison = _with_loss(comparison, _recorded(files["run.yaml"]), content)
     runs = _identities(_every_run(comparison, out))
     found = {}
     for _, _, files in theirs:
@@ -139,8 +140,8 @@ def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: se
         raise ValueError(f"{name}: another recipe: it has {'; '.join(differs)}")
 
 
-def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
-    """The comparison with the loss, the try and the seed of one more run added."""
+def _with_loss(comparison: Comparison, found: Mapping[str, Any], content: Mapping[str, Any]) -> Comparison:
+    """The comparison with the loss, the try and the seed of one more run added; ``content`` is its configuration."""
     usual = LossConfig()
     given = {
         f"loss.{item.name}": found["loss"][item.name]
@@ -152,19 +153,10 @@ def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
     variant = {key: value for key, value in given.items() if key not in searched}
     name = given["loss.preset"] + (f", {in_words(variant)}" if variant else "")
     tries = list(comparison.losses.get(name, ()))
-    if not any(_same(tried, given) for tried in tries):
-        tries.append(given)
+    if not any(set_in(tried) == set_in(given) for tried in tries):
+        tries.append(alone(given, content))
     seeds = list(dict.fromkeys([*comparison.seeds, found["seed"]]))
     return replace(comparison, losses={**comparison.losses, name: tries}, seeds=seeds)
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two tries are the same; a setting that is None counts as not given."""
-
-    def named(tried: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in flat(tried).items() if value is not None}
-
-    return named(one) == named(other)
 
 
 def _every_run(comparison: Comparison, out: Path) -> list[Run]:

@@ -18,6 +18,9 @@ from weince.lab.configure import unknown
 from weince.lab.reproduce.tables import MEASURES, Table
 from weince.lab.reproduce.tasks import Task, task_of
 
+WHOLE = ("loss.options", "loss.tail")
+"""Settings that hold names and values; a change replaces all of them, not only those that it names."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -161,7 +164,9 @@ def _place(
     changed = {
         name: value for name, value in flat(changes).items() if name not in free or name in task.places
     }
-    every = {**{name: value for name, value in base.items() if name not in free}, **changed}
+    whole = tuple(f"{name}." for name in WHOLE if name in changes)
+    kept = {name: value for name, value in base.items() if name not in free and not name.startswith(whole)}
+    every = {**kept, **changed}
     every.pop("seed", None)
     key = hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:12]
     differs = {name: value for name, value in sorted(changed.items()) if base.get(name) != value}
