@@ -168,6 +168,8 @@ def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch
         (["--slurm-options", "time=9"], "--slurm-options wants --slurm; got no --slurm"),
         (["--set", "presision=bf16", "--dry-run"], "unrecognized arguments|presision"),
         (["--recipe", "strong"], "--recipe strong wants the configuration"),
+        (["--seeds", "7", "-2"], "seeds must be at least 0 and below 2**63; got -2"),
+        (["--set", "epochs=0", "--try-epochs", "1"], "small, infonce: epochs must be at least 1; got 0"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(tmp_path, config, options, said, capsys):
@@ -175,6 +177,7 @@ def test_bad_options_are_refused_in_a_line(tmp_path, config, options, said, caps
     error = capsys.readouterr().err
     assert any(part in error for part in said.split("|"))
     assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from weince.files import write_text_aside
 from weince.lab import settings
 from weince.lab.configure import PRESETS, LossConfig, find, unknown
 from weince.lab.reproduce.plan import flat
-from weince.lab.reproduce.tables import SEEDS, Loss, Table
+from weince.lab.reproduce.tables import SEEDS, Loss, Table, check_seeds
 from weince.lab.reproduce.tasks import Task, task_of
 
 KEPT = "comparison.yaml"
@@ -52,7 +52,7 @@ class Comparison:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
         if not self.level_within > 0:
             raise ValueError(f"--level-within must be above 0 points; got {self.level_within}")
-        settings.check_once("seed", self.seeds)
+        check_seeds(self.seeds)
         if self.try_epochs is not None and self.try_epochs < 1:
             raise ValueError(f"--try-epochs must be at least 1; got {self.try_epochs}")
         owned = [name for name in self.set if name.partition(".")[0] in ("loss", "seed", "out")]
@@ -262,7 +262,10 @@ def read_comparison(path: Path) -> Comparison:
             f"{path} is not a comparison; wanted the keys {', '.join(sorted(names))}; "
             f"got {', '.join(map(str, content)) if isinstance(content, dict) else repr(content)}"
         )
-    return Comparison(**content)
+    try:
+        return Comparison(**content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def find_comparison(out: Path, config: str | None) -> Comparison | None:

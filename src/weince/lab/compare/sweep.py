@@ -37,6 +37,8 @@ class Sweep:
         self.comparison, self.out, self.archives = comparison, out, reuse
         self.data, self.device, self.extra = data, device, extra
         self.tries = self._plan(comparison.tries_table())
+        if comparison.try_epochs is not None:  # checks the settings of the final runs before anything starts
+            self._plan(replace(comparison, try_epochs=None).tries_table())
         self.of_data: str | None = None  # fingerprint of the data here, if known
         self.failed: dict[str, str] = {}
         self.clock: Clock | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from weince.lab import settings
 from weince.lab.configure import unknown
-from weince.lab.reproduce.tables import MEASURES, Table
+from weince.lab.reproduce.tables import MEASURES, Table, check_seeds
 from weince.lab.reproduce.tasks import Task, task_of
 
 WHOLE = ("loss.options", "loss.tail")
@@ -100,7 +100,7 @@ def plan(
     Raises:
         ValueError: A configuration, setting or pattern is unknown.
     """
-    settings.check_once("seed", seeds or ())
+    check_seeds(seeds or ())
     kept = _asked_for(table, only)
     base = {row: flat(settings.load(row)) for row, *_ in kept}
     asked = {} if epochs is None else {"epochs": epochs}
