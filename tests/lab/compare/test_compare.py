@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tutorials
 from diagnose.browser import sound_page
-from lab.compare.made import CONFIG, comparison_of, config_in, fill
+from lab.compare.made import CONFIG, comparison_of, config_in, digits, fill
 from programs import Program
 
 from weince.cli import main
@@ -74,7 +74,7 @@ from lab.compare.made import files_of, value_of
 from weince.lab.compare import cost
 from weince.lab.reproduce import execute
 def commands(run):
-    files = files_of(run, value_of(run, {{}}))
+    files = files_of(run, value_of(run, {{}}), fingerprint={digits!r})
     texts = {{name: json.dumps(files[name]) for name in ("run.yaml", "evaluation.json")}}
     return [[sys.executable, "-S", "-c", {write!r}, str(run.folder), json.dumps(texts)]]
 execute.commands = commands
@@ -98,7 +98,7 @@ for name, content in files.items():
 
 def started(config, out):
     tests = str(Path(__file__).parents[2])
-    return Program("-c", QUICK.format(tests=tests, write=WRITE), *command(config, out))
+    return Program("-c", QUICK.format(tests=tests, write=WRITE, digits=digits()), *command(config, out))
 
 
 def wait_until(happened, program, seconds=120.0):
@@ -136,7 +136,7 @@ def test_killed_at_three_points_it_ends_with_the_same_page(tmp_path, config):
 def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_path, config, capsys):
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
     write_comparison(comparison, tmp_path / comparison.name)
-    fill(comparison, tmp_path, seeds=False)
+    fill(comparison, tmp_path, seeds=False, fingerprint=digits())
     assert main(["compare", "infonce", "dcl", "--config", config, "--tries", "2", "--seeds", "2", "--device", "cpu",
                  "--budget", "1s", "--out", str(tmp_path)]) == 0  # fmt: skip
     said = capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_
 def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
-    fill(comparison_of(config, "infonce", seeds=[7, 21]), tmp_path)
+    fill(comparison_of(config, "infonce", seeds=[7, 21]), tmp_path, fingerprint=digits())
     assert main([*command(config, tmp_path), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert said.count(" done ") == len(comparison.losses["infonce"]) + 1

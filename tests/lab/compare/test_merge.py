@@ -30,6 +30,10 @@ def two(tmp_path):
     return ours, theirs
 
 
+def listing(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def edit(folder, change):
     """Apply a change to every record of an archive."""
     path = folder / "runs.jsonl"
@@ -172,10 +176,14 @@ def test_finished_runs_on_other_data_are_refused(tmp_path):
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
     write_comparison(comparison, tmp_path / "out" / comparison.name)
     fill(comparison, tmp_path / "out")
-    with pytest.raises(
-        ValueError, match=r"made on data with the fingerprint 01; got --data with \w{16}: choose"
-    ):
+    before = listing(tmp_path / "out")
+    said = r"made on data with the fingerprint 01; the data here have \w{16}: give the --data"
+    with pytest.raises(ValueError, match=said):
         compare(out=tmp_path / "out", data=str(write_data(tmp_path)), device="cpu")
+    for dry in (True, False):  # --data is forgotten, and a loss is missing
+        with pytest.raises(ValueError, match=said):
+            compare(["hcl"], out=tmp_path / "out", device="cpu", tries=2, dry_run=dry)
+    assert listing(tmp_path / "out") == before
 
 
 def test_a_run_that_was_only_begun_does_not_hide_a_finished_record(two):

@@ -123,6 +123,8 @@ def compare(
     sweep.take_over(look=not (start_nothing or slurm))
     jobs = _jobs(jobs)
     if dry_run:
+        if not slurm:
+            sweep.check_start()
         sweep.show(jobs)
         return out / comparison.name
     if start_nothing:
@@ -130,9 +132,11 @@ def compare(
         # After the page, which raises if no run is done: such a call must leave nothing behind.
         write_comparison(comparison, path.parent)
         return path
+    if not slurm:  # the nodes of a cluster may see other folders
+        sweep.check_start()
     write_comparison(comparison, out / comparison.name)
     options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
-    failed = sweep.fill(budget, options, check=not slurm)
+    failed = sweep.fill(budget, options)
     sweep.time_losses((slurm_options or {}) if slurm else None)
     return sweep.write(command or "weince compare", failed)
 

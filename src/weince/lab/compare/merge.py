@@ -65,14 +65,6 @@ def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: 
     return taken
 
 
-def data_here(run: Run) -> str | None:
-    """Fingerprint of a run's data on this machine; None if they are not here."""
-    try:
-        return task_for(run).fingerprint(settings_of(run))
-    except (OSError, ValueError):
-        return None
-
-
 def add(
     comparison: Comparison, archives: Iterable[Path], out: Path, ours: Sequence[Mapping[str, Any]]
 ) -> Comparison:

@@ -15,7 +15,7 @@ from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, epochs_of, plan
 from weince.lab.reproduce.records import ARCHIVE, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
-from weince.lab.reproduce.sweep import carry_out
+from weince.lab.reproduce.sweep import carry_out, check_same_data, data_here
 from weince.lab.reproduce.tables import Table
 
 EVALUATION = 20.0
@@ -64,35 +64,27 @@ class Sweep:
         runs = self._plan(self.comparison.seeds_table(chosen))
         return [replace(run, try_number=chosen[run.loss]) for run in runs]
 
-    def fill(self, budget: float | None, options: Mapping[str, Any], *, check: bool) -> dict[str, str]:
+    def check_start(self) -> None:
+        """Check that the missing runs can start here, on the data of the finished ones.
+
+        Raises:
+            ValueError: Data are missing, or are not those of the finished runs.
+        """
+        runs = [*self.tries, *self.seeds()]
+        check_data([run for run in runs if not execute.is_done(run)])
+        check_same_data(runs, always=self.data is not None)
+
+    def fill(self, budget: float | None, options: Mapping[str, Any]) -> dict[str, str]:
         """Carry out the missing runs, as far as time allows; returns why runs failed, by their names."""
-        if check and self.data is not None:
-            self._check_fingerprints()
         for name in ("tries", "seeds"):
             runs = self.tries if name == "tries" else self.seeds(complete=True)
             if name == "seeds":  # take_over did this for the tries
                 self._reuse(runs)
             left = [run for run in runs if not execute.is_done(run)]
-            if check:  # the nodes of a cluster may see other folders
-                check_data(left)
             if left and budget is not None and self.clock is None:
                 self.clock = self._clock(budget)
             self.failed |= carry_out(runs, self.out, clock=self.clock, name=name, **options)
         return self.failed
-
-    def _check_fingerprints(self) -> None:
-        """Check that the finished runs were made on the data of ``--data``; the folder of a run does not tell.
-
-        Raises:
-            ValueError: A run was made on other data.
-        """
-        here = merge.data_here(self.tries[0])
-        for name, record in self.records([*self.tries, *self.seeds()]).items():
-            if here is not None and record.get("fingerprint") != here:
-                raise ValueError(
-                    f"{name} was made on data with the fingerprint {record.get('fingerprint')}; got --data with "
-                    f"{here}: choose another --out"
-                )
 
     def take_over(self, *, look: bool) -> None:
         """Take over runs from the archives: the tries, then the chosen tries with all seeds.
@@ -101,7 +93,7 @@ class Sweep:
             look: Take only runs on the same data as here, since the missing runs will train on these.
         """
         if look and self.archives:
-            self.of_data = merge.data_here(self.tries[0])
+            self.of_data = data_here(self.tries[0])
         if self.archives:
             self._reuse(self.tries)
             self._reuse(self.seeds())
