@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -178,6 +179,20 @@ def test_bad_options_are_refused_in_a_line(tmp_path, config, options, said, caps
     assert any(part in error for part in said.split("|"))
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for options in ({"device": "cuda"}, {"set": {"device": "cuda"}}):
+        with pytest.raises(ValueError, match="device 'cuda' was asked for; torch finds no CUDA device"):
+            compare(["infonce"], config=config, tries=1, seeds=1, jobs=1, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_if_all_runs_fail_the_error_says_why(tmp_path, config, monkeypatch):
+    monkeypatch.setattr(execute, "commands", lambda run: [[sys.executable, "-c", "exit('the reason')"]])
+    with pytest.raises(ValueError, match=r"all 1 runs failed; small/infonce.* status 1: the reason"):
+        compare(["infonce"], config=config, tries=1, seeds=1, jobs=1, device="cpu", out=tmp_path / "out")
 
 
 @pytest.fixture(scope="module")

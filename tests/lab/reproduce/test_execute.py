@@ -302,6 +302,13 @@ def test_missing_runs_do_not_train_on_other_data_than_the_finished_ones(tmp_path
     assert not last.folder.exists()
 
 
+def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="device 'cuda' was asked for; torch finds no CUDA device"):
+        reproduce(str(small_table(tmp_path)), out=tmp_path / "out", device="cuda")
+    assert not (tmp_path / "out").exists()
+
+
 KEPT = {"run.yaml", "evaluation.json", "log.csv"}
 
 

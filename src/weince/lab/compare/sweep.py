@@ -12,7 +12,7 @@ from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import choose, cost_of_run, summarise
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
-from weince.lab.reproduce.plan import Run, check_data, epochs_of, plan
+from weince.lab.reproduce.plan import Run, check_data, check_devices, epochs_of, plan
 from weince.lab.reproduce.records import ARCHIVE, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
 from weince.lab.reproduce.sweep import carry_out, check_same_data, data_here
@@ -68,10 +68,12 @@ class Sweep:
         """Check that the missing runs can start here, on the data of the finished ones.
 
         Raises:
-            ValueError: Data are missing, or are not those of the finished runs.
+            ValueError: A device or data are missing, or the data are not those of the finished runs.
         """
         runs = [*self.tries, *self.seeds()]
-        check_data([run for run in runs if not execute.is_done(run)])
+        left = [run for run in runs if not execute.is_done(run)]
+        check_devices(left)
+        check_data(left)
         check_same_data(runs, always=self.data is not None)
 
     def fill(self, budget: float | None, options: Mapping[str, Any]) -> dict[str, str]:
@@ -178,6 +180,8 @@ class Sweep:
         seeds = self.seeds()
         runs = list({run.folder: run for run in (*self.tries, *seeds)}.values())
         records = self.records(runs)
+        if failed and not records:
+            raise ValueError(f"all {len(failed)} runs failed; {next(iter(failed.values()))}")
         if not records:
             raise ValueError(
                 f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}; wanted one that is "

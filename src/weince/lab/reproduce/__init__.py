@@ -19,7 +19,7 @@ from weince.lab.evaluate.protocol import budget
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.page import Page, reading_notes, write_page
-from weince.lab.reproduce.plan import Run, check_data, plan, words
+from weince.lab.reproduce.plan import Run, check_data, check_devices, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
 from weince.lab.reproduce.sweep import carry_out, check_same_data, data_named
 from weince.lab.reproduce.tables import Table, check_alone, named_tables, read_table, take_seeds
@@ -95,6 +95,7 @@ def reproduce(
         _print_plan(asked, runs)
         return out / asked.name
     if not (slurm or table_only):
+        check_devices([run for run in runs if not execute.is_done(run)])
         check_same_data(runs)
     failed = {} if table_only else carry_out(runs, out, jobs=jobs, slurm=slurm, slurm_options=slurm_options)
     records = {run.folder: execute.record(run) for run in runs if execute.is_done(run)}

@@ -17,6 +17,7 @@ from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.reproduce.tables import MEASURES, Table, check_seeds
 from weince.lab.reproduce.tasks import Task, task_of
+from weince.machine import find_device
 
 WHOLE = ("loss.options", "loss.tail")
 """Settings that hold names and values; a change replaces all of them, not only those that it names."""
@@ -237,6 +238,16 @@ def check_data(runs: Sequence[Run]) -> None:
         different[run.config, *run.extra.items(), *places] = run
     for run in different.values():
         task_for(run).check(settings_of(run))
+
+
+def check_devices(runs: Sequence[Run]) -> None:
+    """Check that this machine has the devices of runs.
+
+    Raises:
+        ValueError: It has not.
+    """
+    for device in {str(settings_of(run).device) for run in {run.key: run for run in runs}.values()}:
+        find_device(device)
 
 
 def _check(run: Run) -> None:
