@@ -1,19 +1,22 @@
 """Runs by others: reused if they match, merged if comparable, else refused with the difference."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.compare.made import CONFIG, comparison_of, config_in, fill
+from lab.compare.made import CONFIG, comparison_of, config_in, digits, fill
 from training import write_data
 
 from weince.lab.compare import compare
 from weince.lab.compare.grid import read_comparison, write_comparison
-from weince.lab.compare.merge import reuse
+from weince.lab.compare.merge import find_runs
+from weince.lab.compare.sweep import Sweep
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.records import add_records
 
 EVIDENCE = Path(__file__).parents[3] / "research" / "results" / "evidence" / "runs.jsonl"
 
@@ -135,17 +138,62 @@ def test_runs_of_reproduce_are_taken_over(tmp_path):
     """Our own CIFAR-100 records in bf16 contain some of the runs of this comparison."""
     comparison = comparison_of("cifar100_resnet18", "infonce", "released", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
-    taken = reuse(runs, [EVIDENCE], tmp_path, of_data=None)
+    found = find_runs(runs, [EVIDENCE], of_data=None, ours=None)
+    taken = [run for run in runs if run.name in found]
     assert [(run.loss, run.try_number) for run in taken] == [("infonce", 0), ("infonce", 1), ("released", 0)]
+    add_records(tmp_path, found)
     assert [run for run in runs if execute.is_done(run)] == [run for run in runs if run in taken]
 
 
 def test_runs_on_other_data_are_not_taken_over(tmp_path, capsys):
     comparison = comparison_of("cifar100_resnet18", "infonce", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
-    assert reuse(runs, [EVIDENCE], tmp_path, of_data="0123") == []
+    assert find_runs(runs, [EVIDENCE], of_data="0123", ours=None) == {}
     assert "runs not reused, their data are not 0123" in capsys.readouterr().err
-    assert not (tmp_path / "runs.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"quick": True}, "quick evaluation is not False"), ({"probe_seeds": [2]}, r"probe is not \[1\]"),
+     ({"fingerprint": "02"}, "data fingerprint is not 01")],
+)  # fmt: skip
+def test_runs_by_another_protocol_are_not_reused(two, change, said, capsys):
+    ours, theirs = two
+    edit(theirs, lambda line: line["evaluation.json"].update(change))
+    before = (ours / "runs.jsonl").read_bytes()
+    compare(["hcl"], out=ours, reuse=[theirs], tries=2, table_only=True)
+    error = capsys.readouterr().err
+    assert re.search(f"2 runs not reused, their .*{said}", error)
+    assert "0 of 2 missing runs are in the archives" in error
+    assert (ours / "runs.jsonl").read_bytes() == before
+
+
+def test_quick_evaluations_are_not_reused_in_a_new_folder(two, tmp_path, capsys):
+    _, theirs = two
+    edit(theirs, lambda line: line["evaluation.json"].update(quick=True))
+    config = str(tmp_path / "small.yaml")
+    with pytest.raises(ValueError, match="none of the 4 runs"):
+        compare(["hcl"], config=config, out=tmp_path / "new", reuse=[theirs], tries=2, table_only=True)
+    assert "4 runs not reused, their evaluation is quick" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_leaves_reused_runs_in_their_archive(two, capsys, monkeypatch):
+    ours, theirs = two
+    monkeypatch.setenv("COLUMNS", "200")
+    for folder in two:
+        edit(folder, lambda line: line["evaluation.json"].update(fingerprint=digits()))
+    before = listing(ours)
+    compare(["hcl"], out=ours, reuse=[theirs], tries=2, dry_run=True)
+    said = capsys.readouterr()
+    assert said.out.count(" in the archives ") == 3  # two tries of hcl, and a seed of the chosen one
+    assert "0 to do" in said.out
+    assert listing(ours) == before
+    edit(theirs, lambda line: line["evaluation.json"].update(fingerprint="02"))
+    monkeypatch.setattr(Sweep, "show", lambda *_: None)
+    compare(["hcl"], out=ours, reuse=[theirs], tries=2, dry_run=True, device="cpu")
+    assert f"2 runs not reused, their data are not {digits()}" in capsys.readouterr().err
+    assert listing(ours) == before
 
 
 def test_figures_of_two_data_sets_are_not_compared(two):

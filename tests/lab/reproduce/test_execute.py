@@ -297,7 +297,9 @@ def test_missing_runs_do_not_train_on_other_data_than_the_finished_ones(tmp_path
     table = small_table(tmp_path)
     last = finished(tmp_path, script, table)[-1]
     shutil.rmtree(last.folder)
-    with pytest.raises(ValueError, match=r"with the fingerprint 01; the data here have \w{16}: give the --data"):
+    with pytest.raises(
+        ValueError, match=r"with the fingerprint 01; the data here have \w{16}: give the --data"
+    ):
         reproduce(str(table), out=tmp_path / "full", device="cpu")
     assert not last.folder.exists()
 

@@ -31,38 +31,50 @@ Files = dict[str, Any]
 """The small files of a run, by name."""
 
 
-def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: str | None) -> list[Run]:
-    """Copy the records of wanted runs from archives into ``out/runs.jsonl``.
+def find_runs(
+    runs: Sequence[Run], archives: Iterable[Path], *, of_data: str | None, ours: Mapping[str, Any] | None
+) -> dict[str, Files]:
+    """Find wanted runs in archives; how many do not compare, and why, is printed to standard error.
 
     Args:
         runs: Runs that are wanted.
         archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
-        out: Folder of the comparison.
-        of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are not copied; their
-            number is printed to standard error.
+        of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are left out.
+        ours: Evaluation of a finished run here, or None. Records with another protocol are left out; without it, those
+            of quick evaluations, and those that differ from the first.
 
     Returns:
-        The runs that were found.
+        The files of the runs that were found, by the names that the runs have here.
     """
     wanted, result, task = _identities(runs), runs[0].result.name, task_for(runs[0])
     found: dict[str, Files] = {}
-    taken = []
     for archive in archives:
-        other = 0
+        refused: list[str] = []
         for files in _read(archive, task).values():
             run = wanted.get(_recorded_identity(files["run.yaml"]))
             if run is None or run.name in found:
                 continue
-            if of_data is not None and files[result].get("fingerprint") != of_data:
-                other += 1
-                continue
-            found[run.name] = _as_ours(files, run)
-            taken.append(run)
-        if other:
-            print(f"{archive}: {other} runs not reused, their data are not {of_data}", file=sys.stderr)
-    if found:
-        add_records(out, found)
-    return taken
+            differs = _difference(files[result], of_data, ours)
+            if differs:
+                refused.append(differs)
+            else:
+                found[run.name] = _as_ours(files, run)
+                ours = ours or files[result]
+        for why in dict.fromkeys(refused):
+            print(f"{archive}: {refused.count(why)} runs not reused, {why}", file=sys.stderr)
+    return found
+
+
+def _difference(
+    evaluation: Mapping[str, Any], of_data: str | None, ours: Mapping[str, Any] | None
+) -> str | None:
+    """Why an evaluation does not compare with the data here and with ``ours``, in words; None if it does."""
+    if of_data is not None and evaluation.get("fingerprint") != of_data:
+        return f"their data are not {of_data}"
+    if ours is None:
+        return "their evaluation is quick" if evaluation.get("quick") else None
+    differs = [key for key in PROTOCOL if evaluation.get(key) != ours.get(key)]
+    return f"their {PROTOCOL[differs[0]]} is not {ours.get(differs[0])}" if differs else None
 
 
 def add(

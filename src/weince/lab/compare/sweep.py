@@ -13,7 +13,7 @@ from weince.lab.compare.summary import choose, cost_of_run, summarise
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, check_devices, epochs_of, plan
-from weince.lab.reproduce.records import ARCHIVE, keep_records, read_archive
+from weince.lab.reproduce.records import ARCHIVE, add_records, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
 from weince.lab.reproduce.sweep import carry_out, check_same_data, data_here
 from weince.lab.reproduce.tables import Table
@@ -40,6 +40,7 @@ class Sweep:
         if comparison.try_epochs is not None:  # checks the settings of the final runs before anything starts
             self._plan(replace(comparison, try_epochs=None).tries_table())
         self.of_data: str | None = None  # fingerprint of the data here, if known
+        self.found: dict[str, merge.Files] = {}  # runs in the archives that a dry run leaves there
         self.failed: dict[str, str] = {}
         self.clock: Clock | None = None
 
@@ -48,7 +49,16 @@ class Sweep:
 
     def records(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """Records of those runs that are done, by name."""
-        return {run.name: execute.record(run) for run in runs if execute.is_done(run)}
+        return {run.name: self._record(run) for run in runs if self._is_done(run)}
+
+    def _is_done(self, run: Run) -> bool:
+        return run.name in self.found or execute.is_done(run)
+
+    def _record(self, run: Run) -> dict[str, Any]:
+        if run.name not in self.found:
+            return execute.record(run)
+        files = self.found[run.name]
+        return execute.figures_of(run, files[run.result.name], files.get("made.json", {}))
 
     def evaluations(self) -> list[dict[str, Any]]:
         return list(self.records([*self.tries, *self.seeds()]).values())
@@ -71,10 +81,10 @@ class Sweep:
             ValueError: A device or data are missing, or the data are not those of the finished runs.
         """
         runs = [*self.tries, *self.seeds()]
-        left = [run for run in runs if not execute.is_done(run)]
+        left = [run for run in runs if not self._is_done(run)]
         check_devices(left)
         check_data(left)
-        check_same_data(runs, always=self.data is not None)
+        check_same_data([run for run in runs if run.name not in self.found], always=self.data is not None)
 
     def fill(self, budget: float | None, options: Mapping[str, Any]) -> dict[str, str]:
         """Carry out the missing runs, as far as time allows; returns why runs failed, by their names."""
@@ -88,23 +98,30 @@ class Sweep:
             self.failed |= carry_out(runs, self.out, clock=self.clock, name=name, **options)
         return self.failed
 
-    def take_over(self, *, look: bool) -> None:
+    def take_over(self, *, look: bool, write: bool) -> None:
         """Take over runs from the archives: the tries, then the chosen tries with all seeds.
 
         Args:
             look: Take only runs on the same data as here, since the missing runs will train on these.
+            write: Copy their records into the folder.
         """
         if look and self.archives:
             self.of_data = data_here(self.tries[0])
         if self.archives:
-            self._reuse(self.tries)
-            self._reuse(self.seeds())
+            self._reuse(self.tries, write=write)
+            self._reuse(self.seeds(), write=write)
 
-    def _reuse(self, runs: Sequence[Run]) -> None:
-        wanted = [run for run in runs if not execute.is_done(run)]
-        if self.archives and wanted:
-            taken = merge.reuse(wanted, self.archives, self.out, of_data=self.of_data)
-            print(f"{len(taken)} of {len(wanted)} missing runs are in the archives", file=sys.stderr)
+    def _reuse(self, runs: Sequence[Run], *, write: bool = True) -> None:
+        wanted = [run for run in runs if not self._is_done(run)]
+        if not (self.archives and wanted):
+            return
+        ours = next(iter(self.evaluations()), None)
+        found = merge.find_runs(wanted, self.archives, of_data=self.of_data, ours=ours)
+        print(f"{len(found)} of {len(wanted)} missing runs are in the archives", file=sys.stderr)
+        if not write:
+            self.found |= found
+        elif found:
+            add_records(self.out, found)
 
     def _clock(self, budget: float) -> Clock:
         """A deadline that starts now, before the probe that gives its first guesses."""
@@ -147,11 +164,12 @@ class Sweep:
             run.folder: ("choice, figures" if run.folder in listed else "figures", run) for run in seeds
         }
         for purpose, run in listed.values():
-            done, length = execute.is_done(run), epochs_of(run)
+            done, length = self._is_done(run), epochs_of(run)
             if not done:
                 epochs.append(length)
             words = in_words(self.comparison.losses[run.loss][run.try_number])
-            state = "done" if done else "begun" if (run.folder / "log.csv").exists() else "to do"
+            begun = "begun" if (run.folder / "log.csv").exists() else "to do"
+            state = "in the archives" if run.name in self.found else "done" if done else begun
             drawn.add_row(*(escape(str(c)) for c in (run.loss, words, run.seed, length, purpose, state)))
         open_ = [loss for loss in self.comparison.losses if loss not in {run.loss for run in seeds}]
         further = len(self.comparison.seeds) - (self.comparison.try_epochs is None)
