@@ -164,11 +164,13 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default="paper",
         help="strong: the configuration CONFIG_strong (default: %(default)s)",
     )
-    parser.add_argument("--tries", type=int, help="settings to try for each loss (default: 3)")
+    parser.add_argument(
+        "--tries", type=int, help="settings to try for each loss (default: as in --out, else 3)"
+    )
     parser.add_argument(
         "--try-epochs", type=int, metavar="N", help="epochs of a try (default: those of a run)"
     )
-    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: 4)")
+    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: as in --out or --add, else 4)")
     parser.add_argument(
         "--baseline",
         metavar="LOSS",

@@ -219,6 +219,42 @@ def test_records_are_added_to_what_is_named(two):
     assert replace(read_comparison(page.parent / "comparison.yaml"), config="").baseline == "infonce"
 
 
+def test_a_new_folder_has_the_seeds_of_the_archive(tmp_path):
+    config = config_in(tmp_path)
+    fill(comparison_of(config, "infonce", "hcl", seeds=[105, 9, 21], try_epochs=1), tmp_path / "theirs")
+    new = {"config": config, "tries": 2, "try_epochs": 1, "add": [tmp_path / "theirs"]}
+    page = compare(["infonce"], out=tmp_path / "new", **new)
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert read_comparison(page.parent / "comparison.yaml").seeds == [105, 21, 9]
+    assert found["missing"] == []
+    with pytest.raises(
+        ValueError, match=r"first seed, 7, to choose by; got runs with the seeds \[9, 21, 105\]"
+    ):
+        compare(["infonce"], out=tmp_path / "other", seeds=[7, 9], **new)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_further_loss_gets_as_many_tries_as_the_others(two):
+    ours, _ = two
+    page = compare(["dcl", "mixture"], out=ours, table_only=True)  # both losses there have two tries
+    tries = {name: len(of) for name, of in read_comparison(page.parent / "comparison.yaml").losses.items()}
+    assert tries == {"infonce": 2, "dcl": 2, "mixture": 2}
+    compare(["dcl"], out=ours, tries=3, table_only=True)
+    assert len(read_comparison(page.parent / "comparison.yaml").losses["dcl"]) == 3
+
+
+def test_a_recipe_that_the_folder_does_not_have_is_refused(two, tmp_path):
+    ours, _ = two
+    with pytest.raises(
+        ValueError, match=r"--recipe strong wants --config here, .* and the comparison of small$"
+    ):
+        compare(out=ours, recipe="strong", table_only=True)
+    strong = comparison_of(config_in(tmp_path, name="small_strong.yaml"), "infonce", "dcl", seeds=[7, 21])
+    write_comparison(strong, tmp_path / "out" / strong.name)
+    fill(strong, tmp_path / "out")
+    assert compare(out=tmp_path / "out", recipe="strong", table_only=True).is_file()
+
+
 def test_finished_runs_on_other_data_are_refused(tmp_path):
     """The folder of a run does not depend on ``--data``."""
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])

@@ -6,6 +6,7 @@ data do not matter. Figures of two runs are comparable if their data and their e
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from weince.lab.compare.grid import Comparison, alone, in_words, set_in
 from weince.lab.configure import LossConfig
 from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
-from weince.lab.reproduce.tables import MEASURES
+from weince.lab.reproduce.tables import MEASURES, SEEDS
 from weince.lab.reproduce.tasks import Task, task_of
 
 PROTOCOL = {
@@ -40,8 +41,8 @@ def find_runs(
         runs: Runs that are wanted.
         archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
         of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are left out.
-        ours: Evaluation of a finished run here, or None. Records with another protocol are left out; without it, those
-            of quick evaluations, and those that differ from the first.
+        ours: Evaluation of a finished run here. Records with another protocol are left out; if it is None, those of
+            quick evaluations, and those that differ from the first.
 
     Returns:
         The files of the runs that were found, by the names that the runs have here.
@@ -77,6 +78,22 @@ def _difference(
     return f"their {PROTOCOL[differs[0]]} is not {ours.get(differs[0])}" if differs else None
 
 
+def seeds_of(comparison: Comparison, archives: Iterable[Path]) -> list[int]:
+    """The seeds of archives, for a comparison that begins with them. The one with the most runs is the first.
+
+    All tries have that seed, and the seed of the tries must be the first of a comparison.
+    """
+    counted = Counter(
+        int(_recorded(files["run.yaml"])["seed"])
+        for path in archives
+        for files in _read(path, comparison.task).values()
+    )
+    usual = {seed: place for place, seed in enumerate(SEEDS)}
+    return sorted(counted, key=lambda seed: (-counted[seed], usual.get(seed, len(SEEDS)), seed)) or list(
+        SEEDS
+    )
+
+
 def add(
     comparison: Comparison, archives: Iterable[Path], out: Path, ours: Sequence[Mapping[str, Any]]
 ) -> Comparison:
@@ -89,7 +106,8 @@ def add(
         ours: Evaluations of our finished runs.
 
     Raises:
-        ValueError: A record has other data, another recipe or another protocol. Nothing is changed then.
+        ValueError: A record has other data, another recipe or another protocol, or there is no try to choose. Nothing
+            is changed then.
     """
     result = MEASURES[comparison.task.measure].file
     theirs = [
@@ -109,6 +127,12 @@ def add(
         run = runs.get(_recorded_identity(files["run.yaml"]))
         if run is not None:  # else a shorter try with a seed that chooses nothing here
             found[run.name] = _as_ours(files, run)
+    if not ours and not any(run.name in found for run in plan(comparison.tries_table(), out)):
+        seeds = sorted({_recorded_identity(files["run.yaml"])[1] for _, _, files in theirs})
+        raise ValueError(
+            f"a comparison that begins with --add wants tries with its first seed, {comparison.seeds[0]}, to choose "
+            f"by; got {f'runs with the seeds {seeds}' if seeds else 'no runs'}"
+        )
     add_records(out, found)
     return comparison
 
