@@ -169,6 +169,8 @@ def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch
         (["--slurm-options", "time=9"], "--slurm-options wants --slurm; got no --slurm"),
         (["--set", "presision=bf16", "--dry-run"], "unrecognized arguments|presision"),
         (["--recipe", "strong"], "--recipe strong wants the configuration"),
+        (["--set", "epochs=[1"], "--set epochs wants a value in YAML, such as 50 or [1, 2]; got [1"),
+        (["--level-within", "inf"], "--level-within must be above 0 points and finite; got inf"),
         (["--seeds", "7", "-2"], "seeds must be at least 0 and below 2**63; got -2"),
         (["--set", "epochs=0", "--try-epochs", "1"], "small, infonce: epochs must be at least 1; got 0"),
     ],

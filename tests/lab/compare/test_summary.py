@@ -169,7 +169,7 @@ def test_names_are_escaped(tmp_path):
         ({"losses": []}, "weince compare wants losses, such as infonce dcl; got none, and no comparison in"),
         ({"losses": ["dcl", "dcl"]}, "every loss must be named once; got dcl twice"),
         ({"tries": 0}, "--tries must be at least 1; got 0"),
-        ({"level_within": 0.0}, "--level-within must be above 0 points; got 0"),
+        ({"level_within": 0.0}, "--level-within must be above 0 points and finite; got 0"),
         ({"budget": 10.0, "slurm": True}, "--budget is for runs on this machine"),
         ({"budget": 0.0}, "--budget must be above 0 seconds"),
         ({"jobs": 0}, "jobs must be at least 1; got 0"),

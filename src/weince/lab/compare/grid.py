@@ -4,12 +4,14 @@ Every loss class has a ``search_space``, an ordered list of tries; a comparison 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from weince.files import write_text_aside
@@ -50,8 +52,8 @@ class Comparison:
     def __post_init__(self) -> None:
         if self.baseline not in self.losses:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
-        if not self.level_within > 0:
-            raise ValueError(f"--level-within must be above 0 points; got {self.level_within}")
+        if not 0 < self.level_within < math.inf:
+            raise ValueError(f"--level-within must be above 0 points and finite; got {self.level_within}")
         check_seeds(self.seeds)
         if self.try_epochs is not None and self.try_epochs < 1:
             raise ValueError(f"--try-epochs must be at least 1; got {self.try_epochs}")
@@ -112,9 +114,10 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
         raise ValueError(unknown("loss", loss, PRESETS) + ", or your own, my_package:MyLoss")
     maker = PRESETS[loss] if loss in PRESETS else find(loss, "loss")
     space: Sequence[Any] = getattr(maker, "search_space", ({},))
-    wrong = [tried for tried in space if not isinstance(tried, Mapping)]
+    listed = isinstance(space, Sequence) and not isinstance(space, str)
+    wrong = [tried for tried in space if not isinstance(tried, Mapping)] if listed else [space]
     if wrong or not len(space):
-        got = repr(wrong[0]) if wrong else "nothing"
+        got = " ".join(repr(wrong[0]).split()) if wrong else "nothing"
         raise ValueError(
             f"search_space of {loss} must list arguments by name, ({{'temperature': 0.1}},); got {got}"
         )
@@ -144,12 +147,29 @@ def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
 
 def _as_settings(loss: str, tried: Mapping[str, Any]) -> dict[str, Any]:
     """A try as settings, spelled as in a table's file: a run is identified by that spelling."""
-    found: dict[str, Any] = {"loss.preset": loss}
-    if "temperature" in tried:
-        found["loss.temperature"] = tried["temperature"]
     # Lists for tuples, as comparison.yaml has them: a try that is read back must be the same try.
-    options = json.loads(json.dumps({name: value for name, value in tried.items() if name != "temperature"}))
+    options = {name: _plain(loss, name, value) for name, value in tried.items()}
+    found: dict[str, Any] = {"loss.preset": loss}
+    if "temperature" in options:
+        found["loss.temperature"] = options.pop("temperature")
     return found | ({"loss.options": options} if options else {})
+
+
+def _plain(loss: str, name: str, value: Any) -> Any:
+    """A value of a search space as JSON has it; numbers of NumPy become numbers of Python."""
+    try:
+        return json.loads(json.dumps(value, default=_number_of_numpy))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"search_space of {loss}: {name} must be a number, text, a list or names with values; "
+            f"got {' '.join(repr(value).split())}"
+        ) from None
+
+
+def _number_of_numpy(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError
 
 
 def alone(tried: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
