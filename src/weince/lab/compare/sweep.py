@@ -9,7 +9,7 @@ from typing import Any
 from weince.lab.compare import merge
 from weince.lab.compare.cost import Cost, Timing, measure_costs
 from weince.lab.compare.grid import Comparison, in_words
-from weince.lab.compare.summary import choose, cost_of_run, summarise
+from weince.lab.compare.summary import choose, cost_of_run, summarise, without_figure
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, check_devices, epochs_of, plan
@@ -210,6 +210,8 @@ class Sweep:
         missing = self.missing(seeds)
         for line in missing:
             print(f"missing: {line}", file=sys.stderr)
+        for name, why in without_figure(self.comparison, self.tries, records).items():
+            print(f"left out of the choice: {name}, its {why}; wanted a finite number", file=sys.stderr)
         keep_records(done, self.out)
         summary = summarise(self.comparison, self.tries, seeds, records, missing)
         path = write_page(self.comparison, summary, self.out / self.comparison.name, failed, command)
