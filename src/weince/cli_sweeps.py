@@ -164,11 +164,13 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default="paper",
         help="strong: the configuration CONFIG_strong (default: %(default)s)",
     )
-    parser.add_argument("--tries", type=int, help="settings to try for each loss (default: 3)")
+    parser.add_argument(
+        "--tries", type=int, help="settings to try for each loss (default: as in --out, else 3)"
+    )
     parser.add_argument(
         "--try-epochs", type=int, metavar="N", help="epochs of a try (default: those of a run)"
     )
-    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: 4)")
+    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: as in --out or --add, else 4)")
     parser.add_argument(
         "--baseline",
         metavar="LOSS",
@@ -232,11 +234,9 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _run_compare(options: argparse.Namespace) -> None:
-    import yaml
-
     from weince.lab.compare import compare
 
-    given = {name: yaml.safe_load(value) for name, value in _pairs("--set", options.set).items()}
+    given = {name: _value(name, text) for name, text in _pairs("--set", options.set).items()}
     path = compare(
         options.losses,
         config=options.config,
@@ -354,6 +354,16 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     if wrong:
         raise ValueError(f"{option} wants NAME=VALUE; got {wrong[0]}")
     return dict(one.split("=", 1) for one in given)
+
+
+def _value(name: str, text: str) -> Any:
+    """The value of a setting, as in a YAML file."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        raise ValueError(f"--set {name} wants a value in YAML, such as 50 or [1, 2]; got {text}") from None
 
 
 def _slurm_options(options: argparse.Namespace) -> dict[str, str]:

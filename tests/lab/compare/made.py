@@ -7,9 +7,11 @@ import yaml
 from weince.lab import settings
 from weince.lab.compare.grid import Comparison, tries_of
 from weince.lab.compare.summary import choose
+from weince.lab.evaluate import fingerprint
 from weince.lab.reproduce.execute import record
 from weince.lab.reproduce.plan import plan, settings_of
 from weince.lab.reproduce.records import add_records
+from weince.lab.vision.data import load
 
 CONFIG = """\
 task: vision
@@ -32,8 +34,13 @@ eval_every: 3
 NAMES = "linear", "knn", "r1", "map_r"
 
 
-def config_in(folder, content=CONFIG):
-    path = folder / "small.yaml"
+def digits():
+    """Fingerprint of the data of `CONFIG`."""
+    return fingerprint(load("digits", size=8))
+
+
+def config_in(folder, content=CONFIG, name="small.yaml"):
+    path = folder / name
     path.write_text(content)
     return str(path)
 

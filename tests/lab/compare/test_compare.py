@@ -4,13 +4,14 @@ import csv
 import json
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import tutorials
 from diagnose.browser import sound_page
-from lab.compare.made import CONFIG, comparison_of, config_in, fill
+from lab.compare.made import CONFIG, comparison_of, config_in, digits, fill
 from programs import Program
 
 from weince.cli import main
@@ -74,7 +75,7 @@ from lab.compare.made import files_of, value_of
 from weince.lab.compare import cost
 from weince.lab.reproduce import execute
 def commands(run):
-    files = files_of(run, value_of(run, {{}}))
+    files = files_of(run, value_of(run, {{}}), fingerprint={digits!r})
     texts = {{name: json.dumps(files[name]) for name in ("run.yaml", "evaluation.json")}}
     return [[sys.executable, "-S", "-c", {write!r}, str(run.folder), json.dumps(texts)]]
 execute.commands = commands
@@ -98,7 +99,7 @@ for name, content in files.items():
 
 def started(config, out):
     tests = str(Path(__file__).parents[2])
-    return Program("-c", QUICK.format(tests=tests, write=WRITE), *command(config, out))
+    return Program("-c", QUICK.format(tests=tests, write=WRITE, digits=digits()), *command(config, out))
 
 
 def wait_until(happened, program, seconds=120.0):
@@ -136,7 +137,7 @@ def test_killed_at_three_points_it_ends_with_the_same_page(tmp_path, config):
 def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_path, config, capsys):
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
     write_comparison(comparison, tmp_path / comparison.name)
-    fill(comparison, tmp_path, seeds=False)
+    fill(comparison, tmp_path, seeds=False, fingerprint=digits())
     assert main(["compare", "infonce", "dcl", "--config", config, "--tries", "2", "--seeds", "2", "--device", "cpu",
                  "--budget", "1s", "--out", str(tmp_path)]) == 0  # fmt: skip
     said = capsys.readouterr().err
@@ -150,7 +151,7 @@ def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_
 def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
-    fill(comparison_of(config, "infonce", seeds=[7, 21]), tmp_path)
+    fill(comparison_of(config, "infonce", seeds=[7, 21]), tmp_path, fingerprint=digits())
     assert main([*command(config, tmp_path), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert said.count(" done ") == len(comparison.losses["infonce"]) + 1
@@ -168,6 +169,10 @@ def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch
         (["--slurm-options", "time=9"], "--slurm-options wants --slurm; got no --slurm"),
         (["--set", "presision=bf16", "--dry-run"], "unrecognized arguments|presision"),
         (["--recipe", "strong"], "--recipe strong wants the configuration"),
+        (["--set", "epochs=[1"], "--set epochs wants a value in YAML, such as 50 or [1, 2]; got [1"),
+        (["--level-within", "inf"], "--level-within must be above 0 points and finite; got inf"),
+        (["--seeds", "7", "-2"], "seeds must be at least 0 and below 2**63; got -2"),
+        (["--set", "epochs=0", "--try-epochs", "1"], "small, infonce: epochs must be at least 1; got 0"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(tmp_path, config, options, said, capsys):
@@ -175,6 +180,21 @@ def test_bad_options_are_refused_in_a_line(tmp_path, config, options, said, caps
     error = capsys.readouterr().err
     assert any(part in error for part in said.split("|"))
     assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for options in ({"device": "cuda"}, {"set": {"device": "cuda"}}):
+        with pytest.raises(ValueError, match="device 'cuda' was asked for; torch finds no CUDA device"):
+            compare(["infonce"], config=config, tries=1, seeds=1, jobs=1, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_if_all_runs_fail_the_error_says_why(tmp_path, config, monkeypatch):
+    monkeypatch.setattr(execute, "commands", lambda run: [[sys.executable, "-c", "exit('the reason')"]])
+    with pytest.raises(ValueError, match=r"all 1 runs failed; small/infonce.* status 1: the reason"):
+        compare(["infonce"], config=config, tries=1, seeds=1, jobs=1, device="cpu", out=tmp_path / "out")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,11 @@
 """The plan of a comparison: search spaces as settings, recipes, further losses, and its file."""
 
+import math
 import sys
+from dataclasses import replace
 
 import pytest
-from lab.compare.made import comparison_of, config_in
+from lab.compare.made import CONFIG, comparison_of, config_in
 
 from weince.lab.compare.grid import (
     Comparison,
@@ -16,7 +18,7 @@ from weince.lab.compare.grid import (
     write_comparison,
 )
 from weince.lab.configure import PRESETS
-from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.plan import plan, settings_of
 from weince.lab.reproduce.tables import take_seeds
 
 COMPARED = [preset for preset in PRESETS if preset != "link"]  # link has no defaults
@@ -60,7 +62,34 @@ def test_a_loss_without_a_temperature_drops_that_of_the_configuration(tmp_path):
     ]
 
 
+HCL = "{preset: hcl, temperature: 0.5, options: {hardness: 2.0}}"
+TERMS = "{preset: released, softmax_term: 0.0, tail: {endpoint: 1.05}, lam: null, engine: dense}"
+
+
+@pytest.mark.parametrize("loss", ["infonce", "hcl", "released", "blend", "kl_ball", "temperature_free"])
+@pytest.mark.parametrize("configured", [HCL, TERMS])
+def test_the_loss_of_the_configuration_is_no_part_of_a_try(loss, configured, tmp_path):
+    """A run is what its label says, whatever loss the configuration names."""
+    plain = config_in(tmp_path)
+    other = config_in(
+        tmp_path, CONFIG.replace("{preset: infonce, temperature: 0.5}", configured), "other.yaml"
+    )
+    tries = tries_of(loss, other)
+    assert [in_words(tried) for tried in tries] == [in_words(tried) for tried in tries_of(loss, plain)]
+    for ours, theirs in zip(
+        plan(comparison_of(plain, loss, tries=9).tries_table(), tmp_path),
+        plan(comparison_of(other, loss, tries=9).tries_table(), tmp_path),
+        strict=True,
+    ):
+        assert replace(settings_of(theirs).loss, engine="auto") == settings_of(ours).loss
+    engines = {
+        settings_of(run).loss.engine for run in plan(comparison_of(other, loss).tries_table(), tmp_path)
+    }
+    assert engines == {"dense" if configured == TERMS else "auto"}
+
+
 OWN = """
+import numpy, torch
 from torch import nn
 class Plain(nn.Module):
     def forward(self, z_i, z_j): return (z_i * z_j).sum()
@@ -70,6 +99,14 @@ class Wrong(Plain):
     search_space = (0.1, 0.2)
 class Empty(Plain):
     search_space = ()
+class Generated(Plain):
+    search_space = ({"margin": m} for m in (0.5, 1.0))
+class Tensors(Plain):
+    search_space = ({"margin": torch.zeros(9, 9)},)
+class Lazy(Plain):
+    search_space = ({"margins": (m for m in (0.5, 1.0))},)
+class Numpy(Plain):
+    search_space = [{"temperature": numpy.float32(0.5), "margins": [numpy.int64(2)], "flag": numpy.bool_(True)}]
 class Tuple(Plain):
     search_space = ({"margins": (0.5, 1.0)}, {"margins": (0.1, 0.2)})
 """
@@ -92,11 +129,31 @@ def test_a_loss_of_ones_own(own):
         "margin 0.5",
         "temperature 0.2, margin 1",
     ]
-    for name, got in (("Wrong", "got 0.1"), ("Empty", "got nothing")):
+    refused = ("Wrong", "got 0.1"), ("Empty", "got nothing"), ("Generated", "got <generator object")
+    for name, got in refused:
         with pytest.raises(ValueError, match=f"search_space of mine_compared:{name} must list .*{got}"):
             tries_of(f"mine_compared:{name}", own)
+    for name, got in (
+        ("Tensors", r"margin must .*got tensor\(\["),
+        ("Lazy", "margins must .*got <generator"),
+    ):
+        with pytest.raises(ValueError, match=f"search_space of mine_compared:{name}: {got}") as refusal:
+            tries_of(f"mine_compared:{name}", own)
+        assert "\n" not in str(refusal.value)
     with pytest.raises(ValueError, match=r"unknown loss 'infonec' .did you mean infonce"):
         tries_of("infonec", own)
+
+
+def test_numbers_of_numpy_are_written_as_numbers(own, tmp_path):
+    tries = tries_of("mine_compared:Numpy", own)
+    (tried,) = tries
+    assert tried == {
+        "loss.preset": "mine_compared:Numpy",
+        "loss.temperature": 0.5,
+        "loss.options": {"margins": [2], "flag": True},
+    }
+    write_comparison(Comparison(own, {"mine_compared:Numpy": tries}, "mine_compared:Numpy"), tmp_path)
+    assert read_comparison(tmp_path / "comparison.yaml").losses["mine_compared:Numpy"] == tries
 
 
 def test_recipes(tmp_path):
@@ -146,7 +203,8 @@ def test_losses_tries_and_seeds_are_added():
     ("changes", "said"),
     [
         ({"baseline": "hcl"}, "unknown baseline 'hcl'"),
-        ({"level_within": 0.0}, "--level-within must be above 0 points; got 0.0"),
+        ({"level_within": 0.0}, "--level-within must be above 0 points and finite; got 0.0"),
+        ({"level_within": math.inf}, "--level-within must be above 0 points and finite; got inf"),
         ({"try_epochs": 0}, "--try-epochs must be at least 1; got 0"),
         (
             {"set": {"loss.temperature": 0.3}},

@@ -1,19 +1,22 @@
 """Runs by others: reused if they match, merged if comparable, else refused with the difference."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.compare.made import comparison_of, config_in, fill
+from lab.compare.made import CONFIG, comparison_of, config_in, digits, fill
 from training import write_data
 
 from weince.lab.compare import compare
 from weince.lab.compare.grid import read_comparison, write_comparison
-from weince.lab.compare.merge import reuse
+from weince.lab.compare.merge import find_runs
+from weince.lab.compare.sweep import Sweep
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.records import add_records
 
 EVIDENCE = Path(__file__).parents[3] / "research" / "results" / "evidence" / "runs.jsonl"
 
@@ -28,6 +31,10 @@ def two(tmp_path):
         write_comparison(comparison, folder / comparison.name)
         fill(comparison, folder)
     return ours, theirs
+
+
+def listing(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def edit(folder, change):
@@ -109,21 +116,84 @@ def test_a_variant_of_a_loss_is_a_loss_of_its_own(two):
     assert names == {"infonce", "dcl", "hcl", "infonce, softmax_term 0.5"}
 
 
+def test_an_added_try_does_not_take_the_loss_of_the_configuration(tmp_path):
+    """Their configuration names infonce, ours hcl with an option: the runs are the same."""
+    theirs = comparison_of(config_in(tmp_path), "infonce", "hcl", "temperature_free", seeds=[7, 21])
+    fill(theirs, tmp_path / "theirs")
+    loss = "{preset: hcl, options: {hardness: 2.0}}"
+    config = config_in(
+        tmp_path, CONFIG.replace("{preset: infonce, temperature: 0.5}", loss), "small_hcl.yaml"
+    )
+    page = compare(
+        ["infonce"], config=config, seeds=2, tries=2, out=tmp_path / "o", add=[tmp_path / "theirs"]
+    )
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert found["missing"] == []
+    assert {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]} == {
+        "infonce": 2, "hcl": 2, "temperature_free": 2
+    }  # fmt: skip
+
+
 def test_runs_of_reproduce_are_taken_over(tmp_path):
     """Our own CIFAR-100 records in bf16 contain some of the runs of this comparison."""
     comparison = comparison_of("cifar100_resnet18", "infonce", "released", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
-    taken = reuse(runs, [EVIDENCE], tmp_path, of_data=None)
+    found = find_runs(runs, [EVIDENCE], of_data=None, ours=None)
+    taken = [run for run in runs if run.name in found]
     assert [(run.loss, run.try_number) for run in taken] == [("infonce", 0), ("infonce", 1), ("released", 0)]
+    add_records(tmp_path, found)
     assert [run for run in runs if execute.is_done(run)] == [run for run in runs if run in taken]
 
 
 def test_runs_on_other_data_are_not_taken_over(tmp_path, capsys):
     comparison = comparison_of("cifar100_resnet18", "infonce", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
-    assert reuse(runs, [EVIDENCE], tmp_path, of_data="0123") == []
+    assert find_runs(runs, [EVIDENCE], of_data="0123", ours=None) == {}
     assert "runs not reused, their data are not 0123" in capsys.readouterr().err
-    assert not (tmp_path / "runs.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"quick": True}, "quick evaluation is not False"), ({"probe_seeds": [2]}, r"probe is not \[1\]"),
+     ({"fingerprint": "02"}, "data fingerprint is not 01")],
+)  # fmt: skip
+def test_runs_by_another_protocol_are_not_reused(two, change, said, capsys):
+    ours, theirs = two
+    edit(theirs, lambda line: line["evaluation.json"].update(change))
+    before = (ours / "runs.jsonl").read_bytes()
+    compare(["hcl"], out=ours, reuse=[theirs], tries=2, table_only=True)
+    error = capsys.readouterr().err
+    assert re.search(f"2 runs not reused, their .*{said}", error)
+    assert "0 of 2 missing runs are in the archives" in error
+    assert (ours / "runs.jsonl").read_bytes() == before
+
+
+def test_quick_evaluations_are_not_reused_in_a_new_folder(two, tmp_path, capsys):
+    _, theirs = two
+    edit(theirs, lambda line: line["evaluation.json"].update(quick=True))
+    config = str(tmp_path / "small.yaml")
+    with pytest.raises(ValueError, match="none of the 4 runs"):
+        compare(["hcl"], config=config, out=tmp_path / "new", reuse=[theirs], tries=2, table_only=True)
+    assert "4 runs not reused, their evaluation is quick" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_leaves_reused_runs_in_their_archive(two, capsys, monkeypatch):
+    ours, theirs = two
+    monkeypatch.setenv("COLUMNS", "200")
+    for folder in two:
+        edit(folder, lambda line: line["evaluation.json"].update(fingerprint=digits()))
+    before = listing(ours)
+    compare(["hcl"], out=ours, reuse=[theirs], tries=2, dry_run=True)
+    said = capsys.readouterr()
+    assert said.out.count(" in the archives ") == 3  # two tries of hcl, and a seed of the chosen one
+    assert "0 to do" in said.out
+    assert listing(ours) == before
+    edit(theirs, lambda line: line["evaluation.json"].update(fingerprint="02"))
+    monkeypatch.setattr(Sweep, "show", lambda *_: None)
+    compare(["hcl"], out=ours, reuse=[theirs], tries=2, dry_run=True, device="cpu")
+    assert f"2 runs not reused, their data are not {digits()}" in capsys.readouterr().err
+    assert listing(ours) == before
 
 
 def test_figures_of_two_data_sets_are_not_compared(two):
@@ -149,15 +219,55 @@ def test_records_are_added_to_what_is_named(two):
     assert replace(read_comparison(page.parent / "comparison.yaml"), config="").baseline == "infonce"
 
 
+def test_a_new_folder_has_the_seeds_of_the_archive(tmp_path):
+    config = config_in(tmp_path)
+    fill(comparison_of(config, "infonce", "hcl", seeds=[105, 9, 21], try_epochs=1), tmp_path / "theirs")
+    new = {"config": config, "tries": 2, "try_epochs": 1, "add": [tmp_path / "theirs"]}
+    page = compare(["infonce"], out=tmp_path / "new", **new)
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert read_comparison(page.parent / "comparison.yaml").seeds == [105, 21, 9]
+    assert found["missing"] == []
+    with pytest.raises(
+        ValueError, match=r"first seed, 7, to choose by; got runs with the seeds \[9, 21, 105\]"
+    ):
+        compare(["infonce"], out=tmp_path / "other", seeds=[7, 9], **new)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_further_loss_gets_as_many_tries_as_the_others(two):
+    ours, _ = two
+    page = compare(["dcl", "mixture"], out=ours, table_only=True)  # both losses there have two tries
+    tries = {name: len(of) for name, of in read_comparison(page.parent / "comparison.yaml").losses.items()}
+    assert tries == {"infonce": 2, "dcl": 2, "mixture": 2}
+    compare(["dcl"], out=ours, tries=3, table_only=True)
+    assert len(read_comparison(page.parent / "comparison.yaml").losses["dcl"]) == 3
+
+
+def test_a_recipe_that_the_folder_does_not_have_is_refused(two, tmp_path):
+    ours, _ = two
+    with pytest.raises(
+        ValueError, match=r"--recipe strong wants --config here, .* and the comparison of small$"
+    ):
+        compare(out=ours, recipe="strong", table_only=True)
+    strong = comparison_of(config_in(tmp_path, name="small_strong.yaml"), "infonce", "dcl", seeds=[7, 21])
+    write_comparison(strong, tmp_path / "out" / strong.name)
+    fill(strong, tmp_path / "out")
+    assert compare(out=tmp_path / "out", recipe="strong", table_only=True).is_file()
+
+
 def test_finished_runs_on_other_data_are_refused(tmp_path):
     """The folder of a run does not depend on ``--data``."""
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
     write_comparison(comparison, tmp_path / "out" / comparison.name)
     fill(comparison, tmp_path / "out")
-    with pytest.raises(
-        ValueError, match=r"made on data with the fingerprint 01; got --data with \w{16}: choose"
-    ):
+    before = listing(tmp_path / "out")
+    said = r"made on data with the fingerprint 01; the data here have \w{16}: give the --data"
+    with pytest.raises(ValueError, match=said):
         compare(out=tmp_path / "out", data=str(write_data(tmp_path)), device="cpu")
+    for dry in (True, False):  # --data is forgotten, and a loss is missing
+        with pytest.raises(ValueError, match=said):
+            compare(["hcl"], out=tmp_path / "out", device="cpu", tries=2, dry_run=dry)
+    assert listing(tmp_path / "out") == before
 
 
 def test_a_run_that_was_only_begun_does_not_hide_a_finished_record(two):

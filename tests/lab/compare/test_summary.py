@@ -152,6 +152,34 @@ def test_no_number_of_the_json_file_is_none_of_json(tmp_path):
     json.loads((page.parent / "compare.json").read_text(), parse_constant=refuse)
 
 
+def test_a_try_without_a_finite_validation_figure_is_left_out(tmp_path, capsys):
+    made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    (bad,) = [line for line in lines if "dcl_temperature-0.1_" in line["run"] and "seed_7" in line["run"]]
+    bad["evaluation.json"] |= {"linear_validation_mean": math.nan, "linear_test_mean": math.nan}
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    capsys.readouterr()
+    page = compare(out=tmp_path, table_only=True)
+    found = json.loads((page.parent / "compare.json").read_text(), parse_constant=pytest.fail)
+    assert {line["loss"]: line["settings"] for line in found["losses"]}["dcl"] == "temperature 0.2"
+    assert len(found["best_of"]["dcl"]) == 1
+    assert (
+        f"left out of the choice: {bad['run']}, its linear_validation_mean is nan" in capsys.readouterr().err
+    )
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    line = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[0])
+    folder = tmp_path / "runs" / line["run"]
+    folder.mkdir(parents=True)
+    for name in ("run.yaml", "evaluation.json", "made.json"):
+        (folder / name).write_text(json.dumps(line[name]))
+    (folder / "cost.json").write_text('{"loss_ms": 1.0')
+    with pytest.raises(ValueError, match=r"cost\.json is not JSON: .*; remove it"):
+        compare(out=tmp_path, table_only=True)
+
+
 def test_names_are_escaped(tmp_path):
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
     evil = {"a:<script>alert(1)</script>": [{"loss.preset": "infonce", "loss.temperature": 0.33}]}
@@ -169,7 +197,7 @@ def test_names_are_escaped(tmp_path):
         ({"losses": []}, "weince compare wants losses, such as infonce dcl; got none, and no comparison in"),
         ({"losses": ["dcl", "dcl"]}, "every loss must be named once; got dcl twice"),
         ({"tries": 0}, "--tries must be at least 1; got 0"),
-        ({"level_within": 0.0}, "--level-within must be above 0 points; got 0"),
+        ({"level_within": 0.0}, "--level-within must be above 0 points and finite; got 0"),
         ({"budget": 10.0, "slurm": True}, "--budget is for runs on this machine"),
         ({"budget": 0.0}, "--budget must be above 0 seconds"),
         ({"jobs": 0}, "jobs must be at least 1; got 0"),

@@ -292,6 +292,25 @@ def finished(tmp_path, script, table):
     return runs
 
 
+def test_missing_runs_do_not_train_on_other_data_than_the_finished_ones(tmp_path, script):
+    """--data is forgotten in the second call: nothing may start."""
+    table = small_table(tmp_path)
+    last = finished(tmp_path, script, table)[-1]
+    shutil.rmtree(last.folder)
+    with pytest.raises(
+        ValueError, match=r"with the fingerprint 01; the data here have \w{16}: give the --data"
+    ):
+        reproduce(str(table), out=tmp_path / "full", device="cpu")
+    assert not last.folder.exists()
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="device 'cuda' was asked for; torch finds no CUDA device"):
+        reproduce(str(small_table(tmp_path)), out=tmp_path / "out", device="cuda")
+    assert not (tmp_path / "out").exists()
+
+
 KEPT = {"run.yaml", "evaluation.json", "log.csv"}
 
 

@@ -11,7 +11,7 @@ from lab.reproduce.tables import small_table
 from weince.cli import main
 from weince.lab import settings
 from weince.lab.reproduce.aggregate import reported
-from weince.lab.reproduce.plan import check_data, plan
+from weince.lab.reproduce.plan import check_data, plan, settings_of
 from weince.lab.reproduce.tables import MEASURES, named_tables, read_table
 from weince.lab.vision.config import VisionRun
 
@@ -358,3 +358,17 @@ def test_the_data_of_every_loss_are_checked(tmp_path):
         table = read_table(edited(tmp_path, losses=order, baseline="there"))
         with pytest.raises(ValueError, match=r"nowhere\.npz: no such path"):
             check_data(plan(table, tmp_path))
+
+
+def test_options_of_a_table_replace_those_of_the_configuration(tmp_path):
+    """Training replaces them too, so the key must not contain options that the run does not have."""
+    keys = []
+    for name, options in (("few", "{hardness: 1.0}"), ("more", "{hardness: 2.0, false_negatives: 0.1}")):
+        (tmp_path / name).mkdir()
+        table = edited(tmp_path / name, losses={"InfoNCE": {"set": {"loss.options": {"hardness": 3.0}}}})
+        config = tmp_path / name / "digits_small.yaml"
+        config.write_text(config.read_text() + f"loss: {{preset: hcl, options: {options}}}\n")
+        run = plan(read_table(table), tmp_path)[0]
+        assert settings_of(run).loss.options == {"hardness": 3.0}
+        keys.append(run.key)
+    assert keys[0] == keys[1]

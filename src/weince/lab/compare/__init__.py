@@ -71,11 +71,12 @@ def compare(
         losses: Presets or your own losses, ``my_package:MyLoss``; if empty, those of the comparison in ``out``.
         config: Configuration that all runs share: a name or a file. By default that of the comparison in ``out``, or
             else digits on a laptop.
-        recipe: ``paper`` for that configuration, ``strong`` for ``CONFIG_strong``.
-        tries: How many settings of its search space to try for each loss, by default 3; a smaller space is tried
-            completely.
+        recipe: ``paper`` for that configuration, ``strong`` for ``CONFIG_strong``. Without ``config``, the comparison
+            in ``out`` must have that recipe.
+        tries: How many settings of its search space to try for each loss; a smaller space is tried completely. By
+            default as many as in the comparison in ``out``, or else 3.
         seeds: How many of 7, 21, 63, 84 to use, or a list of seeds. By default those of the comparison in ``out``,
-            or else all four.
+            or else those of the archives in ``add``, or else all four.
         baseline: Loss that the others are compared with; it is added if ``losses`` lacks it. By default that of the
             comparison in ``out``, or else ``infonce``.
         level_within: Largest difference, in points, that does not matter. By default that of the comparison in
@@ -115,14 +116,18 @@ def compare(
     start_nothing = table_only or bool(add) or dry_run
     asked = _Asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set)
     comparison = _comparison(asked, out)
+    if add and seeds is None and find_comparison(out, comparison.config) is None:
+        comparison = replace(comparison, seeds=merge.seeds_of(comparison, add))
     extra = _tracked(comparison, track)
     sweep = Sweep(comparison, out, data, device, extra, reuse)
     if add:
         comparison = merge.add(comparison, add, out, sweep.evaluations())
         sweep = Sweep(comparison, out, data, device, extra, reuse)
-    sweep.take_over(look=not (start_nothing or slurm))
+    sweep.take_over(look=not (table_only or add or slurm), write=not dry_run)
     jobs = _jobs(jobs)
     if dry_run:
+        if not slurm:
+            sweep.check_start()
         sweep.show(jobs)
         return out / comparison.name
     if start_nothing:
@@ -130,9 +135,11 @@ def compare(
         # After the page, which raises if no run is done: such a call must leave nothing behind.
         write_comparison(comparison, path.parent)
         return path
+    if not slurm:  # the nodes of a cluster may see other folders
+        sweep.check_start()
     write_comparison(comparison, out / comparison.name)
     options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
-    failed = sweep.fill(budget, options, check=not slurm)
+    failed = sweep.fill(budget, options)
     sweep.time_losses((slurm_options or {}) if slurm else None)
     return sweep.write(command or "weince compare", failed)
 
@@ -160,12 +167,23 @@ def _comparison(asked: _Asked, out: Path) -> Comparison:
     config = None if asked.config is None else recipe_config(asked.config, asked.recipe)
     before = find_comparison(out, config)
     if before is not None:
+        if config is None:
+            _check_recipe(asked.recipe, before)
         return _continued(before, asked, config or before.config)
     if not asked.losses:
         raise ValueError(
             f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
         )
     return _of_losses(asked, config or recipe_config(LAPTOP, asked.recipe), known={})
+
+
+def _check_recipe(recipe: str, before: Comparison) -> None:
+    """Refuse a recipe without a configuration, unless the comparison in the folder has that recipe."""
+    if recipe != "paper" and not before.name.endswith(f"_{recipe}"):
+        raise ValueError(
+            f"--recipe {recipe} wants --config here, or a comparison with that recipe in --out; got no --config, "
+            f"and the comparison of {before.name}"
+        )
 
 
 def _continued(before: Comparison, asked: _Asked, config: str) -> Comparison:
@@ -185,10 +203,18 @@ def _continued(before: Comparison, asked: _Asked, config: str) -> Comparison:
 
 
 def _of_losses(asked: _Asked, config: str, known: Mapping[str, Tries]) -> Comparison:
-    """A comparison of the losses that are asked for and the baseline, whose tries may be ``known``."""
+    """A comparison of the losses that are asked for and the baseline.
+
+    ``known`` has the tries of the comparison in the folder. Unless a number of tries is asked for, a loss in it keeps
+    its tries, and a further loss gets as many.
+    """
     baseline = asked.baseline or BASELINE
     names = list(asked.losses) if baseline in (*asked.losses, *known) else [baseline, *asked.losses]
-    losses: dict[str, Tries] = {name: tries_of(name, config)[: asked.tries or TRIES] for name in names}
+    most = asked.tries or max(map(len, known.values()), default=TRIES)
+    losses: dict[str, Tries] = {
+        name: known[name] if asked.tries is None and name in known else tries_of(name, config)[:most]
+        for name in names
+    }
     return Comparison(
         config=config,
         losses=losses if baseline in losses else {**losses, baseline: known[baseline]},

@@ -4,19 +4,21 @@ Every loss class has a ``search_space``, an ordered list of tries; a comparison 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from weince.files import write_text_aside
 from weince.lab import settings
-from weince.lab.configure import PRESETS, find, unknown
+from weince.lab.configure import PRESETS, LossConfig, find, unknown
 from weince.lab.reproduce.plan import flat
-from weince.lab.reproduce.tables import SEEDS, Loss, Table
+from weince.lab.reproduce.tables import SEEDS, Loss, Table, check_seeds
 from weince.lab.reproduce.tasks import Task, task_of
 
 KEPT = "comparison.yaml"
@@ -50,9 +52,9 @@ class Comparison:
     def __post_init__(self) -> None:
         if self.baseline not in self.losses:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
-        if not self.level_within > 0:
-            raise ValueError(f"--level-within must be above 0 points; got {self.level_within}")
-        settings.check_once("seed", self.seeds)
+        if not 0 < self.level_within < math.inf:
+            raise ValueError(f"--level-within must be above 0 points and finite; got {self.level_within}")
+        check_seeds(self.seeds)
         if self.try_epochs is not None and self.try_epochs < 1:
             raise ValueError(f"--try-epochs must be at least 1; got {self.try_epochs}")
         owned = [name for name in self.set if name.partition(".")[0] in ("loss", "seed", "out")]
@@ -105,23 +107,23 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
     Args:
         loss: A preset, or your own loss, ``my_package:MyLoss``. Its class may have a ``search_space`` too; without
             one, the only try is its defaults.
-        config: The configuration. A try without a temperature unsets the one set here; the task may define
-            temperatures to try instead.
+        config: The configuration. Settings of the loss in it are no part of a try: what a try does not set gets its
+            default. The task may define temperatures to try.
     """
     if loss not in PRESETS and ":" not in loss:
         raise ValueError(unknown("loss", loss, PRESETS) + ", or your own, my_package:MyLoss")
     maker = PRESETS[loss] if loss in PRESETS else find(loss, "loss")
     space: Sequence[Any] = getattr(maker, "search_space", ({},))
-    wrong = [tried for tried in space if not isinstance(tried, Mapping)]
+    listed = isinstance(space, Sequence) and not isinstance(space, str)
+    wrong = [tried for tried in space if not isinstance(tried, Mapping)] if listed else [space]
     if wrong or not len(space):
-        got = repr(wrong[0]) if wrong else "nothing"
+        got = " ".join(repr(wrong[0]).split()) if wrong else "nothing"
         raise ValueError(
             f"search_space of {loss} must list arguments by name, ({{'temperature': 0.1}},); got {got}"
         )
     content = settings.load(config)
-    has_temperature = flat(content).get("loss.temperature") is not None
     space = at_temperatures(space, task_of(content).temperatures)
-    return [_as_settings(loss, tried, has_temperature) for tried in space]
+    return [alone(_as_settings(loss, tried), content) for tried in space]
 
 
 def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
@@ -143,14 +145,55 @@ def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
     return [{**rest, "temperature": temperature} for rest in different for temperature in temperatures]
 
 
-def _as_settings(loss: str, tried: Mapping[str, Any], has_temperature: bool) -> dict[str, Any]:
+def _as_settings(loss: str, tried: Mapping[str, Any]) -> dict[str, Any]:
     """A try as settings, spelled as in a table's file: a run is identified by that spelling."""
-    found: dict[str, Any] = {"loss.preset": loss}
-    if "temperature" in tried or has_temperature:
-        found["loss.temperature"] = tried.get("temperature")
     # Lists for tuples, as comparison.yaml has them: a try that is read back must be the same try.
-    options = json.loads(json.dumps({name: value for name, value in tried.items() if name != "temperature"}))
+    options = {name: _plain(loss, name, value) for name, value in tried.items()}
+    found: dict[str, Any] = {"loss.preset": loss}
+    if "temperature" in options:
+        found["loss.temperature"] = options.pop("temperature")
     return found | ({"loss.options": options} if options else {})
+
+
+def _plain(loss: str, name: str, value: Any) -> Any:
+    """A value of a search space as JSON has it; numbers of NumPy become numbers of Python."""
+    try:
+        return json.loads(json.dumps(value, default=_number_of_numpy))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"search_space of {loss}: {name} must be a number, text, a list or names with values; "
+            f"got {' '.join(repr(value).split())}"
+        ) from None
+
+
+def _number_of_numpy(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError
+
+
+def alone(tried: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """A try that sets a loss completely: what it leaves out gets its default if the configuration sets it.
+
+    Only then, so that a run is spelled the same with and without a default in its configuration. The engine stays as
+    configured, since it does not change the figures.
+
+    Args:
+        tried: Settings of the loss, by dotted name.
+        content: The configuration.
+
+    >>> alone({"loss.preset": "dcl"}, {"loss": {"preset": "hcl", "options": {"hardness": 2.0}}})
+    {'loss.preset': 'dcl', 'loss.options': {}}
+    """
+    configured, usual = content.get("loss"), settings.as_written(LossConfig())
+    if not isinstance(configured, Mapping):
+        return dict(tried)
+    unset = {
+        f"loss.{name}": usual[name]
+        for name, value in configured.items()
+        if name in usual and name not in ("preset", "engine") and value != usual[name]
+    }
+    return {**tried, **{name: value for name, value in unset.items() if name not in tried}}
 
 
 def in_words(tried: Mapping[str, Any]) -> str:
@@ -159,11 +202,14 @@ def in_words(tried: Mapping[str, Any]) -> str:
     >>> in_words({"loss.preset": "mixture", "loss.temperature": 0.1, "loss.options": {"spread": 1.0}})
     'temperature 0.1, spread 1'
     """
-    named = {
-        name: value for name, value in flat(tried).items() if name != "loss.preset" and value is not None
-    }
+    named = {name: value for name, value in set_in(tried).items() if name != "loss.preset"}
     said = [f"{name.rpartition('.')[2]} {_number(value)}" for name, value in named.items()]
     return ", ".join(said) or "its defaults"
+
+
+def set_in(tried: Mapping[str, Any]) -> dict[str, Any]:
+    """What a try sets, by dotted name; a default that `alone` added, None or no names, counts as not set."""
+    return {name: value for name, value in flat(tried).items() if value is not None and value != {}}
 
 
 def _number(value: Any) -> str:
@@ -236,7 +282,10 @@ def read_comparison(path: Path) -> Comparison:
             f"{path} is not a comparison; wanted the keys {', '.join(sorted(names))}; "
             f"got {', '.join(map(str, content)) if isinstance(content, dict) else repr(content)}"
         )
-    return Comparison(**content)
+    try:
+        return Comparison(**content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def find_comparison(out: Path, config: str | None) -> Comparison | None:

@@ -6,17 +6,18 @@ data do not matter. Figures of two runs are comparable if their data and their e
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from weince.lab import settings
-from weince.lab.compare.grid import Comparison, in_words
+from weince.lab.compare.grid import Comparison, alone, in_words, set_in
 from weince.lab.configure import LossConfig
 from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
-from weince.lab.reproduce.tables import MEASURES
+from weince.lab.reproduce.tables import MEASURES, SEEDS
 from weince.lab.reproduce.tasks import Task, task_of
 
 PROTOCOL = {
@@ -31,46 +32,66 @@ Files = dict[str, Any]
 """The small files of a run, by name."""
 
 
-def reuse(runs: Sequence[Run], archives: Iterable[Path], out: Path, *, of_data: str | None) -> list[Run]:
-    """Copy the records of wanted runs from archives into ``out/runs.jsonl``.
+def find_runs(
+    runs: Sequence[Run], archives: Iterable[Path], *, of_data: str | None, ours: Mapping[str, Any] | None
+) -> dict[str, Files]:
+    """Find wanted runs in archives; how many do not compare, and why, is printed to standard error.
 
     Args:
         runs: Runs that are wanted.
         archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
-        out: Folder of the comparison.
-        of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are not copied; their
-            number is printed to standard error.
+        of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are left out.
+        ours: Evaluation of a finished run here. Records with another protocol are left out; if it is None, those of
+            quick evaluations, and those that differ from the first.
 
     Returns:
-        The runs that were found.
+        The files of the runs that were found, by the names that the runs have here.
     """
     wanted, result, task = _identities(runs), runs[0].result.name, task_for(runs[0])
     found: dict[str, Files] = {}
-    taken = []
     for archive in archives:
-        other = 0
+        refused: list[str] = []
         for files in _read(archive, task).values():
             run = wanted.get(_recorded_identity(files["run.yaml"]))
             if run is None or run.name in found:
                 continue
-            if of_data is not None and files[result].get("fingerprint") != of_data:
-                other += 1
-                continue
-            found[run.name] = _as_ours(files, run)
-            taken.append(run)
-        if other:
-            print(f"{archive}: {other} runs not reused, their data are not {of_data}", file=sys.stderr)
-    if found:
-        add_records(out, found)
-    return taken
+            differs = _difference(files[result], of_data, ours)
+            if differs:
+                refused.append(differs)
+            else:
+                found[run.name] = _as_ours(files, run)
+                ours = ours or files[result]
+        for why in dict.fromkeys(refused):
+            print(f"{archive}: {refused.count(why)} runs not reused, {why}", file=sys.stderr)
+    return found
 
 
-def data_here(run: Run) -> str | None:
-    """Fingerprint of a run's data on this machine; None if they are not here."""
-    try:
-        return task_for(run).fingerprint(settings_of(run))
-    except (OSError, ValueError):
-        return None
+def _difference(
+    evaluation: Mapping[str, Any], of_data: str | None, ours: Mapping[str, Any] | None
+) -> str | None:
+    """Why an evaluation does not compare with the data here and with ``ours``, in words; None if it does."""
+    if of_data is not None and evaluation.get("fingerprint") != of_data:
+        return f"their data are not {of_data}"
+    if ours is None:
+        return "their evaluation is quick" if evaluation.get("quick") else None
+    differs = [key for key in PROTOCOL if evaluation.get(key) != ours.get(key)]
+    return f"their {PROTOCOL[differs[0]]} is not {ours.get(differs[0])}" if differs else None
+
+
+def seeds_of(comparison: Comparison, archives: Iterable[Path]) -> list[int]:
+    """The seeds of archives, for a comparison that begins with them. The one with the most runs is the first.
+
+    All tries have that seed, and the seed of the tries must be the first of a comparison.
+    """
+    counted = Counter(
+        int(_recorded(files["run.yaml"])["seed"])
+        for path in archives
+        for files in _read(path, comparison.task).values()
+    )
+    usual = {seed: place for place, seed in enumerate(SEEDS)}
+    return sorted(counted, key=lambda seed: (-counted[seed], usual.get(seed, len(SEEDS)), seed)) or list(
+        SEEDS
+    )
 
 
 def add(
@@ -85,7 +106,8 @@ def add(
         ours: Evaluations of our finished runs.
 
     Raises:
-        ValueError: A record has other data, another recipe or another protocol. Nothing is changed then.
+        ValueError: A record has other data, another recipe or another protocol, or there is no try to choose. Nothing
+            is changed then.
     """
     result = MEASURES[comparison.task.measure].file
     theirs = [
@@ -95,15 +117,22 @@ def add(
     check_protocol([*(("this comparison", one) for one in ours[:1]), *evaluations])
     recipe = settings_of(plan(comparison.tries_table(), out)[0])
     epochs = {epochs_of(run) for run in _every_run(comparison, out)}
+    content = settings.load(comparison.config)
     for path, name, files in theirs:
         _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
-        comparison = _with_loss(comparison, _recorded(files["run.yaml"]))
+        comparison = _with_loss(comparison, _recorded(files["run.yaml"]), content)
     runs = _identities(_every_run(comparison, out))
     found = {}
     for _, _, files in theirs:
         run = runs.get(_recorded_identity(files["run.yaml"]))
         if run is not None:  # else a shorter try with a seed that chooses nothing here
             found[run.name] = _as_ours(files, run)
+    if not ours and not any(run.name in found for run in plan(comparison.tries_table(), out)):
+        seeds = sorted({_recorded_identity(files["run.yaml"])[1] for _, _, files in theirs})
+        raise ValueError(
+            f"a comparison that begins with --add wants tries with its first seed, {comparison.seeds[0]}, to choose "
+            f"by; got {f'runs with the seeds {seeds}' if seeds else 'no runs'}"
+        )
     add_records(out, found)
     return comparison
 
@@ -139,8 +168,8 @@ def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: se
         raise ValueError(f"{name}: another recipe: it has {'; '.join(differs)}")
 
 
-def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
-    """The comparison with the loss, the try and the seed of one more run added."""
+def _with_loss(comparison: Comparison, found: Mapping[str, Any], content: Mapping[str, Any]) -> Comparison:
+    """The comparison with the loss, the try and the seed of one more run added; ``content`` is its configuration."""
     usual = LossConfig()
     given = {
         f"loss.{item.name}": found["loss"][item.name]
@@ -152,19 +181,10 @@ def _with_loss(comparison: Comparison, found: Mapping[str, Any]) -> Comparison:
     variant = {key: value for key, value in given.items() if key not in searched}
     name = given["loss.preset"] + (f", {in_words(variant)}" if variant else "")
     tries = list(comparison.losses.get(name, ()))
-    if not any(_same(tried, given) for tried in tries):
-        tries.append(given)
+    if not any(set_in(tried) == set_in(given) for tried in tries):
+        tries.append(alone(given, content))
     seeds = list(dict.fromkeys([*comparison.seeds, found["seed"]]))
     return replace(comparison, losses={**comparison.losses, name: tries}, seeds=seeds)
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two tries are the same; a setting that is None counts as not given."""
-
-    def named(tried: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in flat(tried).items() if value is not None}
-
-    return named(one) == named(other)
 
 
 def _every_run(comparison: Comparison, out: Path) -> list[Run]:

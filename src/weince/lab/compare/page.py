@@ -90,6 +90,8 @@ def heat(comparison: Comparison, summary: Summary) -> Heat | None:
         if one.temperature is None or one.done is None:
             continue
         value = one.done.figure(comparison.task.main, "validation")
+        if math.isnan(value):
+            continue
         row = cells.setdefault(one.loss, {})
         if one.temperature not in row or value > row[one.temperature][0]:
             row[one.temperature] = value, one.chosen

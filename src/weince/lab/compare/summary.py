@@ -41,7 +41,8 @@ class Done(NamedTuple):
         """A figure on a scale to 100; NaN if the evaluation is older than the figure."""
         measure = MEASURES[self.run.measure]
         key = (measure.test if kind == "test" else measure.validation).format(name)
-        return float(self.record.get(key, math.nan))
+        value = self.record.get(key)
+        return math.nan if value is None else float(value)
 
 
 class Point(NamedTuple):
@@ -119,20 +120,38 @@ def choose(
 
     Args:
         comparison: What is compared.
-        tries: Its tries.
+        tries: Its tries. Those without a finite validation figure are left out.
         records: Records of the runs that are done, by name.
     """
     found = {}
-    key = MEASURES[comparison.task.measure].validation.format(comparison.task.main)
+    left_out = without_figure(comparison, tries, records)
+    key = _choice_key(comparison)
     for loss in comparison.losses:
         done = [
             {"number": run.try_number, "validation": records[run.name][key]}
             for run in tries
-            if run.loss == loss and run.name in records
+            if run.loss == loss and run.name in records and run.name not in left_out
         ]
         if done:
             found[loss] = int(select(done, "validation")["number"])
     return found
+
+
+def without_figure(
+    comparison: Comparison, tries: Sequence[Run], records: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Finished tries that cannot be chosen, by name: what they have for a validation figure, in words."""
+    key = _choice_key(comparison)
+    values = {run.name: records[run.name].get(key) for run in tries if run.name in records}
+    return {
+        name: f"{key} is {value}"
+        for name, value in values.items()
+        if not isinstance(value, int | float) or not math.isfinite(value)
+    }
+
+
+def _choice_key(comparison: Comparison) -> str:
+    return MEASURES[comparison.task.measure].validation.format(comparison.task.main)
 
 
 def summarise(
@@ -223,11 +242,13 @@ def _tries(
 def _tuned(comparison: Comparison, tries: Sequence[Try]) -> dict[str, list[float]]:
     """The gain from tuning: `best_of` the finished tries of each loss."""
     main = comparison.task.main
-    return {
-        loss: best_of([(one.figure(main, "validation"), one.figure(main)) for one in found])
+    figures = {
+        loss: [(one.done.figure(main, "validation"), one.done.figure(main)) for one in tries
+               if one.loss == loss and one.done]
         for loss in comparison.losses
-        if (found := [one.done for one in tries if one.loss == loss and one.done])
-    }
+    }  # fmt: skip
+    known = {loss: [both for both in of if all(map(math.isfinite, both))] for loss, of in figures.items()}
+    return {loss: best_of(of) for loss, of in known.items() if of}
 
 
 def _by_seed(runs: Sequence[Done], figure: str) -> dict[int, float]:

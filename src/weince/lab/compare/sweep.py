@@ -9,13 +9,13 @@ from typing import Any
 from weince.lab.compare import merge
 from weince.lab.compare.cost import Cost, Timing, measure_costs
 from weince.lab.compare.grid import Comparison, in_words
-from weince.lab.compare.summary import choose, cost_of_run, summarise
+from weince.lab.compare.summary import choose, cost_of_run, summarise, without_figure
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
-from weince.lab.reproduce.plan import Run, check_data, epochs_of, plan
-from weince.lab.reproduce.records import ARCHIVE, keep_records, read_archive
+from weince.lab.reproduce.plan import Run, check_data, check_devices, epochs_of, plan
+from weince.lab.reproduce.records import ARCHIVE, add_records, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
-from weince.lab.reproduce.sweep import carry_out
+from weince.lab.reproduce.sweep import carry_out, check_same_data, data_here
 from weince.lab.reproduce.tables import Table
 
 EVALUATION = 20.0
@@ -37,7 +37,10 @@ class Sweep:
         self.comparison, self.out, self.archives = comparison, out, reuse
         self.data, self.device, self.extra = data, device, extra
         self.tries = self._plan(comparison.tries_table())
+        if comparison.try_epochs is not None:  # checks the settings of the final runs before anything starts
+            self._plan(replace(comparison, try_epochs=None).tries_table())
         self.of_data: str | None = None  # fingerprint of the data here, if known
+        self.found: dict[str, merge.Files] = {}  # runs in the archives that a dry run leaves there
         self.failed: dict[str, str] = {}
         self.clock: Clock | None = None
 
@@ -46,7 +49,16 @@ class Sweep:
 
     def records(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """Records of those runs that are done, by name."""
-        return {run.name: execute.record(run) for run in runs if execute.is_done(run)}
+        return {run.name: self._record(run) for run in runs if self._is_done(run)}
+
+    def _is_done(self, run: Run) -> bool:
+        return run.name in self.found or execute.is_done(run)
+
+    def _record(self, run: Run) -> dict[str, Any]:
+        if run.name not in self.found:
+            return execute.record(run)
+        files = self.found[run.name]
+        return execute.figures_of(run, files[run.result.name], files.get("made.json", {}))
 
     def evaluations(self) -> list[dict[str, Any]]:
         return list(self.records([*self.tries, *self.seeds()]).values())
@@ -62,53 +74,54 @@ class Sweep:
         runs = self._plan(self.comparison.seeds_table(chosen))
         return [replace(run, try_number=chosen[run.loss]) for run in runs]
 
-    def fill(self, budget: float | None, options: Mapping[str, Any], *, check: bool) -> dict[str, str]:
+    def check_start(self) -> None:
+        """Check that the missing runs can start here, on the data of the finished ones.
+
+        Raises:
+            ValueError: A device or data are missing, or the data are not those of the finished runs.
+        """
+        runs = [*self.tries, *self.seeds()]
+        left = [run for run in runs if not self._is_done(run)]
+        check_devices(left)
+        check_data(left)
+        check_same_data([run for run in runs if run.name not in self.found], always=self.data is not None)
+
+    def fill(self, budget: float | None, options: Mapping[str, Any]) -> dict[str, str]:
         """Carry out the missing runs, as far as time allows; returns why runs failed, by their names."""
-        if check and self.data is not None:
-            self._check_fingerprints()
         for name in ("tries", "seeds"):
             runs = self.tries if name == "tries" else self.seeds(complete=True)
             if name == "seeds":  # take_over did this for the tries
                 self._reuse(runs)
             left = [run for run in runs if not execute.is_done(run)]
-            if check:  # the nodes of a cluster may see other folders
-                check_data(left)
             if left and budget is not None and self.clock is None:
                 self.clock = self._clock(budget)
             self.failed |= carry_out(runs, self.out, clock=self.clock, name=name, **options)
         return self.failed
 
-    def _check_fingerprints(self) -> None:
-        """Check that the finished runs were made on the data of ``--data``; the folder of a run does not tell.
-
-        Raises:
-            ValueError: A run was made on other data.
-        """
-        here = merge.data_here(self.tries[0])
-        for name, record in self.records([*self.tries, *self.seeds()]).items():
-            if here is not None and record.get("fingerprint") != here:
-                raise ValueError(
-                    f"{name} was made on data with the fingerprint {record.get('fingerprint')}; got --data with "
-                    f"{here}: choose another --out"
-                )
-
-    def take_over(self, *, look: bool) -> None:
+    def take_over(self, *, look: bool, write: bool) -> None:
         """Take over runs from the archives: the tries, then the chosen tries with all seeds.
 
         Args:
             look: Take only runs on the same data as here, since the missing runs will train on these.
+            write: Copy their records into the folder.
         """
         if look and self.archives:
-            self.of_data = merge.data_here(self.tries[0])
+            self.of_data = data_here(self.tries[0])
         if self.archives:
-            self._reuse(self.tries)
-            self._reuse(self.seeds())
+            self._reuse(self.tries, write=write)
+            self._reuse(self.seeds(), write=write)
 
-    def _reuse(self, runs: Sequence[Run]) -> None:
-        wanted = [run for run in runs if not execute.is_done(run)]
-        if self.archives and wanted:
-            taken = merge.reuse(wanted, self.archives, self.out, of_data=self.of_data)
-            print(f"{len(taken)} of {len(wanted)} missing runs are in the archives", file=sys.stderr)
+    def _reuse(self, runs: Sequence[Run], *, write: bool = True) -> None:
+        wanted = [run for run in runs if not self._is_done(run)]
+        if not (self.archives and wanted):
+            return
+        ours = next(iter(self.evaluations()), None)
+        found = merge.find_runs(wanted, self.archives, of_data=self.of_data, ours=ours)
+        print(f"{len(found)} of {len(wanted)} missing runs are in the archives", file=sys.stderr)
+        if not write:
+            self.found |= found
+        elif found:
+            add_records(self.out, found)
 
     def _clock(self, budget: float) -> Clock:
         """A deadline that starts now, before the probe that gives its first guesses."""
@@ -151,11 +164,12 @@ class Sweep:
             run.folder: ("choice, figures" if run.folder in listed else "figures", run) for run in seeds
         }
         for purpose, run in listed.values():
-            done, length = execute.is_done(run), epochs_of(run)
+            done, length = self._is_done(run), epochs_of(run)
             if not done:
                 epochs.append(length)
             words = in_words(self.comparison.losses[run.loss][run.try_number])
-            state = "done" if done else "begun" if (run.folder / "log.csv").exists() else "to do"
+            begun = "begun" if (run.folder / "log.csv").exists() else "to do"
+            state = "in the archives" if run.name in self.found else "done" if done else begun
             drawn.add_row(*(escape(str(c)) for c in (run.loss, words, run.seed, length, purpose, state)))
         open_ = [loss for loss in self.comparison.losses if loss not in {run.loss for run in seeds}]
         further = len(self.comparison.seeds) - (self.comparison.try_epochs is None)
@@ -184,6 +198,8 @@ class Sweep:
         seeds = self.seeds()
         runs = list({run.folder: run for run in (*self.tries, *seeds)}.values())
         records = self.records(runs)
+        if failed and not records:
+            raise ValueError(f"all {len(failed)} runs failed; {next(iter(failed.values()))}")
         if not records:
             raise ValueError(
                 f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}; wanted one that is "
@@ -194,6 +210,8 @@ class Sweep:
         missing = self.missing(seeds)
         for line in missing:
             print(f"missing: {line}", file=sys.stderr)
+        for name, why in without_figure(self.comparison, self.tries, records).items():
+            print(f"left out of the choice: {name}, its {why}; wanted a finite number", file=sys.stderr)
         keep_records(done, self.out)
         summary = summarise(self.comparison, self.tries, seeds, records, missing)
         path = write_page(self.comparison, summary, self.out / self.comparison.name, failed, command)

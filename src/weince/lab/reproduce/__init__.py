@@ -19,9 +19,9 @@ from weince.lab.evaluate.protocol import budget
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.page import Page, reading_notes, write_page
-from weince.lab.reproduce.plan import Run, check_data, plan, task_for, words
+from weince.lab.reproduce.plan import Run, check_data, check_devices, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
-from weince.lab.reproduce.sweep import carry_out
+from weince.lab.reproduce.sweep import carry_out, check_same_data, data_named
 from weince.lab.reproduce.tables import Table, check_alone, named_tables, read_table, take_seeds
 
 __all__ = ["named_tables", "print_tables", "reproduce"]
@@ -94,6 +94,9 @@ def reproduce(
     if dry_run:
         _print_plan(asked, runs)
         return out / asked.name
+    if not (slurm or table_only):
+        check_devices([run for run in runs if not execute.is_done(run)])
+        check_same_data(runs)
     failed = {} if table_only else carry_out(runs, out, jobs=jobs, slurm=slurm, slurm_options=slurm_options)
     records = {run.folder: execute.record(run) for run in runs if execute.is_done(run)}
     if table_only:
@@ -123,8 +126,7 @@ def _check_data_of(made: Sequence[tuple[Run, Mapping[str, Any]]]) -> None:
     """
     first: dict[tuple[Any, ...], tuple[Run, str | None]] = {}
     for run, record in made:
-        named = run.row, *(run.changes.get(place) for place in task_for(run).places)
-        before, version = first.setdefault(named, (run, record.get("fingerprint")))
+        before, version = first.setdefault(data_named(run), (run, record.get("fingerprint")))
         if record.get("fingerprint") != version:
             raise ValueError(
                 f"runs of a row must share their data; got the fingerprint {record.get('fingerprint')} for "

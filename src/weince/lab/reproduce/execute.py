@@ -352,9 +352,12 @@ def _late(waiting: list[Run], active: int, jobs: int, clock: Clock) -> list[Run]
 
 def record(run: Run) -> dict[str, Any]:
     """The measured figures of a finished run; ``made`` says on which hardware, commit and command."""
-    found: dict[str, Any] = read_record(run, run.result.name)
+    return figures_of(run, read_record(run, run.result.name), _made(run))
+
+
+def figures_of(run: Run, found: dict[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """The same from the contents of its result and of its ``made.json``."""
     by_key, keys = flat(found), MEASURES[run.measure].keys
     found = found | {name: by_key[key] for name, key in keys.items() if key in by_key}
-    made = _made(run)
     where = made.get("measures", {}).get(run.measure, NOT_RECORDED)
     return {**found, "made": {**where, "command": made.get("command", _repeatable(run))}}

@@ -15,8 +15,12 @@ from typing import Any
 
 from weince.lab import settings
 from weince.lab.configure import unknown
-from weince.lab.reproduce.tables import MEASURES, Table
+from weince.lab.reproduce.tables import MEASURES, Table, check_seeds
 from weince.lab.reproduce.tasks import Task, task_of
+from weince.machine import find_device
+
+WHOLE = ("loss.options", "loss.tail")
+"""Settings that hold names and values; a change replaces all of them, not only those that it names."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def plan(
     Raises:
         ValueError: A configuration, setting or pattern is unknown.
     """
-    settings.check_once("seed", seeds or ())
+    check_seeds(seeds or ())
     kept = _asked_for(table, only)
     base = {row: flat(settings.load(row)) for row, *_ in kept}
     asked = {} if epochs is None else {"epochs": epochs}
@@ -161,7 +165,9 @@ def _place(
     changed = {
         name: value for name, value in flat(changes).items() if name not in free or name in task.places
     }
-    every = {**{name: value for name, value in base.items() if name not in free}, **changed}
+    whole = tuple(f"{name}." for name in WHOLE if name in changes)
+    kept = {name: value for name, value in base.items() if name not in free and not name.startswith(whole)}
+    every = {**kept, **changed}
     every.pop("seed", None)
     key = hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:12]
     differs = {name: value for name, value in sorted(changed.items()) if base.get(name) != value}
@@ -232,6 +238,16 @@ def check_data(runs: Sequence[Run]) -> None:
         different[run.config, *run.extra.items(), *places] = run
     for run in different.values():
         task_for(run).check(settings_of(run))
+
+
+def check_devices(runs: Sequence[Run]) -> None:
+    """Check that this machine has the devices of runs.
+
+    Raises:
+        ValueError: It has not.
+    """
+    for device in {str(settings_of(run).device) for run in {run.key: run for run in runs}.values()}:
+        find_device(device)
 
 
 def _check(run: Run) -> None:

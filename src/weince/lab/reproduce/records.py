@@ -134,7 +134,12 @@ def _gathered(run: Run) -> dict[str, Any]:
 def _read(path: Path) -> Any:
     if path.suffix == ".csv":
         return read_log(path)
-    return load(str(path)) if path.suffix == ".yaml" else json.loads(path.read_text(encoding="utf-8"))
+    if path.suffix == ".yaml":
+        return load(str(path))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}; remove it to have it written again") from None
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float | str | None]]:

@@ -6,11 +6,51 @@ from typing import Any
 
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
-from weince.lab.reproduce.plan import Run
+from weince.lab.reproduce.plan import Run, settings_of, task_for
 from weince.lab.reproduce.slurm import run_on_slurm
 
 LINE_EVERY = 60.0
 """Seconds between two progress lines if there is no terminal."""
+
+
+def data_here(run: Run) -> str | None:
+    """Fingerprint of a run's data on this machine; None if they are not here."""
+    try:
+        return task_for(run).fingerprint(settings_of(run))
+    except (OSError, ValueError):
+        return None
+
+
+def data_named(run: Run) -> tuple[Any, ...]:
+    """What the settings of a run call its data: runs that share it must be made on the same data."""
+    return run.row, *(run.changes.get(place) for place in task_for(run).places)
+
+
+def check_same_data(runs: Sequence[Run], *, always: bool = False) -> None:
+    """Check that missing runs would train on the data of the finished ones; the folder of a run does not tell.
+
+    Args:
+        runs: All runs of a sweep.
+        always: Check the finished runs even if none is missing.
+
+    Raises:
+        ValueError: A finished run was made on other data.
+    """
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(data_named(run), []).append(run)
+    for group in groups.values():
+        done = [run for run in group if execute.is_done(run)]
+        if not done or (len(done) == len(group) and not always):
+            continue
+        here = data_here(group[0])
+        for run in done:
+            made_on = execute.record(run).get("fingerprint")
+            if here is not None and made_on != here:
+                raise ValueError(
+                    f"{run.name} was made on data with the fingerprint {made_on}; the data here have {here}: give "
+                    "the --data of that run, or choose another --out"
+                )
 
 
 def carry_out(

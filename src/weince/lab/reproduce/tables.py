@@ -116,10 +116,7 @@ class Table:
         for figure in (*self.figures, *([self.choose_by] if self.choose_by else [])):
             if figure not in known:
                 raise ValueError(unknown(f"figure of measure {self.measure}", str(figure), known))
-        wrong = [seed for seed in self.seeds if not isinstance(seed, int) or isinstance(seed, bool)]
-        if wrong:
-            raise ValueError(f"seeds must be integers; got {wrong[0]!r}")
-        check_once("seed", self.seeds)
+        check_seeds(self.seeds)
         check_once("row", [Path(row).stem for row in self.rows])
         _check_names("set", self.set)
         for name, loss in self.losses.items():
@@ -153,6 +150,22 @@ def check_alone(others: Mapping[str, bool]) -> None:
     for name, given in others.items():
         if given:
             raise ValueError(f"--dry-run prints the runs and stops; wanted it alone; got it with {name}")
+
+
+def check_seeds(seeds: Sequence[Any]) -> None:
+    """Refuse a seed that no run can have, or that is listed twice.
+
+    >>> check_seeds([7, -2])
+    Traceback (most recent call last):
+    ...
+    ValueError: seeds must be at least 0 and below 2**63; got -2
+    """
+    for seed in seeds:
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ValueError(f"seeds must be integers; got {seed!r}")
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seeds must be at least 0 and below 2**63; got {seed}")
+    check_once("seed", seeds)
 
 
 def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Sequence[int]:
