@@ -179,7 +179,7 @@ def test_the_command_and_the_function_have_the_same_defaults():
     assert shared == {"out", "quick", "trend", "average"}
     assert {name: options[name] for name in shared} == {name: defaults[name] for name in shared}
     asked = {item.name for item in fields(Settings)} & options.keys()
-    assert len(asked) == 8
+    assert len(asked) == 9
     assert {options[name] for name in asked} == {None}
     actions = (
         next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from diagnose.synthetic import crowd, small, views
+from diagnose.synthetic import crowd, small, two_encoders, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.diagnose.bank import build_bank
 from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_train
@@ -77,6 +77,48 @@ def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
         z_i, z_j = (torch.randn(16, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
         # Numbers are printed to three digits, and the command has 1 / beta instead of beta.
         torch.testing.assert_close(build_loss(asked)(z_i, z_j), run(code)(z_i, z_j), rtol=0.02, atol=0)
+
+
+def test_the_printed_command_for_two_encoders_trains_with_the_printed_loss():
+    from weince.lab import settings
+    from weince.lab.configure import build_loss
+    from weince.lab.text.train import TextRun
+
+    for command, code in (
+        (link_train(0.25, 0.1, "cross"), link_code(0.25, 0.1, "cross")),
+        (link_train(1.0, 0.25, "cross"), link_code(1.0, 0.25, "cross")),
+        (softmax_train(0.05, "cross"), softmax_code(0.05, "cross")),
+    ):
+        arguments = [*command.removeprefix("weince train ").split(), "--text", "a.tsv", "--sts", "b.tsv"]
+        asked = settings.read(TextRun, arguments, command="weince train", examples="").loss
+        assert run(code).candidates == "cross"
+        z_i, z_j = (torch.randn(16, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
+        right = build_loss(asked, candidates="cross")(z_i, z_j)
+        torch.testing.assert_close(right, run(code)(z_i, z_j), rtol=0.02, atol=0)
+
+
+def test_two_encoders_get_the_temperature_that_fits_across_views():
+    pairs = make_pairs("two", *two_encoders())
+    across = replace(FAST, candidates="cross")
+    found = measure(pairs, across, worth=THRESHOLDS.worth)
+    bank = evt.link_bank(pairs.z_i, pairs.z_j, batch_size=32, batches=16, candidates="cross", rng=0)
+    assert found.link.tau0 == pytest.approx(evt.fit_link(*bank).tau0, rel=0.2)
+    verdict = decide(found, replace(across, temperature=found.link.tau0))
+    assert verdict.headline.startswith("Keep your temperature")
+    assert verdict.notes == ()
+    assert 'candidates="cross")' in decide(found, across).code
+    assert "weince train --config sentence_pairs --loss" in decide(found, across).train
+
+
+def test_a_gap_between_the_views_is_a_warning(measured):
+    found = measure(make_pairs("two", *two_encoders()), FAST, worth=THRESHOLDS.worth)
+    (note,) = decide(found, FAST).notes
+    assert "--candidates cross" in note
+    assert decide(measured, FAST).notes == ()
+    far = measure(make_pairs("two", *two_encoders(gap=3.0)), FAST, worth=THRESHOLDS.worth)
+    verdict = decide(far, FAST)
+    assert verdict.kind == "uninformative"
+    assert verdict.advice.startswith("Use --candidates cross")
 
 
 def with_link(measured, **changes):

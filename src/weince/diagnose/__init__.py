@@ -66,7 +66,8 @@ def diagnose(
         average: The models are one recipe with several seeds: add their mean.
         progress: Show progress bars and the verdicts on stderr.
         changes: Fields of `weince.diagnose.settings.Settings`: ``temperature`` (the one the models were trained
-            with), ``seed``, ``batch_size``, ``batches``, ``bootstraps`` and others.
+            with), ``candidates`` (``"cross"`` if only rows of the other view compete, as in CLIP), ``seed``,
+            ``batch_size``, ``batches``, ``bootstraps`` and others.
 
     Returns:
         Path of ``index.html``.
@@ -305,6 +306,7 @@ def _model(m: Measured, v: Verdict) -> dict[str, Any]:
         "dim": m.dim,
         "batches": m.batches,
         "batch_size": m.batch_size,
+        "view_gap": m.gap,
         "batch_sizes_tried": m.tried,
         "notes": m.notes,
         "verdict": asdict(v),

@@ -25,11 +25,14 @@ class Thresholds:
             positive 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
         crowded: Largest share of crowded anchors at which the link test is worth reading.
+        gap: Largest excess of the mean cosine within views over that across views at which rows of one view should
+            compete with each other.
     """
 
     worth: float = 0.02
     alpha: float = 0.05
     crowded: float = 0.05
+    gap: float = 0.05
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -51,6 +54,8 @@ class Thresholds:
             f"temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
             f"No advice is given when softmax at its best temperature beats a random pick by less than "
             f"{self.worth:g} nats per anchor: the two rows of a pair then have nothing to do with each other.",
+            f"If the mean cosine within views exceeds that of negatives across views by more than {self.gap:g}, a "
+            "note says that the two views may come from two encoders, which need the option candidates.",
             "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
             "heavy if it lies above 0, and undecided otherwise.",
         )
@@ -74,6 +79,7 @@ class Verdict:
         rivals: Whether pairs or anchors of different difficulty explain the same gain.
         tail: Whether the tail is bounded, and whether it describes crowded anchors rather than hard negatives.
         crowded: Share of anchors that have another item within a shortfall of 0.01.
+        notes: Sentences to read before the advice is followed.
         advice: What to change, in words.
         code: The same as Python code, or None.
         train: The same as commands, one per line, or None.
@@ -87,6 +93,7 @@ class Verdict:
     rivals: str
     tail: str
     crowded: float
+    notes: tuple[str, ...]
     advice: str
     code: str | None = None
     train: str | None = None
@@ -273,14 +280,27 @@ def _halfway(m: Measured, used: float) -> str:
     return f"{np.sqrt(used * m.link.tau0):.2g}"
 
 
-Said = tuple[str, str, str, str, float]
-"""Fields of a `Verdict` that do not depend on the advice: softmax, link, rivals, tail and crowded."""
+Said = tuple[str, str, str, str, float, tuple[str, ...]]
+"""Fields of a `Verdict` that do not depend on the advice: softmax, link, rivals, tail, crowded and notes."""
+
+
+def _two_encoders(m: Measured, settings: Settings, rules: Thresholds) -> tuple[str, ...]:
+    """A warning if the views lie apart and rows of one view compete with each other."""
+    if settings.candidates == "cross" or m.gap <= rules.gap:
+        return ()
+    return (
+        f"The two views lie apart: the mean cosine of different items is {number(m.gap, 2)} higher within a view "
+        "than across views, as with two encoders (image and text, query and document). Here all other rows of both "
+        "views compete. If only rows of the other view competed in training, this verdict does not hold: use "
+        '--candidates cross (in Python, candidates="cross").',
+    )
 
 
 def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
     """The verdict on one model."""
     said = (
-        _softmax_sentence(m), _link_sentence(m), _rivals_sentence(m, rules), _tail_sentence(m, rules), m.crowded
+        _softmax_sentence(m), _link_sentence(m), _rivals_sentence(m, rules), _tail_sentence(m, rules), m.crowded,
+        _two_encoders(m, settings, rules),
     )  # fmt: skip
     if m.crowded > rules.crowded:
         return _crowded(m, said)
@@ -289,6 +309,10 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         return Verdict("separated", headline, "", *said, _harder(m, settings))
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
+        if said[-1]:
+            advice = (
+                "Use --candidates cross if only rows of the other view competed in training (see the note)."
+            )
         headline = "No answer: a higher cosine does not make a positive likelier here."
         return Verdict("uninformative", headline, "", *said, advice)
     if _explained(m, rules) == "varying":
@@ -314,10 +338,12 @@ def _about_temperature(
     headline, used = _temperature_headline(m, settings, off), settings.temperature
     if used is not None and not off:  # a temperature known to be good needs no code
         return Verdict(kind, headline, worth, *said, advice)
-    commands = [softmax_train(m.link.tau0)]
+    candidates = settings.candidates
+    commands = [softmax_train(m.link.tau0, candidates)]
     if used is not None:
-        commands.append(softmax_train(float(_halfway(m, used))))
-    return Verdict(kind, headline, worth, *said, advice, softmax_code(m.link.tau0), "\n".join(commands))
+        commands.append(softmax_train(float(_halfway(m, used)), candidates))
+    code = softmax_code(m.link.tau0, candidates)
+    return Verdict(kind, headline, worth, *said, advice, code, "\n".join(commands))
 
 
 def _harder(m: Measured, settings: Settings) -> str:
@@ -376,6 +402,7 @@ def _crowded(m: Measured, said: Said) -> Verdict:
 def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
     """The verdict if the blend gains enough: it depends on how certain the gain is, and on the temperature."""
     t, more = m.link, _times(m.link.gain)
+    code = link_code(t.lam, t.tau, settings.candidates)
     words, off = _temperature_words(m, settings, rules)
     small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
     if not (small_p and t.gain_interval[0] > 0.0):
@@ -386,8 +413,8 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
         who = _rival(m)
         advice = (
             f"{words} These scores give no reason to change the link: easy and hard {who} explain them as well. If "
-            f"you try it ({link_code(t.lam, t.tau).splitlines()[-1].removeprefix('loss = ')}), compare several "
-            "seeds on a validation set."
+            f"you try it ({code.splitlines()[-1].removeprefix('loss = ')}), compare several seeds on a validation "
+            "set."
         )
         rest = (
             f"Softmax with one temperature leaves a factor of {number(t.gain_ratio, 2)}, which easy and hard {who} "
@@ -398,7 +425,7 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
         advice = f"{words} Set it there first; the link is the smaller step, and comes second."
         rest = f"Another link would then make it {more} again."
         first = _about_temperature("both", m, settings, rules, said, advice, rest=rest)
-        return replace(first, code=both_code(t.lam, t.tau, t.tau0))
+        return replace(first, code=both_code(t.lam, t.tau, t.tau0, settings.candidates))
     advice = f"Worth a try in the next training run. {words}"
     if settings.temperature is None:
         advice += (
@@ -407,7 +434,8 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
         )
     headline = "Try another link: it fits these scores better than softmax at any temperature."
     worth = f"It makes the positive {more} as softmax at its best temperature does."
-    return Verdict("link", headline, worth, *said, advice, link_code(t.lam, t.tau), link_train(t.lam, t.tau))
+    train = link_train(t.lam, t.tau, settings.candidates)
+    return Verdict("link", headline, worth, *said, advice, code, train)
 
 
 def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
