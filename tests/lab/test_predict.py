@@ -116,6 +116,56 @@ def test_judged_as_loops_would(items, dim, batch, seed):
     assert math.isnan(found.vote)
 
 
+def test_items_with_equal_ids_do_not_compete():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(4, 8, generator=generator)
+    ids = torch.arange(4).repeat(8)
+    z_i, z_j = (z[ids] + 0.01 * torch.randn(32, 8, generator=generator) for _ in range(2))
+    apart, together = judge(z_i, z_j, 16, ids=ids), judge(z_i, z_j, 16)
+    assert (apart.first, apart.first_of_all, apart.crowded) == (1.0, 1.0, 0.0)
+    assert together.first < 0.7
+    assert together.crowded == 1.0
+    assert judge(z_i, z_j, 16, ids=torch.arange(32)) == pytest.approx(together, nan_ok=True)
+
+
+def test_heads_are_trained_with_ids():
+    z_i, z_j, labels = two_views()
+    pairs = make_pairs("toy", z_i, z_j, labels)
+    views = prepare(pairs, None, batch=16, axes=6).views
+    assert views.ids.tolist() == labels.tolist()
+    training = Training(views, [LOSSES["infonce 0.1"]], 3, SMALL)
+    seen = []
+    training.losses[0].register_forward_pre_hook(
+        lambda _, args, named: seen.append(named["ids"]), with_kwargs=True
+    )
+    training.step()
+    assert len(seen[0]) == 16
+    assert set(seen[0].tolist()) <= set(labels.tolist())
+    plain = prepare(make_pairs("toy", z_i, z_j), None, batch=16, axes=6)
+    assert plain.key != prepare(pairs, None, batch=16, axes=6).key
+
+
+def test_classes_do_not_collapse_when_pairs_are_drawn_by_label(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(8, size=600)
+    z = (4 * rng.standard_normal((8, 16)))[labels] + rng.standard_normal((600, 16))
+    np.savez(tmp_path / "z.npz", z=z, labels=labels)
+    losses = {"infonce 0.1": LossConfig("infonce", 0.1)}
+    path = predict(
+        tmp_path / "z.npz",
+        tmp_path / "out",
+        losses=losses,
+        seeds=[0],
+        steps=60,
+        probe=Probe(batch=32),
+        progress=False,
+    )
+    (head,) = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))["heads"]
+    assert head["first"] > 0.95
+    assert head["crowded"] < 0.01
+    assert "never compete" in path.read_text(encoding="utf-8")
+
+
 def test_labels_are_looked_up_among_the_training_items():
     z = torch.eye(4).repeat(5, 1)
     labels = torch.arange(4).repeat(5)

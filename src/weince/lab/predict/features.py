@@ -19,11 +19,13 @@ class Views(NamedTuple):
         first: ``(items, axes)`` float32.
         second: ``(items, axes)`` float32, row by row the same items.
         labels: ``(items,)`` integers, or None.
+        ids: ``(items,)`` integers, or None; items with equal ids never compete.
     """
 
     first: Tensor
     second: Tensor
     labels: Tensor | None
+    ids: Tensor | None = None
 
 
 class Prepared(NamedTuple):
@@ -38,7 +40,8 @@ def read_features(path: Path, labels: Path | None = None) -> tuple[Pairs, NDArra
     """Features from a file that ``weince diagnose`` reads, or from the folder of a run; and labels if there are any.
 
     Args:
-        path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and optional ``labels``; or a run's folder.
+        path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and optional ``labels`` and ``ids``; or a run's
+            folder.
         labels: An ``.npy`` file of shape (items,), or a file that holds ``labels``.
     """
     found: ArrayLike | None = None
@@ -106,8 +109,9 @@ def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes:
     variance, directions = torch.linalg.eigh(both.T @ both)
     kept = min(axes, both.shape[1])
     rotated = (both @ directions[:, -kept:].flip(1)).float()
-    given = [pairs.z_i, pairs.z_j, *([] if labels is None else [labels])]
+    given = [pairs.z_i, pairs.z_j, *(array for array in (labels, pairs.ids) if array is not None)]
     key = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in given)).hexdigest()[:12]
     known = None if labels is None else torch.from_numpy(labels)
+    ids = None if pairs.ids is None else torch.from_numpy(pairs.ids)
     share = float(variance[-kept:].sum() / variance.sum())
-    return Prepared(Views(rotated[:items], rotated[items:], known), share, key)
+    return Prepared(Views(rotated[:items], rotated[items:], known, ids), share, key)

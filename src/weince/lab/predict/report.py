@@ -67,7 +67,8 @@ def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command
         "",
         f"Heads of two layers ({prepared.views.first.shape[1]} axes with {100 * prepared.kept:.1f} % of the "
         f"variance, {probe.hidden}, {probe.out}), {steps:,} steps of {probe.batch} items, Adam {probe.rate:g}, "
-        f"noise of {probe.noise:g} on standardised features; {items:,} items, a quarter of them held out; "
+        f"noise of {probe.noise:g} on standardised features; {items:,} items, a quarter of them held out"
+        f"{'' if prepared.views.ids is None else ', those with equal ids or drawn by one label never compete'}; "
         f"seeds: {seeds}" + (", mean ± half of a 95 % t-interval." if seeds > 1 else "."),
         "",
         f"| loss | {' | '.join(columns)} | |",
