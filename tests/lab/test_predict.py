@@ -262,6 +262,17 @@ def test_a_folder_remembers_its_heads(file, tmp_path):
         predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
 
 
+def test_the_table_names_the_seeds(file, tmp_path):
+    losses = {"infonce 0.1": LOSSES["infonce 0.1"]}
+    predict(file, tmp_path / "out", losses=losses, seeds=[7, 3], steps=2, probe=SMALL, progress=False)
+    rows = (tmp_path / "out" / "heads.csv").read_text(encoding="utf-8").splitlines()
+    assert [row.split(",")[:2] for row in rows] == [
+        ["loss", "seed"],
+        ["infonce 0.1", "7"],
+        ["infonce 0.1", "3"],
+    ]
+
+
 def test_processes_find_what_one_does(file, tmp_path):
     losses = {name: LOSSES[name] for name in ("infonce 0.1", "siglip")}
     options = {"losses": losses, "seeds": [0, 1], "steps": 3, "probe": SMALL, "progress": False}
@@ -320,6 +331,7 @@ def test_one_view_is_refused(tmp_path, capsys):
     [
         (["--minutes", "0"], "minutes must be positive; got 0"),
         (["--steps", "0"], "steps must be at least 1; got 0"),
+        (["--seeds", "5", "3", "5"], "every seed must be named once; got 5 twice"),
         (["--jobs", "0"], "jobs must be at least 1; got 0"),
         (["--batch-size", "1"], "batch must be at least 2; got 1"),
         (["--losses", "infonc"], "unknown preset 'infonc' (did you mean infonce?)"),

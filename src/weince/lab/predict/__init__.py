@@ -27,6 +27,7 @@ from weince.lab.configure import LossConfig
 from weince.lab.predict.features import Prepared, Views, prepare, read_features
 from weince.lab.predict.heads import Outcome, Probe, seconds, train_heads
 from weince.lab.predict.report import write_report
+from weince.lab.settings import check_once
 from weince.machine import version
 from weince.progress import bars
 
@@ -126,7 +127,7 @@ def predict(
                 store.add(found, chosen)
                 bar.advance(shown, len(found.outcomes))
     table = {name: [store.outcome(name, seed) for seed in seeds] for name in chosen}
-    return write_report(folder, table, prepared, store.steps or 0, probe, command)
+    return write_report(folder, table, seeds, prepared, store.steps or 0, probe, command)
 
 
 def _check(
@@ -134,6 +135,7 @@ def _check(
 ) -> None:
     if not losses or not seeds:
         raise ValueError(f"want at least one loss and one seed; got {len(losses)} and {len(seeds)}")
+    check_once("seed", seeds)
     if not 0 < minutes < math.inf:
         raise ValueError(f"minutes must be positive; got {minutes}")
     if steps is not None and steps < 1:
