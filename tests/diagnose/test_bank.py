@@ -57,6 +57,18 @@ def test_the_gap_of_the_views_is_a_difference_of_mean_cosines():
         assert abs(view_gap(small(pairs=128, dim=2, seed=seed))) < 0.05
 
 
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_the_length_of_rows_does_not_matter(scale):
+    z_i, z_j = views(pairs=64)
+    long = make_pairs("x", scale * z_i, z_j)
+    assert long.notes == ()
+    plain, scaled = (build_bank(pairs, 32, 2, seed=0).link for pairs in (make_pairs("x", z_i, z_j), long))
+    np.testing.assert_allclose(plain.scores, scaled.scores, atol=1e-12)
+    other = evt.link_bank(scale * z_i, z_j, batch_size=32, batches=2, rng=0)
+    np.testing.assert_allclose(plain.scores, other.scores, atol=1e-12)
+    assert view_gap(long) == pytest.approx(view_gap(make_pairs("x", z_i, z_j)))
+
+
 def test_each_negative_pair_is_counted_once():
     pairs = small(pairs=96)
     bank = build_bank(pairs, 32, 3, seed=0)

@@ -7,14 +7,14 @@ on half of the batches and compared on the other half, in nats per anchor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from weince.evt import choice
-from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
+from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least, unit_rows
 from weince.evt.choice import Choices
 from weince.evt.link_fit import Pair, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
@@ -129,9 +129,10 @@ def link_bank(
     if first.ndim != 2 or first.shape != second.shape:
         raise ValueError(f"z_i and z_j must both be (pairs, dim); got {first.shape} and {second.shape}")
     check_competing(candidates)
-    norms = np.linalg.norm(np.stack([first, second]), axis=2, keepdims=True)
-    if not np.all(np.isfinite(norms) & (norms > 0.0)):
-        row = int(np.argmax(~(np.isfinite(norms) & (norms > 0.0)).all(axis=(0, 2))))
+    both = np.stack([first, second])
+    usable = (np.isfinite(both).all(axis=2) & both.any(axis=2)).all(axis=0)
+    if not usable.all():
+        row = int(np.argmin(usable))
         raise ValueError(f"embeddings must be finite and not zero; got NaN, inf or zeros in pair {row}")
     if batch_size < 2 or batches < 1:
         raise ValueError(
@@ -179,13 +180,6 @@ def view_cosines(z_i: Floats, z_j: Floats, candidates: Competing = "views") -> F
     if candidates == "views":
         u = v = np.concatenate([u, v])
     return np.clip(u @ v.T, -1.0, 1.0)
-
-
-def unit_rows(z: NDArray[Any]) -> Floats:
-    """Rows ``(n, dim)`` of unit length, in float64."""
-    rows = z.astype(np.float64)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows
 
 
 def positive_columns(batch_size: int, candidates: Competing = "views") -> Integers:
