@@ -255,11 +255,31 @@ def test_a_folder_remembers_its_heads(file, tmp_path):
             file, tmp_path / "out", losses=LOSSES, seeds=[0], steps=4, probe=Probe(batch=17), progress=False
         )
     np.savez(file, z_i=two_views()[0], z_j=two_views()[1])
+    with pytest.raises(ValueError, match="holds heads of other labels"):
+        predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
+    np.savez(file, z_i=two_views(seed=1)[0], z_j=two_views(seed=1)[1])
     with pytest.raises(ValueError, match="holds heads of other features"):
         predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
     kept.write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="is damaged"):
         predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
+
+
+def test_minutes_that_change_nothing_are_said(file, tmp_path, capsys):
+    losses = {"infonce 0.1": LOSSES["infonce 0.1"]}
+    predict(file, tmp_path / "out", losses=losses, seeds=[0], steps=2, probe=SMALL)
+    assert "steps" not in capsys.readouterr().err.replace("heads, 2 steps each", "")
+    predict(file, tmp_path / "out", losses=losses, seeds=[0, 1], minutes=3, probe=SMALL)
+    assert "holds heads of 2 steps: the minutes have no effect on them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_the_unit_of_the_features_does_not_matter(scale):
+    z_i, z_j, labels = two_views()
+    plain, scaled = (
+        prepare(make_pairs("toy", k * z_i, k * z_j), labels, batch=16, axes=6) for k in (1.0, scale)
+    )
+    torch.testing.assert_close(plain.views.first.abs(), scaled.views.first.abs())
 
 
 def test_the_table_names_the_seeds(file, tmp_path):
@@ -334,6 +354,7 @@ def test_one_view_is_refused(tmp_path, capsys):
         (["--seeds", "5", "3", "5"], "every seed must be named once; got 5 twice"),
         (["--jobs", "0"], "jobs must be at least 1; got 0"),
         (["--batch-size", "1"], "batch must be at least 2; got 1"),
+        (["--losses", "link"], "predict has no options for the lam and beta of the preset link; got link"),
         (["--losses", "infonc"], "unknown preset 'infonc' (did you mean infonce?)"),
     ],
 )
