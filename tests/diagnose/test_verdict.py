@@ -277,6 +277,27 @@ def test_the_larger_of_two_gains_comes_first(measured):
     assert "Say which temperature" not in decide(smaller, hot).advice
 
 
+def test_a_held_out_half_without_a_beaten_positive_does_not_favour_low_temperatures():
+    """All beaten positives are in the batches that the temperature is fitted to."""
+    z, _ = views(pairs=128, dim=8)
+    pairs, settings = (
+        make_pairs("half", z, z + 0.02 * views(pairs=128, dim=8, seed=5)[0]),
+        replace(FAST, batch_size=32),
+    )
+    held_in = measure(pairs, replace(settings, temperature=1e-4), worth=0.02).link.held_in
+    order = np.random.default_rng(FAST.seed).permutation(128).reshape(4, 32)
+    z_j = pairs.z_j.copy()
+    for batch in held_in:
+        rows = order[batch][:8]
+        z_j[rows] = z_j[np.roll(rows, 1)] + 0.45 * (z_j[rows] - z_j[np.roll(rows, 1)])
+    found = measure(make_pairs("half", z, z_j), replace(settings, temperature=1e-4), worth=0.02)
+    assert not found.link.separated
+    assert found.link.held_in == held_in
+    low, high = found.curves.tau_range
+    assert 0.1 * found.link.tau0 < low < found.link.tau0 < high
+    assert found.curves.current_loss > 1.0
+
+
 @pytest.mark.parametrize(
     "change",
     [{"gain_interval": (-0.01, 0.2)}, {"lr_p_value": 0.06}, {"t_p_value": 0.2}, {"t_p_value": float("nan")}],

@@ -45,6 +45,8 @@ class Tail:
 class Curves:
     """Held-out likelihood around the fits; arrays of shape (points,).
 
+    Temperatures are judged on all batches if no positive of the held-out ones is beaten.
+
     Attributes:
         lams: Weights of the shortfall.
         lam_gain: Gain over softmax with lam fixed and the temperature refitted, nats per anchor.
@@ -170,7 +172,8 @@ def _curves(bank: Bank, link: evt.LinkTest, settings: Settings, worth: float) ->
     for lam in lams:
         theta = choice.fit(_one_feature(fitted, float(lam)), theta).theta
         values.append(held_out(_one_feature(judged, float(lam)), theta))
-    softmax = judged.using(0)
+    # Where no held-out positive is beaten, softmax loses nothing however low its temperature: judge on all batches.
+    softmax = (judged if judged.beaten[0].any() else choices).using(0)
     best = held_out(softmax, np.array([1.0 / link.tau0]))
 
     def loss(tau: float) -> float:
