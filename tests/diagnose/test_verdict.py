@@ -14,7 +14,7 @@ from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_t
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.settings import QUICK
-from weince.diagnose.tables import number
+from weince.diagnose.tables import number, temperature
 from weince.diagnose.verdict import THRESHOLDS, decide, p_words, tail_kind
 from weince.evt import Gain, LinkRivals, VaryingLink
 
@@ -259,6 +259,17 @@ def test_the_best_temperature_has_an_interval(measured):
     assert low < measured.link.tau0 < high
     said = decide(measured, FAST).link
     assert f"τ₀ = {number(measured.link.tau0)} (95 %: {number(low)} to {number(high)})." in said
+
+
+def test_low_temperatures_have_significant_digits(measured):
+    cold = with_link(measured, tau0=0.0017234, gain=0.0, gain_interval=(0.0, 0.0))
+    cold = replace(cold, curves=replace(measured.curves, tau_range=(0.001493, 0.0019671)))
+    verdict = decide(cold, FAST)
+    assert verdict.worth.startswith("Any temperature from 0.00149 to 0.00197 is as good")
+    assert "0.00172 is the one to try" in verdict.advice
+    assert "τ₀ = 0.00172 (" in verdict.link
+    shown = {value: temperature(value) for value in (0.0, 0.5, 0.01, 0.00999, 0.0000123456, np.inf)}
+    assert list(shown.values()) == ["0.000", "0.500", "0.010", "0.00999", "0.0000123", "∞"]
 
 
 def test_the_larger_of_two_gains_comes_first(measured):

@@ -10,7 +10,7 @@ import numpy as np
 from weince.diagnose.lines import both_code, link_code, link_train, short, softmax_code, softmax_train
 from weince.diagnose.measure import Measured
 from weince.diagnose.settings import Settings
-from weince.diagnose.tables import number
+from weince.diagnose.tables import number, temperature
 from weince.evt import BatchXi
 from weince.evt.link_rivals import Explanation
 from weince.scores import CROWD
@@ -104,6 +104,11 @@ def span(interval: tuple[float, float]) -> str:
     return f"{number(interval[0])} to {number(interval[1])}"
 
 
+def tau_span(interval: tuple[float, float]) -> str:
+    """An interval of temperatures for running text."""
+    return f"{temperature(interval[0])} to {temperature(interval[1])}"
+
+
 def p_words(p: float) -> str:
     """A p-value for running text, never shown as 0."""
     if np.isnan(p):
@@ -182,9 +187,9 @@ def _link_sentence(m: Measured) -> str:
     if t.separated:
         return "No link can be told from another here."
     return (
-        f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {number(t.tau)} "
-        f"(95 %: {span(t.tau_interval)}); the best plain softmax has τ₀ = {number(t.tau0)} "
-        f"(95 %: {span(t.tau0_interval)})."
+        f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {temperature(t.tau)} "
+        f"(95 %: {tau_span(t.tau_interval)}); the best plain softmax has τ₀ = {temperature(t.tau0)} "
+        f"(95 %: {tau_span(t.tau0_interval)})."
     )
 
 
@@ -230,11 +235,11 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
     """What to say about the temperature, and whether the one in use is known to be off."""
     curves = m.curves
     assert curves is not None
-    around = span(curves.tau_range)
+    around = tau_span(curves.tau_range)
     if settings.temperature is None or curves.current_loss is None:
         return (
             f"Any temperature from {around} describes these scores within {rules.worth:g} nats of the best; "
-            f"if yours lies outside, {number(m.link.tau0)} is the one to try.",
+            f"if yours lies outside, {temperature(m.link.tau0)} is the one to try.",
             False,
         )
     used, loss = short(settings.temperature), number(curves.current_loss)
@@ -266,7 +271,7 @@ def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: 
     assert m.curves is not None
     used, little = settings.temperature, f"{100 * np.expm1(rules.worth):.0f} %"
     if used is None:
-        return f"Any temperature from {span(m.curves.tau_range)} is as good, within {little}."
+        return f"Any temperature from {tau_span(m.curves.tau_range)} is as good, within {little}."
     if not off:
         return f"No other temperature makes the positive more than {little} likelier."
     return (
