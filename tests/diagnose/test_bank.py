@@ -114,6 +114,8 @@ def test_a_plan_fits_the_data_or_is_refused(n, batch_size, batches):
     assert FEWEST_BATCHES <= count <= batches
     assert size == batch_size if batch_size else FEWEST_PAIRS <= size <= 256
     assert bool(notes) == ((size, count) != (batch_size or 256, batches))
+    assert ("Fewer batches" in "".join(notes)) == (count < batches)
+    assert ("Smaller batches" in "".join(notes)) == (size < (batch_size or 256))
 
 
 def test_large_batches_keep_some_anchors_with_all_their_candidates(monkeypatch):

@@ -363,7 +363,9 @@ def test_separated_and_unpaired_data_get_no_advice():
     assert found.rivals is None
     # 400 pairs make 12 batches of 32; larger sizes are tried as long as there are four batches.
     assert (found.tried, found.batch_size, found.batches) == ((32, 64), 100, 4)
-    assert "Larger batches were tried (64, 100 pairs), and the positives win there too." in same.advice
+    assert "Larger batches were tried (64, 100 pairs), and every positive that was fitted wins" in same.advice
+    assert not any("12 batches of 32" in note for note in found.notes)
+    assert any(note.endswith("so 4 batches of 100 were used.") for note in found.notes)
     fixed = replace(FAST, batch_size=32)
     found = measure(make_pairs("same", z, z + 1e-7), fixed, worth=0.02)
     assert (found.tried, found.batch_size) == ((), 32)
@@ -434,7 +436,7 @@ def test_larger_batches_are_tried_where_positives_always_win():
     assert found.tried
     assert found.batch_size > found.tried[-1] >= 50
     assert not found.link.separated
-    assert any("every positive wins, so " in note for note in found.notes)
+    assert any("every positive that was fitted wins, so " in note for note in found.notes)
     before = replace(FAST, batch_size=found.tried[-1])
     assert measure(
         make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), before, worth=0.02

@@ -40,8 +40,12 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
         return wanted, count, ()
     note = (
         f"The {n:,} pairs do not fill {settings.batches} batches of {settings.batch_size or 256}: "
-        f"{count} batches of {wanted} were used. Fewer batches mean wider intervals."
+        f"{count} batches of {wanted} were used."
     )
+    if count < settings.batches:
+        note += " Fewer batches mean wider intervals."
+    if wanted < (settings.batch_size or 256):
+        note += " Smaller batches have fewer candidates: compare models at one batch size."
     return wanted, count, (note,)
 
 

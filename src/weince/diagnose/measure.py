@@ -302,10 +302,11 @@ def _test_link(pairs: Pairs, settings: Settings) -> Tested:
             break
         tried, size = (*tried, size), larger.pop(0)
         count = min(settings.batches, len(pairs.z_i) // size)
-    if tried and not link.separated:
+    if tried:
         sizes = " and of ".join(f"{x:,}" for x in tried)
         notes = (
-            f"In batches of {sizes} pairs every positive wins, so {count} batches of {size:,} were used.",
+            f"In batches of {sizes} pairs every positive that was fitted wins, so {count} batches of {size:,} were "
+            "used.",
         )
     kept, (anchors, _) = anchors_kept(size, count, settings.candidates), shape_of(size, settings.candidates)
     if kept < anchors:

@@ -92,7 +92,9 @@ class Writer:
         names = [m.name for m in self.models if m.link.separated]
         if not names or len(self.models) == 1:
             return ()
-        return (f"Not in the table, for want of a finite fit (every positive wins): {', '.join(names)}.",)
+        return (
+            f"Not in the table, for want of a finite fit (every positive that was fitted wins): {', '.join(names)}.",
+        )
 
     def pot(self) -> Section:
         rows: list[Row] = [

@@ -310,7 +310,7 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
     if m.crowded > rules.crowded:
         return _crowded(m, said)
     if m.link.separated:
-        headline = "No answer: the positives always win."
+        headline = "No answer: every positive that was fitted wins."
         return Verdict("separated", headline, "", *said, _harder(m, settings))
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
@@ -361,8 +361,8 @@ def _harder(m: Measured, settings: Settings) -> str:
     if m.tried:
         sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
         return (
-            f"Larger batches were tried ({sizes} pairs), and the positives win there too. Nothing follows "
-            "from this: use a harder evaluation set, or more pairs."
+            f"Larger batches were tried ({sizes} pairs), and every positive that was fitted wins there too. Nothing "
+            "follows from this: use a harder evaluation set, or more pairs."
         )
     return "Nothing follows from this: use more pairs, so that batches can be larger, or a harder evaluation set."
 
