@@ -117,8 +117,15 @@ def test_a_mean_needs_two_models(tmp_path):
 
 
 def test_models_without_a_value_do_not_enter_the_mean():
-    assert mean_over(np.array([1.0, np.nan, 3.0]))[0] == 2.0
-    assert np.isnan(mean_over(np.array([1.0, np.nan]))[1]).all()
+    mean, _, n = mean_over(np.array([1.0, np.nan, 3.0]))
+    assert (mean, n) == (2.0, 2)
+    assert np.isnan(mean_over(np.array([1.0, np.nan])).interval).all()
+
+
+def test_the_interval_of_a_mean_weight_lies_in_its_bounds():
+    assert mean_over(np.array([0.07, 0.24]), (0.0, 1.0)).interval == (0.0, 1.0)
+    low, high = mean_over(np.array([0.07, 0.24])).interval
+    assert low < 0.0 < 1.0 < high
 
 
 @pytest.mark.parametrize(

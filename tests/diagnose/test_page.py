@@ -55,7 +55,7 @@ def test_the_page_in_a_browser(report, browser, width, scheme):
         assert HOSTILE in verdict
         labels = page.locator("figure text").all_text_contents()
         assert shorten(HOSTILE) in labels
-        assert "mean of the seeds" in labels
+        assert {"mean of 2 seeds", "mean of 3 seeds"} <= set(labels)
         assert HOSTILE in page.locator("footer").inner_text()
 
 
@@ -160,6 +160,13 @@ def test_what_stands_beside_the_page(report):
     mean = summary["mean_over_seeds"]["xi"]
     assert mean["mean"] == pytest.approx(np.mean(values))
     assert mean["interval"] == pytest.approx(stats.t.interval(0.95, 2, np.mean(values), stats.sem(values)))
+    assert (mean["n"], mean["omitted"]) == (3, [])
+    lam = summary["mean_over_seeds"]["lam"]
+    assert (lam["n"], lam["omitted"]) == (2, ["same"])
+    assert 0.0 <= lam["interval"][0] <= lam["interval"][1] <= 1.0
+    assert "Not in every mean, for want of a finite fit: same." in text
+    (forest,) = report.glob("figures/*forest-lam.svg")
+    assert "mean of 2 seeds" in forest.read_text(encoding="utf-8")
     rows = (report / "tables" / "link.csv").read_text(encoding="utf-8").splitlines()
     assert rows[1].startswith("held-out gain (nats per anchor),")
     assert float(rows[1].split(",")[1]) == first["link_test"]["gain"]
