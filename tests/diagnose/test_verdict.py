@@ -14,7 +14,7 @@ from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_t
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.settings import QUICK
-from weince.diagnose.tables import number, temperature
+from weince.diagnose.tables import MINUS, number, temperature
 from weince.diagnose.verdict import THRESHOLDS, decide, p_words, tail_kind
 from weince.evt import Gain, LinkRivals, VaryingLink
 
@@ -270,6 +270,29 @@ def test_low_temperatures_have_significant_digits(measured):
     assert "τ₀ = 0.00172 (" in verdict.link
     shown = {value: temperature(value) for value in (0.0, 0.5, 0.01, 0.00999, 0.0000123456, np.inf)}
     assert list(shown.values()) == ["0.000", "0.500", "0.010", "0.00999", "0.0000123", "∞"]
+
+
+def test_a_negative_gain_is_nothing_left_on_the_table(measured):
+    verdict = decide(with_link(measured, **{**SURE, "gain": -0.0012, "gain_interval": (-0.004, 0.001)}), FAST)
+    assert verdict.softmax.startswith("Nothing: at its best temperature, softmax fits")
+    assert f"{MINUS}0.0012 nats" in verdict.softmax
+    assert "on the table" not in verdict.softmax
+
+
+def test_a_huge_loss_is_not_infinite(measured):
+    quiet = with_link(measured, **{**SURE, "gain": 0.0, "gain_interval": (0.0, 0.0)})
+    cold = replace(quiet, curves=replace(measured.curves, current_loss=3000.0))
+    verdict = decide(cold, replace(FAST, temperature=0.0001))
+    assert "makes the positive more than 1,000 times as likely as your temperature does" in verdict.worth
+    assert "∞" not in verdict.worth
+
+
+def test_labels_that_tell_nothing_are_to_be_checked():
+    z, _ = views(pairs=800)
+    found = measure(pair_by_label("z", z, np.arange(800) % 200), FAST, worth=0.02)
+    verdict = decide(found, FAST)
+    assert verdict.kind == "uninformative"
+    assert verdict.advice.startswith("Check that the labels belong to the rows of z")
 
 
 def test_the_larger_of_two_gains_comes_first(measured):

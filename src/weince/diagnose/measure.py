@@ -77,7 +77,7 @@ class Measured:
 
     ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
     positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which every positive won. ``gap`` is
-    how far the mean cosine within views exceeds that across views.
+    how far the mean cosine within views exceeds that across views, ``by_label`` is that of `Pairs`.
     """
 
     name: str
@@ -100,6 +100,7 @@ class Measured:
     curves: Curves | None
     risk: tuple[evt.RiskGradient, ...] | None
     gap: float
+    by_label: bool
 
     @property
     def crowded(self) -> float:
@@ -360,4 +361,5 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
         curves=curves,
         risk=risk,
         gap=view_gap(pairs),
+        by_label=pairs.by_label,
     )

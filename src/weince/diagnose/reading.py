@@ -39,6 +39,7 @@ class Pairs:
         z_j: ``(pairs, dim)`` embeddings; each row is the positive of the same row of ``z_i``.
         ids: ``(pairs,)`` integers, or None; pairs with equal ids never compete with each other.
         notes: Sentences a reader of the result must see.
+        by_label: Whether the pairs were drawn among rows with equal labels.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Pairs:
     z_j: NDArray[Any]
     ids: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
+    by_label: bool = False
 
 
 def make_pairs(
@@ -106,7 +108,8 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
     if left:
         note += f" {left} rows were left without a pair."
     pairs = rng.permutation(pairs)
-    return make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
+    made = make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
+    return replace(made, by_label=True)
 
 
 def _matrix(name: str, key: str, value: ArrayLike | torch.Tensor) -> NDArray[Any]:

@@ -175,6 +175,12 @@ def _softmax_sentence(m: Measured) -> str:
             f"gain is exactly 0 ({p_words(t.lr_p_value)})."
         )
     times = number(t.gain_ratio, 2)
+    if t.gain <= 0.0:
+        return (
+            "Nothing: at its best temperature, softmax fits the held-out batches as well as the link or better "
+            f"(gain of the link: {number(t.gain, 4)} nats per anchor; 95 %: {span(t.gain_interval)}; "
+            f"{p_words(t.lr_p_value)} by likelihood ratio, {p_words(t.t_p_value)} by t over batches)."
+        )
     return (
         f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
         f"95 %: {span(t.gain_interval)}; {p_words(t.lr_p_value)} by likelihood ratio, {p_words(t.t_p_value)} by "
@@ -253,6 +259,8 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
 
 def _times(nats: float) -> str:
     """A gain in nats as a ratio of likelihoods, in words."""
+    if nats > np.log(1000.0):
+        return "more than 1,000 times as likely"
     return f"{number(float(np.exp(nats)), 2)} times as likely"
 
 
@@ -314,6 +322,10 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         return Verdict("separated", headline, "", *said, _harder(m, settings))
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
+        if m.by_label:
+            advice = (
+                "Check that the labels belong to the rows of z, and that rows with equal labels are alike."
+            )
         if said[-1]:
             advice = (
                 "Use --candidates cross if only rows of the other view competed in training (see the note)."
