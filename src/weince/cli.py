@@ -51,6 +51,7 @@ input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives ro
 DIAGNOSE_EXAMPLES = """\
 examples:
   weince diagnose pairs.npz --temperature 0.5
+  weince diagnose images_and_texts.npz --candidates cross --temperature 0.01
   weince diagnose infonce.npz weince.npz --out report --quick
   weince diagnose seed_1.npz seed_2.npz seed_3.npz --average
   weince diagnose checkpoints/ --trend --out run
@@ -104,6 +105,12 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="temperature that the models were trained with (default: unknown, or the run's)",
     )
     parser.add_argument(
+        "--candidates",
+        choices=("views", "cross"),
+        help="rows that compete, as in the loss that trained the models: all other rows of both views, as in SimCLR "
+        "(views); or cross, for a row of z_i only the rows of z_j, as in CLIP",
+    )
+    parser.add_argument(
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
     )
     parser.add_argument(
@@ -142,7 +149,7 @@ def _run_diagnose(options: argparse.Namespace) -> None:
     asked = {
         key: getattr(options, key)
         for key in ("batch_size", "batches", "bootstraps", "null_draws", "tail_bootstraps", "quantile", "seed",
-                    "temperature")
+                    "temperature", "candidates")
         if getattr(options, key) is not None
     }  # fmt: skip
     settings = settings_for(options.quick, **asked)

@@ -12,6 +12,14 @@ def views(pairs=400, dim=6, noise=0.5, seed=0):
     return z, z + noise * rng.standard_normal(z.shape)
 
 
+def two_encoders(gap=0.6, pairs=512, dim=16, noise=0.6, seed=0):
+    """Views like those of two encoders: a fixed vector is added to one view and subtracted from the other."""
+    rng = np.random.default_rng(seed)
+    items, here, there = rng.standard_normal((3, pairs, dim))
+    apart = gap * rng.standard_normal(dim)
+    return items + noise * here + apart, items + noise * there - apart
+
+
 def crowd(share, pairs=400, **options):
     """The same views, but this share of the unrelated pairs is moved almost to one point."""
     z_i, z_j = views(pairs, **options)

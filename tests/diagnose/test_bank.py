@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnose.synthetic import small, views
+from diagnose.synthetic import small, two_encoders, views
 from weince import evt
 from weince.diagnose import bank as module
-from weince.diagnose.bank import build_bank, larger_sizes, plan
+from weince.diagnose.bank import build_bank, larger_sizes, plan, view_gap
 from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
 
@@ -20,6 +20,53 @@ def test_without_ids_the_bank_is_that_of_the_link_test():
     np.testing.assert_allclose(bank.link.scores, other.scores, atol=1e-12)
     np.testing.assert_array_equal(bank.link.positives, other.positives)
     np.testing.assert_array_equal(bank.link.batches, other.batches)
+
+
+def test_across_views_the_bank_has_the_scores_of_the_other_view():
+    pairs = small(pairs=96)
+    bank = build_bank(pairs, 32, 3, seed=3, candidates="cross")
+    other = evt.link_bank(pairs.z_i, pairs.z_j, batch_size=32, batches=3, candidates="cross", rng=3)
+    for found, wanted in zip(bank.link, other, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-12)
+    u, v = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (pairs.z_i, pairs.z_j))
+    order = np.random.default_rng(3).permutation(96).reshape(3, 32)
+    np.testing.assert_allclose(bank.link.scores, np.concatenate([u[r] @ v[r].T for r in order]), atol=1e-12)
+    assert bank.link.positives.tolist() == 3 * list(range(32))
+    assert bank.negatives.scores.shape == (3 * 32 * 31,)
+
+
+def test_across_views_pairs_with_equal_ids_do_not_compete():
+    z_i, z_j = views(pairs=64)
+    ids = np.random.default_rng(1).integers(0, 8, 64)
+    bank = build_bank(make_pairs("x", z_i, z_j, ids), 32, 2, seed=0, candidates="cross")
+    for b, rows in enumerate(np.random.default_rng(0).permutation(64).reshape(2, 32)):
+        same = ids[rows][:, None] == ids[rows]
+        np.testing.assert_array_equal(
+            np.isnan(bank.link.scores[32 * b : 32 * b + 32]), same & ~np.eye(32, dtype=bool)
+        )
+
+
+def test_the_gap_of_the_views_is_a_difference_of_mean_cosines():
+    z_i, z_j = two_encoders(pairs=40, dim=4)
+    u, v = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (z_i, z_j))
+    others = ~np.eye(40, dtype=bool)
+    within = ((u @ u.T)[others].mean() + (v @ v.T)[others].mean()) / 2
+    assert view_gap(make_pairs("x", z_i, z_j)) == pytest.approx(within - (u @ v.T)[others].mean())
+    assert view_gap(make_pairs("x", z_i, z_j)) > 0.2
+    for seed in range(20):  # views of one kind, few pairs and dimensions
+        assert abs(view_gap(small(pairs=128, dim=2, seed=seed))) < 0.05
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_the_length_of_rows_does_not_matter(scale):
+    z_i, z_j = views(pairs=64)
+    long = make_pairs("x", scale * z_i, z_j)
+    assert long.notes == ()
+    plain, scaled = (build_bank(pairs, 32, 2, seed=0).link for pairs in (make_pairs("x", z_i, z_j), long))
+    np.testing.assert_allclose(plain.scores, scaled.scores, atol=1e-12)
+    other = evt.link_bank(scale * z_i, z_j, batch_size=32, batches=2, rng=0)
+    np.testing.assert_allclose(plain.scores, other.scores, atol=1e-12)
+    assert view_gap(long) == pytest.approx(view_gap(make_pairs("x", z_i, z_j)))
 
 
 def test_each_negative_pair_is_counted_once():
@@ -67,6 +114,8 @@ def test_a_plan_fits_the_data_or_is_refused(n, batch_size, batches):
     assert FEWEST_BATCHES <= count <= batches
     assert size == batch_size if batch_size else FEWEST_PAIRS <= size <= 256
     assert bool(notes) == ((size, count) != (batch_size or 256, batches))
+    assert ("Fewer batches" in "".join(notes)) == (count < batches)
+    assert ("Smaller batches" in "".join(notes)) == (size < (batch_size or 256))
 
 
 def test_large_batches_keep_some_anchors_with_all_their_candidates(monkeypatch):
@@ -108,6 +157,7 @@ def test_larger_batches_are_those_of_which_there_are_four(pairs, size, larger):
         ({"quantile": 1.0}, "quantile"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"candidates": "clip"}, 'candidates must be "views" or "cross"; got \'clip\''),
     ],
 )
 def test_settings_are_checked(options, said):

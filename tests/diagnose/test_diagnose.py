@@ -117,8 +117,15 @@ def test_a_mean_needs_two_models(tmp_path):
 
 
 def test_models_without_a_value_do_not_enter_the_mean():
-    assert mean_over(np.array([1.0, np.nan, 3.0]))[0] == 2.0
-    assert np.isnan(mean_over(np.array([1.0, np.nan]))[1]).all()
+    mean, _, n = mean_over(np.array([1.0, np.nan, 3.0]))
+    assert (mean, n) == (2.0, 2)
+    assert np.isnan(mean_over(np.array([1.0, np.nan])).interval).all()
+
+
+def test_the_interval_of_a_mean_weight_lies_in_its_bounds():
+    assert mean_over(np.array([0.07, 0.24]), (0.0, 1.0)).interval == (0.0, 1.0)
+    low, high = mean_over(np.array([0.07, 0.24])).interval
+    assert low < 0.0 < 1.0 < high
 
 
 @pytest.mark.parametrize(
@@ -179,7 +186,7 @@ def test_the_command_and_the_function_have_the_same_defaults():
     assert shared == {"out", "quick", "trend", "average"}
     assert {name: options[name] for name in shared} == {name: defaults[name] for name in shared}
     asked = {item.name for item in fields(Settings)} & options.keys()
-    assert len(asked) == 8
+    assert len(asked) == 9
     assert {options[name] for name in asked} == {None}
     actions = (
         next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))

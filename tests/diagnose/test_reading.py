@@ -150,6 +150,30 @@ def test_tensors_of_a_model_are_taken_as_they_are(dtype):
     equal(make_pairs("x", z_i, z_j), z_i.detach().double().numpy(), z_j.detach().double().numpy())
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bits_are_read_and_noted(tmp_path, dtype):
+    z_i, z_j = (torch.tensor(z).to(dtype) for z in views(pairs=8))
+    save_file({"z_i": z_i, "z_j": z_j}, tmp_path / "x.safetensors")
+    (pairs,) = load_pairs([tmp_path / "x.safetensors"])
+    equal(pairs, z_i.double().numpy(), z_j.double().numpy())
+    assert pairs.notes[0].startswith("The embeddings have 16-bit precision or less")
+
+
+@pytest.mark.parametrize("quantise", [np.sign, lambda z: np.clip(40 * z, -127, 127).astype(np.int8)])
+def test_whole_numbers_are_not_called_sixteen_bits(quantise):
+    (note,) = make_pairs("x", *(quantise(z) for z in views(pairs=64))).notes
+    assert note.startswith("The embeddings are whole numbers, as after quantisation")
+
+
+def test_an_npz_file_does_not_follow_an_array(tmp_path):
+    z_i, z_j = views(pairs=8)
+    np.save(tmp_path / "a.npy", z_i)
+    with (tmp_path / "b.npy").open("wb") as file:
+        np.savez(file, z_i=z_i, z_j=z_j)
+    with pytest.raises(InputError, match=r"b.npy: want one array .* got an .npz file with z_i, z_j$"):
+        load_pairs([tmp_path / "a.npy", tmp_path / "b.npy"])
+
+
 @pytest.mark.parametrize(
     ("z_i", "z_j", "said"),
     [

@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from diagnose.synthetic import crowd, small, views
+from diagnose.synthetic import crowd, small, two_encoders, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.diagnose.bank import build_bank
 from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.settings import QUICK
-from weince.diagnose.tables import number
+from weince.diagnose.tables import MINUS, number, temperature
 from weince.diagnose.verdict import THRESHOLDS, decide, p_words, tail_kind
 from weince.evt import Gain, LinkRivals, VaryingLink
 
@@ -77,6 +77,48 @@ def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
         z_i, z_j = (torch.randn(16, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
         # Numbers are printed to three digits, and the command has 1 / beta instead of beta.
         torch.testing.assert_close(build_loss(asked)(z_i, z_j), run(code)(z_i, z_j), rtol=0.02, atol=0)
+
+
+def test_the_printed_command_for_two_encoders_trains_with_the_printed_loss():
+    from weince.lab import settings
+    from weince.lab.configure import build_loss
+    from weince.lab.text.train import TextRun
+
+    for command, code in (
+        (link_train(0.25, 0.1, "cross"), link_code(0.25, 0.1, "cross")),
+        (link_train(1.0, 0.25, "cross"), link_code(1.0, 0.25, "cross")),
+        (softmax_train(0.05, "cross"), softmax_code(0.05, "cross")),
+    ):
+        arguments = [*command.removeprefix("weince train ").split(), "--text", "a.tsv", "--sts", "b.tsv"]
+        asked = settings.read(TextRun, arguments, command="weince train", examples="").loss
+        assert run(code).candidates == "cross"
+        z_i, z_j = (torch.randn(16, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
+        right = build_loss(asked, candidates="cross")(z_i, z_j)
+        torch.testing.assert_close(right, run(code)(z_i, z_j), rtol=0.02, atol=0)
+
+
+def test_two_encoders_get_the_temperature_that_fits_across_views():
+    pairs = make_pairs("two", *two_encoders())
+    across = replace(FAST, candidates="cross")
+    found = measure(pairs, across, worth=THRESHOLDS.worth)
+    bank = evt.link_bank(pairs.z_i, pairs.z_j, batch_size=32, batches=16, candidates="cross", rng=0)
+    assert found.link.tau0 == pytest.approx(evt.fit_link(*bank).tau0, rel=0.2)
+    verdict = decide(found, replace(across, temperature=found.link.tau0))
+    assert verdict.headline.startswith("Keep your temperature")
+    assert verdict.notes == ()
+    assert 'candidates="cross")' in decide(found, across).code
+    assert "weince train --config sentence_pairs --loss" in decide(found, across).train
+
+
+def test_a_gap_between_the_views_is_a_warning(measured):
+    found = measure(make_pairs("two", *two_encoders()), FAST, worth=THRESHOLDS.worth)
+    (note,) = decide(found, FAST).notes
+    assert "--candidates cross" in note
+    assert decide(measured, FAST).notes == ()
+    far = measure(make_pairs("two", *two_encoders(gap=3.0)), FAST, worth=THRESHOLDS.worth)
+    verdict = decide(far, FAST)
+    assert verdict.kind == "uninformative"
+    assert verdict.advice.startswith("Use --candidates cross")
 
 
 def with_link(measured, **changes):
@@ -219,6 +261,40 @@ def test_the_best_temperature_has_an_interval(measured):
     assert f"τ₀ = {number(measured.link.tau0)} (95 %: {number(low)} to {number(high)})." in said
 
 
+def test_low_temperatures_have_significant_digits(measured):
+    cold = with_link(measured, tau0=0.0017234, gain=0.0, gain_interval=(0.0, 0.0))
+    cold = replace(cold, curves=replace(measured.curves, tau_range=(0.001493, 0.0019671)))
+    verdict = decide(cold, FAST)
+    assert verdict.worth.startswith("Any temperature from 0.00149 to 0.00197 is as good")
+    assert "0.00172 is the one to try" in verdict.advice
+    assert "τ₀ = 0.00172 (" in verdict.link
+    shown = {value: temperature(value) for value in (0.0, 0.5, 0.01, 0.00999, 0.0000123456, np.inf)}
+    assert list(shown.values()) == ["0.000", "0.500", "0.010", "0.00999", "0.0000123", "∞"]
+
+
+def test_a_negative_gain_is_nothing_left_on_the_table(measured):
+    verdict = decide(with_link(measured, **{**SURE, "gain": -0.0012, "gain_interval": (-0.004, 0.001)}), FAST)
+    assert verdict.softmax.startswith("Nothing: at its best temperature, softmax fits")
+    assert f"{MINUS}0.0012 nats" in verdict.softmax
+    assert "on the table" not in verdict.softmax
+
+
+def test_a_huge_loss_is_not_infinite(measured):
+    quiet = with_link(measured, **{**SURE, "gain": 0.0, "gain_interval": (0.0, 0.0)})
+    cold = replace(quiet, curves=replace(measured.curves, current_loss=3000.0))
+    verdict = decide(cold, replace(FAST, temperature=0.0001))
+    assert "makes the positive more than 1,000 times as likely as your temperature does" in verdict.worth
+    assert "∞" not in verdict.worth
+
+
+def test_labels_that_tell_nothing_are_to_be_checked():
+    z, _ = views(pairs=800)
+    found = measure(pair_by_label("z", z, np.arange(800) % 200), FAST, worth=0.02)
+    verdict = decide(found, FAST)
+    assert verdict.kind == "uninformative"
+    assert verdict.advice.startswith("Check that the labels belong to the rows of z")
+
+
 def test_the_larger_of_two_gains_comes_first(measured):
     hot = replace(FAST, temperature=1.0)
     bad = replace(with_link(measured, **SURE), curves=replace(measured.curves, current_loss=0.3))
@@ -233,6 +309,27 @@ def test_the_larger_of_two_gains_comes_first(measured):
     smaller = replace(bad, curves=replace(measured.curves, current_loss=0.05))
     assert decide(smaller, hot).kind == "link"
     assert "Say which temperature" not in decide(smaller, hot).advice
+
+
+def test_a_held_out_half_without_a_beaten_positive_does_not_favour_low_temperatures():
+    """All beaten positives are in the batches that the temperature is fitted to."""
+    z, _ = views(pairs=128, dim=8)
+    pairs, settings = (
+        make_pairs("half", z, z + 0.02 * views(pairs=128, dim=8, seed=5)[0]),
+        replace(FAST, batch_size=32),
+    )
+    held_in = measure(pairs, replace(settings, temperature=1e-4), worth=0.02).link.held_in
+    order = np.random.default_rng(FAST.seed).permutation(128).reshape(4, 32)
+    z_j = pairs.z_j.copy()
+    for batch in held_in:
+        rows = order[batch][:8]
+        z_j[rows] = z_j[np.roll(rows, 1)] + 0.45 * (z_j[rows] - z_j[np.roll(rows, 1)])
+    found = measure(make_pairs("half", z, z_j), replace(settings, temperature=1e-4), worth=0.02)
+    assert not found.link.separated
+    assert found.link.held_in == held_in
+    low, high = found.curves.tau_range
+    assert 0.1 * found.link.tau0 < low < found.link.tau0 < high
+    assert found.curves.current_loss > 1.0
 
 
 @pytest.mark.parametrize(
@@ -289,7 +386,9 @@ def test_separated_and_unpaired_data_get_no_advice():
     assert found.rivals is None
     # 400 pairs make 12 batches of 32; larger sizes are tried as long as there are four batches.
     assert (found.tried, found.batch_size, found.batches) == ((32, 64), 100, 4)
-    assert "Larger batches were tried (64, 100 pairs), and the positives win there too." in same.advice
+    assert "Larger batches were tried (64, 100 pairs), and every positive that was fitted wins" in same.advice
+    assert not any("12 batches of 32" in note for note in found.notes)
+    assert any(note.endswith("so 4 batches of 100 were used.") for note in found.notes)
     fixed = replace(FAST, batch_size=32)
     found = measure(make_pairs("same", z, z + 1e-7), fixed, worth=0.02)
     assert (found.tried, found.batch_size) == ((), 32)
@@ -360,7 +459,7 @@ def test_larger_batches_are_tried_where_positives_always_win():
     assert found.tried
     assert found.batch_size > found.tried[-1] >= 50
     assert not found.link.separated
-    assert any("every positive wins, so " in note for note in found.notes)
+    assert any("every positive that was fitted wins, so " in note for note in found.notes)
     before = replace(FAST, batch_size=found.tried[-1])
     assert measure(
         make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), before, worth=0.02

@@ -116,6 +116,56 @@ def test_judged_as_loops_would(items, dim, batch, seed):
     assert math.isnan(found.vote)
 
 
+def test_items_with_equal_ids_do_not_compete():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(4, 8, generator=generator)
+    ids = torch.arange(4).repeat(8)
+    z_i, z_j = (z[ids] + 0.01 * torch.randn(32, 8, generator=generator) for _ in range(2))
+    apart, together = judge(z_i, z_j, 16, ids=ids), judge(z_i, z_j, 16)
+    assert (apart.first, apart.first_of_all, apart.crowded) == (1.0, 1.0, 0.0)
+    assert together.first < 0.7
+    assert together.crowded == 1.0
+    assert judge(z_i, z_j, 16, ids=torch.arange(32)) == pytest.approx(together, nan_ok=True)
+
+
+def test_heads_are_trained_with_ids():
+    z_i, z_j, labels = two_views()
+    pairs = make_pairs("toy", z_i, z_j, labels)
+    views = prepare(pairs, None, batch=16, axes=6).views
+    assert views.ids.tolist() == labels.tolist()
+    training = Training(views, [LOSSES["infonce 0.1"]], 3, SMALL)
+    seen = []
+    training.losses[0].register_forward_pre_hook(
+        lambda _, args, named: seen.append(named["ids"]), with_kwargs=True
+    )
+    training.step()
+    assert len(seen[0]) == 16
+    assert set(seen[0].tolist()) <= set(labels.tolist())
+    plain = prepare(make_pairs("toy", z_i, z_j), None, batch=16, axes=6)
+    assert plain.key != prepare(pairs, None, batch=16, axes=6).key
+
+
+def test_classes_do_not_collapse_when_pairs_are_drawn_by_label(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(8, size=600)
+    z = (4 * rng.standard_normal((8, 16)))[labels] + rng.standard_normal((600, 16))
+    np.savez(tmp_path / "z.npz", z=z, labels=labels)
+    losses = {"infonce 0.1": LossConfig("infonce", 0.1)}
+    path = predict(
+        tmp_path / "z.npz",
+        tmp_path / "out",
+        losses=losses,
+        seeds=[0],
+        steps=60,
+        probe=Probe(batch=32),
+        progress=False,
+    )
+    (head,) = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))["heads"]
+    assert head["first"] > 0.95
+    assert head["crowded"] < 0.01
+    assert "never compete" in path.read_text(encoding="utf-8")
+
+
 def test_labels_are_looked_up_among_the_training_items():
     z = torch.eye(4).repeat(5, 1)
     labels = torch.arange(4).repeat(5)
@@ -205,11 +255,42 @@ def test_a_folder_remembers_its_heads(file, tmp_path):
             file, tmp_path / "out", losses=LOSSES, seeds=[0], steps=4, probe=Probe(batch=17), progress=False
         )
     np.savez(file, z_i=two_views()[0], z_j=two_views()[1])
+    with pytest.raises(ValueError, match="holds heads of other labels"):
+        predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
+    np.savez(file, z_i=two_views(seed=1)[0], z_j=two_views(seed=1)[1])
     with pytest.raises(ValueError, match="holds heads of other features"):
         predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
     kept.write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="is damaged"):
         predict(file, tmp_path / "out", losses=LOSSES, seeds=[0], **options)
+
+
+def test_minutes_that_change_nothing_are_said(file, tmp_path, capsys):
+    losses = {"infonce 0.1": LOSSES["infonce 0.1"]}
+    predict(file, tmp_path / "out", losses=losses, seeds=[0], steps=2, probe=SMALL)
+    assert "steps" not in capsys.readouterr().err.replace("heads, 2 steps each", "")
+    predict(file, tmp_path / "out", losses=losses, seeds=[0, 1], minutes=3, probe=SMALL)
+    assert "holds heads of 2 steps: the minutes have no effect on them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_the_unit_of_the_features_does_not_matter(scale):
+    z_i, z_j, labels = two_views()
+    plain, scaled = (
+        prepare(make_pairs("toy", k * z_i, k * z_j), labels, batch=16, axes=6) for k in (1.0, scale)
+    )
+    torch.testing.assert_close(plain.views.first.abs(), scaled.views.first.abs())
+
+
+def test_the_table_names_the_seeds(file, tmp_path):
+    losses = {"infonce 0.1": LOSSES["infonce 0.1"]}
+    predict(file, tmp_path / "out", losses=losses, seeds=[7, 3], steps=2, probe=SMALL, progress=False)
+    rows = (tmp_path / "out" / "heads.csv").read_text(encoding="utf-8").splitlines()
+    assert [row.split(",")[:2] for row in rows] == [
+        ["loss", "seed"],
+        ["infonce 0.1", "7"],
+        ["infonce 0.1", "3"],
+    ]
 
 
 def test_processes_find_what_one_does(file, tmp_path):
@@ -270,8 +351,10 @@ def test_one_view_is_refused(tmp_path, capsys):
     [
         (["--minutes", "0"], "minutes must be positive; got 0"),
         (["--steps", "0"], "steps must be at least 1; got 0"),
+        (["--seeds", "5", "3", "5"], "every seed must be named once; got 5 twice"),
         (["--jobs", "0"], "jobs must be at least 1; got 0"),
         (["--batch-size", "1"], "batch must be at least 2; got 1"),
+        (["--losses", "link"], "predict has no options for the lam and beta of the preset link; got link"),
         (["--losses", "infonc"], "unknown preset 'infonc' (did you mean infonce?)"),
     ],
 )

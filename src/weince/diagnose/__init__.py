@@ -66,7 +66,8 @@ def diagnose(
         average: The models are one recipe with several seeds: add their mean.
         progress: Show progress bars and the verdicts on stderr.
         changes: Fields of `weince.diagnose.settings.Settings`: ``temperature`` (the one the models were trained
-            with), ``seed``, ``batch_size``, ``batches``, ``bootstraps`` and others.
+            with), ``candidates`` (``"cross"`` if only rows of the other view compete, as in CLIP), ``seed``,
+            ``batch_size``, ``batches``, ``bootstraps`` and others.
 
     Returns:
         Path of ``index.html``.
@@ -287,11 +288,13 @@ def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, co
 
 
 def _means(models: Sequence[Measured]) -> dict[str, Any]:
-    """The mean of every quantity over the models, with its interval, in a form that JSON can hold."""
-    means = {q.key: figures_link.mean_over(q.value) for q in figures_link.quantities(models)}
-    return {
-        key: {"mean": _clean(mean), "interval": _clean(interval)} for key, (mean, interval) in means.items()
-    }
+    """The mean of every quantity over the models that have it, with its interval, in a form that JSON can hold."""
+    found = {}
+    for q in figures_link.quantities(models):
+        mean = figures_link.mean_over(q.value, q.bounds)
+        omitted = [m.name for m, value in zip(models, q.value, strict=True) if not np.isfinite(value)]
+        found[q.key] = _clean(mean._asdict() | {"omitted": omitted})
+    return found
 
 
 def _model(m: Measured, v: Verdict) -> dict[str, Any]:
@@ -305,6 +308,7 @@ def _model(m: Measured, v: Verdict) -> dict[str, Any]:
         "dim": m.dim,
         "batches": m.batches,
         "batch_size": m.batch_size,
+        "view_gap": m.gap,
         "batch_sizes_tried": m.tried,
         "notes": m.notes,
         "verdict": asdict(v),

@@ -7,7 +7,8 @@ import numpy as np
 from weince import evt
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
-from weince.evt.link_test import positive_columns, view_cosines
+from weince.evt.arrays import unit_rows
+from weince.evt.link_test import Competing, others_of, positive_columns, shape_of, view_cosines
 
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
 LARGEST = 2048  # the most pairs in a batch, when larger batches are tried because every positive wins
@@ -39,8 +40,12 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
         return wanted, count, ()
     note = (
         f"The {n:,} pairs do not fill {settings.batches} batches of {settings.batch_size or 256}: "
-        f"{count} batches of {wanted} were used. Fewer batches mean wider intervals."
+        f"{count} batches of {wanted} were used."
     )
+    if count < settings.batches:
+        note += " Fewer batches mean wider intervals."
+    if wanted < (settings.batch_size or 256):
+        note += " Smaller batches have fewer candidates: compare models at one batch size."
     return wanted, count, (note,)
 
 
@@ -54,13 +59,26 @@ def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
     return sizes
 
 
-def anchors_kept(batch_size: int, count: int) -> int:
+def view_gap(pairs: Pairs) -> float:
+    """Mean cosine of different items within a view, less that across views: half the squared distance of their means.
+
+    It is about 0 for two views of one kind. It is measured on about 8,192 pairs if there are more.
+    """
+    some = slice(None, None, max(1, len(pairs.z_i) // 8192))
+    u, v = unit_rows(pairs.z_i[some]), unit_rows(pairs.z_j[some])
+    n, a, b = len(u), u.sum(axis=0), v.sum(axis=0)
+    within = (a @ a + b @ b) / 2.0 - n
+    across = a @ b - (u * v).sum()
+    return float((within - across) / (n * (n - 1)))
+
+
+def anchors_kept(batch_size: int, count: int, candidates: Competing = "views") -> int:
     """Number of anchors that are scored in each batch."""
-    size = 2 * batch_size
-    return min(size, max(FEWEST_PAIRS, MOST_SCORES // (count * (size - 1))))
+    size, width = shape_of(batch_size, candidates)
+    return min(size, max(FEWEST_PAIRS, MOST_SCORES // (count * width)))
 
 
-def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
+def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int, candidates: Competing = "views") -> Bank:
     """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN).
 
     With large batches some anchors and negatives of every batch are left out, to bound time and memory. Each anchor
@@ -68,23 +86,28 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int) -> Bank:
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(pairs.z_i))[: count * batch_size]
-    size = 2 * batch_size
-    kept = anchors_kept(batch_size, count)
-    share = min(1.0, MOST_NEGATIVES / (count * batch_size * (size - 2)))
-    others = ~np.eye(size, dtype=bool)
-    positive = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
-    once = np.triu(others) & ~positive
-    scores = np.empty((count * kept, size - 1))
+    size, width = shape_of(batch_size, candidates)
+    kept = anchors_kept(batch_size, count, candidates)
+    others = others_of(batch_size, candidates)
+    if candidates == "views":
+        positive = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
+        once = np.triu(others) & ~positive
+    else:
+        positive = np.eye(size, dtype=bool)
+        once = ~positive
+    share = min(1.0, MOST_NEGATIVES / (count * int(once.sum())))
+    columns = positive_columns(batch_size, candidates)
+    scores = np.empty((count * kept, width))
     positives, negatives = np.empty(count * kept, dtype=np.int64), []
     for b, rows in enumerate(order.reshape(count, batch_size)):
-        s = view_cosines(pairs.z_i[rows], pairs.z_j[rows])
+        s = view_cosines(pairs.z_i[rows], pairs.z_j[rows], candidates)
         if pairs.ids is not None:
-            twice = np.tile(pairs.ids[rows], 2)
-            s[(twice[:, None] == twice) & ~positive] = np.nan
+            ids = np.tile(pairs.ids[rows], size // batch_size)
+            s[(ids[:, None] == ids) & ~positive] = np.nan
         anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
         here = slice(b * kept, (b + 1) * kept)
-        scores[here] = s[anchors][others[anchors]].reshape(kept, size - 1)
-        positives[here] = positive_columns(batch_size)[anchors]
+        scores[here] = s[anchors][others[anchors]].reshape(kept, width)
+        positives[here] = columns[anchors]
         competing = s[once] if share == 1.0 else s[once][rng.random(int(once.sum())) < share]
         negatives.append(competing[~np.isnan(competing)])
     if not all(len(x) for x in negatives):

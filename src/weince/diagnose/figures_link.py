@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ from weince.diagnose.style import (
     shorten,
 )
 from weince.evt import AblationPoint
-from weince.evt.arrays import Floats
+from weince.evt.arrays import Bounds, Floats
 from weince.intervals import t_interval
 
 GAIN = "gain (nats per anchor)"
@@ -239,6 +240,7 @@ class Quantity:
     value: Floats  # (models,)
     interval: Floats  # (models, 2); NaN where there is none
     zero: bool = True
+    bounds: Bounds = (-np.inf, np.inf)  # values that it can have
 
 
 def _quantity(
@@ -248,9 +250,10 @@ def _quantity(
     pairs: Sequence[tuple[float, tuple[float, float]]],
     *,
     zero: bool = True,
+    bounds: Bounds = (-np.inf, np.inf),
 ) -> Quantity:
     values, intervals = zip(*pairs, strict=True)
-    return Quantity(key, title, label, np.array(values), np.array(intervals), zero)
+    return Quantity(key, title, label, np.array(values), np.array(intervals), zero, bounds)
 
 
 def quantities(models: Sequence[Measured]) -> list[Quantity]:
@@ -260,40 +263,50 @@ def quantities(models: Sequence[Measured]) -> list[Quantity]:
     f0, wf = [a.f_over_0 for a in frechet], [a.wf_over_w for a in frechet]
     gains = [(t.gain, t.gain_interval) for t in links]
     best = [(t.tau0, t.tau0_interval) for t in links]
+    lams, heavy = [(t.lam, t.lam_interval) for t in links], [(a.lam_f_full, none) for a in frechet]
     return [
         _quantity("gain", "Held-out gain of the blend over softmax (W − 0)", GAIN, gains),
-        _quantity("lam", "Weight λ of the shortfall", "λ", [(t.lam, t.lam_interval) for t in links]),
+        _quantity("lam", "Weight λ of the shortfall", "λ", lams, bounds=(0.0, 1.0)),
         _quantity("xi", "Shape ξ of the tail", "ξ (below 0: bounded)", [(x.fit.xi, x.xi_interval) for x in tails]),
         _quantity("tau0", "Best temperature of softmax", "τ₀", best, zero=False),
         _quantity("f0", "Gain of the heavy tail over softmax (F − 0)", GAIN, [(g.gain, g.interval) for g in f0]),
         _quantity("wf", "Gain of the heavy tail over the blend (WF − W)", GAIN, [(g.gain, g.interval) for g in wf]),
-        _quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", [(a.lam_f_full, none) for a in frechet]),
+        _quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", heavy, bounds=(0.0, 1.0)),
     ]  # fmt: skip
 
 
-def mean_over(values: Floats) -> tuple[float, tuple[float, float]]:
-    """Mean over the models that have a value, and its 95 % t-interval; NaN with fewer than two."""
+class MeanOver(NamedTuple):
+    """A mean over models, its 95 % t-interval, and the number of models that have a value."""
+
+    mean: float
+    interval: Bounds
+    n: int
+
+
+def mean_over(values: Floats, bounds: Bounds = (-np.inf, np.inf)) -> MeanOver:
+    """Mean over the models that have a value, its interval cut at the bounds; NaN with fewer than two."""
     known = values[np.isfinite(values)]
     if known.size < 2:
-        return float("nan"), (float("nan"), float("nan"))
-    mean, half, _ = t_interval(known)
-    return mean, (mean - half, mean + half)
+        return MeanOver(float("nan"), (float("nan"), float("nan")), known.size)
+    mean, half, n = t_interval(known)
+    return MeanOver(mean, (max(mean - half, bounds[0]), min(mean + half, bounds[1])), n)
 
 
 def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool = False) -> list[Figure]:
     """One row per model and its interval, for the gain, lam, xi and tau0; a last row for their mean."""
     out = []
     every = [m.name for m in models]
-    names = [shorten(name, among=every) for name in every] + ["mean of the seeds"] * mean
-    rows = list(range(len(names)))[::-1]
+    short = [shorten(name, among=every) for name in every]
+    rows = list(range(len(models) + mean))[::-1]
     colours = [BLUE] * len(models) + [RED] * mean
     for q in quantities(models)[:4]:
         if not np.isfinite(q.value).any():
             continue
-        value, spans = q.value, q.interval
+        value, spans, names = q.value, q.interval, short
         if mean:
-            centre, interval = mean_over(q.value)
+            centre, interval, n = mean_over(q.value, q.bounds)
             value, spans = np.append(value, centre), np.vstack([spans, interval])
+            names = [*short, f"mean of {n} seeds"]
         with gallery.panel(f"forest-{q.key}", q.title, height=1.2 + 0.32 * len(names)) as panel:
             ax = panel.ax
             if q.zero:

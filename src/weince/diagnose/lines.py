@@ -1,4 +1,10 @@
-"""Lines to copy: a loss as code, and the command that trains with it."""
+"""Lines to copy: a loss as code, and the command that trains with it.
+
+With ``candidates="cross"`` the loss has that option, and the command trains on pairs of sentences: runs on images
+contrast all views.
+"""
+
+from weince.evt.link_test import Competing
 
 
 def short(value: float) -> str:
@@ -6,43 +12,54 @@ def short(value: float) -> str:
     return f"{float(f'{value:.3g}'):g}"
 
 
-def softmax_code(tau0: float) -> str:
+def _option(candidates: Competing) -> str:
+    return "" if candidates == "views" else f', candidates="{candidates}"'
+
+
+def _train(candidates: Competing) -> str:
+    return "weince train" if candidates == "views" else "weince train --config sentence_pairs"
+
+
+def softmax_code(tau0: float, candidates: Competing = "views") -> str:
     """InfoNCE at the fitted temperature."""
-    return f"from weince import InfoNCELoss\n\nloss = InfoNCELoss(temperature={short(tau0)})"
+    return f"from weince import InfoNCELoss\n\nloss = InfoNCELoss(temperature={short(tau0)}{_option(candidates)})"
 
 
-def link_code(lam: float, tau: float) -> str:
+def link_code(lam: float, tau: float, candidates: Competing = "views") -> str:
     """The fitted link as a loss.
 
     The test's logit is ``((1 - lam) * s + lam * g(s)) / tau``, ``g(s) = -log(1 - s)``; BlendLink's is
     ``(1 - lam) * s / temperature + lam * beta * g(s)``. So temperature is tau and beta is 1 / tau.
     """
     if lam > 0.9995:
-        return f"from weince import WeibitLoss\n\nloss = WeibitLoss(beta={short(1.0 / tau)})"
+        return f"from weince import WeibitLoss\n\nloss = WeibitLoss(beta={short(1.0 / tau)}{_option(candidates)})"
     return (
         "from weince import BlendLink, LinkLoss\n\n"
-        f"loss = LinkLoss(BlendLink(lam={short(lam)}, beta={short(1.0 / tau)}, temperature={short(tau)}))"
+        f"loss = LinkLoss(BlendLink(lam={short(lam)}, beta={short(1.0 / tau)}, temperature={short(tau)})"
+        f"{_option(candidates)})"
     )
 
 
-def softmax_train(tau0: float) -> str:
+def softmax_train(tau0: float, candidates: Competing = "views") -> str:
     """The command that trains with the loss of `softmax_code`."""
-    return f"weince train --loss.preset infonce --loss.temperature {short(tau0)}"
+    return f"{_train(candidates)} --loss.preset infonce --loss.temperature {short(tau0)}"
 
 
-def link_train(lam: float, tau: float) -> str:
+def link_train(lam: float, tau: float, candidates: Competing = "views") -> str:
     """The command that trains with the loss of `link_code`."""
     if lam > 0.9995:
-        return f"weince train --loss.preset weibit --loss.temperature {short(tau)}"
+        return f"{_train(candidates)} --loss.preset weibit --loss.temperature {short(tau)}"
     return (
-        f"weince train --loss.preset link --loss.lam {short(lam)} --loss.beta {short(1.0 / tau)} "
+        f"{_train(candidates)} --loss.preset link --loss.lam {short(lam)} --loss.beta {short(1.0 / tau)} "
         f"--loss.temperature {short(tau)}"
     )
 
 
-def both_code(lam: float, tau: float, tau0: float) -> str:
+def both_code(lam: float, tau: float, tau0: float, candidates: Competing = "views") -> str:
     """Both losses: first softmax at the fitted temperature, then the link."""
-    first, second = softmax_code(tau0).splitlines(), link_code(lam, tau).splitlines()
+    first, second = (
+        code.splitlines() for code in (softmax_code(tau0, candidates), link_code(lam, tau, candidates))
+    )
     names = sorted(
         ", ".join(line.removeprefix("from weince import ") for line in (first[0], second[0])).split(", ")
     )

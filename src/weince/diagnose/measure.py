@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from weince import evt
-from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, plan
+from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, plan, view_gap
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import Settings
 from weince.evt import choice
 from weince.evt.arrays import Floats
 from weince.evt.gpd import FEWEST_EXCESSES, exceed
+from weince.evt.link_test import shape_of
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
@@ -43,6 +44,8 @@ class Tail:
 @dataclass(frozen=True, eq=False)
 class Curves:
     """Held-out likelihood around the fits; arrays of shape (points,).
+
+    Temperatures are judged on all batches if no positive of the held-out ones is beaten.
 
     Attributes:
         lams: Weights of the shortfall.
@@ -73,7 +76,8 @@ class Measured:
     """Everything measured on one model. Fields that need a fitted link are None when no finite fit exists.
 
     ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
-    positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which every positive won.
+    positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which every positive won. ``gap`` is
+    how far the mean cosine within views exceeds that across views, ``by_label`` is that of `Pairs`.
     """
 
     name: str
@@ -95,6 +99,8 @@ class Measured:
     comparison: evt.AnchorComparison
     curves: Curves | None
     risk: tuple[evt.RiskGradient, ...] | None
+    gap: float
+    by_label: bool
 
     @property
     def crowded(self) -> float:
@@ -167,7 +173,8 @@ def _curves(bank: Bank, link: evt.LinkTest, settings: Settings, worth: float) ->
     for lam in lams:
         theta = choice.fit(_one_feature(fitted, float(lam)), theta).theta
         values.append(held_out(_one_feature(judged, float(lam)), theta))
-    softmax = judged.using(0)
+    # Where no held-out positive is beaten, softmax loses nothing however low its temperature: judge on all batches.
+    softmax = (judged if judged.beaten[0].any() else choices).using(0)
     best = held_out(softmax, np.array([1.0 / link.tau0]))
 
     def loss(tau: float) -> float:
@@ -222,7 +229,7 @@ def _sizes(available: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
 def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, settings: Settings) -> tuple[evt.RiskGradient, ...]:
     """Risk and gradient with each link at its own best fit; the blend's parameters differ, hence a second call."""
     seed = settings.seed
-    bank = build_bank(pairs, min(settings.risk_pairs, len(pairs.z_i)), 1, seed).link
+    bank = build_bank(pairs, min(settings.risk_pairs, len(pairs.z_i)), 1, seed, settings.candidates).link
     fewest = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
     ks = _sizes(fewest, (16, 64, 256, 1024))[:4]
     alone = evt.risk_gradient(bank.scores, bank.positives, ks=ks, tau=link.tau0, beta=beta, rng=seed)
@@ -288,7 +295,7 @@ def _test_link(pairs: Pairs, settings: Settings) -> Tested:
     larger = larger_sizes(pairs, size) if settings.batch_size is None else []
     tried: tuple[int, ...] = ()
     while True:
-        bank = build_bank(pairs, size, count, settings.seed)
+        bank = build_bank(pairs, size, count, settings.seed, settings.candidates)
         link = evt.link_test(
             *bank.link, bootstraps=settings.bootstraps, null_draws=settings.null_draws, rng=settings.seed
         )
@@ -296,15 +303,16 @@ def _test_link(pairs: Pairs, settings: Settings) -> Tested:
             break
         tried, size = (*tried, size), larger.pop(0)
         count = min(settings.batches, len(pairs.z_i) // size)
-    if tried and not link.separated:
+    if tried:
         sizes = " and of ".join(f"{x:,}" for x in tried)
         notes = (
-            f"In batches of {sizes} pairs every positive wins, so {count} batches of {size:,} were used.",
+            f"In batches of {sizes} pairs every positive that was fitted wins, so {count} batches of {size:,} were "
+            "used.",
         )
-    kept = anchors_kept(size, count)
-    if kept < 2 * size:
+    kept, (anchors, _) = anchors_kept(size, count, settings.candidates), shape_of(size, settings.candidates)
+    if kept < anchors:
         notes += (
-            f"Of the {2 * size:,} anchors in a batch {kept:,} were drawn, each with all its candidates, so that time "
+            f"Of the {anchors:,} anchors in a batch {kept:,} were drawn, each with all its candidates, so that time "
             "and memory stay bounded.",
         )
     return Tested(bank, link, size, count, tried, notes)
@@ -352,4 +360,6 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
         comparison=comparison,
         curves=curves,
         risk=risk,
+        gap=view_gap(pairs),
+        by_label=pairs.by_label,
     )

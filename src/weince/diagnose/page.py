@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup, escape
 
 from weince.diagnose.html import templates
@@ -42,6 +43,11 @@ class Page:
     settings: Settings
     rules: Thresholds
     version: str
+
+    @property
+    def omitted(self) -> list[str]:
+        """Names of the models without a finite fit, which do not enter every mean."""
+        return [m.name for m, _ in self.models if not np.isfinite(m.link.tau0)]
 
 
 def _inline(figure: Figure) -> Markup:

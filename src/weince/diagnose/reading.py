@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from weince.evt.arrays import unit_rows
 from weince.machine import prepare_cpu_for
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
@@ -38,6 +39,7 @@ class Pairs:
         z_j: ``(pairs, dim)`` embeddings; each row is the positive of the same row of ``z_i``.
         ids: ``(pairs,)`` integers, or None; pairs with equal ids never compete with each other.
         notes: Sentences a reader of the result must see.
+        by_label: Whether the pairs were drawn among rows with equal labels.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Pairs:
     z_j: NDArray[Any]
     ids: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
+    by_label: bool = False
 
 
 def make_pairs(
@@ -60,9 +63,14 @@ def make_pairs(
         raise InputError(f"{name}: z_i and z_j must have one shape; got {first.shape} and {second.shape}")
     if len(first) > 1 and _constant(first) and _constant(second):
         raise InputError(f"{name}: all embeddings point the same way, so every cosine is equal")
-    if _sixteen_bits(first) or _sixteen_bits(second):
+    if _whole(first) or _whole(second):
         notes += (
-            "The embeddings have 16-bit precision: near the cap 1 - s then takes few values. "
+            "The embeddings are whole numbers, as after quantisation: their cosines take few values. "
+            "Diagnose the embeddings as they were before, if you can.",
+        )
+    elif _sixteen_bits(first) or _sixteen_bits(second):
+        notes += (
+            "The embeddings have 16-bit precision or less: near the cap 1 - s then takes few values. "
             "Export them in 32 bits if you can.",
         )
     groups = None if ids is None else _labels(name, "ids", ids, len(first))
@@ -100,7 +108,8 @@ def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) 
     if left:
         note += f" {left} rows were left without a pair."
     pairs = rng.permutation(pairs)
-    return make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
+    made = make_pairs(name, rows[pairs[:, 0]], rows[pairs[:, 1]], groups[pairs[:, 0]], (note,))
+    return replace(made, by_label=True)
 
 
 def _matrix(name: str, key: str, value: ArrayLike | torch.Tensor) -> NDArray[Any]:
@@ -131,18 +140,23 @@ def _blocks(z: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _constant(z: NDArray[Any]) -> bool:
-    unit = z[:1].astype(np.float64) / np.linalg.norm(z[:1].astype(np.float64))
-    return all(
-        bool(np.all(np.abs(block / np.linalg.norm(block, axis=1, keepdims=True) - unit) < 1e-6))
-        for block in (b.astype(np.float64) for b in _blocks(z))
-    )
+    first = unit_rows(z[:1])
+    return all(bool(np.all(np.abs(unit_rows(block) - first) < 1e-6)) for block in _blocks(z))
+
+
+def _whole(z: NDArray[Any]) -> bool:
+    """Whether all values of the first rows are integers, of at most 16 bits: huge numbers have no fraction either."""
+    some = z[:4096]
+    return bool((some == np.round(some)).all() and np.abs(some).max() < 2**16)
 
 
 def _sixteen_bits(z: NDArray[Any]) -> bool:
     """Whether bfloat16 or float16 can represent all values of the first rows exactly."""
-    some = np.ascontiguousarray(z[:4096], dtype=np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
+        some = np.ascontiguousarray(z[:4096], dtype=np.float32)
         half = some.astype(np.float16).astype(np.float32)
+    if not (some == z[:4096]).all():
+        return False
     return bool((half == some).all() or not (some.view(np.uint32) & 0xFFFF).any())
 
 
@@ -205,7 +219,8 @@ def _array(value: ArrayLike | torch.Tensor) -> NDArray[Any]:
     """Convert to a numpy array; a tensor may be on any device."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
+        if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
+            value = value.float()  # numpy has neither bfloat16 nor float8
     return np.asarray(value)
 
 
@@ -261,7 +276,13 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
         elif arrays[""].ndim == 3 and len(arrays[""]) == 2:
             found.append(make_pairs(path.stem, *arrays[""]))
         elif arrays[""].ndim == 2 and queue and queue[0].suffix.lower() == ".npy":
-            second = read_arrays(queue.pop(0))
+            follower = queue.pop(0)
+            second = read_arrays(follower)
+            if "" not in second:
+                raise InputError(
+                    f"{follower.name}: want one array of shape (pairs, dim), as in {path.name} before it; "
+                    f"got an .npz file with {', '.join(sorted(second)) or 'nothing'}"
+                )
             found.append(make_pairs(path.stem, arrays[""], second[""]))
         else:
             shape = arrays[""].shape

@@ -13,7 +13,19 @@ from weince.diagnose import figures_link, figures_tail
 from weince.diagnose.measure import Measured
 from weince.diagnose.settings import Settings
 from weince.diagnose.style import Figure, Gallery
-from weince.diagnose.tables import Cell, Table, between, by_model, count, num, p_value, percent, text
+from weince.diagnose.tables import (
+    Cell,
+    Table,
+    between,
+    by_model,
+    count,
+    num,
+    p_value,
+    percent,
+    tau,
+    taus,
+    text,
+)
 from weince.evt import AblationPoint, DaicArtefact, Gain, LinkRivals, VaryingLink
 from weince.scores import CROWD
 
@@ -80,7 +92,9 @@ class Writer:
         names = [m.name for m in self.models if m.link.separated]
         if not names or len(self.models) == 1:
             return ()
-        return (f"Not in the table, for want of a finite fit (every positive wins): {', '.join(names)}.",)
+        return (
+            f"Not in the table, for want of a finite fit (every positive that was fitted wins): {', '.join(names)}.",
+        )
 
     def pot(self) -> Section:
         rows: list[Row] = [
@@ -140,10 +154,10 @@ class Writer:
             ("its standard deviation over folds", lambda m: num(m.link.cv_gain_sd, 4)),
             ("λ", lambda m: num(m.link.lam)),
             ("95 %", lambda m: between(m.link.lam_interval)),
-            ("τ of the blend", lambda m: num(m.link.tau, 4)),
-            ("95 %", lambda m: between(m.link.tau_interval, 4)),
-            ("τ₀ of softmax", lambda m: num(m.link.tau0, 4)),
-            ("95 %", lambda m: between(m.link.tau0_interval, 4)),
+            ("τ of the blend", lambda m: tau(m.link.tau)),
+            ("95 %", lambda m: taus(m.link.tau_interval)),
+            ("τ₀ of softmax", lambda m: tau(m.link.tau0)),
+            ("95 %", lambda m: taus(m.link.tau0_interval)),
             ("temperatures good enough", _good_temperatures),
             ("β of the pure shortfall link", lambda m: num(nan if m.curves is None else m.curves.beta, 2)),
             ("softmax over a random pick (nats)", lambda m: num(nan if m.curves is None else m.curves.over_chance)),
@@ -314,7 +328,7 @@ def _of_sd(link: VaryingLink) -> Cell:
 
 
 def _good_temperatures(m: Measured) -> Cell:
-    return between((float("nan"), float("nan")) if m.curves is None else m.curves.tau_range, 4)
+    return taus((float("nan"), float("nan")) if m.curves is None else m.curves.tau_range)
 
 
 def _gain_rows(label: str, gain: Callable[[Measured], Gain]) -> list[Row]:

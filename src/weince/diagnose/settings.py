@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from weince.diagnose.reading import InputError
+from weince.evt.link_test import Competing, check_competing
 
 FEWEST_BATCHES = 4  # two to fit the link on, two to judge it
 FEWEST_PAIRS = 32  # in a batch
@@ -26,6 +27,8 @@ class Settings:
         temperature: The temperature the model was trained with, if known.
         points: Number of points of the curves over lam, temperature and threshold.
         risk_pairs: The most pairs in the one batch on which risk and gradient are compared.
+        candidates: Who competes with a positive: "views", all other rows of both views of the batch; "cross", for a
+            row of z_i only the rows of z_j. As in the loss that the model was trained with.
     """
 
     batch_size: int | None = None
@@ -38,6 +41,12 @@ class Settings:
     temperature: float | None = None
     points: int = 21
     risk_pairs: int = 768
+    candidates: Competing = "views"
+
+    @property
+    def competing(self) -> str:
+        """Who competes, in words."""
+        return "the rows of z_j" if self.candidates == "cross" else "all other rows of both views"
 
     def __post_init__(self) -> None:
         if self.batches < FEWEST_BATCHES:
@@ -52,6 +61,10 @@ class Settings:
             raise InputError(f"every number of bootstraps must be at least 10; got {least}")
         if self.seed < 0:
             raise InputError(f"the seed must be at least 0; got {self.seed}")
+        try:
+            check_competing(self.candidates)
+        except ValueError as error:
+            raise InputError(str(error)) from None
         if not 0.5 <= self.quantile < 1.0:
             raise InputError(f"the threshold's quantile must lie in [0.5, 1); got {self.quantile}")
         if self.temperature is not None and not 0.0 < self.temperature < np.inf:

@@ -59,9 +59,29 @@ def number(value: float, digits: int = 3) -> str:
     return shown.replace("-", MINUS)
 
 
+def temperature(value: float, digits: int = 3) -> str:
+    """A temperature to read: fixed decimals, but three significant digits below 0.01."""
+    if not 0.0 < value < 0.01:
+        return number(value, digits)
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
+
+
 def num(value: float, digits: int = 3) -> Cell:
     """A number with fixed decimals."""
     return Cell(number(float(value), digits), float(value))
+
+
+def tau(value: float) -> Cell:
+    """A temperature."""
+    return Cell(temperature(float(value), 4), float(value))
+
+
+def taus(interval: tuple[float, float]) -> Cell:
+    """An interval of temperatures."""
+    low, high = float(interval[0]), float(interval[1])
+    if np.isnan(low) and np.isnan(high):
+        return Cell("—", (low, high))
+    return Cell(f"[{temperature(low, 4)}, {temperature(high, 4)}]", (low, high))
 
 
 def count(value: int) -> Cell:

@@ -10,7 +10,7 @@ import numpy as np
 from weince.diagnose.lines import both_code, link_code, link_train, short, softmax_code, softmax_train
 from weince.diagnose.measure import Measured
 from weince.diagnose.settings import Settings
-from weince.diagnose.tables import number
+from weince.diagnose.tables import number, temperature
 from weince.evt import BatchXi
 from weince.evt.link_rivals import Explanation
 from weince.scores import CROWD
@@ -25,11 +25,14 @@ class Thresholds:
             positive 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
         crowded: Largest share of crowded anchors at which the link test is worth reading.
+        gap: Largest excess of the mean cosine within views over that across views at which rows of one view should
+            compete with each other.
     """
 
     worth: float = 0.02
     alpha: float = 0.05
     crowded: float = 0.05
+    gap: float = 0.05
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -51,6 +54,8 @@ class Thresholds:
             f"temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
             f"No advice is given when softmax at its best temperature beats a random pick by less than "
             f"{self.worth:g} nats per anchor: the two rows of a pair then have nothing to do with each other.",
+            f"If the mean cosine within views exceeds that of negatives across views by more than {self.gap:g}, a "
+            "note says that the two views may come from two encoders, which need the option candidates.",
             "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
             "heavy if it lies above 0, and undecided otherwise.",
         )
@@ -74,6 +79,7 @@ class Verdict:
         rivals: Whether pairs or anchors of different difficulty explain the same gain.
         tail: Whether the tail is bounded, and whether it describes crowded anchors rather than hard negatives.
         crowded: Share of anchors that have another item within a shortfall of 0.01.
+        notes: Sentences to read before the advice is followed.
         advice: What to change, in words.
         code: The same as Python code, or None.
         train: The same as commands, one per line, or None.
@@ -87,6 +93,7 @@ class Verdict:
     rivals: str
     tail: str
     crowded: float
+    notes: tuple[str, ...]
     advice: str
     code: str | None = None
     train: str | None = None
@@ -95,6 +102,11 @@ class Verdict:
 def span(interval: tuple[float, float]) -> str:
     """An interval for running text."""
     return f"{number(interval[0])} to {number(interval[1])}"
+
+
+def tau_span(interval: tuple[float, float]) -> str:
+    """An interval of temperatures for running text."""
+    return f"{temperature(interval[0])} to {temperature(interval[1])}"
 
 
 def p_words(p: float) -> str:
@@ -163,6 +175,12 @@ def _softmax_sentence(m: Measured) -> str:
             f"gain is exactly 0 ({p_words(t.lr_p_value)})."
         )
     times = number(t.gain_ratio, 2)
+    if t.gain <= 0.0:
+        return (
+            "Nothing: at its best temperature, softmax fits the held-out batches as well as the link or better "
+            f"(gain of the link: {number(t.gain, 4)} nats per anchor; 95 %: {span(t.gain_interval)}; "
+            f"{p_words(t.lr_p_value)} by likelihood ratio, {p_words(t.t_p_value)} by t over batches)."
+        )
     return (
         f"At its best temperature, softmax leaves {number(t.gain)} nats per anchor on the table (held out; "
         f"95 %: {span(t.gain_interval)}; {p_words(t.lr_p_value)} by likelihood ratio, {p_words(t.t_p_value)} by "
@@ -175,9 +193,9 @@ def _link_sentence(m: Measured) -> str:
     if t.separated:
         return "No link can be told from another here."
     return (
-        f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {number(t.tau)} "
-        f"(95 %: {span(t.tau_interval)}); the best plain softmax has τ₀ = {number(t.tau0)} "
-        f"(95 %: {span(t.tau0_interval)})."
+        f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {temperature(t.tau)} "
+        f"(95 %: {tau_span(t.tau_interval)}); the best plain softmax has τ₀ = {temperature(t.tau0)} "
+        f"(95 %: {tau_span(t.tau0_interval)})."
     )
 
 
@@ -223,11 +241,11 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
     """What to say about the temperature, and whether the one in use is known to be off."""
     curves = m.curves
     assert curves is not None
-    around = span(curves.tau_range)
+    around = tau_span(curves.tau_range)
     if settings.temperature is None or curves.current_loss is None:
         return (
             f"Any temperature from {around} describes these scores within {rules.worth:g} nats of the best; "
-            f"if yours lies outside, {number(m.link.tau0)} is the one to try.",
+            f"if yours lies outside, {temperature(m.link.tau0)} is the one to try.",
             False,
         )
     used, loss = short(settings.temperature), number(curves.current_loss)
@@ -241,6 +259,8 @@ def _temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tu
 
 def _times(nats: float) -> str:
     """A gain in nats as a ratio of likelihoods, in words."""
+    if nats > np.log(1000.0):
+        return "more than 1,000 times as likely"
     return f"{number(float(np.exp(nats)), 2)} times as likely"
 
 
@@ -259,7 +279,7 @@ def _temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: 
     assert m.curves is not None
     used, little = settings.temperature, f"{100 * np.expm1(rules.worth):.0f} %"
     if used is None:
-        return f"Any temperature from {span(m.curves.tau_range)} is as good, within {little}."
+        return f"Any temperature from {tau_span(m.curves.tau_range)} is as good, within {little}."
     if not off:
         return f"No other temperature makes the positive more than {little} likelier."
     return (
@@ -273,22 +293,43 @@ def _halfway(m: Measured, used: float) -> str:
     return f"{np.sqrt(used * m.link.tau0):.2g}"
 
 
-Said = tuple[str, str, str, str, float]
-"""Fields of a `Verdict` that do not depend on the advice: softmax, link, rivals, tail and crowded."""
+Said = tuple[str, str, str, str, float, tuple[str, ...]]
+"""Fields of a `Verdict` that do not depend on the advice: softmax, link, rivals, tail, crowded and notes."""
+
+
+def _two_encoders(m: Measured, settings: Settings, rules: Thresholds) -> tuple[str, ...]:
+    """A warning if the views lie apart and rows of one view compete with each other."""
+    if settings.candidates == "cross" or m.gap <= rules.gap:
+        return ()
+    return (
+        f"The two views lie apart: the mean cosine of different items is {number(m.gap, 2)} higher within a view "
+        "than across views, as with two encoders (image and text, query and document). Here all other rows of both "
+        "views compete. If only rows of the other view competed in training, this verdict does not hold: use "
+        '--candidates cross (in Python, candidates="cross").',
+    )
 
 
 def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
     """The verdict on one model."""
     said = (
-        _softmax_sentence(m), _link_sentence(m), _rivals_sentence(m, rules), _tail_sentence(m, rules), m.crowded
+        _softmax_sentence(m), _link_sentence(m), _rivals_sentence(m, rules), _tail_sentence(m, rules), m.crowded,
+        _two_encoders(m, settings, rules),
     )  # fmt: skip
     if m.crowded > rules.crowded:
         return _crowded(m, said)
     if m.link.separated:
-        headline = "No answer: the positives always win."
+        headline = "No answer: every positive that was fitted wins."
         return Verdict("separated", headline, "", *said, _harder(m, settings))
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
+        if m.by_label:
+            advice = (
+                "Check that the labels belong to the rows of z, and that rows with equal labels are alike."
+            )
+        if said[-1]:
+            advice = (
+                "Use --candidates cross if only rows of the other view competed in training (see the note)."
+            )
         headline = "No answer: a higher cosine does not make a positive likelier here."
         return Verdict("uninformative", headline, "", *said, advice)
     if _explained(m, rules) == "varying":
@@ -314,10 +355,12 @@ def _about_temperature(
     headline, used = _temperature_headline(m, settings, off), settings.temperature
     if used is not None and not off:  # a temperature known to be good needs no code
         return Verdict(kind, headline, worth, *said, advice)
-    commands = [softmax_train(m.link.tau0)]
+    candidates = settings.candidates
+    commands = [softmax_train(m.link.tau0, candidates)]
     if used is not None:
-        commands.append(softmax_train(float(_halfway(m, used))))
-    return Verdict(kind, headline, worth, *said, advice, softmax_code(m.link.tau0), "\n".join(commands))
+        commands.append(softmax_train(float(_halfway(m, used)), candidates))
+    code = softmax_code(m.link.tau0, candidates)
+    return Verdict(kind, headline, worth, *said, advice, code, "\n".join(commands))
 
 
 def _harder(m: Measured, settings: Settings) -> str:
@@ -330,8 +373,8 @@ def _harder(m: Measured, settings: Settings) -> str:
     if m.tried:
         sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
         return (
-            f"Larger batches were tried ({sizes} pairs), and the positives win there too. Nothing follows "
-            "from this: use a harder evaluation set, or more pairs."
+            f"Larger batches were tried ({sizes} pairs), and every positive that was fitted wins there too. Nothing "
+            "follows from this: use a harder evaluation set, or more pairs."
         )
     return "Nothing follows from this: use more pairs, so that batches can be larger, or a harder evaluation set."
 
@@ -376,6 +419,7 @@ def _crowded(m: Measured, said: Said) -> Verdict:
 def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
     """The verdict if the blend gains enough: it depends on how certain the gain is, and on the temperature."""
     t, more = m.link, _times(m.link.gain)
+    code = link_code(t.lam, t.tau, settings.candidates)
     words, off = _temperature_words(m, settings, rules)
     small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
     if not (small_p and t.gain_interval[0] > 0.0):
@@ -386,8 +430,8 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
         who = _rival(m)
         advice = (
             f"{words} These scores give no reason to change the link: easy and hard {who} explain them as well. If "
-            f"you try it ({link_code(t.lam, t.tau).splitlines()[-1].removeprefix('loss = ')}), compare several "
-            "seeds on a validation set."
+            f"you try it ({code.splitlines()[-1].removeprefix('loss = ')}), compare several seeds on a validation "
+            "set."
         )
         rest = (
             f"Softmax with one temperature leaves a factor of {number(t.gain_ratio, 2)}, which easy and hard {who} "
@@ -398,7 +442,7 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
         advice = f"{words} Set it there first; the link is the smaller step, and comes second."
         rest = f"Another link would then make it {more} again."
         first = _about_temperature("both", m, settings, rules, said, advice, rest=rest)
-        return replace(first, code=both_code(t.lam, t.tau, t.tau0))
+        return replace(first, code=both_code(t.lam, t.tau, t.tau0, settings.candidates))
     advice = f"Worth a try in the next training run. {words}"
     if settings.temperature is None:
         advice += (
@@ -407,7 +451,8 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
         )
     headline = "Try another link: it fits these scores better than softmax at any temperature."
     worth = f"It makes the positive {more} as softmax at its best temperature does."
-    return Verdict("link", headline, worth, *said, advice, link_code(t.lam, t.tau), link_train(t.lam, t.tau))
+    train = link_train(t.lam, t.tau, settings.candidates)
+    return Verdict("link", headline, worth, *said, advice, code, train)
 
 
 def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:

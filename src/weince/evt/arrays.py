@@ -1,5 +1,7 @@
 """Types of arrays, and checks of what callers pass."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -29,6 +31,14 @@ def as_integers(x: ArrayLike, name: str, length: int, each: str) -> Integers:
     if integers.shape != (length,):
         raise ValueError(f"{name} must be of shape ({length},), one per {each}; got {integers.shape}")
     return integers.astype(np.int64)
+
+
+def unit_rows(z: NDArray[Any]) -> Floats:
+    """Rows ``(n, dim)`` of unit length, in float64; the squares of very large or small rows stay in range."""
+    rows = z.astype(np.float64)
+    rows /= np.abs(rows).max(axis=1, keepdims=True)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
 
 
 def check_least(**least: tuple[int, int]) -> None:

@@ -7,17 +7,20 @@ on half of the batches and compared on the other half, in nats per anchor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from weince.evt import choice
-from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
+from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least, unit_rows
 from weince.evt.choice import Choices
 from weince.evt.link_fit import Pair, fit_pair, link_fit
 from weince.evt.link_null import null_ratios
+
+Competing = Literal["views", "cross"]
+"""Who competes with a positive: all other views of the batch, or only the rows of the other view."""
 
 
 class LinkBank(NamedTuple):
@@ -98,9 +101,10 @@ def link_bank(
     *,
     batch_size: int = 256,
     batches: int = 32,
+    candidates: Competing = "views",
     rng: int | np.random.Generator = 0,
 ) -> LinkBank:
-    """Build a bank from paired embeddings: every view is an anchor, all other views of its batch are candidates.
+    """Build a bank from paired embeddings, with the candidates that a loss with the same option has.
 
     Pairs are drawn into batches without replacement, so that batches are independent. If there are too few pairs
     for ``batches`` full batches, there are fewer batches.
@@ -108,8 +112,10 @@ def link_bank(
     Args:
         z_i: ``(pairs, dim)`` embeddings of one view; they need not be normalised.
         z_j: ``(pairs, dim)`` embeddings of the other view, row by row.
-        batch_size: Pairs in a batch: ``2 * batch_size`` anchors with ``2 * batch_size - 1`` candidates each.
+        batch_size: Pairs in a batch.
         batches: The most batches to draw.
+        candidates: ``"views"``: each of the ``2 * batch_size`` views of a batch is an anchor, the others are its
+            candidates. ``"cross"``: each row of ``z_i`` is an anchor, all rows of ``z_j`` are its candidates.
         rng: Seed or generator of the shuffle.
 
     Examples:
@@ -122,9 +128,11 @@ def link_bank(
     first, second = (np.asarray(z, dtype=np.float64) for z in (z_i, z_j))
     if first.ndim != 2 or first.shape != second.shape:
         raise ValueError(f"z_i and z_j must both be (pairs, dim); got {first.shape} and {second.shape}")
-    norms = np.linalg.norm(np.stack([first, second]), axis=2, keepdims=True)
-    if not np.all(np.isfinite(norms) & (norms > 0.0)):
-        row = int(np.argmax(~(np.isfinite(norms) & (norms > 0.0)).all(axis=(0, 2))))
+    check_competing(candidates)
+    both = np.stack([first, second])
+    usable = (np.isfinite(both).all(axis=2) & both.any(axis=2)).all(axis=0)
+    if not usable.all():
+        row = int(np.argmin(usable))
         raise ValueError(f"embeddings must be finite and not zero; got NaN, inf or zeros in pair {row}")
     if batch_size < 2 or batches < 1:
         raise ValueError(
@@ -135,41 +143,66 @@ def link_bank(
         raise ValueError(
             f"wanted at least one batch of {batch_size} pairs; got {len(first)} pairs: take a smaller batch_size"
         )
-    size = 2 * batch_size
-    others = ~np.eye(size, dtype=bool)
-    scores = np.empty((count * size, size - 1))
+    anchors, width = shape_of(batch_size, candidates)
+    others = others_of(batch_size, candidates)
+    scores = np.empty((count * anchors, width))
     order = np.random.default_rng(rng).permutation(len(first))[: count * batch_size]
     for b, pairs in enumerate(order.reshape(count, batch_size)):
-        cosines = view_cosines(first[pairs], second[pairs])
-        scores[b * size : (b + 1) * size] = cosines[others].reshape(size, size - 1)
-    return in_batches(scores, batch_size)
+        cosines = view_cosines(first[pairs], second[pairs], candidates)
+        scores[b * anchors : (b + 1) * anchors] = cosines[others].reshape(anchors, width)
+    return in_batches(scores, batch_size, candidates)
 
 
-def view_cosines(z_i: Floats, z_j: Floats) -> Floats:
-    """Cosines ``(2 n, 2 n)`` of the views of a batch of pairs, ``(n, dim)`` twice: first views, then second ones."""
-    z = np.concatenate([z_i, z_j]).astype(np.float64)
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
-    return np.clip(z @ z.T, -1.0, 1.0)
+def check_competing(candidates: str) -> None:
+    """Raise an error unless the link test knows these candidates."""
+    if candidates not in get_args(Competing):
+        raise ValueError(f'candidates must be "views" or "cross"; got {candidates!r}')
 
 
-def positive_columns(batch_size: int) -> Integers:
-    """Column of the positive of each of the ``2 * batch_size`` views of a batch, among the other views."""
+def shape_of(batch_size: int, candidates: Competing) -> tuple[int, int]:
+    """Number of anchors in a batch of pairs, and number of candidates of each."""
+    return (batch_size, batch_size) if candidates == "cross" else (2 * batch_size, 2 * batch_size - 1)
+
+
+def others_of(batch_size: int, candidates: Competing) -> NDArray[np.bool_]:
+    """Which of the `view_cosines` of a batch are scores of candidates: all but that of a row with itself."""
+    if candidates == "cross":
+        return np.ones((batch_size, batch_size), dtype=bool)
+    return ~np.eye(2 * batch_size, dtype=bool)
+
+
+def view_cosines(z_i: Floats, z_j: Floats, candidates: Competing = "views") -> Floats:
+    """Cosines of a batch of pairs, ``(n, dim)`` twice.
+
+    ``"views"``: ``(2 n, 2 n)``, first views before second ones; ``"cross"``: ``(n, n)``, rows are first views.
+    """
+    u, v = unit_rows(z_i), unit_rows(z_j)
+    if candidates == "views":
+        u = v = np.concatenate([u, v])
+    return np.clip(u @ v.T, -1.0, 1.0)
+
+
+def positive_columns(batch_size: int, candidates: Competing = "views") -> Integers:
+    """Column of the positive of each anchor of a batch, among its candidates."""
+    if candidates == "cross":
+        return np.arange(batch_size, dtype=np.int64)
     anchor = np.arange(2 * batch_size)
     other = (anchor + batch_size) % len(anchor)
     # Without the anchor's own column, the columns after it move one to the left.
     return (other - (other > anchor)).astype(np.int64)
 
 
-def in_batches(scores: Floats, batch_size: int) -> LinkBank:
+def in_batches(scores: Floats, batch_size: int, candidates: Competing = "views") -> LinkBank:
     """Build a bank from the scores of full batches; in each batch, all first views come before all second ones.
 
     Args:
-        scores: ``(batches * 2 * batch_size, 2 * batch_size - 1)``: each view against the others of its batch.
+        scores: ``(batches * anchors, candidates)``, with the numbers of `shape_of`.
         batch_size: Pairs in a batch.
+        candidates: Who competes.
     """
-    size = 2 * batch_size
+    size, _ = shape_of(batch_size, candidates)
     count = len(scores) // size
-    positives = np.tile(positive_columns(batch_size), count)
+    positives = np.tile(positive_columns(batch_size, candidates), count)
     return LinkBank(scores, positives, np.repeat(np.arange(count), size).astype(np.int64))
 
 

@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,10 +28,11 @@ from weince.lab.configure import LossConfig
 from weince.lab.predict.features import Prepared, Views, prepare, read_features
 from weince.lab.predict.heads import Outcome, Probe, seconds, train_heads
 from weince.lab.predict.report import write_report
+from weince.lab.settings import check_once
 from weince.machine import version
 from weince.progress import bars
 
-FORMAT = "weince prediction 1"
+FORMAT = "weince prediction 2"
 LOSSES = ("infonce", "dcl", "hcl", "released", "paper")
 TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 LEAST_STEPS, MOST_STEPS = 100, 1500
@@ -57,6 +59,11 @@ def grid(presets: Iterable[str], temperatures: Iterable[float]) -> dict[str, Los
     found: dict[str, LossConfig] = {}
     values = sorted(set(temperatures))
     for preset in presets:
+        if preset == "link":
+            raise ValueError(
+                "predict has no options for the lam and beta of the preset link; got link: "
+                'in Python, pass losses={"mine": LossConfig("link", temperature, lam=..., beta=...)}'
+            )
         for value in values:
             try:
                 found[f"{preset} {value:g}"] = LossConfig(preset, value)
@@ -115,6 +122,12 @@ def predict(
     store = Store(folder, prepared, probe)
     wanted = [(name, seed) for seed in seeds for name in chosen]
     missing = [head for head in wanted if not store.has(*head, chosen[head[0]])]
+    if steps is None and store.steps is not None and progress:
+        print(
+            f"{folder} holds heads of {store.steps:,} steps: the minutes have no effect on them, and missing heads "
+            "get as many steps (choose another --out for other steps)",
+            file=sys.stderr,
+        )
     store.claim(steps)
     if missing:
         if store.steps is None:
@@ -126,7 +139,7 @@ def predict(
                 store.add(found, chosen)
                 bar.advance(shown, len(found.outcomes))
     table = {name: [store.outcome(name, seed) for seed in seeds] for name in chosen}
-    return write_report(folder, table, prepared, store.steps or 0, probe, command)
+    return write_report(folder, table, seeds, prepared, store.steps or 0, probe, command)
 
 
 def _check(
@@ -134,6 +147,7 @@ def _check(
 ) -> None:
     if not losses or not seeds:
         raise ValueError(f"want at least one loss and one seed; got {len(losses)} and {len(seeds)}")
+    check_once("seed", seeds)
     if not 0 < minutes < math.inf:
         raise ValueError(f"minutes must be positive; got {minutes}")
     if steps is not None and steps < 1:
@@ -228,24 +242,29 @@ class Store:
         probe: How the heads are trained.
 
     Raises:
-        ValueError: The folder holds heads of other features, or of another probe.
+        ValueError: The folder holds heads of other features, labels or of another probe.
     """
 
     def __init__(self, folder: Path, prepared: Prepared, probe: Probe) -> None:
         self.path = folder / "heads.json"
-        self.about = {"format": FORMAT, "features": prepared.key, "probe": asdict(probe)}
+        self.about = {
+            "format": FORMAT,
+            "features": prepared.key,
+            "labels": prepared.labels_key,
+            "probe": asdict(probe),
+        }
         self.steps: int | None = None
         self.heads: dict[tuple[str, int], tuple[dict[str, Any], Outcome]] = {}
         if not self.path.exists():
             return
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-            about = {key: found[key] for key in self.about}
+            about = {key: found.get(key) for key in self.about}
             self.steps = int(found["steps"])
             for head in found["heads"]:
                 values = [math.nan if head[name] is None else float(head[name]) for name in Outcome._fields]
                 self.heads[head["name"], head["seed"]] = head["loss"], Outcome(*values)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is damaged ({error}): remove it to start anew") from None
         for key, value in self.about.items():
             if about[key] != value:

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,26 +19,30 @@ class Views(NamedTuple):
         first: ``(items, axes)`` float32.
         second: ``(items, axes)`` float32, row by row the same items.
         labels: ``(items,)`` integers, or None.
+        ids: ``(items,)`` integers, or None; items with equal ids never compete.
     """
 
     first: Tensor
     second: Tensor
     labels: Tensor | None
+    ids: Tensor | None = None
 
 
 class Prepared(NamedTuple):
-    """`Views`, the share of the variance that their axes keep, and a hash of the input."""
+    """`Views`, the share of the variance that their axes keep, and hashes of the features (with ids) and labels."""
 
     views: Views
     kept: float
     key: str
+    labels_key: str
 
 
 def read_features(path: Path, labels: Path | None = None) -> tuple[Pairs, NDArray[np.int64] | None]:
     """Features from a file that ``weince diagnose`` reads, or from the folder of a run; and labels if there are any.
 
     Args:
-        path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and optional ``labels``; or a run's folder.
+        path: A file with ``z_i`` and ``z_j`` of shape (items, dim), and optional ``labels`` and ``ids``; or a run's
+            folder.
         labels: An ``.npy`` file of shape (items,), or a file that holds ``labels``.
     """
     found: ArrayLike | None = None
@@ -92,6 +96,8 @@ def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes:
             f"got {items:,}"
         )
     both = torch.from_numpy(np.concatenate([pairs.z_i, pairs.z_j]).astype(np.float64))
+    largest = both.abs().amax(0)
+    both = both / torch.where(largest > 0.0, largest, 1.0)  # so that squares neither overflow nor vanish
     spread = both.std(0)
     varies = spread > 1e-6 * both.abs().amax(0)
     if not bool(varies.any()):
@@ -106,8 +112,14 @@ def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes:
     variance, directions = torch.linalg.eigh(both.T @ both)
     kept = min(axes, both.shape[1])
     rotated = (both @ directions[:, -kept:].flip(1)).float()
-    given = [pairs.z_i, pairs.z_j, *([] if labels is None else [labels])]
-    key = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in given)).hexdigest()[:12]
+    keys = _key(pairs.z_i, pairs.z_j, pairs.ids), _key(labels)
     known = None if labels is None else torch.from_numpy(labels)
+    ids = None if pairs.ids is None else torch.from_numpy(pairs.ids)
     share = float(variance[-kept:].sum() / variance.sum())
-    return Prepared(Views(rotated[:items], rotated[items:], known), share, key)
+    return Prepared(Views(rotated[:items], rotated[items:], known, ids), share, *keys)
+
+
+def _key(*arrays: NDArray[Any] | None) -> str:
+    """A hash of the arrays that are given."""
+    given = [np.ascontiguousarray(array).tobytes() for array in arrays if array is not None]
+    return hashlib.sha256(b"".join(given)).hexdigest()[:12]

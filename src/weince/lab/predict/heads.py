@@ -120,9 +120,14 @@ class Training:
         self.held, self.kept = order[: len(order) // 4], order[len(order) // 4 :]
         self.heads = Heads(len(losses), views.first.shape[1], probe, self.generator)
         self.losses = nn.ModuleList(build_loss(config) for config in losses)
-        for loss in self.losses:
+        for loss, config in zip(self.losses, losses, strict=True):
             if isinstance(loss, ContrastiveLoss):
                 loss.check_finite = False  # a head that diverges must not stop the others
+            elif views.ids is not None:
+                raise ValueError(
+                    "features with ids, or pairs drawn by label, want losses of weince, which take ids; "
+                    f"got {config.preset}"
+                )
         parameters = [*self.heads.parameters(), *self.losses.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=probe.rate, fused=True)
 
@@ -134,7 +139,9 @@ class Training:
         views = views + self.probe.noise * torch.randn(views.shape, generator=self.generator)
         z = self.heads(views)
         # Each loss depends only on its own head, so the gradient of the sum gives each head its own.
-        value = torch.stack([loss(*own.split(size)) for loss, own in zip(self.losses, z, strict=True)]).sum()
+        known = {} if self.views.ids is None else {"ids": self.views.ids[rows]}
+        values = [loss(*own.split(size), **known) for loss, own in zip(self.losses, z, strict=True)]
+        value = torch.stack(values).sum()
         self.optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -151,6 +158,7 @@ class Training:
                 b,
                 self.probe.batch,
                 None if labels is None else (LabelledFeatures(bank, labels[self.kept]), labels[self.held]),
+                None if self.views.ids is None else self.views.ids[self.held],
             )
             for a, b, bank in zip(first, second, banks, strict=True)
         ]
@@ -179,7 +187,11 @@ def seconds(views: Views, losses: Sequence[LossConfig], probe: Probe) -> tuple[f
 
 
 def judge(
-    z_i: Tensor, z_j: Tensor, batch: int, labelled: tuple[LabelledFeatures, Tensor] | None = None
+    z_i: Tensor,
+    z_j: Tensor,
+    batch: int,
+    labelled: tuple[LabelledFeatures, Tensor] | None = None,
+    ids: Tensor | None = None,
 ) -> Outcome:
     """Figures of a head, from the held-out embeddings ``(items, out)`` of both views.
 
@@ -188,11 +200,12 @@ def judge(
         z_j: Embeddings of the other view, row by row.
         batch: Items in a batch.
         labelled: Training items to look up in, and the labels of the held-out ones; None without labels.
+        ids: ``(items,)``, or None; items with equal ids do not compete, nor do they crowd each other.
     """
     if not bool(z_i.isfinite().all() and z_j.isfinite().all()):
         return Outcome(*[math.nan] * len(Outcome._fields))
     u, v = unit_in_double(z_i), unit_in_double(z_j)
-    blocks = [(u[k : k + batch], v[k : k + batch]) for k in range(0, len(u) - batch + 1, batch)]
+    blocks = [slice(k, k + batch) for k in range(0, len(u) - batch + 1, batch)]
     rows, pairs = torch.cat([u[:WATCHED], v[:WATCHED]]), pair_distances(u, v)
     vote, r1 = math.nan, math.nan
     if labelled is not None:
@@ -200,19 +213,25 @@ def judge(
         bank = LabelledFeatures(unit_rows(bank.features), bank.labels)
         vote, r1 = (score(bank, LabelledFeatures(u.float(), labels), (1,), 50, 0.1, 2048) / 100).tolist()
     return Outcome(
-        first=float(torch.stack([_first(a, b) for a, b in blocks]).mean()),
-        first_of_all=float(_first(u, v)),
+        first=float(torch.stack([_first(u[k], v[k], _part(ids, k)) for k in blocks]).mean()),
+        first_of_all=float(_first(u, v, ids)),
         r1=r1,
         vote=vote,
         alignment=float(pairs.mean()),
         uniformity=float(uniformity(rows, without=pairs[:WATCHED])),
         effective_rank=float(effective_rank(rows)),
-        crowded=float(torch.stack([crowded(torch.cat(block)) for block in blocks]).mean()),
+        crowded=float(torch.stack([crowded(torch.cat([u[k], v[k]]), _part(ids, k)) for k in blocks]).mean()),
     )
 
 
-def _first(a: Tensor, b: Tensor) -> Tensor:
+def _part(ids: Tensor | None, rows: slice) -> Tensor | None:
+    return None if ids is None else ids[rows]
+
+
+def _first(a: Tensor, b: Tensor, ids: Tensor | None) -> Tensor:
     """Share of rows whose positive scores strictly above every other candidate."""
     scores = a @ b.T
     own = scores.diagonal().clone()
+    if ids is not None:
+        scores[ids[:, None] == ids] = -math.inf
     return (own > scores.fill_diagonal_(-math.inf).amax(1)).double().mean()

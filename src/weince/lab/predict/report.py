@@ -26,10 +26,16 @@ NOT_ADVICE = (
 
 
 def write_report(
-    folder: Path, table: Table, prepared: Prepared, steps: int, probe: Probe, command: str
+    folder: Path,
+    table: Table,
+    seeds: Sequence[int],
+    prepared: Prepared,
+    steps: int,
+    probe: Probe,
+    command: str,
 ) -> Path:
     """Write ``heads.csv``, ``heads.svg`` and, last, ``heads.md``; returns the path of ``heads.md``."""
-    write_text_aside(folder / "heads.csv", _csv(table), "table")
+    write_text_aside(folder / "heads.csv", _csv(table, seeds), "table")
     write_aside(folder / "heads.svg", lambda part: _draw(table, part), "figure")
     path = folder / "heads.md"
     write_text_aside(path, markdown(table, prepared, steps, probe, command), "table")
@@ -67,7 +73,8 @@ def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command
         "",
         f"Heads of two layers ({prepared.views.first.shape[1]} axes with {100 * prepared.kept:.1f} % of the "
         f"variance, {probe.hidden}, {probe.out}), {steps:,} steps of {probe.batch} items, Adam {probe.rate:g}, "
-        f"noise of {probe.noise:g} on standardised features; {items:,} items, a quarter of them held out; "
+        f"noise of {probe.noise:g} on standardised features; {items:,} items, a quarter of them held out"
+        f"{'' if prepared.views.ids is None else ', those with equal ids or drawn by one label never compete'}; "
         f"seeds: {seeds}" + (", mean ± half of a 95 % t-interval." if seeds > 1 else "."),
         "",
         f"| loss | {' | '.join(columns)} | |",
@@ -91,12 +98,12 @@ def _cell(outcomes: Sequence[Outcome], key: str) -> str:
     return "—" if any(map(math.isnan, values)) else t_interval(values).text(1 if key in SHARES else 2)
 
 
-def _csv(table: Table) -> str:
+def _csv(table: Table, seeds: Sequence[int]) -> str:
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["loss", "number", *Outcome._fields])
+    writer.writerow(["loss", "seed", *Outcome._fields])
     for name, outcomes in table.items():
-        writer.writerows([name, number, *outcome] for number, outcome in enumerate(outcomes))
+        writer.writerows([name, seed, *outcome] for seed, outcome in zip(seeds, outcomes, strict=True))
     return file.getvalue()
 
 
