@@ -124,7 +124,10 @@ def test_ranks_that_do_not_do_the_same_hear_it(found, gather):
     """Otherwise the ranks would wait for each other forever, or average losses with different settings."""
     world, each = found
     for rank, said in enumerate(one["unlike"][gather] for one in each):
-        assert said.pop("anchors") == "temperature must hold one value, or one for each of 6 anchors; got shape (5,)"
+        assert (
+            said.pop("anchors")
+            == "temperature must hold one value, or one for each of 6 anchors; got shape (5,)"
+        )
         if world == 1:
             assert said == {}
             continue
