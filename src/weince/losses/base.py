@@ -49,6 +49,9 @@ class LossOutput(NamedTuple):
     stats: TailStats
 
 
+SUMS = get_args(Sum)  # torch 2.6 cannot compile a check against a union
+
+
 class Options(TypedDict, total=False):
     """Options of every loss; see :class:`ContrastiveLoss`."""
 
@@ -298,7 +301,7 @@ class ContrastiveLoss(nn.Module):
         found = self.sums(engine)
         asked = list(found) if isinstance(found, Sequence) else [found]
         for one in asked:
-            if not isinstance(one, Sum):
+            if not isinstance(one, SUMS):
                 raise TypeError(
                     "sums must return a LogSumExp, a SoftplusSum or a Count, or a list of them; "
                     f"got {type(one).__name__}"
