@@ -17,19 +17,14 @@ from dataclasses import dataclass
 from inspect import get_annotations
 from numbers import Real
 from typing import ClassVar, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from weince.scores import derivatives, free_to_look, in_transform, unseen
+from weince.scores import derivatives, free_to_look, unseen
 
 Scalar = float | Tensor
-
-_elementwise: "WeakKeyDictionary[object, set[tuple[str, ...]]]" = WeakKeyDictionary()
-"""Classes of links, and code of functions, that :meth:`Link.check_elementwise` has found right, each with the names
-of the parameters that had one value per anchor."""
 
 
 class Link:
@@ -97,47 +92,8 @@ class Link:
             {name: value[start:stop] for name, value in self.tensors().items() if value.numel() > 1}
         )
 
-    def check_learned(self, like: Tensor) -> None:
-        """Raise if a user's logit reads a tensor that requires a gradient and is no parameter of the link.
-
-        The engines would send that tensor no gradient, and the positive's logit a part of it.
-        """
-        if not self.custom or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
-            return
-        fixed = self.replace({name: value.detach().reshape(-1)[:1] for name, value in self.tensors().items()})
-        if fixed.logit(like.new_full((1, 1), 0.5)).requires_grad:
-            raise ValueError(
-                "a link must get a learned tensor as a parameter, FunctionLink(lambda s, k: k * s, k=tensor) or a "
-                f"field of its dataclass; got {self!r}, which reads one from elsewhere"
-            )
-
-    def check_elementwise(self, like: Tensor) -> None:
-        """Raise if a user's logit depends on other scores than its own: its gradient would be wrong.
-
-        Each class or function is tried once for the same parameters, since reading the result costs a device sync.
-        """
-        if not self.custom or torch.compiler.is_compiling() or in_transform():
-            return
-        by_anchor = tuple(name for name, value in self.tensors().items() if value.numel() > 1)
-        known = _elementwise.setdefault(self._kind(), set())
-        if by_anchor in known or like.is_meta or type(like) is not Tensor:
-            return
-        if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        with torch.no_grad():
-            two = self.replace({name: _of_two_anchors(value) for name, value in self.tensors().items()})
-            both = two.logit(like.new_tensor([[0.5, 0.3], [0.5, 0.3]]))
-            apart = [two.logit(like.new_tensor([[d], [d]])) for d in (0.5, 0.3)]
-            each = torch.cat(apart, 1)
-            if each.shape != both.shape or not torch.allclose(each, both, rtol=1e-4, equal_nan=True):
-                raise ValueError(
-                    "a link must map each score alone to its logit, and read a parameter with one value per anchor "
-                    "as column(self.name, shortfall), from weince.links; "
-                    f"got {self!r}, whose logits depend on other scores or anchors"
-                )
-        known.add(by_anchor)
-
-    def _kind(self) -> object:
+    def kind(self) -> object:
+        """The code of the logit: the class, or that of a function."""
         return type(self)
 
     def check_anchors(self, anchors: int) -> None:
@@ -187,7 +143,7 @@ class FunctionLink(Link):
     def tensors(self) -> dict[str, Tensor]:
         return self.parameters
 
-    def _kind(self) -> object:
+    def kind(self) -> object:
         return getattr(self.function, "__code__", type(self.function))
 
     def replace(self, values: dict[str, Tensor]) -> Self:
@@ -452,11 +408,3 @@ def column(parameter: Scalar, shortfall: Tensor) -> Scalar:
         return parameter.reshape(())
     parameter = parameter.to(shortfall.dtype)
     return parameter if shortfall.ndim == 1 else parameter.unsqueeze(-1)
-
-
-def _of_two_anchors(parameter: Tensor) -> Tensor:
-    """A parameter for two anchors: one value as it is; of one per anchor, the first and another."""
-    if parameter.numel() == 1:
-        return parameter
-    first = parameter.reshape(-1)[:1]
-    return torch.cat([first, 1.5 * first + 0.1])

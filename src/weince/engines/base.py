@@ -14,6 +14,7 @@ from torch import Tensor
 from weince.candidates import Contest
 from weince.engines.tile import Part
 from weince.links import Link
+from weince.own_links import check_elementwise, check_learned
 from weince.scores import no_autocast, pair_shortfall
 from weince.sums import Count, SoftplusSum, Sum, Summed, log1pexp
 from weince.tail import TailConfig, TailStats
@@ -134,8 +135,8 @@ class Engine(ABC):
             parts = [part for each in own for part in each]
             for part in parts:
                 part.link.check_anchors(len(self.contest.anchors))
-                part.link.check_learned(self.contest.anchors)
-                part.link.check_elementwise(self.contest.anchors)
+                check_learned(part.link, self.contest.anchors)
+                check_elementwise(part.link, self.contest.anchors)
             values = self.evaluate(parts)
             found: list[Summed | Tensor] = []
             for one, each in zip(sums, own, strict=True):

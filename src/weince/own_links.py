@@ -1,0 +1,62 @@
+"""Checks of links that a user wrote: those that would get a wrong gradient are refused, with the remedy."""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from weince.links import Link
+from weince.scores import in_transform
+
+_elementwise: "WeakKeyDictionary[object, set[tuple[str, ...]]]" = WeakKeyDictionary()
+"""Code of links that :func:`check_elementwise` has found right, each with the names of the parameters that had one
+value per anchor."""
+
+
+def check_learned(link: Link, like: Tensor) -> None:
+    """Raise if a user's logit reads a tensor that requires a gradient and is no parameter of the link.
+
+    The engines would send that tensor no gradient, and the positive's logit a part of it.
+    """
+    if not link.custom or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
+        return
+    fixed = link.replace({name: value.detach().reshape(-1)[:1] for name, value in link.tensors().items()})
+    if fixed.logit(like.new_full((1, 1), 0.5)).requires_grad:
+        raise ValueError(
+            "a link must get a learned tensor as a parameter, FunctionLink(lambda s, k: k * s, k=tensor) or a "
+            f"field of its dataclass; got {link!r}, which reads one from elsewhere"
+        )
+
+
+def check_elementwise(link: Link, like: Tensor) -> None:
+    """Raise if a user's logit depends on other scores than its own: its gradient would be wrong.
+
+    Each class or function is tried once for the same parameters, since reading the result costs a device sync.
+    """
+    if not link.custom or torch.compiler.is_compiling() or in_transform():
+        return
+    by_anchor = tuple(name for name, value in link.tensors().items() if value.numel() > 1)
+    known = _elementwise.setdefault(link.kind(), set())
+    if by_anchor in known or like.is_meta or type(like) is not Tensor:
+        return
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    with torch.no_grad():
+        two = link.replace({name: _of_two_anchors(value) for name, value in link.tensors().items()})
+        both = two.logit(like.new_tensor([[0.5, 0.3], [0.5, 0.3]]))
+        each = torch.cat([two.logit(like.new_tensor([[d], [d]])) for d in (0.5, 0.3)], 1)
+        if each.shape != both.shape or not torch.allclose(each, both, rtol=1e-4, equal_nan=True):
+            raise ValueError(
+                "a link must map each score alone to its logit, and read a parameter with one value per anchor "
+                "as column(self.name, shortfall), from weince.links; "
+                f"got {link!r}, whose logits depend on other scores or anchors"
+            )
+    known.add(by_anchor)
+
+
+def _of_two_anchors(parameter: Tensor) -> Tensor:
+    """A parameter for two anchors: one value as it is; of one per anchor, the first and another."""
+    if parameter.numel() == 1:
+        return parameter
+    first = parameter.reshape(-1)[:1]
+    return torch.cat([first, 1.5 * first + 0.1])
