@@ -29,8 +29,9 @@ from rich.progress import track
 
 from weince.diagnose.measure import Measured, measure
 from weince.diagnose.reading import make_pairs
+from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.settings import Settings
-from weince.diagnose.verdict import THRESHOLDS, decide
+from weince.diagnose.verdict import decide
 from weince.evt import LinkRivals
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"

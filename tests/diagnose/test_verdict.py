@@ -13,9 +13,11 @@ from weince.diagnose.bank import build_bank
 from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
+from weince.diagnose.rules import THRESHOLDS
+from weince.diagnose.sentences import p_words, tail_kind
 from weince.diagnose.settings import QUICK
 from weince.diagnose.tables import MINUS, number, temperature
-from weince.diagnose.verdict import THRESHOLDS, decide, p_words, tail_kind
+from weince.diagnose.verdict import decide
 from weince.evt import Gain, LinkRivals, VaryingLink
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)

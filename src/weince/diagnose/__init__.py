@@ -30,10 +30,12 @@ from weince.diagnose import figures_link
 from weince.diagnose.measure import STAGES, Measured, measure
 from weince.diagnose.page import Page, write_page
 from weince.diagnose.reading import InputError, Pairs, make_pairs
+from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.sections import Group, write_sections
+from weince.diagnose.sentences import tail_kind
 from weince.diagnose.settings import Settings, settings_for
 from weince.diagnose.style import Gallery
-from weince.diagnose.verdict import THRESHOLDS, Verdict, decide, tail_kind
+from weince.diagnose.verdict import Verdict, decide
 from weince.files import check_folder, check_writable
 from weince.machine import version
 from weince.progress import Bars, telling_bars

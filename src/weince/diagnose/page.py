@@ -10,10 +10,11 @@ from markupsafe import Markup, escape
 
 from weince.diagnose.html import templates
 from weince.diagnose.measure import Measured
+from weince.diagnose.rules import Thresholds
 from weince.diagnose.sections import Group, Section
 from weince.diagnose.settings import Settings
 from weince.diagnose.style import Figure
-from weince.diagnose.verdict import Thresholds, Verdict
+from weince.diagnose.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""The thresholds of the verdicts, and the rules in words."""
+
+from dataclasses import dataclass
+
+from weince.scores import CROWD
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Thresholds of the verdicts. They are conventions, not laws; the page prints them.
+
+    Attributes:
+        worth: Smallest held-out gain, in nats per anchor, that makes a change worth trying: 0.02 makes the
+            positive 2 % likelier.
+        alpha: Level that both p-values of the link test must reach.
+        crowded: Largest share of crowded anchors at which the link test is worth reading.
+        gap: Largest excess of the mean cosine within views over that across views at which rows of one view should
+            compete with each other.
+    """
+
+    worth: float = 0.02
+    alpha: float = 0.05
+    crowded: float = 0.05
+    gap: float = 0.05
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The rules, one sentence each."""
+        return (
+            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their positive within "
+            f"a shortfall of {CROWD:g}, the advice is to look at these first, whatever the link test says.",
+            f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
+            f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
+            f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",
+            "If your temperature is known and costs more than the link would gain, the temperature comes first.",
+            f"Pairs or anchors of different difficulty (softmax whose temperature varies from pair to pair, or from "
+            f"anchor to anchor) explain a gain as well as a bounded tail unless the blend gains at least "
+            f"{self.worth:g} nats over the former, adds as much to the latter, and both intervals lie above 0; they "
+            f"explain it better if they gain over the blend, or add to it, in the same sense.",
+            f"A gain of at least {self.worth:g} nats that misses one of the other conditions is called "
+            f"unclear.",
+            f"Another temperature is advised if softmax at the temperature you trained with (the option "
+            f"temperature) loses more than {self.worth:g} nats per anchor against its best temperature.",
+            f"No advice is given when softmax at its best temperature beats a random pick by less than "
+            f"{self.worth:g} nats per anchor: the two rows of a pair then have nothing to do with each other.",
+            f"If the mean cosine within views exceeds that of negatives across views by more than {self.gap:g}, a "
+            "note says that the two views may come from two encoders, which need the option candidates.",
+            "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
+            "heavy if it lies above 0, and undecided otherwise.",
+        )
+
+
+THRESHOLDS = Thresholds()
