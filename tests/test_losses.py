@@ -243,6 +243,17 @@ def test_a_bound_under_what_rewrites_the_loss():
     assert low.isfinite()
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_learned_temperature_that_several_sums_share_compiles():
+    z, labels = torch.randn(4, 3), torch.tensor([0, 0, 1, 1])
+    loss = weince.SupConLoss(nn.Parameter(torch.tensor(0.3)))
+    found = [
+        torch.autograd.grad(compute(z, labels=labels), loss.temperature)
+        for compute in (loss, torch.compile(loss, fullgraph=True, backend="eager"))
+    ]
+    torch.testing.assert_close(*found)
+
+
 def test_evaluation_bounds_the_scale_and_leaves_the_parameter():
     z_i, z_j = pairs()
     temperature = nn.Parameter(torch.tensor(0.001))

@@ -214,8 +214,11 @@ def sum_slopes(
 
 def learned_of(parts: Sequence[Part]) -> list[tuple[int, str, Tensor]]:
     """Learned parameters of all links, each as index of its part, name, and tensor."""
+    # In a compiled graph each is a view of its own: links may share a temperature, and torch cannot compile an
+    # autograd function that takes one tensor twice.
+    compiling = torch.compiler.is_compiling()
     return [
-        (index, name, value)
+        (index, name, value.view_as(value) if compiling else value)
         for index, part in enumerate(parts)
         for name, value in part.link.learned().items()
     ]
