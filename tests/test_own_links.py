@@ -1,6 +1,8 @@
 """User-defined links and losses: what they may compute, and which ones are refused because they would be wrong."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -244,6 +246,41 @@ def test_values_of_anchors_are_not_taken_for_values_of_candidates(engine):
 def test_a_link_that_mixes_scores_is_refused(function, engine):
     with pytest.raises(ValueError, match="map each score alone to its logit"):
         LinkLoss(function, engine=engine)(*pairs())
+
+
+def times(factor, s):
+    return factor * s
+
+
+def cumulated(factor, s):
+    return factor * s.cumsum(-1)
+
+
+@dataclass
+class Called:
+    """An object without a hash."""
+
+    function: Callable
+
+    def __call__(self, s):
+        return self.function(s)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda function: partial(function, 5.0), lambda function: Called(partial(function, 5.0))],
+    ids=["partial", "object"],
+)
+def test_a_link_is_not_taken_for_another_of_its_class(wrap):
+    LinkLoss(wrap(times))(*pairs())
+    with pytest.raises(ValueError, match="map each score alone to its logit"):
+        LinkLoss(wrap(cumulated))(*pairs())
+
+
+def test_objects_of_one_class_are_links_of_their_own():
+    LinkLoss(nn.Sequential(nn.Tanh()))(*pairs())
+    with pytest.raises(ValueError, match="map each score alone to its logit"):
+        LinkLoss(nn.Sequential(nn.LogSoftmax(-1)))(*pairs())
 
 
 class Own(ContrastiveLoss):

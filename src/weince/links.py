@@ -14,6 +14,7 @@ tensor([[ 4., 20.]])
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import get_annotations
 from numbers import Real
 from typing import ClassVar, Self
@@ -93,7 +94,7 @@ class Link:
         )
 
     def kind(self) -> object:
-        """The code of the logit: the class, or that of a function."""
+        """The code of the logit: the class, that of a function, or an object that is called."""
         return type(self)
 
     def check_anchors(self, anchors: int) -> None:
@@ -144,7 +145,11 @@ class FunctionLink(Link):
         return self.parameters
 
     def kind(self) -> object:
-        return getattr(self.function, "__code__", type(self.function))
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        # An object is a kind of its own: another one of its class, say of nn.Sequential, computes something else.
+        return getattr(function, "__code__", function)
 
     def replace(self, values: dict[str, Tensor]) -> Self:
         if not values:

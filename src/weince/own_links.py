@@ -36,7 +36,10 @@ def check_elementwise(link: Link, like: Tensor) -> None:
     if not link.custom or torch.compiler.is_compiling() or in_transform():
         return
     by_anchor = tuple(name for name, value in link.tensors().items() if value.numel() > 1)
-    known = _elementwise.setdefault(link.kind(), set())
+    try:
+        known = _elementwise.setdefault(link.kind(), set())
+    except TypeError:  # an object without a hash or a weak reference: it is tried each time
+        known = set()
     if by_anchor in known or like.is_meta or type(like) is not Tensor:
         return
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
