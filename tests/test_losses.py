@@ -908,3 +908,9 @@ def test_short_float16_rows_keep_the_direction_of_their_gradient():
     for got, wanted in zip(half, double, strict=True):
         assert got.isfinite().all()
         assert F.cosine_similarity(got.double(), wanted).min() > 0.99
+
+
+def test_rince_stays_accurate_as_it_comes_near_infonce():
+    z_i, z_j = pairs()
+    loss = weince.RINCELoss(q=1e-6)
+    torch.testing.assert_close(loss(z_i, z_j).double(), loss(z_i.double(), z_j.double()), rtol=1e-6, atol=0)

@@ -56,7 +56,8 @@ class RINCELoss(TemperatureLoss):
 
     def combine(self, lse: Summed) -> Tensor:
         everyone = torch.logaddexp(lse.positive, lse.value) + math.log(self.weight)
-        return ((self.q * everyone).exp() - (self.q * lse.positive).exp()) / self.q
+        # Both powers less 1: for small q they are near 1, and their difference would have few digits.
+        return (torch.expm1(self.q * everyone) - torch.expm1(self.q * lse.positive)) / self.q
 
 
 rince_loss = functional(RINCELoss, "rince_loss")
