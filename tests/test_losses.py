@@ -914,3 +914,17 @@ def test_rince_stays_accurate_as_it_comes_near_infonce():
     z_i, z_j = pairs()
     loss = weince.RINCELoss(q=1e-6)
     torch.testing.assert_close(loss(z_i, z_j).double(), loss(z_i.double(), z_j.double()), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [weince.HCLLoss, weince.TemperatureMixtureLoss, lambda _: SigLIPLoss(scale=90.0)],
+    ids=["HCL", "mixture", "SigLIP"],
+)
+def test_a_loss_in_half_precision_computes_with_its_parameters_in_full(make):
+    z_i, z_j = torch.randn(2, 8, 5)
+    half = make(nn.Parameter(torch.tensor(0.023))).bfloat16()
+    full = copy.deepcopy(half).float()
+    torch.testing.assert_close(half(z_i, z_j), full(z_i, z_j))
+    half(z_i, z_j).backward()
+    assert all(own.grad.dtype == torch.bfloat16 for own in half.parameters())

@@ -392,6 +392,13 @@ def check_positive(name: str, value: Scalar) -> None:
         raise ValueError(f"{name} must be positive and finite; got {value}")
 
 
+def unrounded(parameter: Scalar) -> Scalar:
+    """A parameter in float32 or better: in half precision its inverse would lose digits."""
+    if not isinstance(parameter, Tensor):
+        return parameter
+    return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
 def is_number(value: object, kind: type = Real) -> bool:
     """Whether a value is a Python or numpy number; a bool is not."""
     return isinstance(value, kind) and not isinstance(value, bool)

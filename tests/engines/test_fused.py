@@ -138,6 +138,14 @@ def test_what_the_kernels_are_told_of_a_link(link):
     assert not form.falls or (logit.diff() <= 1e-12).all()
 
 
+def test_what_the_kernels_are_told_of_a_parameter_in_half_precision():
+    half = torch.tensor(0.023, dtype=torch.bfloat16)
+    for make in (SoftmaxLink, PowerLink, lambda value: BlendLink(0.3, value, value)):
+        told, wanted = form_of(make(half)), form_of(make(half.float()))
+        for ours, theirs in zip(told[:4], wanted[:4], strict=True):
+            assert ours is theirs is None or float(ours) == float(theirs)
+
+
 def test_under_activation_checkpointing():
     """Checkpointing lets a backward pass unpack each saved tensor only once."""
 

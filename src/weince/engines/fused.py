@@ -27,6 +27,7 @@ from weince.links import (
     Scalar,
     ShortfallLink,
     SoftmaxLink,
+    unrounded,
 )
 from weince.tail import TailConfig, TailStats, nearest_rank
 
@@ -94,16 +95,17 @@ def form_of(link: Link) -> Form | None:
     """The form of a link; None if the kernels do not support the link."""
     kind = type(link)  # exactly this class: a subclass may override logit
     if isinstance(link, SoftmaxLink) and kind is SoftmaxLink:
-        return Form(g=1 / link.temperature)
+        return Form(g=1 / unrounded(link.temperature))
     if isinstance(link, AffineLink) and kind is AffineLink:
         return Form(g=link.scale, b=link.bias, falls=False)
     if isinstance(link, ShortfallLink) and kind is ShortfallLink:
         beyond = link.endpoint - 1
         return Form(w=link.beta, cap=(beyond, link.eps - beyond))
     if isinstance(link, BlendLink) and kind is BlendLink:
-        return Form(g=(1 - link.lam) / link.temperature, w=link.lam * link.beta, cap=(link.offset, link.eps))
+        lam, beta, temperature = (unrounded(value) for value in (link.lam, link.beta, link.temperature))
+        return Form(g=(1 - lam) / temperature, w=lam * beta, cap=(link.offset, link.eps))
     if isinstance(link, PowerLink) and kind is PowerLink:
-        return Form(b=link.alpha * -_LOG_2, v=link.alpha, floor=2 * link.eps)
+        return Form(b=unrounded(link.alpha) * -_LOG_2, v=link.alpha, floor=2 * link.eps)
     if isinstance(link, AtanhLink) and kind is AtanhLink:
         return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
     # Not in a compiled graph, which would trace the recording of the function.

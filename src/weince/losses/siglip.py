@@ -66,7 +66,8 @@ class SigLIPLoss(ContrastiveLoss):
         bounded = (
             self.log_scale if self.max_scale is None else self.log_scale.clamp_max(math.log(self.max_scale))
         )
-        return bounded.exp()
+        # In float32 or better: in bfloat16 a scale of 100 would be off by up to 0.25.
+        return bounded.to(torch.promote_types(bounded.dtype, torch.float32)).exp()
 
     def sums(self, batch: Engine) -> list[Sum]:
         if self.max_scale is not None and self.training:

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from weince.links import Scalar, check_positive
+from weince.links import Scalar, check_positive, unrounded
 from weince.losses.base import ContrastiveLoss, Options
 
 
@@ -41,13 +41,13 @@ class TemperatureLoss(ContrastiveLoss):
         self.temperature, self.max_scale = temperature, max_scale
 
     def bounded_temperature(self) -> Scalar:
-        """The temperature; a learned one is at least ``1 / max_scale``."""
+        """The temperature; a learned one is at least ``1 / max_scale``, and in float32 or better."""
         temperature = self.temperature
         if self.max_scale is None or not isinstance(temperature, Tensor):
-            return temperature
+            return unrounded(temperature)
         if self.training:
             keep_within(temperature, lowest=1 / self.max_scale)
-        return temperature.clamp_min(1 / self.max_scale)
+        return unrounded(temperature.clamp_min(1 / self.max_scale))
 
 
 def keep_within(parameter: Tensor, lowest: float | None = None, highest: float | None = None) -> None:
