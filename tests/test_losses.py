@@ -928,3 +928,11 @@ def test_a_loss_in_half_precision_computes_with_its_parameters_in_full(make):
     torch.testing.assert_close(half(z_i, z_j), full(z_i, z_j))
     half(z_i, z_j).backward()
     assert all(own.grad.dtype == torch.bfloat16 for own in half.parameters())
+
+
+def test_a_validation_step_in_inference_mode_does_not_freeze_the_running_slope():
+    loss, rows = WeinceLoss(), torch.randn(8, 4, device="meta")  # a device to which the slope has to move
+    with torch.inference_mode():
+        loss.eval()(rows, rows)
+    loss.train()(rows, rows)
+    assert loss.terms.slope.slope_now.device.type == "meta"

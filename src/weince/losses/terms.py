@@ -83,7 +83,8 @@ class RunningSlope(nn.Module):
         """The shortfall link for a batch; in training, the slope is updated first."""
         device = batch.contest.anchors.device
         if self.slope_now.device != device:  # move it here: without this buffer, losses need no .to()
-            self.slope_now = self.slope_now.to(device)
+            with torch.inference_mode(False):  # or training could not update what a validation step has moved
+                self.slope_now = self.slope_now.to(device)
         slope = self._moved(batch) if self.training else self.slope_now.clone()
         if self.training:
             remember(self.slope_now, slope)
