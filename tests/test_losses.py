@@ -936,3 +936,9 @@ def test_a_validation_step_in_inference_mode_does_not_freeze_the_running_slope()
         loss.eval()(rows, rows)
     loss.train()(rows, rows)
     assert loss.terms.slope.slope_now.device.type == "meta"
+
+
+def test_a_loss_on_the_meta_device_is_shown():
+    with torch.device("meta"):
+        assert "scale=tensor()" in repr(SigLIPLoss())
+        assert "temperature=tensor()" in repr(DCLLoss(nn.Parameter(torch.tensor(0.1))))

@@ -396,7 +396,8 @@ def _in_words(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{value.item():.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
+        has_value = value.numel() == 1 and not value.is_meta
+        return f"{value.item():.4g}" if has_value else f"tensor{tuple(value.shape)}"
     return repr(value)
 
 
