@@ -108,6 +108,11 @@ def test_bad_parameters_are_named(make, message):
         make()
 
 
+def test_a_number_as_parameter_of_a_function_is_refused():
+    with pytest.raises(TypeError, match="k must be a tensor, like .*; got float"):
+        FunctionLink(lambda s, k: k * s, k=2.0)
+
+
 def test_parameters_of_a_function_apply_by_row():
     each = torch.tensor([2.0, 5.0]).double()
     link = FunctionLink(lambda s, k: k * s, k=each)

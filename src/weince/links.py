@@ -125,6 +125,12 @@ class FunctionLink(Link):
     custom = True
 
     def __init__(self, function: Callable[..., Tensor], **parameters: Tensor) -> None:
+        for name, value in parameters.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{name} must be a tensor, like torch.tensor(2.0), or a number inside the function; "
+                    f"got {type(value).__name__}"
+                )
         self.function, self.parameters = function, parameters
 
     def __init_subclass__(cls) -> None:
