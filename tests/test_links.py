@@ -100,7 +100,10 @@ def test_a_link_of_ones_own_needs_only_a_logit():
         (lambda: ShortfallLink(1.0, endpoint=0.9), "endpoint must be at least 1"),
         (lambda: PowerLink(math.inf), "alpha must be positive"),
         (lambda: BlendLink(1.5, 1.0), r"lam must lie in \[0, 1\]; got 1.5"),
-        (lambda: BlendLink(0.5, -1.0), "beta must be 0 or more; got -1.0"),
+        (lambda: BlendLink(0.5, -1.0), "beta must be 0 or more, and finite; got -1.0"),
+        (lambda: BlendLink(0.5, math.inf), "beta must be 0 or more, and finite; got inf"),
+        (lambda: AffineLink(math.nan), "scale must be a finite number or a tensor; got nan"),
+        (lambda: AffineLink(1.0, "0"), "bias must be a finite number or a tensor; got '0'"),
     ],
 )
 def test_bad_parameters_are_named(make, message):
@@ -109,7 +112,7 @@ def test_bad_parameters_are_named(make, message):
 
 
 def test_a_number_as_parameter_of_a_function_is_refused():
-    with pytest.raises(TypeError, match="k must be a tensor, like .*; got float"):
+    with pytest.raises(TypeError, match=r"k must be a tensor, like .*; got float"):
         FunctionLink(lambda s, k: k * s, k=2.0)
 
 

@@ -218,6 +218,11 @@ class AffineLink(Link):
     bias: Scalar = 0.0
     near_cap: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        for name, value in (("scale", self.scale), ("bias", self.bias)):
+            if not isinstance(value, Tensor) and not (is_number(value) and abs(value) < float("inf")):
+                raise ValueError(f"{name} must be a finite number or a tensor; got {value!r}")
+
     def logit(self, shortfall: Tensor) -> Tensor:
         return (1 - shortfall) * column(self.scale, shortfall) + column(self.bias, shortfall)
 
@@ -314,8 +319,8 @@ class BlendLink(Link):
         check_endpoint(self.endpoint)
         if not isinstance(self.lam, Tensor) and not 0 <= self.lam <= 1:
             raise ValueError(f"lam must lie in [0, 1]; got {self.lam}")
-        if not isinstance(self.beta, Tensor) and not self.beta >= 0:
-            raise ValueError(f"beta must be 0 or more; got {self.beta}")
+        if not isinstance(self.beta, Tensor) and not 0 <= self.beta < float("inf"):
+            raise ValueError(f"beta must be 0 or more, and finite; got {self.beta}")
 
     def logit(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
