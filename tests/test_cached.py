@@ -137,6 +137,14 @@ def test_one_encoder_for_each_view_dicts_and_a_learned_temperature():
     torch.testing.assert_close(gradients(twins[1]), gradients(text))
 
 
+def test_encoders_in_a_module_list_and_views_in_one_tensor():
+    both = nn.ModuleList([encoder(), encoder()])
+    twins, views = copy.deepcopy(both), torch.stack(two_views())
+    InfoNCELoss()(both[0](views[0]), both[1](views[1])).backward()
+    cached_step(twins, views, InfoNCELoss(), micro_batch=4)
+    torch.testing.assert_close(gradients(twins), gradients(both))
+
+
 class Pixels(NamedTuple):
     values: torch.Tensor
     size: list[torch.Tensor]

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Encoder = Callable[[Any], Tensor]
 
@@ -44,7 +44,8 @@ def cached_step(
     ``DistributedDataParallel`` exchanges its gradients once, with the last micro-batch.
 
     Args:
-        encoder: Maps inputs of ``rows`` rows to embeddings ``(rows, d)``; or one encoder for each view.
+        encoder: Maps inputs of ``rows`` rows to embeddings ``(rows, d)``; or one encoder for each view, in a list or
+            an ``nn.ModuleList``.
         views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first.
         loss: Maps the embeddings of all views, ``(rows, d)`` each, to a scalar.
         micro_batch: Rows to embed at a time.
@@ -90,8 +91,10 @@ def cached_step(
 
 def _one_for_each(encoder: Encoder | Sequence[Encoder], views: Sequence[Any]) -> list[Encoder]:
     """An encoder for each view."""
-    encoders = list(encoder) if isinstance(encoder, Sequence) else [encoder] * len(views)
-    if len(encoders) != len(views) or not views:
+    # A ModuleList is no Sequence to Python.
+    several = list(encoder) if isinstance(encoder, Sequence | nn.ModuleList) else None
+    encoders: list[Any] = [encoder] * len(views) if several is None else several
+    if len(encoders) != len(views) or len(views) == 0:  # views stacked in one tensor have no truth value
         raise ValueError(
             f"wanted one encoder, or one for each view; got {len(encoders)} for {len(views)} views"
         )
