@@ -146,6 +146,12 @@ def test_what_the_kernels_are_told_of_a_parameter_in_half_precision():
             assert ours is theirs is None or float(ours) == float(theirs)
 
 
+def test_the_one_positive_of_several_is_refused():
+    [contest] = contests("labels", z_i=views(4, 16)[0], labels=torch.tensor([0, 0, 1, 1], device=DEVICE))
+    with pytest.raises(ValueError, match='got candidates="labels", which has several'):
+        Fused(contest, Need()).positive_scores()
+
+
 def test_under_activation_checkpointing():
     """Checkpointing lets a backward pass unpack each saved tensor only once."""
 

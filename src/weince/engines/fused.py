@@ -217,7 +217,8 @@ class Fused(Engine):
 
     def _positive_shortfall(self) -> Tensor:
         contest = self.contest
-        assert contest.positive is not None
+        if contest.positive is None:
+            return super()._positive_shortfall()  # which says what is wrong
         found = ops.apart(contest.anchors, contest.candidates, contest.positive, contest.symmetric)
         return super()._positive_shortfall() if found is None else found
 
