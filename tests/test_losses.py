@@ -560,6 +560,7 @@ def test_a_temperature_of_every_anchor():
             torch.testing.assert_close(got[anchor], wanted)
         (grad,) = torch.autograd.grad(got.sum(), each)
         assert (grad != 0).all()
+        assert make(each)(z_i.float(), z_j.float()).dtype == torch.float32
 
 
 def test_swapped_parameters_are_used():

@@ -71,7 +71,7 @@ class HCLLoss(TemperatureLoss):
         # All values are logarithms. Without hardness the weights are 1, and their sum is the count.
         seen = harder.value if weights is None else harder.value - weights.value + log_count
         negatives = seen
-        lowest = log_count - 1 / self.bounded_temperature()
+        lowest = (log_count - 1 / self.bounded_temperature()).to(seen.dtype)
         if share:
             false = harder.positive + log_count + torch.log(torch.full_like(count, share))
             # Some are left only if the difference exceeds rounding: closer to 0, log1p(-1) would have no gradient.
