@@ -29,3 +29,12 @@ def test_ids_of_32_bits_are_the_same():
     z, ids = torch.randn(3, 4, 3), torch.tensor([0, 1, 0, 2])
     narrow, wide = (contests("cross", *z[:2], negatives=z[2], ids=i)[0].ids for i in (ids.int(), ids))
     assert [i.tolist() for i in narrow] == [i.tolist() for i in wide]
+
+
+@pytest.mark.parametrize("name", ["ids", "labels", "ignore"])
+def test_what_lies_on_another_device_is_named(name):
+    layout = "labels" if name == "labels" else "cross"
+    given = torch.zeros(4, 4, dtype=torch.bool) if name == "ignore" else torch.arange(4)
+    labels = {"labels": torch.arange(4)} if layout == "labels" else {"z_j": torch.randn(4, 3)}
+    with pytest.raises(ValueError, match=f"{name} must be on cpu, like the embeddings; got meta"):
+        contests(layout, torch.randn(4, 3), **{**labels, name: given.to("meta")})

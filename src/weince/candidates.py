@@ -195,6 +195,7 @@ def contests(
     n = len(z_i)
     _check_integers("ids", ids, (n,) if negatives is None else (n, n + len(negatives)))
     _check_integers("labels", labels, (n,))
+    _check_device(z_i.device, ids=ids, labels=labels, ignore=ignore)
     ids = None if ids is None else ids.long()
     labels = None if labels is None else labels.long()
 
@@ -363,6 +364,12 @@ def _check_integers(name: str, values: Tensor | None, lengths: tuple[int, ...]) 
         raise TypeError(f"{name} must be an integer tensor of shape {_shapes(lengths)}; got {got}")
     if values.ndim != 1 or all(len(values) != length for length in lengths):
         raise ValueError(f"{name} must have shape {_shapes(lengths)}; got {tuple(values.shape)}")
+
+
+def _check_device(device: torch.device, **given: Tensor | None) -> None:
+    for name, values in given.items():
+        if isinstance(values, Tensor) and values.device != device:
+            raise ValueError(f"{name} must be on {device}, like the embeddings; got {values.device}")
 
 
 def _shapes(lengths: tuple[int, ...]) -> str:
