@@ -138,7 +138,7 @@ def limit_of(values, rank, number, slack):
 @triton.jit
 def fit_kernel(
     halves, kept, seen, sizes, drops, table, a, c, stats, made, near_cols, near_d, close_ptr, thresholds,
-    first_row, anchors, all_kept, depth, size, drop, width, d, stride_a, stride_c, eps,
+    first_row, anchors, n_cols, depth, size, drop, width, d, stride_a, stride_c, eps,
     R: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, VARIES: tl.constexpr, ALL: tl.constexpr,
     EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
     LIMITS: tl.constexpr, SLACK: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
@@ -147,10 +147,11 @@ def fit_kernel(
     ``FIT``, the two lines of TailFit: ``stats`` has a row each for rho, beta and daic. ``R`` is 1, for one warp,
     except in the interpreter.
 
-    ``halves``: the keys as 32-bit numbers, a column and then the bits of its shortfall. The kernel keeps the ``KP``
-    smallest so far, and merges ``KP`` more at a time. The survivors are sure to include the ``depth`` smallest, of
-    which ``size`` are fitted. ``VARIES``: the number of negatives, ``seen``, differs between anchors. ``HARDEST``:
-    ``LIMITS`` numbers of hardest negatives, ten bits each; :func:`limit_of` computes their thresholds.
+    ``halves``: the keys as 32-bit numbers, a column and then the bits of its shortfall. ``ALL``: one for each of the
+    ``n_cols`` columns. The kernel keeps the ``KP`` smallest so far, and merges ``KP`` more at a time. The survivors
+    are sure to include the ``depth`` smallest, of which ``size`` are fitted. ``VARIES``: the number of negatives,
+    ``seen``, differs between anchors. ``HARDEST``: ``LIMITS`` numbers of hardest negatives, ten bits each;
+    :func:`limit_of` computes their thresholds.
     """
     local = tl.program_id(0) * R + tl.arange(0, R)
     row = first_row + local
@@ -163,7 +164,7 @@ def fit_kernel(
         if FIT:
             k = tl.load(sizes + local, mask=inside, other=0)
             dropped = tl.load(drops + local, mask=inside, other=0)
-    have = tl.full((R,), 1, tl.int32) * all_kept
+    have = tl.full((R,), 1, tl.int32) * n_cols
     if not ALL:
         have = tl.minimum(tl.load(kept + local, mask=inside, other=0), width)
     have = tl.where(inside, have, 0)

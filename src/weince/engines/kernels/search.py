@@ -144,7 +144,7 @@ def search(
             fit.fit_kernel, (parts_of(rows, FIT_ROWS),),
             (keys.view(torch.int32), kept, seen, sizes, drops, table, a, c, found.stats, found.made, *found.near,
              found.thresholds),
-            (start, anchors, todo.width, depth, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0),
+            (start, anchors, count, depth, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0),
              1e-6 if config is None else config.eps),
             {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": roles.by_value,
              "ALL": every, "EXACT": EXACT, "NEAR": NEAR, "FLAGS": FLAGS, "FIT": config is not None,
