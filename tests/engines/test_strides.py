@@ -16,7 +16,7 @@ from weince.candidates import contests
 from weince.engines.dense import Dense
 from weince.engines.fused import Fused
 from weince.engines.tile import Part
-from weince.links import ShortfallLink, SoftmaxLink
+from weince.links import FunctionLink, ShortfallLink, SoftmaxLink
 
 
 def two(engine, numbers):
@@ -37,3 +37,12 @@ def test_rows_that_are_transposed(layout):
     agree(two, rows, layout)
     for contest in contests(layout, *rows):
         torch.testing.assert_close(Fused(contest).positive_scores(), Dense(contest).positive_scores())
+
+
+@pytest.mark.parametrize("spread", ["column", "expanded"])
+def test_a_parameter_that_is_a_column_or_expanded(spread):
+    rows = views(12, 16)
+    table = torch.rand(12, 3, device=rows[0].device) + 1
+    k = table[:, 0] if spread == "column" else table[0, :1].expand(12)
+    link = FunctionLink(lambda s, k: k * s, k=k)
+    agree(lambda engine, numbers: [Part(link, "lse")], rows, "cross")

@@ -297,7 +297,7 @@ class Fused(Engine):
                 lines.append(number.to(device, torch.float32).reshape(-1))
         width = anchors if any(line.shape[0] > 1 for line in lines) else 1
         if len(lines) == 1:
-            return lines[0].reshape(1, -1), learn
+            return lines[0].reshape(1, -1).contiguous(), learn
         return torch.stack([line.expand(width) for line in lines]), learn
 
     def _spec(self, part: Part, form: Form, limit: int) -> int:
