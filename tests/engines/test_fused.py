@@ -152,6 +152,31 @@ def test_the_one_positive_of_several_is_refused():
         Fused(contest, Need()).positive_scores()
 
 
+def test_whole_numbers_are_passed_as_floats(monkeypatch):
+    """A kernel compiled for an int cannot be launched with a float, and both have the same key: 2 == 2.0."""
+
+    def kinds(number):
+        found = []
+
+        def launched(kernel, grid, tensors, numbers, constants):
+            found.append((kernel.__name__, *map(type, numbers)))
+            kernel[grid](*tensors, *numbers, **constants)
+
+        for module in (launch, search):
+            monkeypatch.setattr(module, "launch", launched)
+        config = TailConfig(k=4, margin=number(2), kappa_rho=number(3), kappa_aic=number(2), eps=number(1))
+        (contest,) = contests("views", *views(8, 16))
+        Fused(contest, Need(config)).evaluate(
+            [
+                Part(ShortfallLink(number(2), number(3), number(1)), "lse"),
+                Part(PowerLink(number(2), number(1)), "lse"),
+            ]
+        )
+        return found
+
+    assert kinds(int) == kinds(float)
+
+
 def test_under_activation_checkpointing():
     """Checkpointing lets a backward pass unpack each saved tensor only once."""
 

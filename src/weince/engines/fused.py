@@ -143,7 +143,8 @@ class _Pass(NamedTuple):
     def cap(self) -> list[float]:
         """``offset``, ``lowest`` and ``floor``, which all sums of the pass share."""
         cap = next((form.cap for form in self.forms if form.cap is not None), (0.0, 0.0))
-        return [*cap, next((form.floor for form in self.forms if form.floor is not None), 0.0)]
+        floor = next((form.floor for form in self.forms if form.floor is not None), 0.0)
+        return [float(number) for number in (*cap, floor)]
 
 
 class Fused(Engine):

@@ -25,11 +25,12 @@ def pack(config: TailConfig | None) -> list[float]:
     """A tail configuration as numbers, as far as the fit and the gate need it; an empty list for None."""
     if config is None:
         return []
-    return [
-        float(config.k), float(isinstance(config.k, int)), config.k_min, config.k_max,
+    numbers = (
+        config.k, isinstance(config.k, int), config.k_min, config.k_max,
         math.nan if config.rho0 is None else config.rho0, config.rho0_quantile, config.margin, config.kappa_rho,
         config.kappa_aic, config.eps, search.GATES[config.gate], config.drop,
-    ]  # fmt: skip
+    )  # fmt: skip
+    return [float(number) for number in numbers]
 
 
 @functools.lru_cache(maxsize=64)
