@@ -263,6 +263,24 @@ def test_anchors_without_negatives():
     assert int(engine.negatives()[3]) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("need", [Need(), Need(TAIL, (3,))], ids=["plain", "tail"])
+def test_nan_embeddings(need, dtype):
+    """A NaN candidate makes the sums of all its anchors NaN, but for the one whose positive it is."""
+    z_i, z_j = views(12, 16, dtype=dtype)
+    z_j[3, 2] = torch.nan
+    (contest,) = contests("cross", z_i, z_j, check_finite=False)
+    parts = [
+        Part(SoftmaxLink(0.3), "lse"),
+        Part(SoftmaxLink(0.3), "lse", "negatives", 3),
+        Part(AffineLink(2.0, 1.0), "softplus"),
+        Part(ShortfallLink(2.0), "sum"),
+        Part(FunctionLink(lambda s: 2 * s), "lse"),
+    ]
+    for value in Fused(contest, need).evaluate(parts):
+        assert value.isnan().tolist() == [row != 3 for row in range(12)]
+
+
 def test_number_of_negatives_and_smallest_of_all():
     rows, name, options = batch("labels, ids, ignore")
     (contest,) = contests(name, *rows, **options)

@@ -26,6 +26,7 @@ from weince.engines.kernels.tiles import (
     LOG2E,
     along,
     anchor_roles,
+    at_least_0,
     fast_exp2,
     fast_inverse,
     fast_log2,
@@ -87,7 +88,7 @@ def pull_of(
     if SAME_VIEW & ONE:
         pull = tl.where(is_view, pull, 0.0)
     if ONE >> 12 > 0:
-        pull = tl.where(d <= along(link[4], ACROSS), pull, 0.0)
+        pull = tl.where(d > along(link[4], ACROSS), 0.0, pull)
     return pull
 
 
@@ -149,7 +150,7 @@ def gradient_kernel(
             score = products(a, a_low, b, b_low, score, PARTS)
         else:
             score = wide_products(x, rows, y, cols, score, DP, DB, PARTS)
-        d = shortfall(score, inv_rows, inv_y, cols, PARTS)
+        d = at_least_0(shortfall(score, inv_rows, inv_y, cols, PARTS))
         if NEAREST > 0 and FROM_ROWS:  # noqa: SIM102
             if close_rows > 0:
                 d = sharpen(d, cols, near_cols, near_d, rows, n_rows, False, NEAREST)

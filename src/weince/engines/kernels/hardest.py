@@ -30,6 +30,12 @@ LARGEST = tl.constexpr(0x40400000)  # bits of 3.0, above every shortfall
 
 
 @triton.jit
+def bits_of(d):
+    """Bits of shortfalls. On a GPU a NaN counts as 0: no search may find fewer negatives than there are."""
+    return tl.maximum(d, 0.0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def cut(bits, k, slack):
     """For each row, a number such that ``k`` to ``k + slack`` of its ``bits`` are at or below it. If ties prevent
     that, the smallest number with at least ``k``; if fewer than ``k`` are finite, the largest of these.
@@ -78,7 +84,7 @@ def sample_kernel(
     keep, _ = pair_roles(
         rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
     )
-    bits = tl.where(keep, d.to(tl.int32, bitcast=True), INFINITE)
+    bits = tl.where(keep, bits_of(d), INFINITE)
     tl.store(threshold + local, cut(bits, tl.full((BM,), 1, tl.int32) * wanted, wanted // 64))
     tl.store(kept + local, tl.zeros((BM,), tl.int32))
     tl.store(loose + local, tl.zeros((BM,), tl.int32))
@@ -158,7 +164,7 @@ def survivors_kernel(
             start = (index + index // (EVERY - 1) + 1) * BN
         cols = start + tl.arange(0, BN)
         d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
-        bits = d.to(tl.int32, bitcast=True)
+        bits = bits_of(d)
         if (BY_VALUE & ROLES) > 0 or touches(start, reach, n_cols, BN):
             keep, _ = pair_roles(
                 rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
@@ -247,7 +253,7 @@ def exact_kernel(
                     ROLES,
                     False,
                 )
-                bits = d.to(tl.int32, bitcast=True)
+                bits = bits_of(d)
                 if round < 31:
                     below += tl.sum((keep & (bits <= middle[:, None])).to(tl.int32), axis=1)
                 else:
@@ -307,7 +313,7 @@ def near_kernel(
             )
             if OF_POSITIVES:
                 keep = is_positive
-            bits = tl.where(keep & (apart < NEAR), apart.to(tl.int32, bitcast=True), INFINITE)
+            bits = tl.where(keep & (apart < NEAR), bits_of(apart), INFINITE)
             key = keyed(bits, cols)
             for _ in tl.static_range(4):
                 least = tl.min(key, axis=1)

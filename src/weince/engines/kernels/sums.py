@@ -25,6 +25,7 @@ from weince.engines.kernels.tiles import (
     LN2,
     LOG2E,
     anchor_roles,
+    at_least_0,
     fast_exp2,
     fast_inverse,
     fast_log2,
@@ -147,7 +148,7 @@ def take_part(z, rows, cols, own, view, view_c, id_c, label_c, ignore_ptr, n_row
     if SAME_VIEW & ONE:
         z = tl.where(view[:, None] == view_of(view_c, cols, n_cols)[None, :], z, float("-inf"))
     if ONE >> 12 > 0:
-        z = tl.where(d <= limit[:, None], z, float("-inf"))
+        z = tl.where(d > limit[:, None], float("-inf"), z)  # this way round, a NaN takes part
     return z
 
 
@@ -196,7 +197,7 @@ def sum_kernel(
     begin = tl.program_id(1) * span
     for start in range(begin, tl.minimum(begin + span, n_cols), BN):
         cols = start + tl.arange(0, BN)
-        d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
+        d = at_least_0(tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS))
         if NEAREST > 0:  # noqa: SIM102 - one is known at compile time, one at run time
             if close:
                 d = sharpen(d, cols, near_cols, near_d, rows, n_rows, False, NEAREST)

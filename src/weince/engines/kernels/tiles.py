@@ -175,7 +175,7 @@ def tile(
     a, a_low, x, rows, inv_rows, y, cols, inv_y,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Shortfalls of ``BM`` rows and ``BN`` columns."""
+    """Shortfalls of ``BM`` rows and ``BN`` columns, see :func:`shortfall`."""
     acc = tl.zeros((BM, BN), tl.float32)
     if DP == DB:
         b = part(y, cols, 0, PARTS * DP, DB)
@@ -190,9 +190,16 @@ def tile(
 
 @triton.jit
 def shortfall(acc, inv_rows, inv_y, cols, PARTS: tl.constexpr):
+    """Shortfalls from products of operands. Rounding may make them negative; see :func:`at_least_0`."""
     if PARTS == 1:
         acc = acc * inv_rows[:, None] * tl.load(inv_y + cols)[None, :]
-    return tl.maximum(1 - acc, 0.0)
+    return 1 - acc
+
+
+@triton.jit
+def at_least_0(d):
+    """Shortfalls without the negative ones. NaN stays NaN, so that a loss of NaN embeddings is NaN."""
+    return tl.maximum(d, 0.0, tl.PropagateNan.ALL)
 
 
 @triton.jit
