@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from weince.engines.kernels import launch, own, relaunch, search, shapes
+from weince.engines.kernels import launch, relaunch, search, shapes, translate
 from weince.engines.kernels.launch import Near, Pairs, Sums, roles_of
 from weince.engines.kernels.logits import BY_FUNCTION, LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
 from weince.links import FunctionLink
@@ -120,7 +120,7 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
     if labels:
         spec = (*spec, OF_POSITIVES.value | shortfall, OF_POSITIVES.value | 1)
     one = torch.ones(())
-    key = own.key_of(FunctionLink(every_operation if labels else cubic, k=one, m=one))
+    key = translate.key_of(FunctionLink(every_operation if labels else cubic, k=one, m=one))
     function = (LSE.value | USES_B.value | BY_FUNCTION.value | key << 16,)
     ways = [(True, True)] if symmetric else [(True, False), (False, True)]
     for each in (spec, function):

@@ -51,7 +51,7 @@ try:
 
     _missing = too_old(triton.__version__)
     if _missing is None:
-        from weince.engines.kernels import logits, ops, own
+        from weince.engines.kernels import logits, ops, translate
         from weince.engines.kernels import search as _search
 
         scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
@@ -110,7 +110,7 @@ def form_of(link: Link) -> Form | None:
         return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
     # Not in a compiled graph, which would trace the recording of the function.
     if isinstance(link, FunctionLink) and kind is FunctionLink and not torch.compiler.is_compiling():
-        key = own.key_of(link)
+        key = translate.key_of(link)
         g, b, w, v, *_ = (*link.parameters.values(), None, None, None, None)
         return None if key is None else Form(g, b, w, v, falls=False, function=key)
     return None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.engines.kernels import hardest, own, rows, sums, tiles
+from weince.engines.kernels import hardest, rows, sums, tiles, translate
 from weince.engines.kernels.gradient import gradient_kernel
 from weince.engines.kernels.relaunch import launch
 from weince.engines.kernels.shapes import (
@@ -222,7 +222,7 @@ def apart_gradient(
 
 class Sums(NamedTuple):
     """The sums of one pass. ``spec``: ``SPEC`` of each sum (see :mod:`weince.engines.kernels.logits`), with the
-    key of its function in :mod:`weince.engines.kernels.own` from bit 16 on. ``cap``: ``offset``, ``lowest`` and
+    key of its function in :mod:`weince.engines.kernels.translate` from bit 16 on. ``cap``: ``offset``, ``lowest`` and
     ``floor``. ``coefs``: ``(sums * 1 or 4, 1 or anchors)``. ``thresholds``: ``(., anchors)``."""
 
     spec: tuple[int, ...]
@@ -243,7 +243,7 @@ class Sums(NamedTuple):
             any_ |= one & 0xFFFF
         return {
             "SPEC": packed, "ANY": any_, "SUMS": len(self.spec), "FORM": self.form, "EACH": each,
-            "FUNCTION": own.function(max(one >> 16 for one in self.spec)),
+            "FUNCTION": translate.function(max(one >> 16 for one in self.spec)),
             "NEAREST": 0 if near is None else near.cols.shape[1],
         }  # fmt: skip
 

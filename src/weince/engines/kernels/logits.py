@@ -6,7 +6,7 @@ A logit is ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))
 ``floor`` are the same for all sums of a pass. Inside the kernels logits are in bits, that is, divided by ``log(2)``.
 
 For a user's link, ``FUNCTION`` computes the logit from the score and the same four numbers, see
-:mod:`weince.engines.kernels.own`. A pass has at most one such function.
+:mod:`weince.engines.kernels.translate`. A pass has at most one such function.
 
 ``SPEC`` describes the sums of a pass, 16 bits each:
 

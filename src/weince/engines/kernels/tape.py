@@ -162,7 +162,7 @@ OPERATIONS: dict[str, Operation] = {
             where((x == 0) & (power >= 0), 0.0, y * emit("log", x)),
         ),
     ),
-    "where": Operation("tl.where({0}, {1}, {2})", _no_slopes),  # differentiated in own._derivative
+    "where": Operation("tl.where({0}, {1}, {2})", _no_slopes),  # differentiated in translate._derivative
 }
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}

@@ -23,7 +23,7 @@ from weince.candidates import contests  # noqa: E402
 from weince.engines.chunked import Chunked  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of  # noqa: E402
-from weince.engines.kernels import elementwise, own  # noqa: E402
+from weince.engines.kernels import elementwise, translate  # noqa: E402
 from weince.engines.kernels.tape import Traced  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
 from weince.links import FunctionLink, SoftmaxLink  # noqa: E402
@@ -61,7 +61,7 @@ def exact(function, inputs):
 
 
 def recorded(function):
-    return own.differentiate(own.record(FunctionLink(function, k=ONE, m=ONE)))
+    return translate.differentiate(translate.record(FunctionLink(function, k=ONE, m=ONE)))
 
 
 OPERATIONS = {
@@ -100,8 +100,8 @@ def test_every_operation(name):
     inputs = [(-0.995 + 1.99 * places), 0.6 + 0.7 * places.roll(31), 0.9 - 0.5 * places.roll(77)]
     inputs = [value.float().to(DEVICE) for value in inputs]
     out = torch.empty(4, count, device=DEVICE)
-    key = own.key_of(FunctionLink(function, k=ONE, m=ONE))
-    apply_kernel[(1,)](*inputs, out, COUNT=count, FUNCTION=own.function(key))
+    key = translate.key_of(FunctionLink(function, k=ONE, m=ONE))
+    apply_kernel[(1,)](*inputs, out, COUNT=count, FUNCTION=translate.function(key))
     wanted = exact(function, [value.double().cpu() for value in inputs])
     torch.testing.assert_close(out.double().cpu(), wanted, rtol=3e-6, atol=3e-6)
 
@@ -187,7 +187,7 @@ def test_derivatives_of_whatever_is_recorded(text):
     score = torch.linspace(-0.987, 0.991, 23, dtype=torch.float64)
     inputs = [score, 0.83 + 0.1 * score, 1.21 - 0.2 * score]
     tape, places = recorded(function)
-    ours = torch.stack([value.expand_as(score) for value in own.evaluate(tape, places, inputs)])
+    ours = torch.stack([value.expand_as(score) for value in translate.evaluate(tape, places, inputs)])
     torch.testing.assert_close(ours, exact(function, inputs), rtol=1e-9, atol=1e-9)
 
 
@@ -205,14 +205,14 @@ def test_derivatives_at_kinks_are_those_of_torch(function):
     score = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
     inputs = [score, torch.ones_like(score), torch.ones_like(score)]
     tape, places = recorded(function)
-    ours = torch.stack([value.expand_as(score) for value in own.evaluate(tape, places, inputs)])
+    ours = torch.stack([value.expand_as(score) for value in translate.evaluate(tape, places, inputs)])
     torch.testing.assert_close(ours, exact(function, inputs), rtol=0, atol=1e-15)
 
 
 def test_what_is_not_chosen_need_not_be_finite():
     """The branch of ``where`` that is not taken may be infinite; autograd would return NaN (inf * 0) there."""
     tape, places = recorded(lambda s, k, m: torch.where(s > 0, s.sqrt(), s))
-    _, slope, *_ = own.evaluate(tape, places, [torch.tensor([-1.0, 0.0, 0.25]), ONE, ONE])
+    _, slope, *_ = translate.evaluate(tape, places, [torch.tensor([-1.0, 0.0, 0.25]), ONE, ONE])
     assert slope.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -254,7 +254,7 @@ def test_parameters_that_do_not_fit():
 def test_keys():
     """Functions with the same operations share a key, whatever the names and values of their parameters."""
     keys = [
-        own.key_of(FunctionLink(function, **parameters))
+        translate.key_of(FunctionLink(function, **parameters))
         for function, parameters in (
             (lambda s: s * 2.5, {}),
             (lambda t: t * 2.5, {}),
@@ -273,18 +273,18 @@ def test_numbers_that_change():
     at = [0.0]
     link = FunctionLink(lambda s: at[0] * s.sin().sin())
     keys = []
-    for step in range(own.MOST_VARIANTS + 2):
+    for step in range(translate.MOST_VARIANTS + 2):
         at[0] = 1.0 + step
-        keys.append(own.key_of(link))
-    assert None not in keys[: own.MOST_VARIANTS]
-    assert len(set(keys[: own.MOST_VARIANTS])) == own.MOST_VARIANTS
-    assert keys[own.MOST_VARIANTS :] == [None, None]
+        keys.append(translate.key_of(link))
+    assert None not in keys[: translate.MOST_VARIANTS]
+    assert len(set(keys[: translate.MOST_VARIANTS])) == translate.MOST_VARIANTS
+    assert keys[translate.MOST_VARIANTS :] == [None, None]
     at[0] = 1.0  # a known variant; enough uses of it allow one more variant
-    assert {own.key_of(link) for _ in range(own.USES)} == {keys[0]}
+    assert {translate.key_of(link) for _ in range(translate.USES)} == {keys[0]}
     at[0] = 100.0
-    assert own.key_of(link) not in {None, *keys}
+    assert translate.key_of(link) not in {None, *keys}
     at[0] = 101.0
-    assert own.key_of(link) is None
+    assert translate.key_of(link) is None
 
 
 # The sums

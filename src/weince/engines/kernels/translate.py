@@ -149,8 +149,8 @@ def check(link: FunctionLink, tape: Tape, places: Sequence[int]) -> None:
 
     def total(score: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         # Clones, since a function may work in place: F.relu(s, inplace=True).
-        own = {name: value.clone() for name, value in zip(link.parameters, parameters, strict=True)}
-        values = link.function(score.clone(), **own)
+        copies = {name: value.clone() for name, value in zip(link.parameters, parameters, strict=True)}
+        values = link.function(score.clone(), **copies)
         return values.sum(), values
 
     with torch.inference_mode(False), torch.enable_grad():
@@ -171,7 +171,7 @@ FUNCTIONS = {name: value for name, value in vars(elementwise).items() if not nam
 
 def build(source: str) -> Any:
     """Make a Triton function from its body. Triton reads the source text from ``linecache``."""
-    name = f"own_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    name = f"link_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     text = f"@triton.jit\ndef {name}(x0, x1, x2, x3, x4):\n{source}"
     path = f"<weince {name}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
