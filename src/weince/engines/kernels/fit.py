@@ -261,8 +261,8 @@ def gate_kernel(
     for start in range(0, anchors, B):
         at = start + tl.arange(0, B)
         inside = at < anchors
-        own = tl.load(rho + at, mask=inside, other=1.0)
+        smallest_d = tl.load(rho + at, mask=inside, other=1.0)
         difference = tl.load(daic + at, mask=inside, other=0.0)
-        value = gate(own, difference, middle_rho, kappa_rho, kappa_aic, margin, GATE)
+        value = gate(smallest_d, difference, middle_rho, kappa_rho, kappa_aic, margin, GATE)
         value = tl.where(tl.load(made + at, mask=inside, other=0) > 0, value, 0.0)
         tl.store(lam + at, value, mask=inside)

@@ -118,7 +118,7 @@ def gradient_kernel(
     a_low = a
     if PARTS == 2:
         a_low = part(x, rows, DP, PARTS * DP, DB)
-    own = (rows, rows, rows, rows)
+    roles = (rows, rows, rows, rows)
     close_rows = 0
     links = ()
     worths = ()
@@ -126,18 +126,18 @@ def gradient_kernel(
     if SAME_VIEW & ANY:  # if rows have both roles, view_a and view_c are equal
         view = view_of(view_a if FROM_ROWS else view_c, rows, n_rows)
     if FROM_ROWS:
-        own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+        roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
         if NEAREST > 0:
             close_rows = tl.load(close_ptr + tl.program_id(0) * BM // FLAGS)
             if BM > FLAGS:
                 close_rows += tl.load(close_ptr + tl.program_id(0) * BM // FLAGS + 1)
         for k in tl.static_range(SUMS):
-            own_link = link_of(coefs, thresholds, k * FORM, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF, EACH)
-            links = links + (own_link,)
+            row_link = link_of(coefs, thresholds, k * FORM, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF, EACH)
+            links = links + (row_link,)
             worths = worths + (
-                worth_of(own_link, values, weights, k, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF),
+                worth_of(row_link, values, weights, k, rows, n_rows, (SPEC >> (16 * k)) & 0xFFFF),
             )
-    reach = span_of(own)
+    reach = span_of(roles)
     acc = tl.zeros((BM, DB), tl.float32)
     for start in range(begin, end, BN):
         cols = start + tl.arange(0, BN)
@@ -188,7 +188,7 @@ def gradient_kernel(
                 is_negative, _ = pair_roles(
                     rows,
                     cols,
-                    own,
+                    roles,
                     id_c,
                     label_c,
                     ignore_ptr,
@@ -213,11 +213,11 @@ def gradient_kernel(
                 else:
                     more += pull
             if IGNORE & ROLES or not FROM_ROWS:
-                theirs = anchor_roles(cols, n_cols, positive_ptr, self_ptr, id_a, label_a, ROLES)
+                col_roles = anchor_roles(cols, n_cols, positive_ptr, self_ptr, id_a, label_a, ROLES)
                 is_negative, is_positive = pair_roles(
                     cols,
                     rows,
-                    theirs,
+                    col_roles,
                     id_c,
                     label_c,
                     ignore_ptr,
@@ -240,7 +240,7 @@ def gradient_kernel(
                 is_negative, is_positive = pair_roles(
                     rows,
                     cols,
-                    own,
+                    roles,
                     id_c,
                     label_c,
                     id_c,

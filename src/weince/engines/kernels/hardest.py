@@ -74,7 +74,7 @@ def sample_kernel(
     """Set each anchor's threshold to about the ``wanted``-th smallest of ``M`` sampled shortfalls; clear counters."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     # One candidate per stratum, chosen by a hash: a plain stride could match a period in the data.
     at = tl.arange(0, M).to(tl.int64)
     jitter = ((at * 2654435761) >> 7) & 0xFFFFFF
@@ -82,7 +82,7 @@ def sample_kernel(
     acc = wide_products(x, rows, y, cols, tl.zeros((BM, M), tl.float32), DP, BK, PARTS)
     d = shortfall(acc, tl.load(inv_x + rows), inv_y, cols, PARTS)
     keep, _ = pair_roles(
-        rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+        rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
     )
     bits = tl.where(keep, bits_of(d), INFINITE)
     tl.store(threshold + local, cut(bits, tl.full((BM,), 1, tl.int32) * wanted, wanted // 64))
@@ -141,7 +141,7 @@ def survivors_kernel(
     """
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     inv_rows = tl.load(inv_x + rows)
     a = part(x, rows, 0, PARTS * DP, DB)
     a_low = a
@@ -154,7 +154,7 @@ def survivors_kernel(
         place = tl.load(kept + local)
     found = tl.zeros((BM,), tl.int32)
     line = keys + local.to(tl.int64)[:, None] * width
-    reach = span_of(own)
+    reach = span_of(roles)
     begin = tl.program_id(1) * per_program
     for index in range(begin, tl.minimum(begin + per_program, tiles)):
         start = index * BN
@@ -167,7 +167,7 @@ def survivors_kernel(
         bits = bits_of(d)
         if (BY_VALUE & ROLES) > 0 or touches(start, reach, n_cols, BN):
             keep, _ = pair_roles(
-                rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+                rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
             )
             bits = tl.where(keep, bits, INFINITE)
             if (BY_VALUE & ROLES) > 0:
@@ -222,7 +222,7 @@ def exact_kernel(
     have = tl.load(kept + local)
     failed = inside & ((have - tl.load(loose + local) < k) | (have > width))
     if tl.max(failed.to(tl.int32)) > 0:
-        own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+        roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
         inv_rows = tl.load(inv_x + rows)
         a = part(x, rows, 0, PARTS * DP, DB)
         a_low = a
@@ -242,7 +242,7 @@ def exact_kernel(
                 keep, _ = pair_roles(
                     rows,
                     cols,
-                    own,
+                    roles,
                     id_c,
                     label_c,
                     ignore_ptr,
@@ -296,7 +296,7 @@ def near_kernel(
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < n_rows
-    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     inv_rows = tl.load(inv_x + rows)
     left = part(x, rows, 0, PARTS * DP, DB)
     left_low = left
@@ -309,7 +309,7 @@ def near_kernel(
         apart = tile(left, left_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
         if tl.min(apart) < NEAR:
             keep, is_positive = pair_roles(
-                rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+                rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
             )
             if OF_POSITIVES:
                 keep = is_positive
@@ -337,12 +337,12 @@ def count_kernel(
 ):  # fmt: skip
     """Number of negatives of every anchor, int64."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     count = tl.zeros((BM,), tl.int32)
     for start in range(0, n_cols, BN):
         cols = start + tl.arange(0, BN)
         is_negative, _ = pair_roles(
-            rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+            rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
         )
         count += tl.sum(is_negative.to(tl.int32), axis=1)
     tl.store(counts + rows, count.to(tl.int64), mask=rows < n_rows)

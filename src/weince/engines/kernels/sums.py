@@ -135,12 +135,12 @@ def add_tile(state, z, effects, ONE: tl.constexpr, LEARN: tl.constexpr):
 
 
 @triton.jit
-def take_part(z, rows, cols, own, view, view_c, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c,
+def take_part(z, rows, cols, roles, view, view_c, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c,
               limit, d, touched, ROLES: tl.constexpr, ONE: tl.constexpr):  # fmt: skip
     """Logits of a tile, ``-inf`` where a pair takes no part in a sum."""
     if touched:
         is_negative, is_positive = pair_roles(
-            rows, cols, own, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
+            rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
         )
         if OF_POSITIVES & ONE:
             is_negative = is_positive
@@ -166,8 +166,8 @@ def sum_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < n_rows
     inv_rows = tl.load(inv_x + rows)
-    own = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
-    reach = span_of(own)
+    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    reach = span_of(roles)
     a = part(x, rows, 0, PARTS * DP, DB)
     a_low = a
     if PARTS == 2:
@@ -217,7 +217,7 @@ def sum_kernel(
                 z = logits(constants[k], links[k], d, log_gap, log_rest, (SPEC >> (16 * k)) & 0xFFFF, False)
                 effects = (1 - d, 1.0, log_gap, log_rest)
             z = take_part(
-                z, rows, cols, own, view, view_c, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c,
+                z, rows, cols, roles, view, view_c, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c,
                 links[k][4], d, touched, ROLES, (SPEC >> (16 * k)) & 0xFFFF,
             )  # fmt: skip
             more = add_tile(states[k], z, effects, (SPEC >> (16 * k)) & 0xFFFF, LEARN)

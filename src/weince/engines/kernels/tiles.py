@@ -214,31 +214,31 @@ def along(values, ACROSS: tl.constexpr):
 
 @triton.jit
 def anchor_roles(at, n_anchors, positive_ptr, self_ptr, id_ptr, label_ptr, ROLES: tl.constexpr):
-    """Roles of some anchors: column of the positive, own column, id, label; -1 if not given."""
+    """Roles of some anchors: column of the positive, column of the anchor itself, id, label; -1 if not given."""
     inside = at < n_anchors
     positive = tl.zeros_like(at) - 1
     itself = positive
-    own_id = positive
+    id_ = positive
     label = positive
     if POSITIVE & ROLES:
         positive = tl.load(positive_ptr + at, mask=inside, other=-1).to(tl.int32)
     if SELF & ROLES:
         itself = tl.load(self_ptr + at, mask=inside, other=-1).to(tl.int32)
     if IDS & ROLES:
-        own_id = tl.load(id_ptr + at, mask=inside, other=0)
+        id_ = tl.load(id_ptr + at, mask=inside, other=0)
     if LABELS & ROLES:
         label = tl.load(label_ptr + at, mask=inside, other=0)
-    return positive, itself, own_id, label
+    return positive, itself, id_, label
 
 
 @triton.jit
 def pair_roles(
-    anchors, candidates, own, id_ptr, label_ptr, ignore_ptr, n_anchors, n_candidates, stride_a, stride_c,
+    anchors, candidates, roles, id_ptr, label_ptr, ignore_ptr, n_anchors, n_candidates, stride_a, stride_c,
     ROLES: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Masks of a tile: which pairs are an anchor and a negative, and which are an anchor and a positive by label.
 
-    ``own``: result of :func:`anchor_roles`. ``id_ptr``, ``label_ptr``: those of the candidates. ``ACROSS``: the
+    ``roles``: result of :func:`anchor_roles`. ``id_ptr``, ``label_ptr``: those of the candidates. ``ACROSS``: the
     anchors are the columns of the tile, not its rows.
     """
     there = candidates < n_candidates
@@ -247,19 +247,19 @@ def pair_roles(
     is_positive = inside
     column = along(candidates, not ACROSS)
     if SELF & ROLES:
-        is_other = column != along(own[1], ACROSS)
+        is_other = column != along(roles[1], ACROSS)
         is_negative = is_negative & is_other
         is_positive = is_positive & is_other
     if POSITIVE & ROLES:
-        is_negative = is_negative & (column != along(own[0], ACROSS))
+        is_negative = is_negative & (column != along(roles[0], ACROSS))
     if IDS & ROLES:
         their_id = tl.load(id_ptr + candidates, mask=there, other=0)
-        is_negative = is_negative & (along(own[2], ACROSS) != along(their_id, not ACROSS))
+        is_negative = is_negative & (along(roles[2], ACROSS) != along(their_id, not ACROSS))
     if LABELS & ROLES:
         their_label = tl.load(label_ptr + candidates, mask=there, other=0)
-        is_same = along(own[3], ACROSS) == along(their_label, not ACROSS)
-        is_negative = is_negative & (is_same == 0)
-        is_positive = is_positive & is_same
+        has_label = along(roles[3], ACROSS) == along(their_label, not ACROSS)
+        is_negative = is_negative & (has_label == 0)
+        is_positive = is_positive & has_label
     if IGNORE & ROLES:
         place = along(anchors.to(tl.int64) * stride_a, ACROSS) + along(
             candidates.to(tl.int64) * stride_c, not ACROSS
@@ -280,9 +280,9 @@ def gap(d, offset, lowest):
 
 
 @triton.jit
-def span_of(own):
+def span_of(roles):
     """First and last column of some anchors' positives, and of the anchors themselves."""
-    return tl.min(own[0]), tl.max(own[0]), tl.min(own[1]), tl.max(own[1])
+    return tl.min(roles[0]), tl.max(roles[0]), tl.min(roles[1]), tl.max(roles[1])
 
 
 @triton.jit
