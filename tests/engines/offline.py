@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from weince.engines.kernels import launch, relaunch, search, shapes, translate
-from weince.engines.kernels.launch import Near, Pairs, Sums, roles_of
+from weince.engines.kernels.launch import Nearest, Pairs, Sums, roles_of
 from weince.engines.kernels.logits import BY_FUNCTION, LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
 from weince.links import FunctionLink
 from weince.tail import TailConfig
@@ -107,7 +107,7 @@ def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
         found.stats[0], found.stats[2], found.made, None if symmetric else found.stats[0], TailConfig()
     )
     launch.apart_gradient(rows, rows, columns, launch.apart(rows, rows, columns), symmetric=symmetric)
-    near = Near(*found.near)
+    near = Nearest(*found.near)
     if labels:
         launch.counted(roles, n, n)
         search.search(rows, rows, pairs, roles, n - 2, None, [50, 10])

@@ -459,7 +459,7 @@ def test_near_the_cap(shortfall, known):
         lambda engine, numbers: parts, (z_i, z_j), "labels" if options else "views", need, value=1e-4,
         gradient=gradient, **options,
     )  # fmt: skip
-    assert (float(engines[0].near[1].min()) < 2 * shortfall) or shortfall > launch.NEAR
+    assert (float(engines[0].near[1].min()) < 2 * shortfall) or shortfall > launch.CLOSE
 
 
 # The engine as a whole

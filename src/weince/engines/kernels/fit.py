@@ -140,7 +140,7 @@ def fit_kernel(
     halves, kept, seen, sizes, drops, table, a, c, stats, made, near_cols, near_d, close_ptr, thresholds,
     first_row, anchors, n_cols, depth, size, drop, width, d, stride_a, stride_c, eps,
     R: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, VARIES: tl.constexpr, ALL: tl.constexpr,
-    EXACT: tl.constexpr, NEAR: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
+    EXACT: tl.constexpr, CLOSE: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
     LIMITS: tl.constexpr, SLACK: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
     """From the survivors of ``R`` anchors, find their nearest negatives, the thresholds of their hardest, and, with
@@ -193,7 +193,7 @@ def fit_kernel(
     tl.store(near_d + step, tl.where(col >= 0, value, float("inf")), mask=step < anchors * EXACT)
     tl.debug_barrier()
     nearest_0, nearest_1, nearest_2, nearest_3 = four(near_d + row * EXACT, inside)
-    tl.atomic_max(close_ptr + row // FLAGS, 1, mask=inside & (nearest_0 < NEAR), sem="relaxed")
+    tl.atomic_max(close_ptr + row // FLAGS, 1, mask=inside & (nearest_0 < CLOSE), sem="relaxed")
     values = values.to(tl.float32, bitcast=True)
     values = tl.where(rank == 0, nearest_0[:, None], values)
     values = tl.where(rank == 1, nearest_1[:, None], values)

@@ -287,10 +287,10 @@ def near_kernel(
     a, c, near_cols, near_d, close_ptr,
     n_rows, n_cols, stride_a, stride_c, d, stride_rows, stride_cols,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, ROLES: tl.constexpr,
-    OF_POSITIVES: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr,
+    OF_POSITIVES: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, CLOSE: tl.constexpr,
     FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """Columns and exact shortfalls of every anchor's four nearest negatives (or positives by label) below ``NEAR``.
+    """Columns and exact shortfalls of every anchor's four nearest negatives (or positives by label) below ``CLOSE``.
 
     They are written to four places of ``NEAREST`` from ``FIRST`` on; -1 and infinity if there are fewer.
     """
@@ -307,13 +307,13 @@ def near_kernel(
     for start in range(0, n_cols, BN):
         cols = start + tl.arange(0, BN)
         apart = tile(left, left_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
-        if tl.min(apart) < NEAR:
+        if tl.min(apart) < CLOSE:
             keep, is_positive = pair_roles(
                 rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
             )
             if OF_POSITIVES:
                 keep = is_positive
-            bits = tl.where(keep & (apart < NEAR), bits_of(apart), INFINITE)
+            bits = tl.where(keep & (apart < CLOSE), bits_of(apart), INFINITE)
             key = keyed(bits, cols)
             for _ in tl.static_range(4):
                 least = tl.min(key, axis=1)
@@ -327,7 +327,7 @@ def near_kernel(
         tl.store(near_cols + rows * NEAREST + FIRST + k, col, mask=inside)
         tl.store(near_d + rows * NEAREST + FIRST + k, tl.where(known, value, float("inf")), mask=inside)
         least = tl.minimum(least, tl.where(known, value, 3.0))
-    tl.atomic_max(close_ptr + rows // FLAGS, 1, mask=inside & (least < NEAR), sem="relaxed")
+    tl.atomic_max(close_ptr + rows // FLAGS, 1, mask=inside & (least < CLOSE), sem="relaxed")
 
 
 @triton.jit

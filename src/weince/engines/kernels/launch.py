@@ -25,11 +25,11 @@ EXACT = 4
 PAD = 128
 """Operands are padded to a multiple of this many rows, so that tiles load without masks."""
 
-NEAR = 1e-3
+CLOSE = 1e-3
 """If an anchor has a candidate nearer than this, every pass uses the exact shortfalls of its nearest candidates."""
 
 FLAGS = 64
-"""Anchors that share one flag, which is set if any of them has a candidate nearer than ``NEAR``."""
+"""Anchors that share one flag, which is set if any of them has a candidate nearer than ``CLOSE``."""
 
 SPAN = 8192
 """Columns that one launch sums into a gradient: tensor cores shrink long sums, by 1e-4 for 32,768 columns."""
@@ -81,7 +81,7 @@ def roles_of(roles: Sequence[Tensor], given: int, anything: Tensor) -> Roles:
     return Roles(flags, pointers[:6], (pointers[6], pointers[7]), pointers[8], strides)
 
 
-class Near(NamedTuple):
+class Nearest(NamedTuple):
     """Columns and exact shortfalls of each anchor's nearest candidates, ``(anchors, 4)`` (8 with those of its
     positives by label), and the flags of groups of ``FLAGS`` anchors with a candidate near the cap."""
 
@@ -154,17 +154,19 @@ def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtyp
     return out
 
 
-def empty_near(a: Tensor, number: int) -> Near:
+def empty_near(a: Tensor, number: int) -> Nearest:
     anchors = a.shape[0]
-    return Near(
+    return Nearest(
         a.new_empty((anchors, number), dtype=torch.int32),
         a.new_empty((anchors, number)),
         a.new_empty((anchors // FLAGS + 2,), dtype=torch.int32),
     )
 
 
-def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None, *, positives: bool) -> Near:
-    """Every anchor's candidates nearer than ``NEAR``: negatives, copied from ``near`` if given, and, with
+def nearest(
+    a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Nearest | None, *, positives: bool
+) -> Nearest:
+    """Every anchor's candidates nearer than ``CLOSE``: negatives, copied from ``near`` if given, and, with
     ``positives``, positives by label."""
     result = empty_near(a, 2 * EXACT if positives else EXACT)
     result.close.zero_()
@@ -182,7 +184,7 @@ def nearest(a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Near | None,
             (*pairs[:4], *roles.pointers, roles.ignore, a, c, *result), sizes,
             {**shape, **pairs.shape, "ROLES": roles.flags, "OF_POSITIVES": bool(which),
              "DE": min(128, power_of_2(a.shape[1])), "FIRST": EXACT * which,
-             "NEAREST": result.cols.shape[1], "NEAR": NEAR, "FLAGS": FLAGS},
+             "NEAREST": result.cols.shape[1], "CLOSE": CLOSE, "FLAGS": FLAGS},
         )  # fmt: skip
     return result
 
@@ -234,7 +236,7 @@ class Sums(NamedTuple):
     def form(self) -> int:
         return self.coefs.shape[0] // len(self.spec)
 
-    def constants(self, anchors: int, near: Near | None) -> dict[str, Any]:
+    def constants(self, anchors: int, near: Nearest | None) -> dict[str, Any]:
         """Compile-time constants of the kernels."""
         each = self.coefs.shape[1] > 1 or anchors == 1
         packed = any_ = 0
@@ -249,7 +251,7 @@ class Sums(NamedTuple):
 
 
 def summed(
-    pairs: Pairs, roles: Roles, near: Near | None, asked: Sums, anchors: int, count: int, learn: int
+    pairs: Pairs, roles: Roles, near: Nearest | None, asked: Sums, anchors: int, count: int, learn: int
 ) -> tuple[Tensor, Tensor]:
     """The sums ``(sums, anchors)`` and, if ``learn`` has bits set, their derivatives by the coefficients."""
     device, number = pairs.x.device, len(asked.spec)
@@ -266,7 +268,7 @@ def summed(
         (*pairs[:4], *roles.pointers, *roles.views, roles.ignore, cols, shortfalls, asked.coefs, asked.thresholds,
          pieces),
         (anchors, count, tiles_each * shape["BN"], *roles.strides, *asked.cap),
-        {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "NEAR": NEAR, "LEARN": learn},
+        {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "CLOSE": CLOSE, "LEARN": learn},
     )  # fmt: skip
     launch(sums.finish_kernel, (parts_of(anchors, 128),), (pieces, values, effects), (anchors, parts),
            {"BR": 128, "SPEC": constants["SPEC"], "SUMS": number, "FORM": asked.form, "LEARN": learn})  # fmt: skip
@@ -274,7 +276,7 @@ def summed(
 
 
 def gradient(
-    pairs: Pairs, roles: Roles, near: Near | None, asked: Sums, values: Tensor, weights: Tensor,
+    pairs: Pairs, roles: Roles, near: Nearest | None, asked: Sums, values: Tensor, weights: Tensor,
     sizes: tuple[int, int, int], *, from_rows: bool, from_cols: bool,
 ) -> Tensor:  # fmt: skip
     """Gradient of the rows of ``pairs.x``, ``(rows, d)``; the rows, the columns or both are anchors."""

@@ -2,7 +2,7 @@
 
 Operators take lists of tensors. ``operands``: rows for the tensor cores and their inverse lengths, of the anchors and
 then of the candidates, unless those are the same rows. ``roles`` and ``given``: the arguments of ``launch.roles_of``.
-``near``: the tensors of a ``launch.Near``, or none. The configuration of a tail is passed as numbers, since an
+``near``: the tensors of a ``launch.Nearest``, or none. The configuration of a tail is passed as numbers, since an
 operator takes no objects.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.kernels import launch, search
-from weince.engines.kernels.launch import Near, Pairs, Roles, Sums
+from weince.engines.kernels.launch import Nearest, Pairs, Roles, Sums
 from weince.engines.kernels.shapes import operand_shape
 from weince.scores import first_order, in_transform
 from weince.tail import TailConfig
@@ -65,8 +65,8 @@ def _roles(roles: Sequence[Tensor], given: int, operands: Sequence[Tensor]) -> R
     return launch.roles_of(roles, given, operands[1])
 
 
-def _near(given: Sequence[Tensor]) -> Near | None:
-    return Near(*given) if given else None
+def _near(given: Sequence[Tensor]) -> Nearest | None:
+    return Nearest(*given) if given else None
 
 
 def _operand(rows: Tensor) -> tuple[Tensor, Tensor]:

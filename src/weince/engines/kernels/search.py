@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.kernels import fit, hardest
-from weince.engines.kernels.launch import EXACT, FLAGS, NEAR, PAD, Near, Pairs, Roles, empty_near
+from weince.engines.kernels.launch import CLOSE, EXACT, FLAGS, PAD, Nearest, Pairs, Roles, empty_near
 from weince.engines.kernels.relaunch import launch
 from weince.engines.kernels.shapes import (
     INTERPRETED,
@@ -65,7 +65,7 @@ class Found(NamedTuple):
     made: Tensor
     thresholds: Tensor
     negatives: Tensor
-    near: Near
+    near: Nearest
 
 
 def search(
@@ -147,7 +147,7 @@ def search(
             (start, anchors, count, depth, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0),
              1e-6 if config is None else config.eps),
             {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": roles.by_value,
-             "ALL": every, "EXACT": EXACT, "NEAR": NEAR, "FLAGS": FLAGS, "FIT": config is not None,
+             "ALL": every, "EXACT": EXACT, "CLOSE": CLOSE, "FLAGS": FLAGS, "FIT": config is not None,
              "HARDEST": limits, "LIMITS": len(numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
         )  # fmt: skip
     return found

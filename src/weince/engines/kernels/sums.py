@@ -160,7 +160,7 @@ def sum_kernel(
     n_rows, n_cols, span, stride_a, stride_c, offset, lowest, floor,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, ROLES: tl.constexpr,
     SPEC: tl.constexpr, ANY: tl.constexpr, SUMS: tl.constexpr, FORM: tl.constexpr, EACH: tl.constexpr,
-    FUNCTION: tl.constexpr, NEAREST: tl.constexpr, NEAR: tl.constexpr, LEARN: tl.constexpr,
+    FUNCTION: tl.constexpr, NEAREST: tl.constexpr, CLOSE: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
     """Contribution of ``span`` columns to every sum: one line per sum, slot and span, with a number for every row."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -183,7 +183,7 @@ def sum_kernel(
             least = tl.minimum(least, tl.load(near_d + rows * NEAREST + k, mask=inside, other=3.0))
             if k == 3:
                 nearest = least
-        close = tl.min(least) < NEAR
+        close = tl.min(least) < CLOSE
     nearest = tl.minimum(nearest, 2.0)
     links = ()
     constants = ()
