@@ -68,6 +68,49 @@ class Found(NamedTuple):
     near: Nearest
 
 
+class Job(NamedTuple):
+    """The arguments of :func:`search`, and what follows from them.
+
+    ``k``: size of the largest tail; 0 for no fit. ``depth``: number of hardest negatives to find. ``all_kept``: keep
+    every candidate. ``plan``: how to find them otherwise, and the width of the buffer. ``limit``: bytes of shared
+    memory.
+    """
+
+    a: Tensor
+    c: Tensor
+    pairs: Pairs
+    roles: Roles
+    config: TailConfig | None
+    numbers: Sequence[int]
+    k: int
+    depth: int
+    all_kept: bool
+    plan: TailPlan
+    limit: int
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What every kernel of the search reads first."""
+        return (*self.pairs[:4], *self.roles.pointers, self.roles.ignore)
+
+    def sizes(self, start: int) -> tuple[int, ...]:
+        """The first sizes of every kernel of the search, for anchors from ``start`` on."""
+        return (start, len(self.a), len(self.c), *self.roles.strides)
+
+    def constants(self) -> dict[str, int]:
+        return {**self.pairs.shape, "ROLES": self.roles.flags}
+
+
+class Buffers(NamedTuple):
+    """Buffers for a chunk of anchors: keys of the survivors; and for each anchor its threshold, the number of
+    survivors, how many of these are above a lowered threshold, and the number of negatives."""
+
+    keys: Tensor
+    threshold: Tensor
+    kept: Tensor
+    loose: Tensor
+    seen: Tensor
+
+
 def search(
     a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, most: int, config: TailConfig | None, numbers: Sequence[int]
 ) -> Found:  # fmt: skip
@@ -82,75 +125,113 @@ def search(
         config: How to fit; None for no fit.
         numbers: Numbers of hardest negatives; each gets a threshold.
     """
-    anchors, count, device = len(a), len(c), a.device
     k = 0 if config is None else config.tail_size(most)
-    depth = min(max(k, EXACT, *(number + 1 for number in numbers)) if numbers else max(k, EXACT), most)
+    depth = min(max(k, EXACT, *(number + 1 for number in numbers)), most)
+    all_kept = len(c) <= ALL_KEPT
+    plan_ = TailPlan(0, 0, 0, even(len(c))) if all_kept else plan(len(c), depth)
+    job = Job(a, c, pairs, roles, config, numbers, k, depth, all_kept, plan_, shared_memory(a.device))
     found = empty_found(a, config is not None, len(numbers), roles.by_value)
     found.near.close.zero_()
-    every = count <= ALL_KEPT
-    todo = TailPlan(0, 0, 0, even(count)) if every else plan(count, depth)
-    limit = shared_memory(device)
-    shape = blocks(anchors, pairs.shape, "tail", limit)
-    fitting = max(BUFFER, 4 * a.nbytes) // (8 * todo.width) // PAD * PAD
-    chunk = anchors if every else min(anchors, max(PAD, fitting))
-    chunk = parts_of(parts_of(anchors, parts_of(anchors, chunk)), PAD) * PAD
-    keys = torch.empty(chunk * todo.width, dtype=torch.int64, device=device)
-    counters = torch.empty((4, chunk), dtype=torch.int32, device=device)
-    threshold, kept, loose, seen = counters.unbind()
-    tensors = (*pairs[:4], *roles.pointers, roles.ignore)
-    constants = {**pairs.shape, "ROLES": roles.flags}
-    drop = max(1, int(k * config.drop)) if config is not None and config.drop else 0
-    sizes = drops = kept  # placeholders, unless the sizes differ between anchors
-    room = fit_room(depth, count if every else 0)
-    table = fit_table(k, drop, room, device) if config is not None else found.stats
-    limits = functools.reduce(lambda bits, number: bits << 10 | number, reversed(numbers), 0)
-    for start in range(0, anchors, chunk):
-        rows = min(chunk, anchors - start)
-        size = (start, anchors, count, *roles.strides)
-        if not every:
-            # Include all rows of the last tile: counters beyond the last anchor must be initialized too.
-            grid = (parts_of(rows, PAD) * PAD // 32,)
-            launch(hardest.sample_kernel, grid, (*tensors, threshold, kept, loose, seen), (*size, todo.wanted),
-                   {**sample_tile(pairs.shape, limit), **constants})  # fmt: skip
-        elif roles.by_value:
-            seen.zero_()
-        for phase in (1, 2) if todo.every else (0,):
-            if phase == 2:
-                launch(hardest.refine_kernel, (parts_of(rows, FIT_ROWS),), (threshold, kept, loose, keys),
-                       (todo.width, todo.again),
-                       {"R": FIT_ROWS, "CP": power_of_2(max(todo.width, 16)), **_warps(4)})  # fmt: skip
-            tiles_in_all = parts_of(count, shape["BN"])
-            first = parts_of(tiles_in_all, todo.every) if phase else 0
-            part = (tiles_in_all, first, tiles_in_all - first)[phase]
-            programs = parts_of(rows, shape["BM"])
-            parts, span = splits(programs, part)
-            launch(hardest.survivors_kernel, (programs, parts), (*tensors, threshold, kept, seen, keys),
-                   (*size, part, span, todo.width),
-                   {**shape, **constants, "ALL": every, "SHARED": parts > 1, "PHASE": phase,
-                    "EVERY": max(todo.every, 2)})  # fmt: skip
+    buffers = _buffers(job)
+    chunk = len(buffers.kept)
+    for start in range(0, len(a), chunk):
+        rows = min(chunk, len(a) - start)
+        _keep_hardest(job, buffers, start, rows)
         if roles.by_value:
-            own = seen[:rows].long()
-            found.negatives[start : start + rows] = own
-            if config is not None:
-                sizes = torch.zeros_like(seen)
-                sizes[:rows] = config.tail_sizes(own)
-                drops = (
-                    (sizes.double() * config.drop).floor().clamp_min(1).int() if config.drop else sizes * 0
-                )
-        if not every:
-            launch(hardest.exact_kernel, (parts_of(rows, 16),), (*tensors, kept, loose, seen, keys),
-                   (*size, depth, todo.width), {**exact_tile(pairs.shape, limit), **constants})  # fmt: skip
-        launch(
-            fit.fit_kernel, (parts_of(rows, FIT_ROWS),),
-            (keys.view(torch.int32), kept, seen, sizes, drops, table, a, c, found.stats, found.made, *found.near,
-             found.thresholds),
-            (start, anchors, count, depth, k, drop, todo.width, a.shape[1], a.stride(0), c.stride(0),
-             1e-6 if config is None else config.eps),
-            {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": roles.by_value,
-             "ALL": every, "EXACT": EXACT, "CLOSE": CLOSE, "FLAGS": FLAGS, "FIT": config is not None,
-             "HARDEST": limits, "LIMITS": len(numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
-        )  # fmt: skip
+            found.negatives[start : start + rows] = buffers.seen[:rows]
+        _fit(job, buffers, found, start, rows)
     return found
+
+
+def _buffers(job: Job) -> Buffers:
+    """Uninitialized buffers for as many anchors as fit into :data:`BUFFER`, in chunks of about equal size."""
+    anchors, width = len(job.a), job.plan.width
+    fitting = max(BUFFER, 4 * job.a.nbytes) // (8 * width) // PAD * PAD
+    chunk = anchors if job.all_kept else min(anchors, max(PAD, fitting))
+    chunk = parts_of(parts_of(anchors, parts_of(anchors, chunk)), PAD) * PAD
+    keys = torch.empty(chunk * width, dtype=torch.int64, device=job.a.device)
+    return Buffers(keys, *torch.empty((4, chunk), dtype=torch.int32, device=job.a.device).unbind())
+
+
+def _keep_hardest(job: Job, buffers: Buffers, start: int, rows: int) -> None:
+    """Store the hardest negatives of some anchors, or all of them, in the buffers."""
+    if job.all_kept:
+        if job.roles.by_value:
+            buffers.seen.zero_()
+        _survivors(job, buffers, start, rows, phase=0)
+        return
+    _sample(job, buffers, start, rows)
+    if job.plan.every:
+        _survivors(job, buffers, start, rows, phase=1)
+        _refine(job, buffers, rows)
+        _survivors(job, buffers, start, rows, phase=2)
+    else:
+        _survivors(job, buffers, start, rows, phase=0)
+    _, _, kept, loose, seen = buffers
+    launch(hardest.exact_kernel, (parts_of(rows, 16),), (*job.tensors(), kept, loose, seen, buffers.keys),
+           (*job.sizes(start), job.depth, job.plan.width),
+           {**exact_tile(job.pairs.shape, job.limit), **job.constants()})  # fmt: skip
+
+
+def _sample(job: Job, buffers: Buffers, start: int, rows: int) -> None:
+    """Set the thresholds, and clear the counters."""
+    # Include all rows of the last tile: counters beyond the last anchor must be initialized too.
+    grid = (parts_of(rows, PAD) * PAD // 32,)
+    launch(hardest.sample_kernel, grid, (*job.tensors(), *buffers[1:]), (*job.sizes(start), job.plan.wanted),
+           {**sample_tile(job.pairs.shape, job.limit), **job.constants()})  # fmt: skip
+
+
+def _survivors(job: Job, buffers: Buffers, start: int, rows: int, *, phase: int) -> None:
+    """Keep the negatives up to the threshold. ``phase`` 1: in some tiles of columns, 2: in the others, 0: in all."""
+    shape = blocks(len(job.a), job.pairs.shape, "tail", job.limit)
+    tiles = parts_of(len(job.c), shape["BN"])
+    first = parts_of(tiles, job.plan.every) if phase else 0
+    part = (tiles, first, tiles - first)[phase]
+    programs = parts_of(rows, shape["BM"])
+    parts, span = splits(programs, part)
+    keys, threshold, kept, _, seen = buffers
+    launch(hardest.survivors_kernel, (programs, parts), (*job.tensors(), threshold, kept, seen, keys),
+           (*job.sizes(start), part, span, job.plan.width),
+           {**shape, **job.constants(), "ALL": job.all_kept, "SHARED": parts > 1, "PHASE": phase,
+            "EVERY": max(job.plan.every, 2)})  # fmt: skip
+
+
+def _refine(job: Job, buffers: Buffers, rows: int) -> None:
+    """Lower the thresholds after the first phase."""
+    width = job.plan.width
+    launch(hardest.refine_kernel, (parts_of(rows, FIT_ROWS),),
+           (buffers.threshold, buffers.kept, buffers.loose, buffers.keys), (width, job.plan.again),
+           {"R": FIT_ROWS, "CP": power_of_2(max(width, 16)), **_warps(4)})  # fmt: skip
+
+
+def _fit(job: Job, buffers: Buffers, found: Found, start: int, rows: int) -> None:
+    """Fill in the results of some anchors from their survivors."""
+    a, c, config, width = job.a, job.c, job.config, job.plan.width
+    drop = max(1, int(job.k * config.drop)) if config is not None and config.drop else 0
+    room = fit_room(job.depth, len(c) if job.all_kept else 0)
+    table = fit_table(job.k, drop, room, a.device) if config is not None else found.stats
+    limits = functools.reduce(lambda bits, number: bits << 10 | number, reversed(job.numbers), 0)
+    launch(
+        fit.fit_kernel, (parts_of(rows, FIT_ROWS),),
+        (buffers.keys.view(torch.int32), buffers.kept, buffers.seen, *_tail_sizes(job, buffers, rows), table, a, c,
+         found.stats, found.made, *found.near, found.thresholds),
+        (start, len(a), len(c), job.depth, job.k, drop, width, a.shape[1], a.stride(0), c.stride(0),
+         1e-6 if config is None else config.eps),
+        {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": job.roles.by_value,
+         "ALL": job.all_kept, "EXACT": EXACT, "CLOSE": CLOSE, "FLAGS": FLAGS, "FIT": config is not None,
+         "HARDEST": limits, "LIMITS": len(job.numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
+    )  # fmt: skip
+
+
+def _tail_sizes(job: Job, buffers: Buffers, rows: int) -> tuple[Tensor, Tensor]:
+    """For each anchor, the size of its tail and how many of it the fit leaves out; any tensors if all are equal."""
+    if job.config is None or not job.roles.by_value:
+        return buffers.kept, buffers.kept
+    sizes = torch.zeros_like(buffers.seen)
+    sizes[:rows] = job.config.tail_sizes(buffers.seen[:rows].long())
+    if not job.config.drop:
+        return sizes, torch.zeros_like(sizes)
+    return sizes, (sizes.double() * job.config.drop).floor().clamp_min(1).int()
 
 
 def empty_found(a: Tensor, fitted: bool, limits: int, varies: bool) -> Found:
