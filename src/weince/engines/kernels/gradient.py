@@ -27,12 +27,12 @@ from weince.engines.kernels.tiles import (
     along,
     anchor_roles,
     at_least_0,
+    both_parts,
     fast_exp2,
     fast_inverse,
     fast_log2,
     gap,
     pair_roles,
-    part,
     products,
     sharpen,
     shortfall,
@@ -114,10 +114,7 @@ def gradient_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     first = tl.program_id(1) * DB
     inv_rows = tl.load(inv_x + rows)
-    a = part(x, rows, 0, PARTS * DP, DB)
-    a_low = a
-    if PARTS == 2:
-        a_low = part(x, rows, DP, PARTS * DP, DB)
+    a, a_low = both_parts(x, rows, 0, DP, DB, PARTS)
     roles = (rows, rows, rows, rows)
     close_rows = 0
     links = ()
@@ -142,10 +139,7 @@ def gradient_kernel(
     for start in range(begin, end, BN):
         cols = start + tl.arange(0, BN)
         score = tl.zeros((BM, BN), tl.float32)
-        b = part(y, cols, first, PARTS * DP, DB)
-        b_low = b
-        if PARTS == 2:
-            b_low = part(y, cols, first + DP, PARTS * DP, DB)
+        b, b_low = both_parts(y, cols, first, DP, DB, PARTS)
         if DP == DB:
             score = products(a, a_low, b, b_low, score, PARTS)
         else:

@@ -14,9 +14,9 @@ from weince.engines.kernels.tiles import (
     BY_VALUE,
     INTERPRETED,
     anchor_roles,
+    both_parts,
     exact_pairs,
     pair_roles,
-    part,
     places,
     shortfall,
     span_of,
@@ -143,10 +143,7 @@ def survivors_kernel(
     rows = first_row + local
     roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     inv_rows = tl.load(inv_x + rows)
-    a = part(x, rows, 0, PARTS * DP, DB)
-    a_low = a
-    if PARTS == 2:
-        a_low = part(x, rows, DP, PARTS * DP, DB)
+    a, a_low = both_parts(x, rows, 0, DP, DB, PARTS)
     limit = rows
     place = tl.zeros((BM,), tl.int32)
     if not ALL:
@@ -224,10 +221,7 @@ def exact_kernel(
     if tl.max(failed.to(tl.int32)) > 0:
         roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
         inv_rows = tl.load(inv_x + rows)
-        a = part(x, rows, 0, PARTS * DP, DB)
-        a_low = a
-        if PARTS == 2:
-            a_low = part(x, rows, DP, PARTS * DP, DB)
+        a, a_low = both_parts(x, rows, 0, DP, DB, PARTS)
         low = tl.zeros((BM,), tl.int32)
         high = tl.full((BM,), LARGEST, tl.int32)
         place = tl.zeros((BM,), tl.int32)
@@ -298,10 +292,7 @@ def near_kernel(
     inside = rows < n_rows
     roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     inv_rows = tl.load(inv_x + rows)
-    left = part(x, rows, 0, PARTS * DP, DB)
-    left_low = left
-    if PARTS == 2:
-        left_low = part(x, rows, DP, PARTS * DP, DB)
+    left, left_low = both_parts(x, rows, 0, DP, DB, PARTS)
     nothing = tl.full((BM,), INFINITE, tl.int64) << 32
     keys = (nothing, nothing, nothing, nothing)
     for start in range(0, n_cols, BN):

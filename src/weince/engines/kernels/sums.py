@@ -26,12 +26,12 @@ from weince.engines.kernels.tiles import (
     LOG2E,
     anchor_roles,
     at_least_0,
+    both_parts,
     fast_exp2,
     fast_inverse,
     fast_log2,
     gap,
     pair_roles,
-    part,
     sharpen,
     span_of,
     tile,
@@ -168,10 +168,7 @@ def sum_kernel(
     inv_rows = tl.load(inv_x + rows)
     roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
     reach = span_of(roles)
-    a = part(x, rows, 0, PARTS * DP, DB)
-    a_low = a
-    if PARTS == 2:
-        a_low = part(x, rows, DP, PARTS * DP, DB)
+    a, a_low = both_parts(x, rows, 0, DP, DB, PARTS)
     view = rows
     if SAME_VIEW & ANY:
         view = view_of(view_a, rows, n_rows)

@@ -145,6 +145,16 @@ def part(x, rows, first, STRIDE: tl.constexpr, DB: tl.constexpr):
 
 
 @triton.jit
+def both_parts(x, rows, first, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr):
+    """``DB`` columns of both parts of some operand rows; of the only part twice if there is one."""
+    high = part(x, rows, first, PARTS * DP, DB)
+    low = high
+    if PARTS == 2:
+        low = part(x, rows, first + DP, PARTS * DP, DB)
+    return high, low
+
+
+@triton.jit
 def products(a, a_low, b, b_low, acc, PARTS: tl.constexpr):
     """Add ``a @ b.T`` to ``acc``; with two parts, the small products come first."""
     if PARTS == 2:
@@ -158,15 +168,9 @@ def products(a, a_low, b, b_low, acc, PARTS: tl.constexpr):
 def wide_products(x, rows, y, cols, acc, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr):
     """Like :func:`products` for rows too wide to keep, ``DB`` columns at a time."""
     for first in range(0, DP, DB):
-        a = part(x, rows, first, PARTS * DP, DB)
-        b = part(y, cols, first, PARTS * DP, DB)
-        if PARTS == 2:
-            a_low = part(x, rows, first + DP, PARTS * DP, DB)
-            b_low = part(y, cols, first + DP, PARTS * DP, DB)
-            acc = tl.dot(a_low, tl.trans(b_low), acc)
-            acc = tl.dot(a_low, tl.trans(b), acc)
-            acc = tl.dot(a, tl.trans(b_low), acc)
-        acc = tl.dot(a, tl.trans(b), acc)
+        a, a_low = both_parts(x, rows, first, DP, DB, PARTS)
+        b, b_low = both_parts(y, cols, first, DP, DB, PARTS)
+        acc = products(a, a_low, b, b_low, acc, PARTS)
     return acc
 
 
@@ -178,10 +182,7 @@ def tile(
     """Shortfalls of ``BM`` rows and ``BN`` columns, see :func:`shortfall`."""
     acc = tl.zeros((BM, BN), tl.float32)
     if DP == DB:
-        b = part(y, cols, 0, PARTS * DP, DB)
-        b_low = b
-        if PARTS == 2:
-            b_low = part(y, cols, DP, PARTS * DP, DB)
+        b, b_low = both_parts(y, cols, 0, DP, DB, PARTS)
         acc = products(a, a_low, b, b_low, acc, PARTS)
     else:
         acc = wide_products(x, rows, y, cols, acc, DP, DB, PARTS)
