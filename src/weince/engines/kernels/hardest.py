@@ -68,7 +68,7 @@ def sample_kernel(
     x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
     threshold, kept, loose, seen,
     first_row, n_rows, n_cols, stride_a, stride_c, wanted,
-    M: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
+    M: tl.constexpr, BM: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
     PARTS: tl.constexpr, ROLES: tl.constexpr,
 ):  # fmt: skip
     """Set each anchor's threshold to about the ``wanted``-th smallest of ``M`` sampled shortfalls; clear counters."""
@@ -79,7 +79,7 @@ def sample_kernel(
     at = tl.arange(0, M).to(tl.int64)
     jitter = ((at * 2654435761) >> 7) & 0xFFFFFF
     cols = (at * n_cols // M + jitter % (n_cols // M)).to(tl.int32)
-    acc = wide_products(x, rows, y, cols, tl.zeros((BM, M), tl.float32), DP, BK, PARTS)
+    acc = wide_products(x, rows, y, cols, tl.zeros((BM, M), tl.float32), DP, DB, PARTS)
     d = shortfall(acc, tl.load(inv_x + rows), inv_y, cols, PARTS)
     keep, _ = pair_roles(
         rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False

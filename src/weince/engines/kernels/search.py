@@ -178,7 +178,7 @@ def _sample(job: Job, buffers: Buffers, start: int, rows: int) -> None:
     # Include all rows of the last tile: counters beyond the last anchor must be initialized too.
     grid = (parts_of(rows, PAD) * PAD // 32,)
     launch(hardest.sample_kernel, grid, (*job.tensors(), *buffers[1:]), (*job.sizes(start), job.plan.wanted),
-           {**sample_tile(job.pairs.shape, job.limit), **job.constants()})  # fmt: skip
+           {**job.constants(), **sample_tile(job.pairs.shape, job.limit)})  # fmt: skip
 
 
 def _survivors(job: Job, buffers: Buffers, start: int, rows: int, *, phase: int) -> None:

@@ -117,11 +117,11 @@ def tuned_tile(rows: int, shape: dict[str, int], use: str) -> Tile:
 
 
 def sample_tile(shape: dict[str, int], limit: int) -> dict[str, int]:
-    """Tile of the sampling kernel; the whole sample is one tile."""
-    tile = {"M": SAMPLE, "BM": 32, "BK": min(64 // shape["PARTS"] // 2, shape["DB"])}
+    """Tile of the sampling kernel, and operands multiplied fewer columns at a time; the whole sample is one tile."""
+    tile = {"M": SAMPLE, "BM": 32, "DB": min(64 // shape["PARTS"] // 2, shape["DB"])}
     if INTERPRETED:
         return tile
-    each = 2 * (SAMPLE + 32) * tile["BK"] * shape["PARTS"]
+    each = 2 * (SAMPLE + 32) * tile["DB"] * shape["PARTS"]
     return {**tile, "num_warps": 16, "num_stages": max(1, min(3, (limit - (16 << 10)) // each))}
 
 
