@@ -6,7 +6,6 @@ kernels; a link that cannot be translated goes through the chunked engine.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -45,14 +44,12 @@ def too_old(version: str) -> str | None:
     return None
 
 
-_search: ModuleType | None = None
 try:
     import triton
 
     _missing = too_old(triton.__version__)
     if _missing is None:
-        from weince.engines.kernels import logits, ops, translate
-        from weince.engines.kernels import search as _search
+        from weince.engines.kernels import logits, ops, search, translate
 
         scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
 except ImportError:
@@ -190,11 +187,10 @@ class Fused(Engine):
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
         """Pivot of the gate; None if the kernel computes it."""
-        assert _search is not None
         contest = self.contest
         if tail.rho0 is not None:
             return torch.full((1,), tail.rho0, dtype=rho.dtype, device=rho.device)
-        if contest.uniform and contest.ranks is None and len(rho) <= _search.ONE_PROGRAM:
+        if contest.uniform and contest.ranks is None and len(rho) <= search.ONE_PROGRAM:
             return None
         has_rho = rho.isfinite()
         if contest.labels is not None:

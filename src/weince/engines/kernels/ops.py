@@ -69,10 +69,6 @@ def _near(given: Sequence[Tensor]) -> Nearest | None:
     return Nearest(*given) if given else None
 
 
-def _operand(rows: Tensor) -> tuple[Tensor, Tensor]:
-    return launch.operand(rows)
-
-
 def _search(
     anchors: Tensor, candidates: Tensor, operands: Sequence[Tensor], roles: Sequence[Tensor], given: int, most: int,
     config: Sequence[float], numbers: Sequence[int],
@@ -411,7 +407,7 @@ _ROWS = "Tensor anchors, Tensor candidates"
 _LISTS = "Tensor[] operands, Tensor[] roles, int given"
 _SUMS = f"Tensor coefs, Tensor thresholds, {_LISTS}, Tensor[] near, int[] spec, float[] cap"
 
-_register("operand", "(Tensor rows) -> (Tensor, Tensor)", _operand, launch.operand_like)
+_register("operand", "(Tensor rows) -> (Tensor, Tensor)", launch.operand, launch.operand_like)
 _register(
     "search",
     f"({_ROWS}, {_LISTS}, int most, float[] config, int[] numbers)"
