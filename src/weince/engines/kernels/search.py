@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
     ``k``: size of the largest tail; 0 for no fit. ``depth``: number of hardest negatives to find. ``all_kept``: keep
     every candidate. ``plan``: how to find them otherwise, and the width of the buffer. ``limit``: bytes of shared
-    memory.
+    memory. ``tile``: tile of the pass over all pairs. ``tensors``, ``constants``: the first of every kernel.
     """
 
     a: Tensor
@@ -87,17 +87,13 @@ class Job(NamedTuple):
     all_kept: bool
     plan: TailPlan
     limit: int
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What every kernel of the search reads first."""
-        return (*self.pairs[:4], *self.roles.pointers, self.roles.ignore)
+    tile: dict[str, int]
+    tensors: tuple[Tensor, ...]
+    constants: dict[str, int]
 
     def sizes(self, start: int) -> tuple[int, ...]:
         """The first sizes of every kernel of the search, for anchors from ``start`` on."""
         return (start, len(self.a), len(self.c), *self.roles.strides)
-
-    def constants(self) -> dict[str, int]:
-        return {**self.pairs.shape, "ROLES": self.roles.flags}
 
 
 class Buffers(NamedTuple):
@@ -129,7 +125,13 @@ def search(
     depth = min(max(k, EXACT, *(number + 1 for number in numbers)), most)
     all_kept = len(c) <= ALL_KEPT
     plan_ = TailPlan(0, 0, 0, even(len(c))) if all_kept else plan(len(c), depth)
-    job = Job(a, c, pairs, roles, config, numbers, k, depth, all_kept, plan_, shared_memory(a.device))
+    limit = shared_memory(a.device)
+    job = Job(
+        a, c, pairs, roles, config, numbers, k, depth, all_kept, plan_, limit,
+        tile=blocks(len(a), pairs.shape, "tail", limit),
+        tensors=(*pairs[:4], *roles.pointers, roles.ignore),
+        constants={**pairs.shape, "ROLES": roles.flags},
+    )  # fmt: skip
     found = empty_found(a, config is not None, len(numbers), roles.by_value)
     found.near.close.zero_()
     buffers = _buffers(job)
@@ -168,31 +170,30 @@ def _keep_hardest(job: Job, buffers: Buffers, start: int, rows: int) -> None:
     else:
         _survivors(job, buffers, start, rows, phase=0)
     _, _, kept, loose, seen = buffers
-    launch(hardest.exact_kernel, (parts_of(rows, 16),), (*job.tensors(), kept, loose, seen, buffers.keys),
+    launch(hardest.exact_kernel, (parts_of(rows, 16),), (*job.tensors, kept, loose, seen, buffers.keys),
            (*job.sizes(start), job.depth, job.plan.width),
-           {**exact_tile(job.pairs.shape, job.limit), **job.constants()})  # fmt: skip
+           {**exact_tile(job.pairs.shape, job.limit), **job.constants})  # fmt: skip
 
 
 def _sample(job: Job, buffers: Buffers, start: int, rows: int) -> None:
     """Set the thresholds, and clear the counters."""
     # Include all rows of the last tile: counters beyond the last anchor must be initialized too.
     grid = (parts_of(rows, PAD) * PAD // 32,)
-    launch(hardest.sample_kernel, grid, (*job.tensors(), *buffers[1:]), (*job.sizes(start), job.plan.wanted),
-           {**job.constants(), **sample_tile(job.pairs.shape, job.limit)})  # fmt: skip
+    launch(hardest.sample_kernel, grid, (*job.tensors, *buffers[1:]), (*job.sizes(start), job.plan.wanted),
+           {**job.constants, **sample_tile(job.pairs.shape, job.limit)})  # fmt: skip
 
 
 def _survivors(job: Job, buffers: Buffers, start: int, rows: int, *, phase: int) -> None:
     """Keep the negatives up to the threshold. ``phase`` 1: in some tiles of columns, 2: in the others, 0: in all."""
-    shape = blocks(len(job.a), job.pairs.shape, "tail", job.limit)
-    tiles = parts_of(len(job.c), shape["BN"])
+    tiles = parts_of(len(job.c), job.tile["BN"])
     first = parts_of(tiles, job.plan.every) if phase else 0
     part = (tiles, first, tiles - first)[phase]
-    programs = parts_of(rows, shape["BM"])
+    programs = parts_of(rows, job.tile["BM"])
     parts, span = splits(programs, part)
     keys, threshold, kept, _, seen = buffers
-    launch(hardest.survivors_kernel, (programs, parts), (*job.tensors(), threshold, kept, seen, keys),
+    launch(hardest.survivors_kernel, (programs, parts), (*job.tensors, threshold, kept, seen, keys),
            (*job.sizes(start), part, span, job.plan.width),
-           {**shape, **job.constants(), "ALL": job.all_kept, "SHARED": parts > 1, "PHASE": phase,
+           {**job.tile, **job.constants, "ALL": job.all_kept, "SHARED": parts > 1, "PHASE": phase,
             "EVERY": max(job.plan.every, 2)})  # fmt: skip
 
 
