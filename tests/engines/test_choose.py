@@ -193,12 +193,13 @@ def test_without_triton_a_sixteenth_of_the_gpu_is_for_the_matrix(monkeypatch, pa
     assert len(said) == (name == "chunked")
 
 
-def test_triton_too_old(monkeypatch):
-    too_old = pytest.importorskip("weince.engines.fused").too_old
+def test_a_torch_that_cannot_run_the_kernels(monkeypatch):
+    unsuited = pytest.importorskip("weince.engines.fused").unsuited
     contest = on_cuda(monkeypatch, 50_000)
-    said = too_old("3.2.0")
+    assert unsuited("3.7.1", "6.3").endswith("got torch with ROCm 6.3")
+    said = unsuited("3.2.0", None)
     assert said == "the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got 3.2.0"
-    assert not any(map(too_old, ["3.5.0", "3.7.1", "3.10.0+git1234", "4.0"]))
+    assert not any(unsuited(version, None) for version in ["3.5.0", "3.7.1", "3.10.0+git1234", "4.0"])
     old = types.SimpleNamespace(why_not=lambda *_: said)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", old)
     with pytest.warns(UserWarning, match=f"^weince: {re.escape(said)}; the chunked engine is used instead$"):

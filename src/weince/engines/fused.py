@@ -37,8 +37,10 @@ MOST_SUMS = 8
 """Most sums that one pass computes."""
 
 
-def too_old(version: str) -> str | None:
-    """Why this version of Triton cannot run the kernels, in one line; None if it can."""
+def unsuited(version: str, hip: str | None) -> str | None:
+    """Why Triton of this version, or torch for AMD (``hip``), cannot run the kernels, in one line; None if it can."""
+    if hip is not None:
+        return f"the fused engine wants an NVIDIA GPU: its kernels hold PTX; got torch with ROCm {hip}"
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
         return f"the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got {version}"
     return None
@@ -47,7 +49,7 @@ def too_old(version: str) -> str | None:
 try:
     import triton
 
-    _missing = too_old(triton.__version__)
+    _missing = unsuited(triton.__version__, torch.version.hip)
     if _missing is None:
         from weince.engines.kernels import logits, ops, search, translate
 
