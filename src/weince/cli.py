@@ -143,7 +143,7 @@ def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def _run_diagnose(options: argparse.Namespace) -> None:
     from dataclasses import replace
 
-    from weince.diagnose import check_out, write_diagnosis
+    from weince.diagnose.report import check_out, write_diagnosis
     from weince.diagnose.settings import settings_for
 
     asked = {

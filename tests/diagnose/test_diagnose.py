@@ -12,9 +12,10 @@ import torch
 
 from diagnose.synthetic import small, views
 from weince.cli import build_parser
-from weince.diagnose import FORMAT, check_out, diagnose, finished_folder, steps_of, write_diagnosis
+from weince.diagnose import diagnose
 from weince.diagnose.figures_link import mean_over
 from weince.diagnose.reading import InputError, make_pairs
+from weince.diagnose.report import FORMAT, check_out, finished_folder, steps_of, write_diagnosis
 from weince.diagnose.settings import QUICK, Settings
 
 FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5)

@@ -12,9 +12,9 @@ from scipy import stats
 
 from diagnose.browser import sound_page
 from diagnose.synthetic import crowd, small, views
-from weince.diagnose import write_diagnosis
 from weince.diagnose.page import TERMS, linked
 from weince.diagnose.reading import load_pairs, make_pairs
+from weince.diagnose.report import write_diagnosis
 from weince.diagnose.settings import QUICK
 from weince.diagnose.style import plain, shorten
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from weince.evt.arrays import unit_rows
 from weince.machine import prepare_cpu_for
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
@@ -140,6 +139,8 @@ def _blocks(z: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _constant(z: NDArray[Any]) -> bool:
+    from weince.evt.arrays import unit_rows  # here, since weince.evt imports scipy
+
     first = unit_rows(z[:1])
     return all(bool(np.all(np.abs(unit_rows(block) - first) < 1e-6)) for block in _blocks(z))
 

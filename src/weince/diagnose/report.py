@@ -1,0 +1,310 @@
+"""Measure every model and write the folder of a diagnosis.
+
+The report is built in a temporary folder beside the final one. At the end that folder is renamed; if the final folder
+exists already, the report is moved into it.
+"""
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from rich.progress import TaskID
+from torch import Tensor
+
+from weince import evt
+from weince.diagnose import figures_link
+from weince.diagnose.measure import STAGES, Measured, measure
+from weince.diagnose.page import Page, write_page
+from weince.diagnose.reading import InputError, Pairs, make_pairs
+from weince.diagnose.rules import THRESHOLDS
+from weince.diagnose.sections import Group, write_sections
+from weince.diagnose.sentences import tail_kind
+from weince.diagnose.settings import Settings
+from weince.diagnose.style import Gallery
+from weince.diagnose.verdict import Verdict, decide
+from weince.files import check_folder, check_writable
+from weince.machine import version
+from weince.progress import Bars, telling_bars
+
+FORMAT = "weince diagnosis 1"
+WRITTEN = ("index.html", "summary.json", "figures", "tables")
+
+
+def named_pairs(name: str, views: Sequence[ArrayLike | Tensor]) -> Pairs:
+    """A model from ``(z_i, z_j)`` or ``(z_i, z_j, ids)``."""
+    if len(views) not in (2, 3):
+        raise InputError(f"{name}: want (z_i, z_j) or (z_i, z_j, ids); got {len(views)} arrays")
+    return make_pairs(name, views[0], views[1], views[2] if len(views) > 2 else None)
+
+
+def write_diagnosis(
+    pairs: Sequence[Pairs],
+    out: Path,
+    settings: Settings,
+    *,
+    trend: bool = False,
+    average: bool = False,
+    command: str = "weince.diagnose.diagnose(...)",
+    progress: bool = True,
+) -> Path:
+    """Measure every model and write the folder; see `diagnose`.
+
+    Args:
+        pairs: The models; with `trend`, the checkpoints of one run in order.
+        out: Folder to write.
+        settings: How much to compute.
+        trend: Show quantities over the checkpoints, and figures of the last one only.
+        average: The models are one recipe with several seeds: show their mean, with a t-interval over them.
+        command: What the page says it was made with.
+        progress: Show progress bars and the verdicts on stderr.
+    """
+    _check_number(len(pairs), trend, average)
+    check_out(out)
+    with finished_folder(out) as folder, telling_bars(shown=progress) as bar:
+        models = _measure_all(pairs, settings, bar)
+        drawing = bar.add_task("page", total=None, said="simulations")
+        simulated = evt.daic_artefact(seed=settings.seed)
+        judged = [(m, decide(m, settings)) for m in models]
+        (folder / "tables").mkdir()
+        gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
+        compared = _compare(gallery, models, trend, average)
+        shown = models[-1:] if trend else models
+        sections = write_sections(gallery, models, simulated, settings, shown=shown)
+        for section in sections:
+            for table in section.tables:
+                table.write_csv(folder / "tables")
+        summary = summarise(judged, settings, command)
+        if average:
+            summary["mean_over_seeds"] = _means(models)
+        (folder / "summary.json").write_text(
+            json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        # The page is written last, so that an incomplete folder has no page.
+        page = Page(
+            title=_title(models, trend),
+            command=command,
+            models=judged,
+            compared=compared,
+            trend=trend,
+            average=average,
+            sections=sections,
+            settings=settings,
+            rules=THRESHOLDS,
+            version=version(),
+        )
+        write_page(page, folder / "index.html")
+        bar.update(drawing, total=1, completed=1, said="done")
+    if progress:
+        for m, verdict in judged[-len(shown) :]:
+            print(f"{m.name}: {verdict.headline}", file=sys.stderr)
+    return out / "index.html"
+
+
+def _check_number(models: int, trend: bool, average: bool) -> None:
+    """Raise an error if there are too few models for a page, a trend or a mean."""
+    if not models:
+        raise InputError("want at least one model; got none")
+    if trend and models < 2:
+        raise InputError("a trend needs at least two checkpoints; got 1")
+    if average and (trend or models < 2):
+        raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}")
+
+
+def _title(models: Sequence[Measured], trend: bool) -> str:
+    if trend:
+        return f"Diagnosis of a run, {len(models)} checkpoints"
+    return f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
+
+
+def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> list[Measured]:
+    models = []
+    tasks = [bar.add_task(p.name, total=len(STAGES), said="waiting") for p in pairs]
+    for p, task in zip(pairs, tasks, strict=True):
+
+        def tell(stage: str, task: TaskID = task) -> None:
+            bar.update(task, completed=STAGES.index(stage), said=stage)
+
+        models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
+        bar.update(task, completed=len(STAGES), said="done")
+    return models
+
+
+def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, average: bool) -> Group | None:
+    names = [m.name for m in models]
+    if trend:
+        drawn = figures_link.trend_figures(gallery, steps_of(names), models)
+    elif len(models) > 1:
+        drawn = figures_link.forest_figures(gallery, models, mean=average)
+    else:
+        return None
+    return Group("", tuple(drawn))
+
+
+def steps_of(names: Sequence[str]) -> list[float]:
+    """The last number in each name, if all names have one and these numbers rise; 1, 2, 3 otherwise."""
+    found = [re.findall(r"\d+", name) for name in names]
+    if all(found):
+        steps = [float(numbers[-1]) for numbers in found]
+        if all(a < b for a, b in pairwise(steps)):
+            return steps
+    return [float(i) for i in range(1, len(names) + 1)]
+
+
+def check_out(out: Path) -> None:
+    """Raise an error unless `out` is new, an empty folder, or an earlier diagnosis."""
+    try:
+        check_folder(out)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if not out.exists():
+        return
+    found = sorted(path.name for path in out.iterdir())
+    if not found:
+        return
+    try:
+        ours = json.loads((out / "summary.json").read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    known = {*WRITTEN, ".DS_Store"}  # the Finder of macOS writes one into every folder it shows
+    others = [name for name in found if not ours or name not in known]
+    if others:  # a report is not mixed with other files
+        raise InputError(
+            f"{out}: want a new folder, an empty one or an earlier diagnosis; got other files ({others[0]})"
+        )
+
+
+@contextmanager
+def finished_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder to fill. At the end its content becomes `out`; after an error it is removed."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        check_writable(out)
+    prefix = f".{out.name}-unfinished-"
+    try:
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute().parent))
+    except OSError:  # a mount, or the current folder, may be writable in a parent that is not
+        if not out.is_dir():
+            raise
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute()))
+    try:
+        yield work
+        work.chmod(0o755)
+        if out.exists():
+            _refill(out, work)
+        else:
+            work.rename(out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _refill(out: Path, work: Path) -> None:
+    """Move a report into an existing folder, which may be a link, a mount or ``.`` and so cannot be replaced.
+
+    The old page is deleted before the new files are moved, and the new page is moved last. In between, the old or
+    the new summary marks the folder as a diagnosis.
+    """
+    for name in ("index.html", "figures", "tables"):
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for name in ("summary.json", "tables", "figures", "index.html"):
+        if (work / name).exists():
+            shutil.move(work / name, out / name)
+
+
+def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, command: str) -> dict[str, Any]:
+    """The numbers of a diagnosis in a form that JSON can hold: NaN becomes null, infinity a string."""
+    return {
+        "format": FORMAT,
+        "version": version(),
+        "command": command,
+        "settings": asdict(settings),
+        "thresholds": asdict(THRESHOLDS),
+        "models": [_clean(_model(m, v)) for m, v in judged],
+    }
+
+
+def _means(models: Sequence[Measured]) -> dict[str, Any]:
+    """The mean of every quantity over the models that have it, with its interval, in a form that JSON can hold."""
+    found = {}
+    for q in figures_link.quantities(models):
+        mean = figures_link.mean_over(q.value, q.bounds)
+        omitted = [m.name for m, value in zip(models, q.value, strict=True) if not np.isfinite(value)]
+        found[q.key] = _clean(mean._asdict() | {"omitted": omitted})
+    return found
+
+
+def _model(m: Measured, v: Verdict) -> dict[str, Any]:
+    tail, c = m.tail, m.comparison
+    link = asdict(m.link)
+    del link["lr_null"]
+    curves = m.curves
+    return {
+        "name": m.name,
+        "pairs": m.pairs,
+        "dim": m.dim,
+        "batches": m.batches,
+        "batch_size": m.batch_size,
+        "view_gap": m.gap,
+        "batch_sizes_tried": m.tried,
+        "notes": m.notes,
+        "verdict": asdict(v),
+        "link_test": link,
+        "rivals": None if m.rivals is None else asdict(m.rivals),
+        "temperatures_good_enough": None if curves is None else curves.tau_range,
+        "loss_at_given_temperature": None if curves is None else curves.current_loss,
+        "shortfall_beta": None if curves is None else curves.beta,
+        "tail": {
+            "kind": tail_kind(tail.xi),
+            "negatives": tail.n_scores,
+            "threshold": tail.xi.fit.threshold,
+            "exceedances": tail.xi.fit.n,
+            "xi": tail.xi.fit.xi,
+            "xi_interval": tail.xi.xi_interval,
+            "xi_interval_if_independent": tail.xi.fit.xi_interval,
+            "sigma": tail.xi.fit.sigma,
+            "endpoint": tail.xi.fit.endpoint,
+            "endpoint_interval": tail.xi.endpoint_interval,
+            "design_effect": tail.xi.design_effect,
+            "exponential": asdict(tail.exponential),
+            "capped": None if tail.capped is None else asdict(tail.capped),
+            "fit_test": asdict(tail.fit_test),
+        },
+        "frechet": asdict(m.frechet),
+        "hard_negatives": [asdict(p) for p in m.hard],
+        "pool": [asdict(p) for p in m.pool],
+        "hard_negatives_drawn": [asdict(p) for p in m.hard_drawn or ()],
+        "pool_drawn": [asdict(p) for p in m.pool_drawn or ()],
+        "risk": [{"k": r.k, "failure_rate": r.failure_rate} for r in m.risk or ()],
+        "anchors": {
+            "share_daic_positive": float((m.anchors.daic > 0).mean()),
+            "share_bounded": c.share_bounded,
+            "alpha": c.alpha,
+            "share_xi_negative": c.share_negative,
+            "null_share_xi_negative": c.null_share_negative,
+            "mean_lam": float(m.anchors.lam.mean()),
+            "median_rho": float(np.median(m.anchors.rho)),
+            "median_beta": float(np.median(m.anchors.beta)),
+        },
+    }
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    if isinstance(value, float):
+        if np.isnan(value):
+            return None
+        return float(value) if np.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value.item() if isinstance(value, np.generic) else value
