@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
+from scipy.special import gammaincinv, ndtr, stdtr, stdtrit  # not scipy.stats, which takes a second to import
 
 from weince.lab.evaluate.protocol import Spread
 
@@ -128,7 +128,7 @@ def _tested(differences: list[float], spread: Spread | None) -> Judged:
         half = spread.half(n, LEVEL)
         error = spread.deviation / math.sqrt(n)
         if error > 0:
-            p = float(2.0 * stats.t.sf(abs(mean) / error, spread.degrees))
+            p = float(2.0 * stdtr(spread.degrees, -abs(mean) / error))
         elif mean == 0:
             p = 1.0
     return Judged("cannot tell", "", mean, half, p, math.nan, n)
@@ -161,23 +161,26 @@ def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
     """Chance that ``n`` seeds show a true difference at Holm's first step, the strictest."""
     if spread.deviation == 0.0:
         return 1.0 if difference else 0.0
-    threshold = stats.t.ppf(1 - (1 - LEVEL) / (2 * max(1, comparisons)), spread.degrees)
+    threshold = stdtrit(spread.degrees, 1 - (1 - LEVEL) / (2 * max(1, comparisons)))
     shift = difference / (spread.deviation / math.sqrt(n))
     # Scipy's noncentral t is NaN far out: average over quantiles of the estimated deviation instead.
     chance = (np.arange(POINTS) + 0.5) / POINTS
-    estimated = np.sqrt(stats.chi2.ppf(chance, spread.degrees) / spread.degrees)
-    beyond = stats.norm.cdf(shift - threshold * estimated) + stats.norm.cdf(-shift - threshold * estimated)
+    chi_square = 2.0 * gammaincinv(spread.degrees / 2.0, chance)
+    estimated = np.sqrt(chi_square / spread.degrees)
+    beyond = ndtr(shift - threshold * estimated) + ndtr(-shift - threshold * estimated)
     return float(beyond.mean())
 
 
 def smallest_difference(spread: Spread, n: int, comparisons: int) -> float:
     """The difference that ``n`` seeds show with 80 % power."""
+    from scipy.optimize import brentq  # here, since only the page needs it
+
     if spread.deviation == 0.0:
         return 0.0
     high = spread.deviation
     while power(high, spread, n, comparisons) < POWER:
         high *= 2.0
-    return float(optimize.brentq(lambda d: power(d, spread, n, comparisons) - POWER, 0.0, high, xtol=1e-6))
+    return float(brentq(lambda d: power(d, spread, n, comparisons) - POWER, 0.0, high, xtol=1e-6))
 
 
 def seeds_to_show(difference: float, spread: Spread, losses: int, comparisons: int) -> int | None:
