@@ -3,14 +3,14 @@
 import os
 import re
 import signal
-import subprocess
-import sys
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
 import training
+from programs import Program
 from training import run, weights, write_data
 
 from weince.lab import checkpoint
@@ -30,20 +30,18 @@ def alone(tmp_path_factory):
     return data, folder / "run"
 
 
-def start(program, data, out, epochs, devices, preset="released"):
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONFAULTHANDLER": "1",
-    }
-    arguments = [data, out, epochs, devices, preset]
-    return subprocess.Popen(
-        [*program, training.__file__, *map(str, arguments)],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(program, data, out, epochs, devices, preset="released", **variables):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    return Program(*program, training.__file__, data, out, epochs, devices, preset, env=environment)
+
+
+def start_each(*arguments):
+    """Start both processes here, with the variables that the first would give to the second."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    where |= {"WORLD_SIZE": "2", "NODE_RANK": "0"}
+    return [start([], *arguments, **where, LOCAL_RANK=str(rank)) for rank in range(2)]
 
 
 def assert_same_run(one, other):
@@ -60,9 +58,8 @@ def assert_same_run(one, other):
 @pytest.mark.posix
 def test_two_processes_have_the_losses_of_one(alone, tmp_path):
     data, one = alone
-    process = start([sys.executable], data, tmp_path / "two", EPOCHS, 2)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    ended = start([], data, tmp_path / "two", EPOCHS, 2).wait(300)
+    assert ended.returncode == 0, ended.stderr
     assert_same_run(one, tmp_path / "two")
 
 
@@ -71,9 +68,9 @@ def test_two_processes_train_the_loss_as_one_does(alone, tmp_path):
     """DDP does not see SigLIP's scale and bias. Adam's running means of their gradients would show a wrong factor."""
     data, _ = alone
     run(data, tmp_path / "one", {"epochs": 2, "loss": LossConfig("siglip")})
-    process = start([sys.executable], data, tmp_path / "two", 2, 2, "siglip")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    for process in start_each(data, tmp_path / "two", 2, 2, "siglip"):
+        ended = process.wait(300)
+        assert ended.returncode == 0, ended.stderr
     assert_same_run(tmp_path / "one", tmp_path / "two")
     one, two = (checkpoint.newest(tmp_path / name / "checkpoints").state for name in ("one", "two"))
     torch.testing.assert_close(two["loss"], one["loss"])
@@ -87,9 +84,9 @@ def test_two_processes_train_the_loss_as_one_does(alone, tmp_path):
 def test_all_processes_refuse_the_folder_of_another_run(alone):
     """Processes that do not read the folder fail too, instead of waiting for the first."""
     data, one = alone
-    process = start([sys.executable], data, one, EPOCHS - 1, 2)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode != 0
+    ended = start([], data, one, EPOCHS - 1, 2).wait(300)
+    errors = ended.stderr
+    assert ended.returncode != 0
     assert f"ValueError: {one} holds another run (epochs 6 -> 5)" in errors
     assert f"ValueError: the first process failed: {one} holds another run" in errors
     assert "Connection closed" not in errors
@@ -99,17 +96,18 @@ def test_all_processes_refuse_the_folder_of_another_run(alone):
 @pytest.mark.linux
 def test_a_killed_rank_is_restarted_from_the_checkpoint(alone, tmp_path):
     data, one = alone
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                 "--max-restarts", "1"]  # fmt: skip
     process = start(torchrun, data, tmp_path / "two", LONG, 1)
     checkpoints = tmp_path / "two" / "checkpoints"
     while not list(checkpoints.glob("step_00000000[2-9].pt")):
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.wait()
         time.sleep(0.005)
     victim = _ranks(process.pid)[1]
     os.kill(victim, signal.SIGKILL)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    ended = process.wait(300)
+    errors = ended.stderr
+    assert ended.returncode == 0, errors
     found = re.search(r"going on after epoch (\d+) of 30", errors)
     assert found, errors
     assert int(found.group(1)) >= 2
