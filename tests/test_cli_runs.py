@@ -3,12 +3,11 @@
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from programs import Program
 
 from weince import cli
 from weince.cli import main
@@ -190,29 +189,16 @@ def test_a_gpu_without_memory_ends_in_one_line(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.posix
 def test_interrupted_training_says_that_it_goes_on(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "weince",
-        "train",
-        "--config",
-        "digits_tiny",
-        "--device",
-        "cpu",
-        "--out",
-        "run",
-    ]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    line = ["-m", "weince", "train", "--config", "digits_tiny", "--device", "cpu", "--out", "run"]
+    process = Program(*line, cwd=tmp_path)
     waited = time.monotonic() + 120
     while not list(tmp_path.glob("run/checkpoints/step_*.pt")) and time.monotonic() < waited:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert errors.endswith("weince: interrupted, the same command goes on from the last checkpoint\n")
-    assert out == ""
+    ended = process.wait(60)
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.endswith("weince: interrupted, the same command goes on from the last checkpoint\n")
+    assert ended.stdout == ""
 
 
 @pytest.mark.parametrize(
