@@ -13,6 +13,7 @@ from diagnose.synthetic import views
 from programs import Program, run
 
 from weince.cli import build_parser, main
+from weince.diagnose.report import FORMAT
 
 FAST = ["--bootstraps", "20", "--null-draws", "20", "--tail-bootstraps", "20", "--quick"]
 
@@ -196,21 +197,21 @@ def test_other_peoples_files_are_not_replaced(tmp_path, capsys):
 
 def test_the_verdict_is_told_and_notes_beside_an_earlier_report_are_not_removed(tmp_path, capsys):
     z_i, z_j = views()
-    line = [
-        "diagnose",
-        str(save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)),
-        "--out",
-        str(tmp_path / "page"),
-        *FAST,
-    ]
-    assert main(line) == 0
+    path = save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)
+    line = ["diagnose", str(path), "--out", str(tmp_path / "page"), *FAST]
+    (tmp_path / "page" / "figures").mkdir(parents=True)
+    (tmp_path / "page" / "figures" / "earlier.svg").touch()
+    (tmp_path / "page" / "index.html").touch()
+    (tmp_path / "page" / "summary.json").write_text(json.dumps({"format": FORMAT}))
+    assert main(line) == 0  # a folder that holds only a report is replaced
+    assert not (tmp_path / "page" / "figures" / "earlier.svg").exists()
+    assert (tmp_path / "page" / "index.html").read_text()
     said = json.loads((tmp_path / "page" / "summary.json").read_text())["models"][0]["verdict"]["headline"]
     assert f"x: {said}\n" in capsys.readouterr().err
-    assert main(line) == 0  # a folder that holds only a report is replaced
     (tmp_path / "page" / "notes.txt").write_text("mine")
     capsys.readouterr()
     assert main(line) == 2
-    assert "got other files (notes.txt)" in capsys.readouterr().err
+    assert "got other files (notes.txt)" in capsys.readouterr().err  # and not the report itself
     assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
 
 
