@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program
+from programs import Program, run
 
 from weince.cli import main
 from weince.diagnose.reading import InputError, make_pairs
@@ -294,6 +294,8 @@ def test_the_table_names_the_seeds(file, tmp_path):
 
 
 def test_processes_find_what_one_does(file, tmp_path):
+    # Otherwise the fork server might start here, without the imports of conftest.py, and slow down later tests.
+    assert run("-c", "pass").returncode == 0
     losses = {name: LOSSES[name] for name in ("infonce 0.1", "siglip")}
     options = {"losses": losses, "seeds": [0, 1], "steps": 3, "probe": SMALL, "progress": False}
     one, two = (predict(file, tmp_path / f"{jobs}", jobs=jobs, **options) for jobs in (1, 2))

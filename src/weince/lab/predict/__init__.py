@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,6 +223,15 @@ def _carry_out(job: Job) -> Found:
     return _task.carry_out(job)
 
 
+def _context() -> BaseContext:
+    """How processes start: where they can be, as forks of one that has imported torch, which takes seconds."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__, "torch._dynamo"])  # the second is imported by torch's optimizers
+    return forks
+
+
 @contextmanager
 def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterable[Found]]]:
     """A function that carries out jobs, in this process or in several."""
@@ -229,7 +239,7 @@ def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterab
         with _one_thread():
             yield lambda work: map(task.carry_out, work)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, _begin, (task,)) as pool:
+    with _context().Pool(jobs, _begin, (task,)) as pool:
         yield lambda work: pool.imap_unordered(_carry_out, work)
 
 
