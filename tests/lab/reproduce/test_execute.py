@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from lab.reproduce.tables import small_table
 from programs import Program
+from programs import run as run_program
 
 from weince.lab import settings
 from weince.lab.reproduce import execute, processes, reproduce
@@ -89,13 +90,12 @@ def test_sources_from_an_archive_know_their_commit(tmp_path):
     git("add", ".")
     git("commit", "-qm", "all")
     subprocess.run(["tar", "-x"], cwd=unpacked, check=True, input=git("archive", "HEAD"))
-    said = subprocess.run(
-        [sys.executable, "-c", "from weince.lab.reproduce.execute import commit; print(commit())"],
-        env={**os.environ, "PYTHONPATH": str(unpacked / "src"), "GIT_CEILING_DIRECTORIES": str(tmp_path)},
-        check=True,
-        capture_output=True,
-        text=True,
+    code = (
+        f"import sys; sys.path.insert(0, {str(unpacked / 'src')!r})\n"
+        "from weince.lab.reproduce.execute import commit; print(commit())"
     )
+    said = run_program("-c", code, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path)})
+    assert said.returncode == 0, said.stderr
     assert said.stdout.strip().endswith(f" at {git('rev-parse', 'HEAD').decode()[:12]}")
 
 
