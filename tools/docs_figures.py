@@ -35,6 +35,7 @@ SHOWN = {
 }  # fmt: skip
 STRONG = {
     "InfoNCE, 0.1": {"preset": "infonce", "temperature": 0.1},
+    "temperature mixture, 0.2": {"preset": "mixture", "temperature": 0.2, "options": {}},
     "WeinceLoss(), 0.2": {"preset": "released", "temperature": 0.2},
     "DCL, 0.1": {"preset": "dcl", "temperature": 0.1},
     "InfoNCE, 0.15": {"preset": "infonce", "temperature": 0.15},
