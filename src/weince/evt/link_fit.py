@@ -183,7 +183,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Bounds, B
     half, log_half = quantile * np.sqrt(np.diag(robust))
     # Within four half-widths of a bound the likelihood is too skewed for a symmetric interval.
     if lam - 4.0 * half > 0.0 and lam + 4.0 * half < 1.0:
-        taus = tau * float(np.exp(-log_half)), tau * float(np.exp(log_half))
+        taus = _by_factor(tau, log_half)
         return (float(lam - half), float(lam + half)), taus, "sandwich"
     allowed = 0.5 * quantile**2 * np.diag(robust) / np.diag(plain)
 
@@ -211,8 +211,14 @@ def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Bounds:
         return np.nan, np.nan
     robust, _ = _sandwich(choices.using(0), null.theta[:1])
     quantile = float(stats.t.ppf(0.5 + level / 2.0, len(choices.labels) - 1))
-    factor = float(np.exp(quantile * np.sqrt(robust[0, 0]) / weight))
-    return 1.0 / (weight * factor), factor / weight
+    return _by_factor(1.0 / weight, quantile * np.sqrt(robust[0, 0]) / weight)
+
+
+def _by_factor(tau: float, log_half: float) -> Bounds:
+    """The temperatures ``log_half`` below and above on the scale of logarithms; 0 and inf where float64 ends."""
+    with np.errstate(over="ignore"):
+        factor = float(np.exp(log_half))
+    return tau / factor, tau * factor
 
 
 def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
