@@ -74,7 +74,8 @@ class Dense(Engine):
         self._check_unspent()
         anchors, candidates = self.contest.anchors, self.contest.candidates
         learned = learned_of(parts) if torch.is_grad_enabled() else []
-        wanted = any(x.requires_grad for x in (anchors, candidates)) or bool(learned)
+        # len, not bool: torch 2.6 does not compile the latter.
+        wanted = any(x.requires_grad for x in (anchors, candidates)) or len(learned) > 0
         wanted = wanted and torch.is_grad_enabled()
         with torch.no_grad(), no_autocast(anchors.device):
             self._prepare(parts)
