@@ -240,3 +240,20 @@ def test_a_loss_that_cannot_run_here_is_refused_before_a_run_begins():
     check_loss(loss, pairs=4, width=3, device=cpu)
     assert before  # the running slope
     assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda z: (z**2).mean() * torch.nan, "a loss must be finite; got nan on random embeddings"),
+        (lambda z: (z**2).sum(-1), r"with one number, of shape \(\); got shape \(4,\)"),
+        (lambda z: ((z**2).mean(), 3), r"with one number, of shape \(\); got tuple"),
+    ],
+)
+def test_a_loss_whose_value_is_no_finite_number_is_refused_before_the_first_step(returned, message):
+    class Own(torch.nn.Module):
+        def forward(self, z_i, z_j):
+            return returned(z_i - z_j)
+
+    with pytest.raises(ValueError, match=message):
+        check_loss(Own(), pairs=4, width=3, device=torch.device("cpu"))

@@ -137,17 +137,22 @@ def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device)
     """Call a loss on random embeddings ``(pairs, width)``, so that it fails now and not at the run's first step.
 
     Raises:
-        ValueError: The loss cannot run here, for example because there is no GPU.
+        ValueError: The loss cannot run here, for example because there is no GPU, or its value is no finite number.
     """
     generator = torch.Generator().manual_seed(0)
     z_i, z_j = (torch.randn(pairs, width, generator=generator).to(device) for _ in range(2))
     try:
         with torch.no_grad():
-            deepcopy(loss)(z_i, z_j)  # a copy, since a loss may keep state of its batches
+            value = deepcopy(loss)(z_i, z_j)  # a copy, since a loss may keep state of its batches
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise ValueError(f"the loss cannot run here: {error}") from error
+    if not isinstance(value, torch.Tensor) or value.ndim:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"a loss must return a tensor with one number, of shape (); got {got}")
+    if not value.isfinite():
+        raise ValueError(f"a loss must be finite; got {value.item()} on random embeddings")
 
 
 def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Module:
