@@ -282,6 +282,10 @@ def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
             {"tries": [{}, {"batch": 8}], "choose_by": "link_lam"},
             "unknown figure of measure evaluation 'link_lam'",
         ),
+        (
+            {"measure": "sts", "figures": ["sts"], "choose_by": "sts"},
+            "choose_by wants a figure with a validation value; got sts",
+        ),
     ],
 )
 def test_what_a_table_cannot_say_is_named(tmp_path, changes, message):

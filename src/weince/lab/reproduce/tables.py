@@ -127,6 +127,9 @@ class Table:
             raise ValueError(
                 "a table with several tries needs choose_by, a figure with a validation value; got none"
             )
+        keys, key = MEASURES[self.measure].keys, MEASURES[self.measure].validation.format(self.choose_by)
+        if self.choose_by and keys and key not in keys:
+            raise ValueError(f"choose_by wants a figure with a validation value; got {self.choose_by}")
 
     @property
     def runs(self) -> int:
