@@ -195,6 +195,16 @@ def test_a_link_that_could_not_be_fitted_counts_out(tmp_path):
     assert pages.cells(line)[3:6] == ("0.495 ± 0.011", "0.500 ± 0.248", "3 of 4")
 
 
+def test_a_figure_that_is_newer_than_a_record_counts_out(tmp_path):
+    table = table_of(tmp_path, figures=["linear", "map_r"], seeds=[7, 21])
+    runs = plan(table, tmp_path)
+    newer = {run.folder: {"map_r_test_mean": 12.0} if run.seed == 21 else {} for run in runs}
+    records = {folder: record(50, 51, **more) for folder, more in newer.items()}
+    chosen = aggregate(table, runs, records).chosen
+    assert line_of(chosen, "map_r", "paper").measured == t_interval([12.0])
+    assert line_of(chosen, "linear", "paper").measured.n == 2
+
+
 class Text(HTMLParser):
     def __init__(self, page):
         super().__init__()

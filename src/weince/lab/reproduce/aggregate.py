@@ -136,8 +136,12 @@ def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[P
 
 
 def _values(key: str, runs: Sequence[Run], records: Mapping[Path, Record]) -> dict[int, float]:
-    """A figure of each finished seed; figures that are not finite (a link that could not be fitted) are left out."""
-    values = {run.seed: float(records[run.folder][key]) for run in runs if run.folder in records}
+    """A figure of each finished seed; those that are not finite (a link that could not be fitted) are left out.
+
+    So are those that are newer than their record.
+    """
+    found = {run.seed: records[run.folder].get(key) for run in runs if run.folder in records}
+    values = {seed: float(value) for seed, value in found.items() if value is not None}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
