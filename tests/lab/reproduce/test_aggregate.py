@@ -166,6 +166,12 @@ def test_tries_that_share_no_seed_yet_are_compared_all_the_same(tmp_path):
     assert chosen_of_two(tmp_path, done) == "temperature 0.2"
 
 
+@pytest.mark.parametrize(("other", "chosen"), [(50.0, "temperature 0.2"), (math.nan, "temperature 0.5")])
+def test_a_try_without_a_validation_figure_is_not_chosen(tmp_path, other, chosen):
+    done = {("paper", 0, 7): record(math.nan, 50), ("paper", 1, 7): record(other, 50)}
+    assert chosen_of_two(tmp_path, done) == chosen
+
+
 def test_the_choice_is_by_the_figure_that_was_asked_for(tmp_path):
     done = {
         ("paper", 0, 7): record(50, 50, r1_validation_mean=30),

@@ -116,7 +116,7 @@ def aggregate(table: Table, runs: Sequence[Run], records: Mapping[Path, Record])
 
 
 def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[Path, Record]) -> int:
-    """The try with the best mean validation figure; the first if no run is done yet.
+    """The try with the best mean validation figure; the first if no run is done yet, or none has such a figure.
 
     While a sweep is unfinished, tries are compared on the seeds that all started tries have, if there are any.
     """
@@ -132,7 +132,9 @@ def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[P
         }
         for number, runs in begun.items()
     ]
-    return int(select(candidates, "validation")["number"])
+    # Spearman's correlation of an encoder that collapsed is NaN.
+    known = [one for one in candidates if math.isfinite(one["validation"])]
+    return int(select(known, "validation")["number"]) if known else next(iter(begun))
 
 
 def _values(key: str, runs: Sequence[Run], records: Mapping[Path, Record]) -> dict[int, float]:
