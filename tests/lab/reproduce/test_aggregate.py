@@ -14,7 +14,7 @@ from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.reproduce import page as pages
 from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.plan import plan
-from weince.lab.reproduce.tables import read_table
+from weince.lab.reproduce.tables import MEASURES, read_table
 
 MADE = {"hardware": "a <machine>", "commit": "0.1", "seconds": 3.0, "command": "weince train"}
 
@@ -209,6 +209,10 @@ def test_a_figure_that_is_newer_than_a_record_counts_out(tmp_path):
     chosen = aggregate(table, runs, records).chosen
     assert line_of(chosen, "map_r", "paper").measured == t_interval([12.0])
     assert line_of(chosen, "linear", "paper").measured.n == 2
+
+
+def test_every_figure_has_a_heading_in_words():
+    assert {figure for measure in MEASURES.values() for figure in measure.figures} <= pages.NAMES.keys()
 
 
 class Text(HTMLParser):
