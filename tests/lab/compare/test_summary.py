@@ -77,6 +77,12 @@ def test_one_seed_tells_nothing(tmp_path):
     assert "cannot tell</span>: one seed" in page.read_text()
 
 
+def test_one_loss_alone_wants_another(tmp_path):
+    _, found = made(tmp_path, "infonce", seeds=[7, 21])
+    assert found["missing"] == []
+    assert found["advice"][1] == "Name a further loss: weince compare LOSS, with the same options, adds it."
+
+
 def test_the_choice_is_by_validation_and_by_tries_alone(tmp_path):
     """The second try has the better test figure, the first the better validation figure."""
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
@@ -132,7 +138,8 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     assert "missing: try dcl, temperature 0.2: seed 7\n" in said
     assert "missing: dcl, temperature 0.1: seed 21\n" in said
     text = page.read_text()
-    assert "Unfinished: runs are missing" in text
+    # Not by the same command: --table-only starts nothing.
+    assert "Unfinished: runs are missing; weince compare with the same --out runs them." in text
     assert "try dcl, temperature 0.2: seed 7" in text
 
 

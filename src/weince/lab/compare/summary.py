@@ -319,13 +319,15 @@ def advise(
 ) -> tuple[str, str]:
     """Two lines of advice: what to do, and how small a difference these seeds can show."""
     main = comparison.task.main
-    unfinished = "Unfinished: runs are missing; the same command again runs them. " if missing else ""
+    unfinished = (
+        "Unfinished: runs are missing; weince compare with the same --out runs them. " if missing else ""
+    )
     base = next(line for line in lines if line.loss == comparison.baseline)
     others = [line for line in lines if main in line.judged]
     if main not in base.measured or not others:
         return (
             f"Nothing can be told yet: {_and([base.loss])} and another loss need finished runs.",
-            unfinished.strip() or "Run the same command again.",
+            unfinished.strip() or "Name a further loss: weince compare LOSS, with the same options, adds it.",
         )
     seeds = max(line.judged[main].n for line in others)
     if seeds < 2:
