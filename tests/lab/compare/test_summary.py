@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.compare.made import TEXT, comparison_of, config_in, fill
+from lab.compare.made import CONFIG, TEXT, comparison_of, config_in, fill
 
 from weince.lab.compare import compare
 from weince.lab.compare.grid import read_comparison, write_comparison
@@ -81,6 +81,16 @@ def test_one_loss_alone_wants_another(tmp_path):
     _, found = made(tmp_path, "infonce", seeds=[7, 21])
     assert found["missing"] == []
     assert found["advice"][1] == "Name a further loss: weince compare LOSS, with the same options, adds it."
+
+
+def test_a_comparison_is_not_continued_with_another_file_of_the_same_name(tmp_path):
+    _, before = made(tmp_path, "infonce", "dcl", seeds=[7])
+    (tmp_path / "other").mkdir()
+    other = config_in(tmp_path / "other", CONFIG.replace("batch: 256", "batch: 128"))
+    with pytest.raises(ValueError, match=r"config must be .*small.yaml, as in .*; got .*other.small.yaml"):
+        compare(out=tmp_path, config=other, table_only=True)
+    page = compare(out=tmp_path, config="small", table_only=True)  # the name of its folder
+    assert json.loads((page.parent / "compare.json").read_text()) == before
 
 
 def test_the_choice_is_by_validation_and_by_tries_alone(tmp_path):

@@ -199,6 +199,8 @@ def _continued(before: Comparison, asked: _Asked, config: str) -> Comparison:
     wants = [name for name, value in given.items() if value is not None]
     if wants:
         raise ValueError(f"{wants[0]} wants losses, such as infonce dcl; got none")
+    if config not in (before.config, before.name):  # another file of the same name
+        joined(before, replace(before, config=config))  # raises
     return replace(before, baseline=baseline, level_within=level_within, seeds=seeds)
 
 
