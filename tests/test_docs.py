@@ -210,3 +210,13 @@ def test_the_figures_of_the_strong_recipe_are_those_of_its_records():
         for said, figure in ((linear, "linear"), (recall, "r1"), (map_r, "map_r")):
             over_seeds = t_interval(run[f"{figure}_test_mean"] for run in runs)
             assert over_seeds.text(1).startswith(said), (name, figure)
+
+
+def test_a_loss_that_was_trained_with_is_not_said_to_be_untried():
+    archives = (ROOT / "research/results").glob("*/runs.jsonl")
+    runs = [json.loads(line) for path in archives for line in text(path).splitlines()]
+    trained = {run["run.yaml"]["loss"]["preset"] for run in runs}
+    untried = {p.stem for p in (DOCS / "losses").glob("*.md") if "We did not train with it" in text(p)}
+    assert "siglip" in trained
+    assert untried
+    assert not {name.replace("-", "_") for name in untried} & trained
