@@ -1,10 +1,12 @@
 """The plan of a comparison: search spaces as settings, recipes, further losses, and its file."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 
 import pytest
+import yaml
 from lab.compare.made import CONFIG, comparison_of, config_in
 
 from weince.lab.compare.grid import (
@@ -181,6 +183,25 @@ def test_a_comparison_is_read_as_it_was_written(tmp_path):
     (tmp_path / "comparison.yaml").write_text("losses: {}\n")
     with pytest.raises(ValueError, match="is not a comparison"):
         read_comparison(tmp_path / "comparison.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seeds", 3),
+        ("losses", ["infonce"]),
+        ("level_within", "x"),
+        ("config", 3),
+        ("set", None),
+        ("try_epochs", "2"),
+    ],
+)
+def test_a_value_that_no_comparison_has_is_named(tmp_path, name, value):
+    write_comparison(comparison_of("cifar100_resnet18", "infonce", "dcl"), tmp_path)
+    path = tmp_path / "comparison.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {name: value}))
+    with pytest.raises(ValueError, match=f"is not a comparison; {name} cannot be {re.escape(repr(value))}"):
+        read_comparison(path)
 
 
 def test_losses_tries_and_seeds_are_added():

@@ -282,10 +282,24 @@ def read_comparison(path: Path) -> Comparison:
             f"{path} is not a comparison; wanted the keys {', '.join(sorted(names))}; "
             f"got {', '.join(map(str, content)) if isinstance(content, dict) else repr(content)}"
         )
+    for name, kind in _KINDS.items():
+        if not isinstance(content[name], kind):
+            raise ValueError(f"{path} is not a comparison; {name} cannot be {content[name]!r}")
     try:
         return Comparison(**content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+_KINDS: dict[str, Any] = {
+    "config": str,
+    "losses": dict,
+    "baseline": str,
+    "seeds": list,
+    "try_epochs": int | None,
+    "set": dict,
+    "level_within": int | float,
+}
 
 
 def find_comparison(out: Path, config: str | None) -> Comparison | None:
