@@ -7,6 +7,7 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +41,16 @@ def run(toy_model, toy_text, toy_sts, tmp_path) -> TextRun:
         lr=1e-3,
         device="cpu",
     )
+
+
+def test_a_first_look_without_a_correlation_is_not_the_best_for_ever():
+    looks = iter([math.nan, 20.0, 10.0, math.nan])
+    encoder = SimpleNamespace(backbone=torch.nn.Linear(1, 1))
+    dev = SimpleNamespace(spearman=lambda _: next(looks))
+    job = SimpleNamespace(dev=dev, encoder=encoder, best=-math.inf, best_step=0)
+    for job.step in range(1, 5):
+        module.Job.evaluate(job)
+    assert (job.best, job.best_step) == (20.0, 2)
 
 
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released", "weibit"])

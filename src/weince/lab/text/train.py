@@ -273,7 +273,7 @@ class Job:
     def evaluate(self) -> float:
         """Spearman x 100 on the dev split; keeps the weights if they are the best so far."""
         dev = self.dev.spearman(self.encoder)
-        if dev > self.best or self.best_step == 0:
+        if dev > self.best or not math.isfinite(self.best):  # none so far, or NaN: all cosines were equal
             self.best, self.best_step = dev, self.step
             self.best_weights = {name: x.clone() for name, x in self.encoder.backbone.state_dict().items()}
         return dev
