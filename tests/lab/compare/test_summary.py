@@ -46,6 +46,7 @@ def test_a_better_loss_is_advised(tmp_path):
     assert [line["loss"] for line in found["losses"]] == ["dcl", "infonce", "hcl"]
     words = {line["loss"]: line["figures"]["linear"]["word"] for line in found["losses"]}
     assert words == {"dcl": "better", "infonce": "baseline", "hcl": "worse"}
+    assert "3 losses, equally tuned, compared with infonce" in page.read_text()
     assert found["comparisons"] == 2 * 4
     assert found["missing"] == []
     rows = list(csv.DictReader((page.parent / "compare.csv").open(newline="")))
@@ -129,9 +130,10 @@ def test_records_older_than_a_figure_have_a_dash(tmp_path):
 
 
 def test_fewer_tries_than_asked_for_are_said(tmp_path):
-    _, found = made(tmp_path, "infonce", "temperature_free", tries=3, seeds=[7, 21])
+    page, found = made(tmp_path, "infonce", "temperature_free", tries=3, seeds=[7, 21])
     budget = found["facts"]["tuning budget"]
     assert budget.startswith("unequal numbers of configurations tried: temperature_free 1, infonce 3")
+    assert "2 losses, tuned by unequal numbers of tries, compared with infonce" in page.read_text()
 
 
 def test_what_is_missing_is_named(tmp_path, capsys):
