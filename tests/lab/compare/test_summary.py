@@ -155,6 +155,21 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     assert "try dcl, temperature 0.2: seed 7" in text
 
 
+def test_a_difference_over_fewer_pairs_than_seeds_says_so(tmp_path):
+    page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21, 63])
+    assert "(n = " not in (page.parent / "compare.md").read_text()
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    left = [line for line in lines if not ("/infonce_" in line and "seed_63" in line)]
+    assert len(left) == len(lines) - 1
+    (tmp_path / "runs.jsonl").write_text("".join(left))
+    page = compare(out=tmp_path, table_only=True)
+    (row,) = [
+        line for line in (page.parent / "compare.md").read_text().splitlines() if "| dcl | temp" in line
+    ][:1]
+    assert row.startswith("| dcl | temperature 0.1 | 3 |")
+    assert row.count(" (n = 2), ") == 4
+
+
 def test_the_same_records_make_the_same_files(tmp_path):
     page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
     before = {path.name: path.read_bytes() for path in page.parent.rglob("*.*")}

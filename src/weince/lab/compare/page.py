@@ -194,11 +194,14 @@ def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str])
 
 
 def _word(comparison: Comparison, line: Line, figure: str) -> str:
-    """A table cell with the difference of a loss and its verdict."""
+    """A table cell with the difference of a loss, its number of pairs if that is not its seeds, and its verdict."""
     if line.loss == comparison.baseline:
         return "baseline"
     one = line.judged.get(figure)
-    return "—" if one is None else f"{_against(one)}, {one.word}"
+    if one is None:
+        return "—"
+    fewer = f" (n = {one.n})" if one.n != line.measured[figure].n else ""
+    return f"{_against(one)}{fewer}, {one.word}"
 
 
 def as_json(
