@@ -170,6 +170,21 @@ def test_a_difference_over_fewer_pairs_than_seeds_says_so(tmp_path):
     assert row.count(" (n = 2), ") == 4
 
 
+def test_losses_without_a_seed_in_common_are_not_said_to_have_one_seed(tmp_path):
+    made(tmp_path, "infonce", "dcl", seeds=[7, 21, 63], try_epochs=1)
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    apart = [("/infonce_temp", "seed_7"), ("/dcl_temp", "seed_21"), ("/dcl_temp", "seed_63")]
+    left = [line for line in lines if not any(loss in line and seed in line for loss, seed in apart)]
+    (tmp_path / "runs.jsonl").write_text("".join(left))
+    page = compare(out=tmp_path, table_only=True)
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]} == {
+        "infonce": 2,
+        "dcl": 1,
+    }
+    assert found["advice"][0].endswith("infonce and another loss need finished runs with the same seed.")
+
+
 def test_the_same_records_make_the_same_files(tmp_path):
     page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
     before = {path.name: path.read_bytes() for path in page.parent.rglob("*.*")}

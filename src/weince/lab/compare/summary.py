@@ -324,9 +324,9 @@ def advise(
     )
     base = next(line for line in lines if line.loss == comparison.baseline)
     others = [line for line in lines if main in line.judged]
-    if main not in base.measured or not others:
+    if main not in base.measured or not any(line.judged[main].n for line in others):
         return (
-            f"Nothing can be told yet: {_and([base.loss])} and another loss need finished runs.",
+            f"Nothing can be told yet: {_and([base.loss])} and another loss need finished runs with the same seed.",
             unfinished.strip() or "Name a further loss: weince compare LOSS, with the same options, adds it.",
         )
     seeds = max(line.judged[main].n for line in others)
