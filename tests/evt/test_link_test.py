@@ -62,7 +62,8 @@ def test_fit_is_the_maximum_of_the_definition(lam, tau):
     tau=st.floats(0.05, 2),
     holes=st.booleans(),
 )
-@example(seed=468606, anchors=4, candidates=4, lam=0.0, tau=1.0, holes=False)  # an interval without an upper end
+# An interval without an upper end.
+@example(seed=468606, anchors=4, candidates=4, lam=0.0, tau=1.0, holes=False)
 def test_no_grid_point_beats_the_fit(seed, anchors, candidates, lam, tau, holes):
     rng = np.random.default_rng(seed)
     scores = np.round(rng.uniform(-1, 1, (anchors, candidates)), 2)
