@@ -177,15 +177,16 @@ class Sweep:
         epochs += [full] * (further * len(open_))
         console = Console()
         console.print(drawn)
-        later = f", and {further} seeds at the choice of {', '.join(open_)}" if open_ else ""
-        console.print(f"{len(listed)} runs{later}; {len(epochs)} to do.", highlight=False, markup=False)
+        later = f", and {_so_many(further, 'seed')} at the choice of {', '.join(open_)}"
+        said = _so_many(len(listed), "run") + (later if open_ and further else "")
+        console.print(f"{said}; {len(epochs)} to do.", highlight=False, markup=False)
         if epochs:
             cost = self._probe()
             clock = Clock(0.0, cost["start_seconds"] + EVALUATION, cost["epoch_seconds"])
             # Concurrent runs share the device: their epochs take as long as one after the other.
             minutes = (clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)) / 60
             console.print(
-                f"About {max(1, round(minutes)):,} minutes here, {jobs} at once: an epoch takes "
+                f"About {_so_many(max(1, round(minutes)), 'minute')} here, {jobs} at once: an epoch takes "
                 f"{cost['epoch_seconds']:.1f} s on {cost['hardware']}, by a few steps.",
                 highlight=False,
                 markup=False,
@@ -264,3 +265,7 @@ def _grouped(comparison: Comparison, runs: Sequence[Run], what: str) -> list[str
         f"{what}{loss}, {in_words(comparison.losses[loss][number])}: seed {', '.join(map(str, seeds))}"
         for (loss, number), seeds in groups.items()
     ]
+
+
+def _so_many(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
