@@ -92,8 +92,10 @@ def cached_step(
 def _one_for_each(encoder: Encoder | Sequence[Encoder], views: Sequence[Any]) -> list[Encoder]:
     """An encoder for each view."""
     # A ModuleList is no Sequence to Python.
-    several = list(encoder) if isinstance(encoder, Sequence | nn.ModuleList) else None
-    encoders: list[Any] = [encoder] * len(views) if several is None else several
+    if isinstance(encoder, Sequence | nn.ModuleList):
+        encoders: list[Any] = list(encoder)
+    else:
+        encoders = [encoder] * len(views)
     if len(encoders) != len(views) or len(views) == 0:  # views stacked in one tensor have no truth value
         raise ValueError(
             f"wanted one encoder, or one for each view; got {len(encoders)} for {len(views)} views"

@@ -14,13 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from weince import cli_sweeps
+from weince import cli_diagnose, cli_sweeps
 from weince.machine import DEVICES, find_device, version
-
-if TYPE_CHECKING:
-    from weince.diagnose.reading import Pairs
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 128 + signal.SIGINT, 141
 """Exit statuses of a command that did not succeed."""
@@ -38,25 +35,6 @@ examples:
   weince completion bash > ~/.local/share/bash-completion/completions/weince
   weince completion zsh > ~/.zfunc/_weince             (a folder of $fpath)
   weince completion tcsh > ~/.weince.csh               (and source it)
-"""
-DIAGNOSE = """\
-Tell whether softmax is the right link for paired embeddings, and write a page to look at.
-
-input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
-       pairs with equal ids never compete), or with z (rows, dim) and labels (rows,); .npy of shape
-       (2, pairs, dim), or two .npy files of shape (pairs, dim), one after the other; or a folder of such files;
-       or the folder of a run of `weince train`, whose held-out images are embedded (--trend: at every snapshot).
-       Several inputs are several models, drawn side by side.
-"""
-DIAGNOSE_EXAMPLES = """\
-examples:
-  weince diagnose pairs.npz --temperature 0.5
-  weince diagnose images_and_texts.npz --candidates cross --temperature 0.01
-  weince diagnose infonce.npz weince.npz --out report --quick
-  weince diagnose seed_1.npz seed_2.npz seed_3.npz --average
-  weince diagnose checkpoints/ --trend --out run
-  weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
-  weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
 """
 TRAIN_EXAMPLES = """\
 examples:
@@ -82,113 +60,6 @@ _EXTRAS = {
     "tensorboard": "tensorboard",
     "transformers": "text",
 }  # the extra that installs a package; weince[runs] installs all others
-
-
-def _add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "diagnose",
-        help="tell whether softmax is the right link for your embeddings",
-        description=DIAGNOSE,
-        epilog=DIAGNOSE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="files or folders, see above")
-    parser.add_argument(
-        "--out", type=Path, default=Path("weince-report"), help="folder to write (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--names", action="extend", nargs="+", help="what to call the models (default: the files' names)"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        help="temperature that the models were trained with (default: unknown, or the run's)",
-    )
-    parser.add_argument(
-        "--candidates",
-        choices=("views", "cross"),
-        help="rows that compete, as in the loss that trained the models: all other rows of both views, as in SimCLR "
-        "(views); or cross, for a row of z_i only the rows of z_j, as in CLIP",
-    )
-    parser.add_argument(
-        "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
-    )
-    parser.add_argument(
-        "--average", action="store_true", help="the inputs are one recipe with several seeds: add their mean"
-    )
-    parser.add_argument("--sentences", type=Path, metavar="TSV", help="file with two tab-separated sentences a line, "
-                        "no header; the inputs are folders of sentence-transformers models")  # fmt: skip
-    parser.add_argument(
-        "--quick", action="store_true", help="compute fewer batches and simulations: a look, not a result"
-    )
-    amount = parser.add_argument_group(
-        "how much to compute (defaults in parentheses, those of --quick in brackets)"
-    )
-    amount.add_argument(
-        "--batch-size", type=int, help="pairs in a batch (256, or fewer if there are few pairs)"
-    )
-    amount.add_argument("--batches", type=int, help="largest number of batches (32) [16]")
-    amount.add_argument("--bootstraps", type=int, help="resamplings of held-out batches (2000) [500]")
-    amount.add_argument("--null-draws", type=int, help="simulations under softmax (200) [99]")
-    amount.add_argument(
-        "--tail-bootstraps", type=int, help="resamplings and simulations of the tail (200) [50]"
-    )
-    amount.add_argument(
-        "--quantile", type=float, help="quantile of the negative scores above which the tail begins (0.99)"
-    )
-    amount.add_argument("--seed", type=int, help="seed of every draw (0)")
-    parser.set_defaults(run=_run_diagnose)
-
-
-def _run_diagnose(options: argparse.Namespace) -> None:
-    from dataclasses import replace
-
-    from weince.diagnose.report import check_out, write_diagnosis
-    from weince.diagnose.settings import settings_for
-
-    asked = {
-        key: getattr(options, key)
-        for key in ("batch_size", "batches", "bootstraps", "null_draws", "tail_bootstraps", "quantile", "seed",
-                    "temperature", "candidates")
-        if getattr(options, key) is not None
-    }  # fmt: skip
-    settings = settings_for(options.quick, **asked)
-    check_out(options.out)
-    pairs, temperature = _pairs_to_diagnose(options, settings.seed)
-    index = write_diagnosis(
-        pairs,
-        options.out,
-        replace(settings, temperature=temperature),
-        trend=options.trend,
-        average=options.average,
-        command=options.command_line,
-    )
-    print(index)
-
-
-def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pairs], float | None]":
-    """The embeddings of all inputs, and the temperature that they were trained with, or None if it is unknown."""
-    from weince.diagnose.reading import encode_sentences, load_pairs
-
-    runs = [path for path in options.inputs if (path / "run.yaml").is_file()]
-    if runs and runs != options.inputs:
-        got = ", ".join(map(str, options.inputs))
-        raise ValueError(f"want runs of weince train or embeddings, not both; got {got}")
-    if runs and options.sentences is not None:
-        raise ValueError(
-            f"--sentences wants a model's folder (a text run's is RUN/best); got the run {runs[0]}"
-        )
-    if runs:
-        from weince.lab.vision.runs import run_pairs, temperature_of
-
-        pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
-        known = temperature_of(options.inputs) if options.temperature is None else options.temperature
-        return pairs, known
-    if options.sentences is not None:
-        pairs = encode_sentences(options.inputs, options.sentences, names=options.names)
-    else:
-        pairs = load_pairs(options.inputs, names=options.names, seed=seed)
-    return pairs, options.temperature
 
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -362,7 +233,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_evaluate,
         cli_sweeps.add_compare,
         cli_sweeps.add_reproduce,
-        _add_diagnose,
+        cli_diagnose.add_diagnose,
         cli_sweeps.add_predict,
         _add_bench,
         _add_completion,
