@@ -23,7 +23,6 @@ FEWEST_EXCESSES = 10
 _ROUNDING = 1e-13  # equal cosines differ by less
 _V_MIN = -25.0  # below this, 1 - theta * max(y) = exp(v) is lost in float64
 _V_STEP = 0.5  # must divide _V_MIN, so that the grid contains 0, the exponential law
-_AT_ONCE = 2**15
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def excesses_over(x: ArrayLike, threshold: float) -> Floats:
 
 
 def _profile(y: Floats, top: Floats, v: Floats) -> tuple[Floats, Floats, Floats]:
-    """Best xi, sigma and log-likelihood for each row of excesses (rows, n) at its own v; one row may have many v."""
+    """Best xi, sigma and log-likelihood for each row of excesses (rows, n) at its own v (rows,)."""
     theta = -np.expm1(v) / top
     at_zero = theta == 0.0
     safe = np.where(at_zero, 1.0, theta)
@@ -116,14 +115,8 @@ def maximise_rows(y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     far = np.ceil(float(np.log(top / middle).max())) + 8.0
     grid = np.concatenate([np.arange(_V_MIN, far, _V_STEP), np.arange(far, far + 120.0, 8.0 * _V_STEP)])
     xi_grid, loglik = np.empty((2, rows, grid.size))
-    if rows == 1:  # several v at once, as many as the cache holds
-        at_once = max(1, _AT_ONCE // n)
-        for j in range(0, grid.size, at_once):
-            part = slice(j, j + at_once)
-            xi_grid[0, part], _, loglik[0, part] = _profile(y, top, grid[part])
-    else:
-        for j, v in enumerate(grid):
-            xi_grid[:, j], _, loglik[:, j] = _profile(y, top, np.full(rows, v))
+    for j, v in enumerate(grid):
+        xi_grid[:, j], _, loglik[:, j] = _profile(y, top, np.full(rows, v))
     loglik[xi_grid <= -1.0] = -np.inf
     inner, left, right = loglik[:, 1:-1], loglik[:, :-2], loglik[:, 2:]
     peaks = np.where((inner >= left) & (inner >= right) & np.isfinite(left), inner, -np.inf)
