@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import threading
 
 import pytest
 import torch
@@ -141,7 +142,7 @@ def test_nothing_is_recorded_on_a_cpu():
     loss = InfoNCELoss()
     for _ in range(replay.BEFORE + 2):
         loss(*pairs())
-    assert loss not in replay._kept
+    assert loss not in replay._kept.by_loss
 
 
 def test_a_new_key_takes_the_place_of_the_oldest():
@@ -152,6 +153,22 @@ def test_a_new_key_takes_the_place_of_the_oldest():
     replay._count(kept, (step,), 1)
     assert list(kept) == [(step - back,) for back in reversed(range(replay.MOST_KEYS))]
     assert kept[(step,)] == 2
+
+
+def test_a_thread_does_not_see_the_recordings_of_another():
+    """Two threads with one loss and one stream have the same key."""
+    loss, seen = InfoNCELoss(), []
+    replay._count(replay._kept.by_loss.setdefault(loss, {}), key(loss), 0)
+
+    def look():
+        seen.append(dict(replay._kept.by_loss))
+
+    other = threading.Thread(target=look)
+    other.start()
+    other.join()
+    look()
+    assert seen == [{}, dict(replay._kept.by_loss)]
+    assert loss in seen[1]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +222,7 @@ def step(loss, seed, **arguments):
 
 
 def recordings(loss):
-    return [one for one in replay._kept.get(loss, {}).values() if isinstance(one, replay.Recording)]
+    return [one for one in replay._kept.by_loss.get(loss, {}).values() if isinstance(one, replay.Recording)]
 
 
 def both(name, **options):
@@ -361,6 +378,27 @@ class TestOnAGpu:
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
         assert len(recordings(loss)) == 2
 
+    def test_threads_do_not_share_a_recording(self):
+        """Each thread uses the default stream, so that only the thread tells their recordings apart."""
+        loss, plain = both("infonce")
+        wanted = [step(plain, seed) for seed in range(40)]
+        found, counts = {}, []
+
+        def train(seeds):
+            for seed in seeds:
+                found[seed] = step(loss, seed)
+            counts.append(len(recordings(loss)))
+
+        threads = [threading.Thread(target=train, args=(range(first, 40, 2),)) for first in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.cuda.synchronize()
+        assert counts == [1, 1]
+        for seed, right in enumerate(wanted):
+            torch.testing.assert_close(found[seed], right, rtol=1e-5, atol=1e-6)
+
     def test_a_parameter_that_was_exchanged_gets_the_gradient(self):
         """The new parameter shares the old one's storage, so the recording stays valid."""
         loss = on_gpu("learned")
@@ -388,10 +426,10 @@ class TestOnAGpu:
         loss = on_gpu("infonce")
         for seed in range(replay.BEFORE + 2):
             step(loss, seed)
-        known = len(replay._kept)
+        known = len(replay._kept.by_loss)
         del loss
         gc.collect()
-        assert len(replay._kept) == known - 1
+        assert len(replay._kept.by_loss) == known - 1
 
 
 def test_private_attributes_are_settings_too():

@@ -2,11 +2,13 @@
 
 A loss is some sixty small operations. Up to a few thousand pairs, the CPU takes longer to launch them than the GPU to
 run them. A replay launches all at once. The key of a recording is what it cannot change: shapes and dtypes of the
-batch, settings of the loss, and the addresses of its parameters and buffers. Each key has its own recording.
+batch, settings of the loss, and the addresses of its parameters and buffers. Each key has its own recording, and a
+recording belongs to the thread that made it.
 """
 
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -40,8 +42,18 @@ log = logging.getLogger("weince")
 Batch = Mapping[str, Tensor]
 """The tensors that a loss is called with, by name: embeddings, labels and so on."""
 
-_kept: "WeakKeyDictionary[nn.Module, dict[Any, int | Recording | None]]" = WeakKeyDictionary()
-"""For each loss and key: the number of batches so far, then the recording, or None if the capture failed."""
+
+class _Kept(threading.local):
+    """For each loss and key: the number of batches so far, then the recording, or None if the capture failed.
+
+    Each thread has its own. Otherwise one could overwrite the batch of a recording that another is replaying.
+    """
+
+    def __init__(self) -> None:
+        self.by_loss: WeakKeyDictionary[nn.Module, dict[Any, int | Recording | None]] = WeakKeyDictionary()
+
+
+_kept = _Kept()
 
 
 def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, asked: bool) -> Tensor | None:
@@ -61,7 +73,7 @@ def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, a
         if asked:
             warn_once(f"weince: graph=True has no effect on {type(loss).__name__}: {error}")
         return None
-    kept = _kept.setdefault(loss, {})
+    kept = _kept.by_loss.setdefault(loss, {})
     found = kept.get(key, 0)
     if found == BEFORE:
         found = kept[key] = _recorded(loss, compute, batch)
@@ -315,5 +327,6 @@ class _Replay(torch.autograd.Function):
                 "got it after that: make the loss with graph=False"
             )
         _ = ctx.saved_tensors  # raises if a parameter has changed since
-        ctx.use.done = True
-        return None, *ctx.recording.play_back(weight)
+        gradients = ctx.recording.play_back(weight)
+        ctx.use.done = True  # from here on another batch may take the memory
+        return None, *gradients
