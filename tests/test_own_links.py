@@ -277,6 +277,68 @@ def test_a_link_is_not_taken_for_another_of_its_class(wrap):
         LinkLoss(wrap(cumulated))(*pairs())
 
 
+class Offset:
+    """Has a method that mixes scores if asked to."""
+
+    def __init__(self, mixes):
+        self.mixes = mixes
+
+    def link(self, s):
+        return s - s.mean(-1, keepdim=True) if self.mixes else 5 * s
+
+
+@dataclass(frozen=True)
+class Applied(Link):
+    function: Callable
+
+    def logit(self, shortfall):
+        return self.function(1 - shortfall)
+
+
+def softmax_of(s):
+    return s.log_softmax(-1)
+
+
+FACTORIES = {
+    "function in a closure": lambda mixes: (lambda function: lambda s: function(s))(
+        softmax_of if mixes else torch.sigmoid
+    ),
+    "flag in a closure": lambda mixes: lambda s: s.cumsum(-1) if mixes else s,
+    "default": lambda mixes: lambda s, mixes=mixes: s.cumsum(-1) if mixes else s,
+    "argument of a partial": lambda mixes: partial(
+        lambda function, s: function(s), softmax_of if mixes else torch.sigmoid
+    ),
+    "method": lambda mixes: Offset(mixes).link,
+    "field": lambda mixes: Applied(softmax_of if mixes else torch.sigmoid),
+}
+
+
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
+def test_functions_of_one_factory_are_links_of_their_own(factory):
+    LinkLoss(factory(False))(*pairs())
+    with pytest.raises(ValueError, match="map each score alone to its logit"):
+        LinkLoss(factory(True))(*pairs())
+
+
+def test_a_closure_made_for_each_batch_is_tried_once():
+    """Trying it reads a value of the device. A schedule may change the number that it captures."""
+    tried = []
+
+    def closure(factor, owner):
+        def link(s):
+            tried.append(tuple(s.shape))
+            return factor * s if owner else s
+
+        return link
+
+    owner, rows = Offset(False), [z.detach() for z in pairs()]
+    for step in range(5):
+        LinkLoss(closure(1.0 + step, owner))(*rows)
+    assert tried.count((2, 2)) == 1
+    LinkLoss(closure(1.0, Offset(False)))(*rows)
+    assert tried.count((2, 2)) == 2
+
+
 def test_objects_of_one_class_are_links_of_their_own():
     LinkLoss(nn.Sequential(nn.Tanh()))(*pairs())
     with pytest.raises(ValueError, match="map each score alone to its logit"):

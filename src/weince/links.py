@@ -97,6 +97,10 @@ class Link:
         """The code of the logit: the class, that of a function, or an object that is called."""
         return type(self)
 
+    def reads(self) -> list[object]:
+        """What the code of the logit reads besides the scores: fields, or what a function has captured."""
+        return [getattr(self, name) for name in self.names]
+
     def check_anchors(self, anchors: int) -> None:
         """Raise unless each parameter holds one value, or one for each anchor."""
         for name, value in self.tensors().items():
@@ -151,11 +155,18 @@ class FunctionLink(Link):
         return self.parameters
 
     def kind(self) -> object:
-        function = self.function
-        while isinstance(function, partial):
-            function = function.func
+        function = self.function.func if isinstance(self.function, partial) else self.function
         # An object is a kind of its own: another one of its class, say of nn.Sequential, computes something else.
         return getattr(function, "__code__", function)
+
+    def reads(self) -> list[object]:
+        function, given = self.function, []
+        if isinstance(function, partial):
+            given, function = [*function.args, *function.keywords.values()], function.func
+        cells = getattr(function, "__closure__", None) or ()
+        defaults = getattr(function, "__defaults__", None) or ()
+        owner = getattr(function, "__self__", None)  # of a method
+        return [*given, *defaults, owner, *(cell.cell_contents for cell in cells)]
 
     def replace(self, values: dict[str, Tensor]) -> Self:
         if not values:

@@ -1,6 +1,6 @@
 """Checks of links that a user wrote: those that would get a wrong gradient are refused, with the remedy."""
 
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -8,9 +8,9 @@ from torch import Tensor
 from weince.links import Link
 from weince.scores import in_transform
 
-_elementwise: "WeakKeyDictionary[object, set[tuple[str, ...]]]" = WeakKeyDictionary()
-"""Code of links that :func:`check_elementwise` has found right, each with the names of the parameters that had one
-value per anchor."""
+_elementwise: "WeakKeyDictionary[object, set[tuple[object, ...]]]" = WeakKeyDictionary()
+"""Code of links that :func:`check_elementwise` has found right, each with what it was tried with: the names of the
+parameters that had one value per anchor, and what else the code reads."""
 
 
 def check_learned(link: Link, like: Tensor) -> None:
@@ -31,7 +31,9 @@ def check_learned(link: Link, like: Tensor) -> None:
 def check_elementwise(link: Link, like: Tensor) -> None:
     """Raise if a user's logit depends on other scores than its own: its gradient would be wrong.
 
-    Each class or function is tried once for the same parameters, since reading the result costs a device sync.
+    Reading the result costs a device sync, so each class or function is tried once with the same parameters and the
+    same captured functions, objects and flags. A schedule may change captured numbers, tensors and lists in every
+    batch, so those do not count.
     """
     if not link.custom or torch.compiler.is_compiling() or in_transform():
         return
@@ -40,7 +42,8 @@ def check_elementwise(link: Link, like: Tensor) -> None:
         known = _elementwise.setdefault(link.kind(), set())
     except TypeError:  # an object without a hash or a weak reference: it is tried each time
         known = set()
-    if by_anchor in known or like.is_meta or type(like) is not Tensor:
+    tried = (by_anchor, *(_mark(value) for value in link.reads()))
+    if tried in known or like.is_meta or type(like) is not Tensor:
         return
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return
@@ -54,7 +57,21 @@ def check_elementwise(link: Link, like: Tensor) -> None:
                 "as column(self.name, shortfall), from weince.links; "
                 f"got {link!r}, whose logits depend on other scores or anchors"
             )
-    known.add(by_anchor)
+    known.add(tried)
+
+
+def _mark(value: object) -> object:
+    """What tells a captured value from others, without keeping it alive: the code of a function, an object itself,
+    the value of a flag; of numbers, tensors and lists only the type."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float | Tensor):
+        return type(value)
+    try:
+        hash(value)
+        return getattr(value, "__code__", None) or ref(value)
+    except TypeError:
+        return type(value)
 
 
 def _of_two_anchors(parameter: Tensor) -> Tensor:
