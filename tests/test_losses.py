@@ -943,3 +943,18 @@ def test_a_loss_on_the_meta_device_is_shown():
     with torch.device("meta"):
         assert "scale=tensor()" in repr(SigLIPLoss())
         assert "temperature=tensor()" in repr(DCLLoss(nn.Parameter(torch.tensor(0.1))))
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+@pytest.mark.parametrize("name", CASES)
+def test_nan_is_not_hidden(name, engine):
+    """Without the check, every anchor that has a NaN among its negatives has a loss of NaN."""
+    z_i, z_j = pairs(n=12)
+    options = {"engine": engine, "check_finite": False, "reduction": "none"}
+    if name in ANYWHERE:
+        loss = MAKERS[name](candidates="cross", **options)
+        losses = loss(z_i, z_j, negatives=torch.full((1, 16), math.nan))
+    else:
+        z_i[3] = math.nan
+        losses = MAKERS[name](**options)(z_i, z_j)[:12]  # of the anchors in the view of that row
+    assert losses.isnan().all()

@@ -162,6 +162,17 @@ def test_statistics_of_rounded_scores_are_theirs_and_have_no_gradient():
     assert not any(values.requires_grad for values in got)
 
 
+def test_statistics_of_nan_are_nan():
+    scores = torch.rand(4, 200, dtype=torch.float64)
+    positives = torch.tensor([0, 1, 2, 3])
+    wanted = stats_of_scores(scores[[0, 3]], positives[[0, 3]])
+    scores[1, 7], scores[2], scores[3, 3] = math.nan, math.nan, math.nan  # the last is a positive
+    got = stats_of_scores(scores, positives)
+    for own, right in zip(got, wanted, strict=True):
+        assert own[1:3].isnan().all()
+        torch.testing.assert_close(own[[0, 3]], right, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

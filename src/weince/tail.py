@@ -219,7 +219,7 @@ def fit_tail(hardest: Tensor, sizes: Tensor, config: TailConfig) -> TailFit:
     weibull = _line(log_d, sxx, _centred(log_f, mask, points))
     gumbel = _line(log_d, sxx, _centred(log_f.neg().log(), mask, points))
 
-    made = (points >= FEWEST_POINTS) & (sxx > FLOOR)
+    made = (points >= FEWEST_POINTS) & ~(sxx <= FLOOR)  # not sxx > FLOOR, which would make 0 of NaN
     daic = points * (gumbel.sse.log() - weibull.sse.log())  # the other terms of the AIC cancel
     return TailFit(
         beta=torch.where(made, weibull.slope.clamp_min(0), 0.0).squeeze(1),
@@ -269,7 +269,7 @@ def nearest_rank(values: Tensor, counted: Tensor, q: float) -> Tensor:
 
 
 def tail_stats(scores: Tensor, positives: Tensor, *, tail: TailConfig = TailConfig()) -> TailStats:
-    """Tail statistics of a matrix of cosines.
+    """Tail statistics of a matrix of cosines. Those of an anchor with NaN among its negatives are NaN.
 
     Args:
         scores: ``(anchors, candidates)`` cosines.
@@ -303,5 +303,7 @@ def tail_stats(scores: Tensor, positives: Tensor, *, tail: TailConfig = TailConf
     dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
     shortfall = (1 - scores.detach().to(dtype)).masked_fill(left_out, torch.inf)
     hardest = shortfall.topk(tail.tail_size(shape[1]), dim=1, largest=False).values
+    # NaN sorts last, beyond the tail.
+    hardest = hardest.masked_fill(shortfall.isnan().any(1, keepdim=True), torch.nan)
     fit = fit_tail(hardest, tail.tail_sizes(left_out.logical_not().sum(1)), tail)
     return gated(hardest[:, 0], fit, tail)

@@ -75,7 +75,7 @@ class HCLLoss(TemperatureLoss):
         if share:
             false = harder.positive + log_count + torch.log(torch.full_like(count, share))
             # Some are left only if the difference exceeds rounding: closer to 0, log1p(-1) would have no gradient.
-            some = false - seen < -torch.finfo(seen.dtype).eps
+            some = ~(false - seen >= -torch.finfo(seen.dtype).eps)  # NaN stays NaN
             left = torch.where(some, false - seen, -torch.inf)
             negatives = seen + torch.log1p(-left.exp())
             negatives = torch.where(some, negatives, -torch.inf) - torch.log1p(torch.full_like(count, -share))
