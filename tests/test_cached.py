@@ -231,6 +231,16 @@ def test_activations_of_one_micro_batch_at_a_time():
         ),
         ({"views": (torch.ones(0, 6),) * 2}, ValueError, r"equally many rows, 1 or more; got \[0\]"),
         ({"views": ([torch.ones(3, 6), torch.tensor(2)],) * 2}, ValueError, r"1 or more; got \[0, 3\]"),
+        (
+            {"views": ({"x": encoder()(torch.ones(22, 6).double())},) * 2, "encoder": None},
+            ValueError,
+            "must be an input.*; got the output of a graph: move what computes it into the encoder",
+        ),
+        (
+            {"loss": lambda a, b: a.detach().sum()},
+            ValueError,
+            "a gradient by the embeddings; got one without",
+        ),
         ({"loss": lambda a, b: (a.sum(), b)}, ValueError, "must be a scalar; got tuple"),
         ({"encoder": lambda x: (x, x)}, ValueError, r"must return \(rows, d\) for 5 rows; got tuple"),
         ({"loss": lambda a, b: a}, ValueError, r"must be a scalar; got shape \(22, 8\)"),
@@ -243,6 +253,14 @@ def test_errors(change, error, message):
     arguments = {"encoder": encoder(), "views": two_views(), "loss": InfoNCELoss(), "micro_batch": 5} | change
     with pytest.raises(error, match=message):
         cached_step(**arguments)
+
+
+def test_views_that_require_a_gradient_get_it():
+    """Inputs may do so, unlike outputs of a graph."""
+    views, model = [view.requires_grad_() for view in two_views()], encoder()
+    wanted = torch.autograd.grad(InfoNCELoss()(*(model(view) for view in views)), views)
+    cached_step(model, views, InfoNCELoss(), micro_batch=5)
+    torch.testing.assert_close([view.grad for view in views], list(wanted))
 
 
 def test_the_example():

@@ -46,7 +46,8 @@ def cached_step(
     Args:
         encoder: Maps inputs of ``rows`` rows to embeddings ``(rows, d)``; or one encoder for each view, in a list or
             an ``nn.ModuleList``.
-        views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first.
+        views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first. They must not be
+            outputs of a graph: what computes them with a gradient belongs to the encoder.
         loss: Maps the embeddings of all views, ``(rows, d)`` each, to a scalar.
         micro_batch: Rows to embed at a time.
         scaler: ``GradScaler`` for float16 mixed precision; it scales the loss before the backward pass.
@@ -77,6 +78,8 @@ def cached_step(
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"the loss must be a scalar; got {got}")
+    if not value.requires_grad:
+        raise ValueError("the loss must have a gradient by the embeddings; got one without, or detached")
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
     _backpropagate(
         [
@@ -185,6 +188,11 @@ def _pieces(view: Any, micro_batch: int) -> Iterator[_Piece]:
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"a view must be tensors of equally many rows, 1 or more; got {sorted(lengths) or 'no tensor'}"
+        )
+    if any(leaf.grad_fn is not None for leaf in leaves):
+        raise ValueError(
+            "a view must be an input, since each micro-batch runs a backward pass of its own; got the output of a "
+            "graph: move what computes it into the encoder, or detach it"
         )
     rows = lengths.pop()
     for start in range(0, rows, micro_batch):
