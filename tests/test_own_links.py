@@ -377,6 +377,18 @@ def test_combine_must_return_one_loss_per_anchor(combined, got):
         Own(softmax, combined)(*pairs())
 
 
+def test_combine_must_pass_the_gradient_on():
+    rows = pairs()
+    loss = Own(softmax, lambda lse: lse.cross_entropy().detach())
+    with pytest.raises(
+        ValueError, match=r"combine of Own must return losses with a gradient; got detached ones"
+    ):
+        loss(*rows)
+    with torch.no_grad():
+        value = loss(*rows)
+    torch.testing.assert_close(loss(*(row.detach() for row in rows)), value)
+
+
 def test_what_sums_may_return():
     def cross_entropy(lse):
         return lse.cross_entropy()

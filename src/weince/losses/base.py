@@ -28,7 +28,7 @@ from weince.engines.choose import Choice, EngineName, choose, out_of_memory, sta
 from weince.links import Link
 from weince.losses.replay import replayed
 from weince.scores import no_autocast
-from weince.sums import LogSumExp, Sum
+from weince.sums import LogSumExp, Sum, Summed
 from weince.tail import TailConfig, TailStats
 
 Reduction = Literal["mean", "sum", "none"]
@@ -288,8 +288,9 @@ class ContrastiveLoss(nn.Module):
             ranks = engine.contest.ranks
             combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
         with no_autocast(engine.contest.anchors.device):
-            losses = combine(*engine.sums(self._asked(engine)))
-            _check_losses(losses, len(engine.contest.anchors))
+            found = engine.sums(self._asked(engine))
+            losses = combine(*found)
+            self._check_losses(losses, len(engine.contest.anchors), found)
         if self.needs_negatives and engine.alone is not None:
             losses = losses.masked_fill(engine.alone, 0)
         if engine.counted is not None:
@@ -312,6 +313,20 @@ class ContrastiveLoss(nn.Module):
                     f"got none in {type(self).__name__}"
                 )
         return asked
+
+    def _check_losses(self, losses: Any, anchors: int, sums: Sequence[Summed | Tensor]) -> None:
+        """Raise unless ``combine`` returned one loss per anchor, with the gradient of its sums."""
+        if not isinstance(losses, Tensor) or losses.shape != (anchors,):  # other shapes would broadcast
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"combine must return one loss per anchor, ({anchors},), and leave their mean to reduction; got {got}"
+            )
+        has_gradient = any((one if isinstance(one, Tensor) else one.value).requires_grad for one in sums)
+        if has_gradient and not losses.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"combine of {type(self).__name__} must return losses with a gradient; got detached ones: leave out "
+                ".detach(), .item() and the like, or call the loss under torch.no_grad()"
+            )
 
     def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None) -> Tensor:
         """Apply ``reduction``. With several ranks, the loss of the whole batch is the average over the ranks."""
@@ -366,15 +381,6 @@ class _Result(NamedTuple):
     losses: Tensor
     counted: Tensor | None
     stats: TailStats | None
-
-
-def _check_losses(losses: Any, anchors: int) -> None:
-    """Raise unless ``combine`` returned one loss per anchor; other shapes would broadcast."""
-    if not isinstance(losses, Tensor) or losses.shape != (anchors,):
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
-            f"combine must return one loss per anchor, ({anchors},), and leave their mean to reduction; got {got}"
-        )
 
 
 def _as_they_are(values: Tensor) -> Tensor:
