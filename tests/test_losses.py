@@ -918,6 +918,35 @@ def test_rince_stays_accurate_as_it_comes_near_infonce():
 
 
 @pytest.mark.parametrize(
+    ("steepness", "q", "weight"),
+    [(2, 0.1, 0.01), (2, 0.1, 1.0), (2, 1.0, 1.0), (60, 0.1, 0.01), (60, 1.0, 0.01), (60, 1.0, 1.0)],
+)
+def test_rince_stays_accurate_up_to_its_lowest_temperature(steepness, q, weight):
+    """A score has an error of some 1e-7, and the loss grows as ``exp(q s / temperature)``."""
+    z_i, z_j = pairs(noise=0.05)  # easy pairs: with a weight of 1, both powers are nearly equal
+    loss = weince.RINCELoss(q / steepness, q=q, weight=weight)
+    value, found = gradients(loss, z_i, z_j)
+    right, wanted = gradients(loss, z_i.double(), z_j.double())
+    batch = reference.scored(*[torch.cat([z_i, z_j]).double()] * 2, reference.roles_views(len(z_i)))
+    torch.testing.assert_close(
+        right, torch.stack(reference.rince(batch, q / steepness, q, weight)).mean(), rtol=1e-6, atol=0
+    )
+    error = 1e-6 * (1 + steepness / q)  # of a logit
+    assert abs(value / right - 1) < error
+    for own, exact in zip(found, wanted, strict=True):
+        assert (own - exact).norm() < error * exact.norm()
+
+
+def test_rince_refuses_a_temperature_at_which_it_overflows():
+    z_i, z_j = pairs()
+    for temperature in (0.001, nn.Parameter(torch.tensor(0.001))):
+        loss = weince.RINCELoss(temperature, q=0.1)
+        with pytest.raises(ValueError, match=r"at least 0.00167 for q=0.1 in torch.float32, .*; got "):
+            loss(z_i, z_j)
+        assert loss(z_i.double(), z_j.double()).isfinite()
+
+
+@pytest.mark.parametrize(
     "make",
     [weince.HCLLoss, weince.TemperatureMixtureLoss, lambda _: SigLIPLoss(scale=90.0)],
     ids=["HCL", "mixture", "SigLIP"],

@@ -13,14 +13,19 @@ from weince.engines.base import Engine
 from weince.links import Scalar, SoftmaxLink, check_positive
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss, temperatures
-from weince.sums import LogSumExp, Summed
+from weince.scores import free_to_look
+from weince.sums import LogSumExp, Summed, log1pexp
+
+STEEPEST = {torch.float32: 60.0, torch.float64: 600.0}
+"""Largest ``q / temperature``: the loss grows as its exponential, and the gradient is larger still."""
 
 
 class RINCELoss(TemperatureLoss):
     """RINCE: between InfoNCE (``q`` to 0) and a symmetric loss that noisy views hurt less (``q = 1``).
 
     Args:
-        temperature: A number, or an ``nn.Parameter`` to learn it.
+        temperature: A number, or an ``nn.Parameter`` to learn it. At least ``q / 60``, for float64 embeddings
+            ``q / 600``: the loss grows as ``exp(q / temperature)``.
         q: Robustness, in (0, 1].
         weight: ``l``: weight of the denominator.
         max_scale: Largest inverse of a learned temperature.
@@ -52,12 +57,26 @@ class RINCELoss(TemperatureLoss):
         self.q, self.weight = q, weight
 
     def sums(self, batch: Engine) -> LogSumExp:
-        return LogSumExp(SoftmaxLink(self.bounded_temperature()))
+        temperature, dtype = self.bounded_temperature(), batch.contest.anchors.dtype
+        lowest = self.q / STEEPEST[dtype]
+        if isinstance(temperature, Tensor):
+            overflows = free_to_look(temperature) and bool((temperature < lowest).any())
+        else:
+            overflows = temperature < lowest
+        if overflows:
+            raise ValueError(
+                f"temperature must be at least {lowest:.3g} for q={self.q} in {dtype}, or the loss overflows; "
+                f"got {temperature}"
+            )
+        return LogSumExp(SoftmaxLink(temperature))
 
     def combine(self, lse: Summed) -> Tensor:
-        everyone = torch.logaddexp(lse.positive, lse.value) + math.log(self.weight)
-        # Both powers less 1: for small q they are near 1, and their difference would have few digits.
-        return (torch.expm1(self.q * everyone) - torch.expm1(self.q * lse.positive)) / self.q
+        # The powers are exp(own) and exp(own + more). Their difference, with the larger one taken out, neither
+        # cancels nor overflows. At more = 0 only one of the two clamped terms passes a gradient.
+        own = self.q * lse.positive
+        more = self.q * (log1pexp(lse.value - lse.positive) + math.log(self.weight))
+        above, below = torch.relu(more), more.clamp_max(0)
+        return torch.exp(own + above) * (torch.expm1(below) - torch.expm1(-above)) / self.q
 
 
 rince_loss = functional(RINCELoss, "rince_loss")
