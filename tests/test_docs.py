@@ -56,6 +56,15 @@ def test_every_block_runs_as_it_stands(page, tmp_path, monkeypatch):
         assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
+def test_the_images_of_own_data_fill_a_batch_and_can_be_diagnosed(tmp_path):
+    """The page trains, evaluates and diagnoses on the file that its block writes."""
+    (code,) = blocks(DOCS / "how-to/own-data.md")
+    assert run("-c", code, cwd=tmp_path).returncode == 0
+    with np.load(tmp_path / "mine.npz") as images:
+        assert len(images["train_images"]) >= VisionRun().batch
+        assert len(images["test_images"]) >= 128  # the fewest pairs of weince diagnose
+
+
 def commands():
     """Every ``weince`` command in a bash block, with its page."""
     for page in PAGES:
