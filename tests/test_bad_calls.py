@@ -1,6 +1,7 @@
 """Calls that cannot work: each ends with status 2 and one line that says why, and writes nothing."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -360,13 +361,34 @@ def test_a_broken_encoder(model, place, capsys, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_calls_that_cannot_be_read_are_told_the_usage(line, capsys):
+def test_calls_that_cannot_be_read_end_with_one_line(line, capsys):
     with pytest.raises(SystemExit) as end:
         main(line)
     assert end.value.code == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert errors[0].startswith("usage: weince")
-    assert ": error: " in errors[-1]
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("weince: ")
+    assert re.search(r"; see weince( \w+)* --help$", error)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "compare infonce --confg digits_tiny",
+            "unknown option --confg (did you mean --config?); see weince compare",
+        ),
+        ("diagnose x.npz --temprature=0.5", "unknown option --temprature (did you mean --temperature?)"),
+        ("predict x.npz --zzz 1", "unknown option --zzz; see weince predict"),
+        (
+            "bench loss --repaets 3",
+            "unknown option --repaets (did you mean --repeats?); see weince bench loss",
+        ),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_one(line, said, capsys):
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert capsys.readouterr().err.startswith(f"weince: {said}")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -181,7 +182,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     loss.add_argument("--repeats", type=int, default=15, help="passes to time (default: %(default)s)")
     loss.add_argument("--no-compile", action="store_true", help="leave compiled InfoNCE out")
-    loss.set_defaults(run=_run_bench_loss)
+    loss.set_defaults(run=_run_bench_loss, parser=loss)
 
 
 def _run_bench_loss(options: argparse.Namespace) -> None:
@@ -218,9 +219,24 @@ def _run_completion(options: argparse.Namespace) -> None:
     print(script(build_parser(), options.shell))
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong, like the commands themselves; argparse prints the usage too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"weince: {message}; see {self.prog} --help\n")
+
+    def refuse(self, rest: Sequence[str]) -> NoReturn:
+        """Refuse arguments that this command does not know; suggests the nearest option."""
+        given = rest[0].partition("=")[0]
+        if not given.startswith("-"):
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        near = get_close_matches(given, self._option_string_actions, n=1)
+        self.error(f"unknown option {given}{f' (did you mean {near[0]}?)' if near else ''}")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="weince",
         description="Choose, check and scale a contrastive loss.",
         epilog=EXAMPLES,
@@ -239,6 +255,8 @@ def build_parser() -> argparse.ArgumentParser:
         _add_completion,
     ):
         add(commands)
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
@@ -294,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options, rest = parser.parse_known_args(given)
     if rest and options.run is not _run_train:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options.parser.refuse(rest)
     options.rest = rest
     options.command_line = _shown(given)
     # Handle SIGTERM like Ctrl-C, so that unfinished files are removed.
