@@ -8,6 +8,7 @@ import pytest
 from lab.reproduce import slurm as local
 from lab.reproduce.tables import small_table
 
+from weince.lab.compare import compare
 from weince.lab.reproduce import plan, read_table, reproduce
 from weince.lab.reproduce import slurm as ours
 from weince.lab.reproduce.execute import is_done
@@ -62,7 +63,24 @@ def test_without_slurm_there_is_one_clear_message(tmp_path, monkeypatch, there, 
     table = small_table(tmp_path)
     commands(tmp_path / "bin", monkeypatch, **there)
     with pytest.raises(ValueError, match=f"^--slurm needs Slurm's commands here; {missing} not found$"):
-        reproduce(str(table), out=tmp_path, slurm=True)
+        reproduce(str(table), out=tmp_path / "out", slurm=True)
+    with pytest.raises(ValueError, match=f"{missing} not found$"):
+        compare(["infonce"], out=tmp_path / "out", slurm=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.posix
+def test_data_that_are_not_there_are_refused_before_jobs_are_submitted(tmp_path, monkeypatch):
+    table = small_table(tmp_path)
+    commands(tmp_path / "bin", monkeypatch, srun="", sbatch="exit 1", squeue="")
+    options = {"out": tmp_path / "out", "slurm": True, "data": "typo.npz"}
+    said = "^--data typo.npz: no such path, .*; a path that only the nodes of a cluster have belongs in the config"
+    with pytest.raises(ValueError, match=said):
+        reproduce(str(table), **options)
+    for dry_run in (False, True):
+        with pytest.raises(ValueError, match=said):
+            compare(["infonce"], dry_run=dry_run, **options)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.posix

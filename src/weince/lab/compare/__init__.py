@@ -27,6 +27,7 @@ from weince.lab.compare.grid import (
     write_comparison,
 )
 from weince.lab.compare.sweep import Sweep
+from weince.lab.reproduce.slurm import check_slurm
 from weince.lab.reproduce.tables import SEEDS, check_alone, take_seeds
 from weince.lab.settings import LAPTOP, check_once
 
@@ -126,8 +127,7 @@ def compare(
     sweep.take_over(look=not (table_only or add or slurm), write=not dry_run)
     jobs = _jobs(jobs)
     if dry_run:
-        if not slurm:
-            sweep.check_start()
+        sweep.check_start(slurm=slurm)
         sweep.show(jobs)
         return out / comparison.name
     if start_nothing:
@@ -135,8 +135,9 @@ def compare(
         # After the page, which raises if no run is done: such a call must leave nothing behind.
         write_comparison(comparison, path.parent)
         return path
-    if not slurm:  # the nodes of a cluster may see other folders
-        sweep.check_start()
+    sweep.check_start(slurm=slurm)
+    if slurm:
+        check_slurm(slurm_options)
     write_comparison(comparison, out / comparison.name)
     options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
     failed = sweep.fill(budget, options)

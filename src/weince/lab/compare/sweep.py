@@ -15,7 +15,7 @@ from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, check_devices, epochs_of, plan
 from weince.lab.reproduce.records import ARCHIVE, add_records, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
-from weince.lab.reproduce.sweep import carry_out, check_same_data, data_here
+from weince.lab.reproduce.sweep import carry_out, check_given_data, check_same_data, data_here
 from weince.lab.reproduce.tables import Table
 
 EVALUATION = 20.0
@@ -74,14 +74,22 @@ class Sweep:
         runs = self._plan(self.comparison.seeds_table(chosen))
         return [replace(run, try_number=chosen[run.loss]) for run in runs]
 
-    def check_start(self) -> None:
-        """Check that the missing runs can start here, on the data of the finished ones.
+    def check_start(self, *, slurm: bool) -> None:
+        """Check that the missing runs can start, on the data of the finished ones.
+
+        Args:
+            slurm: The runs are jobs on a cluster, whose nodes may have other devices and see other folders: check
+                only that data given by ``--data`` exist.
 
         Raises:
             ValueError: A device or data are missing, or the data are not those of the finished runs.
         """
         runs = [*self.tries, *self.seeds()]
         left = [run for run in runs if not self._is_done(run)]
+        if slurm:
+            if self.data is not None:
+                check_given_data(left)
+            return
         check_devices(left)
         check_data(left)
         check_same_data([run for run in runs if run.name not in self.found], always=self.data is not None)

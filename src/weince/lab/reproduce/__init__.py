@@ -21,7 +21,8 @@ from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.page import Page, reading_notes, write_page
 from weince.lab.reproduce.plan import Run, check_data, check_devices, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
-from weince.lab.reproduce.sweep import carry_out, check_same_data, data_named
+from weince.lab.reproduce.slurm import check_slurm
+from weince.lab.reproduce.sweep import carry_out, check_given_data, check_same_data, data_named
 from weince.lab.reproduce.tables import Table, check_alone, named_tables, read_table, take_seeds
 
 __all__ = ["named_tables", "print_tables", "reproduce"]
@@ -89,14 +90,21 @@ def reproduce(
     runs = plan(
         asked, out, seeds=take_seeds(seeds, asked.seeds), only=only, epochs=epochs, data=data, device=device
     )
-    if not (slurm or table_only):  # the nodes of a cluster may see other folders; records need no images
-        check_data([run for run in runs if not execute.is_done(run)])
+    left = [] if table_only else [run for run in runs if not execute.is_done(run)]  # records need no images
+    if not slurm:
+        check_data(left)
+    elif (
+        data is not None
+    ):  # else the data are as configured, and the nodes of a cluster may see other folders
+        check_given_data(left)
     if dry_run:
         _print_plan(asked, runs)
         return out / asked.name
     if not (slurm or table_only):
-        check_devices([run for run in runs if not execute.is_done(run)])
+        check_devices(left)
         check_same_data(runs)
+    if slurm and left:
+        check_slurm(slurm_options)
     failed = {} if table_only else carry_out(runs, out, jobs=jobs, slurm=slurm, slurm_options=slurm_options)
     records = {run.folder: execute.record(run) for run in runs if execute.is_done(run)}
     if table_only:

@@ -139,17 +139,29 @@ def run_on_slurm(
     return failed
 
 
-def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str, Any]) -> Any:
-    """The submitit executor: at most `jobs` at once, each with a GPU unless a run has ``device: cpu``."""
+def check_slurm(options: Mapping[str, Any] | None) -> None:
+    """Check that jobs can be submitted from here, before anything is written.
+
+    Raises:
+        ValueError: Submitit or a command of Slurm is missing, or an option of sbatch is unknown.
+    """
     try:
         import submitit
     except ModuleNotFoundError:
         raise ValueError("--slurm needs submitit: pip install 'weince[slurm]'") from None
 
-    folder.mkdir(parents=True, exist_ok=True)
     missing = [name for name in ("srun", "sbatch", "squeue") if shutil.which(name) is None]
     if missing:
         raise ValueError(f"--slurm needs Slurm's commands here; {', '.join(missing)} not found")
+    sbatch_options({}, options or {}, submitit.SlurmExecutor._valid_parameters())
+
+
+def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str, Any]) -> Any:
+    """The submitit executor: at most `jobs` at once, each with a GPU unless a run has ``device: cpu``."""
+    check_slurm(options)
+    import submitit
+
+    folder.mkdir(parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder, max_num_timeout=100)
     usual = {"job_name": "weince", "time": 720, "cpus_per_task": 4, "array_parallelism": jobs}
     if all(run.extra.get("device") != "cpu" for run in runs):

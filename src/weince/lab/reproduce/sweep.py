@@ -6,7 +6,7 @@ from typing import Any
 
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
-from weince.lab.reproduce.plan import Run, settings_of, task_for
+from weince.lab.reproduce.plan import Run, check_data, settings_of, task_for
 from weince.lab.reproduce.slurm import run_on_slurm
 
 LINE_EVERY = 60.0
@@ -24,6 +24,20 @@ def data_here(run: Run) -> str | None:
 def data_named(run: Run) -> tuple[Any, ...]:
     """What the settings of a run call its data: runs that share it must be made on the same data."""
     return run.row, *(run.changes.get(place) for place in task_for(run).places)
+
+
+def check_given_data(runs: Sequence[Run]) -> None:
+    """Check that the data that ``--data`` names exist here, before jobs on a cluster fail on them one by one.
+
+    Raises:
+        ValueError: Data are missing.
+    """
+    try:
+        check_data(runs)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{error}; a path that only the nodes of a cluster have belongs in the configuration"
+        ) from None
 
 
 def check_same_data(runs: Sequence[Run], *, always: bool = False) -> None:
