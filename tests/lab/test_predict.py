@@ -383,6 +383,34 @@ def test_labels_from_a_file_of_their_own(file, tmp_path):
         read_features(file, tmp_path / "other.npz")
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (
+            np.zeros(80, int),
+            "All 80 items have one label, with which every neighbour is right: no R@1 and no vote.",
+        ),
+        (
+            np.arange(80),
+            "No label of the 80 items occurs twice, so no neighbour is right: no R@1 and no vote.",
+        ),
+    ],
+    ids=["one label", "a label each"],
+)
+def test_labels_that_tell_no_heads_apart_are_left_out_with_a_remark(tmp_path, labels, said):
+    z_i, z_j, _ = two_views()
+    np.savez(tmp_path / "z.npz", z_i=z_i, z_j=z_j, labels=labels)
+    out = tmp_path / "out"
+    page = predict(
+        tmp_path / "z.npz", out, losses=LOSSES, seeds=[0], steps=2, probe=SMALL, progress=False
+    ).read_text(encoding="utf-8")
+    assert said in page.splitlines()
+    assert "R@1, %" not in page
+    head = json.loads((out / "heads.json").read_text(encoding="utf-8"))["heads"][0]
+    assert head["r1"] is None
+    assert head["vote"] is None
+
+
 def test_train_heads_is_deterministic(views):
     found = [train_heads(views, list(LOSSES.values()), 1, 3, SMALL) for _ in range(2)]
     assert found[0] == found[1]

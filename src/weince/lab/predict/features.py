@@ -29,12 +29,21 @@ class Views(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """`Views`, the share of the variance that their axes keep, and hashes of the features (with ids) and labels."""
+    """Features that heads are trained on.
+
+    Attributes:
+        views: The features.
+        kept: Share of the variance that their axes keep.
+        key: Hash of the features, with ids.
+        labels_key: Hash of the labels.
+        remark: Why the views have no labels though labels were given; else empty.
+    """
 
     views: Views
     kept: float
     key: str
     labels_key: str
+    remark: str = ""
 
 
 def read_features(path: Path, labels: Path | None = None) -> tuple[Pairs, NDArray[np.int64] | None]:
@@ -113,10 +122,21 @@ def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes:
     kept = min(axes, both.shape[1])
     rotated = (both @ directions[:, -kept:].flip(1)).float()
     keys = _key(pairs.z_i, pairs.z_j, pairs.ids), _key(labels)
-    known = None if labels is None else torch.from_numpy(labels)
+    remark = "" if labels is None else _why_not_looked_up(labels)
+    known = None if labels is None or remark else torch.from_numpy(labels)
     ids = None if pairs.ids is None else torch.from_numpy(pairs.ids)
     share = float(variance[-kept:].sum() / variance.sum())
-    return Prepared(Views(rotated[:items], rotated[items:], known, ids), share, *keys)
+    return Prepared(Views(rotated[:items], rotated[items:], known, ids), share, *keys, remark)
+
+
+def _why_not_looked_up(labels: NDArray[np.int64]) -> str:
+    """Why R@1 and the vote would be the same for every head, in words; empty if they are not."""
+    different = len(np.unique(labels))
+    if different == 1:
+        return f"All {len(labels):,} items have one label, with which every neighbour is right: no R@1 and no vote."
+    if different == len(labels):
+        return f"No label of the {len(labels):,} items occurs twice, so no neighbour is right: no R@1 and no vote."
+    return ""
 
 
 def _key(*arrays: NDArray[Any] | None) -> str:

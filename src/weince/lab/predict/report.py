@@ -76,6 +76,7 @@ def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command
         f"noise of {probe.noise:g} on standardised features; {items:,} items, a quarter of them held out"
         f"{'' if prepared.views.ids is None else ', those with equal ids or drawn by one label never compete'}; "
         f"seeds: {seeds}" + (", mean ± half of a 95 % t-interval." if seeds > 1 else "."),
+        *(["", prepared.remark] if prepared.remark else []),
         "",
         f"| loss | {' | '.join(columns)} | |",
         f"|---|{'---:|' * len(columns)}---|",
