@@ -654,11 +654,32 @@ def test_keys_without_gradient_cost_none():
         ({"gather": "rign"}, "gather must be True, False or \"ring\"; got 'rign'"),
         ({"reduction": "max"}, "reduction must be one of mean, sum, none; got 'max'"),
         ({"candidates": "view"}, "candidates must be one of .*; got 'view'"),
+        ({"check_finite": "no"}, "check_finite must be True, False or None; got 'no'"),
+        ({"graph": "yes"}, "graph must be True, False or None; got 'yes'"),
     ],
 )
 def test_a_wrong_option_is_refused_when_the_loss_is_made(options, said):
     with pytest.raises(ValueError, match=said):
         WeinceLoss(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: weince.HCLLoss(hardness="1"), "hardness must be a number of at least 0; got '1'"),
+        (lambda: weince.HCLLoss(false_negatives=1.0), r"must be a share in \[0, 1\); got 1.0"),
+        (lambda: weince.DebiasedLoss(false_negatives=None), r"must be a share in \[0, 1\); got None"),
+        (lambda: weince.RINCELoss(q="0.1"), r"q must lie in \(0, 1\]; got '0.1'"),
+        (lambda: weince.TemperatureMixtureLoss(nodes=2.5), "nodes must be an int between 2 and 20; got 2.5"),
+        (lambda: InfoNCELoss(softmax_term=None), "softmax_term must be a weight of at least 0; got None"),
+        (lambda: SigLIPLoss(scale=0.0), "scale must be positive and finite; got 0.0"),
+        (lambda: SigLIPLoss(bias=math.nan), "bias must be a finite number; got nan"),
+        (lambda: SigLIPLoss(bias=None), "bias must be a finite number; got None"),
+    ],
+)
+def test_a_wrong_number_is_refused_when_the_loss_is_made(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
 
 
 class Both(TemperatureLoss):

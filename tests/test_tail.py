@@ -222,6 +222,7 @@ def test_numbers_may_be_numpys():
     [
         (torch.zeros(3), torch.zeros(3, dtype=torch.int64)),
         (torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)),
         (torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)),
         (torch.zeros(3, 4), torch.zeros(4, dtype=torch.int64)),
         (torch.zeros(3, 4), torch.zeros(3, 4)),

@@ -285,9 +285,9 @@ def tail_stats(scores: Tensor, positives: Tensor, *, tail: TailConfig = TailConf
         torch.Size([16])
     """
     shape = tuple(scores.shape)
-    if scores.ndim != 2 or not scores.is_floating_point() or shape[1] < 2:
+    if scores.ndim != 2 or not scores.is_floating_point() or shape[0] < 1 or shape[1] < 2:
         raise ValueError(
-            "scores must be a floating point tensor (anchors, candidates) with 2 candidates or more; "
+            "scores must be a floating point tensor (anchors, candidates) with 1 anchor and 2 candidates or more; "
             f"got {scores.dtype} of shape {shape}"
         )
     if positives.dtype == torch.bool and tuple(positives.shape) == shape:

@@ -132,6 +132,9 @@ class ContrastiveLoss(nn.Module):
         check_choice("reduction", self.reduction, get_args(Reduction))
         check_choice("engine", self.engine, get_args(EngineName))
         check_gather(self.gather, self.engine)
+        for option in ("check_finite", "graph"):
+            if getattr(self, option) not in (None, True, False):  # "no" would be taken for True
+                raise ValueError(f"{option} must be True, False or None; got {getattr(self, option)!r}")
         name = type(self).__name__
         if self.candidates == "labels" and not self.several_positives:
             raise ValueError(f'{name} wants one positive per anchor; got candidates="labels"')

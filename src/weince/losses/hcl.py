@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, Scalar, SoftmaxLink
+from weince.links import AffineLink, Scalar, SoftmaxLink, is_number
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.sums import Count, LogSumExp, Sum, Summed, log1pexp
@@ -52,10 +52,10 @@ class HCLLoss(TemperatureLoss):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(temperature, max_scale=max_scale, **options)
-        if not 0 <= hardness < float("inf"):
-            raise ValueError(f"hardness must be a number of at least 0; got {hardness}")
-        if not 0 <= false_negatives < 1:
-            raise ValueError(f"false_negatives must be a share in [0, 1); got {false_negatives}")
+        if not is_number(hardness) or not 0 <= hardness < float("inf"):
+            raise ValueError(f"hardness must be a number of at least 0; got {hardness!r}")
+        if not is_number(false_negatives) or not 0 <= false_negatives < 1:
+            raise ValueError(f"false_negatives must be a share in [0, 1); got {false_negatives!r}")
         self.hardness, self.false_negatives = hardness, false_negatives
 
     def sums(self, batch: Engine) -> list[Sum]:

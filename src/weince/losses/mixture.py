@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, SoftmaxLink, check_positive
+from weince.links import Scalar, SoftmaxLink, check_positive, is_number
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss
 from weince.sums import LogSumExp, Summed
@@ -54,8 +54,8 @@ class TemperatureMixtureLoss(TemperatureLoss):
     ) -> None:
         super().__init__(temperature, max_scale=max_scale, **options)
         check_positive("spread", spread)
-        if not 2 <= nodes <= 20:
-            raise ValueError(f"nodes must lie between 2 and 20; got {nodes}")
+        if not is_number(nodes, int) or not 2 <= nodes <= 20:
+            raise ValueError(f"nodes must be an int between 2 and 20; got {nodes!r}")
         self.spread, self.nodes = spread, nodes
         places, weights = np.polynomial.hermite_e.hermegauss(nodes)
         self.factors = tuple(float(factor) for factor in np.exp(spread * places))

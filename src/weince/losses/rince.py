@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, SoftmaxLink, check_positive
+from weince.links import Scalar, SoftmaxLink, check_positive, is_number
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.scores import free_to_look
@@ -51,8 +51,8 @@ class RINCELoss(TemperatureLoss):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(temperature, max_scale=max_scale, **options)
-        if not 0 < q <= 1:
-            raise ValueError(f"q must lie in (0, 1]; got {q}")
+        if not is_number(q) or not 0 < q <= 1:
+            raise ValueError(f"q must lie in (0, 1]; got {q!r}")
         check_positive("weight", weight)
         self.q, self.weight = q, weight
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import AffineLink
+from weince.links import AffineLink, check_positive, is_number
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.losses.temperature import keep_within
 from weince.sums import SoftplusSum, Sum
@@ -52,8 +52,9 @@ class SigLIPLoss(ContrastiveLoss):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        if not 0 < scale < math.inf or not math.isfinite(bias):
-            raise ValueError(f"scale must be positive, and bias finite; got scale={scale}, bias={bias}")
+        check_positive("scale", scale)
+        if not is_number(bias) or not math.isfinite(bias):
+            raise ValueError(f"bias must be a finite number; got {bias!r}")
         if max_scale is not None and not scale <= max_scale:
             raise ValueError(f"max_scale must be at least the scale of {scale}; got {max_scale}")
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)), requires_grad=learn)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import Scalar, ShortfallLink, SoftmaxLink
+from weince.links import Scalar, ShortfallLink, SoftmaxLink, is_number
 from weince.losses.temperature import remember
 from weince.scores import wide
 from weince.sums import LogSumExp, Summed
@@ -30,8 +30,8 @@ class HardestTerms(nn.Module):
     def __init__(self, softmax: float = 0.0, shortfall: float = 0.0) -> None:
         super().__init__()
         for name, weight in (("softmax_term", softmax), ("shortfall_term", shortfall)):
-            if not 0 <= weight < float("inf"):
-                raise ValueError(f"{name} must be a weight of at least 0; got {weight}")
+            if not is_number(weight) or not 0 <= weight < float("inf"):
+                raise ValueError(f"{name} must be a weight of at least 0; got {weight!r}")
         self.weights = tuple(weight for weight in (softmax, shortfall) if weight)
         self.softmax = softmax
         self.slope = RunningSlope() if shortfall else None
