@@ -6,8 +6,8 @@ import sys
 from weince.cli import main
 
 if __name__ == "__main__":
-    # Fabric imports torchmetrics, where it is installed, to compare its version, and that imports transformers and
-    # half of scipy: seconds for each of the many short runs of a sweep, which need none of it.
+    # Fabric imports torchmetrics, if it is installed, only to compare its version. torchmetrics imports transformers
+    # and half of scipy. A run needs none of it, and would start seconds later.
     if sys.argv[1:2] == ["train"] and "--help" not in sys.argv:
         sys.modules["torchmetrics"] = None  # type: ignore[assignment]
         with contextlib.suppress(ImportError):  # the command says what is missing

@@ -122,7 +122,7 @@ def meet(contest: Contest, settings: str) -> Contest:
 
 
 def average(gradient: Tensor) -> Tensor:
-    """The average of a gradient over all ranks, as DDP makes it for a model; for what a loss learns."""
+    """Average a gradient over all ranks, as DDP does for a model; for the parameters of a loss."""
     total = gradient.clone()
     with _together("averaging a gradient"):
         dist.all_reduce(total)

@@ -16,7 +16,7 @@ parameters that had one value per anchor, and what else the code reads."""
 def check_learned(link: Link, like: Tensor) -> None:
     """Raise if a user's logit reads a tensor that requires a gradient and is no parameter of the link.
 
-    The engines would send that tensor no gradient, and the positive's logit a part of it.
+    The sums over candidates would give that tensor no gradient; it would get only that of the positive's logit.
     """
     if not link.custom or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
         return

@@ -29,8 +29,8 @@ class TailConfig:
         k: Size of the tail: a share of the anchor's negatives in (0, 1] as a float, or a number of them as an int.
         k_min: Smallest size if ``k`` is a share.
         k_max: Largest size; it keeps memory linear in the batch.
-        rho0: Fixed pivot of the gate of ``rho``; by default a quantile over the batch.
-        rho0_quantile: The quantile of ``rho`` over all anchors that is the pivot (nearest rank).
+        rho0: Pivot: the ``rho`` at which the gate of ``rho`` is half open. By default a quantile over the batch.
+        rho0_quantile: This quantile of ``rho`` over all anchors is the pivot (nearest rank).
         margin: ``m``: the difference in AIC at which the AIC gate is half open.
         kappa_rho: Steepness of the gate of ``rho``.
         kappa_aic: Steepness of the AIC gate.

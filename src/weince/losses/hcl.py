@@ -74,7 +74,7 @@ class HCLLoss(TemperatureLoss):
         lowest = (log_count - 1 / self.bounded_temperature()).to(seen.dtype)
         if share:
             false = harder.positive + log_count + torch.log(torch.full_like(count, share))
-            # Some are left only if the difference exceeds rounding: closer to 0, log1p(-1) would have no gradient.
+            # Negatives are left only if the difference exceeds rounding: closer to 0, log1p(-1) has no gradient.
             some = ~(false - seen >= -torch.finfo(seen.dtype).eps)  # NaN stays NaN
             left = torch.where(some, false - seen, -torch.inf)
             negatives = seen + torch.log1p(-left.exp())

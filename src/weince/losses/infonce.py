@@ -22,8 +22,8 @@ class InfoNCELoss(TemperatureLoss):
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
         softmax_term: Weight of an extra cross-entropy over the positive and the 50 hardest negatives.
-        shortfall_term: Weight of the same with a shortfall link whose slope is fitted to the batches. With both at
-            0.5 the loss is that of the authors' released code without its blended logit.
+        shortfall_term: Weight of another such cross-entropy with a shortfall link; its slope is fitted to the
+            batches. With both weights at 0.5 the loss is :class:`weince.WeinceLoss` without its blended logit.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
