@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def commands(run):
     return [[sys.executable, "-S", "-c", {write!r}, str(run.folder), json.dumps(texts)]]
 execute.commands = commands
 costs = dict(loss_ms=1.0, loss_mib=1.0, step_ms=2.0, step_mib=2.0, batch=9, width=9, hardware="a CPU")
-cost.measure_costs = lambda runs: [costs for _ in runs]
+cost.measure_cost = lambda run: costs
 from weince.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -242,11 +243,28 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
 
 
 def test_the_process_that_measures_costs_says_why_it_cannot(tmp_path, config):
-    from weince.lab.compare.cost import measure_costs
+    from weince.lab.compare.cost import measure_cost
     from weince.lab.reproduce.plan import plan
 
     run = plan(
         comparison_of(config, "infonce", "dcl").tries_table(), tmp_path, data=str(tmp_path / "none.npz")
     )[0]
-    with pytest.raises(ValueError, match=r"the cost of a step could not be measured: .*none.npz"):
-        measure_costs([run])
+    with pytest.raises(
+        ValueError, match=r"the cost of a step with infonce could not be measured: .*none.npz"
+    ):
+        measure_cost(run)
+
+
+def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config, capsys):
+    from weince.lab.compare.cost import RECORD, Timing
+    from weince.lab.reproduce.plan import plan
+
+    runs = plan(comparison_of(config, "infonce", "dcl").tries_table(), tmp_path)
+    first, last = (next(run for run in runs if run.loss == loss) for loss in ("infonce", "dcl"))
+    for run in (first, last):
+        run.folder.mkdir(parents=True)
+        (run.folder / "run.yaml").write_text("{}")
+    Timing([replace(first, extra={"data": str(tmp_path / "none.npz")}), last])()
+    assert "the cost of a step with infonce could not be measured: " in capsys.readouterr().err
+    assert not (first.folder / RECORD).exists()
+    assert json.loads((last.folder / RECORD).read_text())["step_ms"] > 0

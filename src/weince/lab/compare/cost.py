@@ -1,7 +1,7 @@
 """Measure what a loss costs on this machine: time and memory of the loss alone and of a whole training step.
 
-It runs in its own process, so that the sweep holds no GPU memory: ``python -m weince.lab.compare.cost`` reads a JSON
-list of runs from standard input, each a list of options of ``weince train``, and prints a JSON list of costs.
+Each run is measured in its own process, so that the sweep holds no GPU memory: ``python -m weince.lab.compare.cost``
+with the options of ``weince train`` prints the costs as JSON.
 """
 
 import json
@@ -31,6 +31,7 @@ from weince.lab.text.train import Job, TextRun
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
 from weince.lab.vision.train import assemble, launch
+from weince.progress import bars
 
 RECORD = "cost.json"
 REPEATS, ENOUGH_SECONDS = 20, 3.0
@@ -41,34 +42,40 @@ Cost = dict[str, Any]
 ``width``, ``hardware``."""
 
 
-def measure_costs(runs: Sequence[Run]) -> list[Cost]:
-    """Measure the costs of runs on this machine, in one separate process.
+def measure_cost(run: Run) -> Cost:
+    """Measure the cost of a run on this machine, in a separate process.
 
     Raises:
         ValueError: The process failed; the message has the last line of its error output.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "weince.lab.compare.cost"],
-        input=json.dumps([run.arguments() for run in runs]),
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "weince.lab.compare.cost", *run.arguments()], capture_output=True, text=True
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise ValueError(f"the cost of a step could not be measured: {last}")
-    found: list[Cost] = json.loads(done.stdout.splitlines()[-1])
+        raise ValueError(f"the cost of a step with {run.loss} could not be measured: {last}")
+    found: Cost = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Measures the costs of runs, here or as a cluster job, and adds each cost to the record of its run."""
+    """Measures the costs of runs, here or as a cluster job, and adds each cost to the record of its run.
+
+    A run that cannot be measured is named on standard error.
+    """
 
     runs: Sequence[Run]
 
     def __call__(self) -> None:
-        for run, cost in zip(self.runs, measure_costs(self.runs), strict=True):
-            add_file(run, RECORD, cost)
+        with bars() as shown:
+            task = shown.add_task("losses timed", total=len(self.runs))
+            for run in self.runs:
+                try:
+                    add_file(run, RECORD, measure_cost(run))
+                except ValueError as error:
+                    shown.say(str(error))
+                shown.advance(task)
 
 
 class Ready(NamedTuple):
@@ -124,7 +131,6 @@ READY: dict[type[Any], Callable[[Any], Ready]] = {VisionRun: _with_images, TextR
 def cost_of(run: Any) -> Cost:
     """Measure one run: its loss on random embeddings of its size, and its whole step on its data."""
     began = time.perf_counter()
-    torch.compiler.reset()  # for each run anew: torch recompiles a function only a few times
     train, loss, device, width, steps = READY[type(run)](run)
     on_gpu = device.type == "cuda"
     train()
@@ -195,7 +201,7 @@ def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
 
 
 def main() -> None:
-    print(json.dumps([cost_of(_run(arguments)) for arguments in json.load(sys.stdin)]))
+    print(json.dumps(cost_of(_run(sys.argv[1:]))))
 
 
 def _run(arguments: Sequence[str]) -> Any:

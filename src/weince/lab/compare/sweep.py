@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weince.lab.compare import merge
-from weince.lab.compare.cost import Cost, Timing, measure_costs
+from weince.lab.compare.cost import Cost, Timing, measure_cost
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import choose, cost_of_run, summarise, without_figure
 from weince.lab.reproduce import execute
@@ -142,7 +142,7 @@ class Sweep:
         """The cost of the baseline's first try on this machine."""
         run = next(run for run in self.tries if run.loss == self.comparison.baseline)
         print("timing a few steps of the configuration", file=sys.stderr)
-        return measure_costs([run])[0]
+        return measure_cost(run)
 
     def missing(self, seeds: Sequence[Run]) -> list[str]:
         """Runs that are not done, in words: a line for each loss and try."""
@@ -252,14 +252,10 @@ class Sweep:
         if not wanted:
             return
         print(f"timing the losses: {', '.join(run.loss for run in wanted)}", file=sys.stderr)
-        timing = Timing(wanted)
-        try:
-            if slurm_options is None:
-                timing()
-            else:
-                call_on_slurm(timing, wanted, out=self.out, options=slurm_options)
-        except ValueError as error:  # not fatal: the page can be written without costs
-            print(error, file=sys.stderr)
+        if slurm_options is None:
+            Timing(wanted)()
+        else:
+            call_on_slurm(Timing(wanted), wanted, out=self.out, options=slurm_options)
         left = [run.loss for run in wanted if cost_of_run(run) is None]
         if left:
             print(f"not timed: {', '.join(left)}; the same command tries again", file=sys.stderr)
