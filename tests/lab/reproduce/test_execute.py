@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,8 +23,10 @@ from weince.lab.reproduce import execute, processes, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import keep_records, read_record
+from weince.lab.reproduce.sweep import begin
 from weince.lab.reproduce.tables import read_table
 from weince.lab.vision.config import VisionRun
+from weince.progress import telling_bars
 
 
 def runs_of(tmp_path):
@@ -516,6 +519,17 @@ def test_a_plan_counts_the_tries_that_were_asked_for(tmp_path, capsys):
     assert "8 runs, 0 done; 1 configuration tried for each loss." in capsys.readouterr().out
     reproduce("linear", out=tmp_path, only=[tries[0], "cifar100_resnet18/InfoNCE"], dry_run=True)
     assert "12 runs, 0 done; 2 configurations tried for each loss." in capsys.readouterr().out
+
+
+def test_the_remaining_time_is_that_of_runs_which_end_together():
+    clock = [0.0]
+    bar = telling_bars(shown=False)
+    bar.get_time = lambda: clock[-1]
+    task = begin(bar, "seeds", total=9, done=3)
+    for seconds in (100.0, 101.0):  # two of six runs, which ran at the same time
+        clock.append(seconds)
+        bar.advance(task, 1)
+    assert bar.tasks[0].time_remaining == math.ceil(4 * 101 / 2)
 
 
 SWEEP = "import sys; from pathlib import Path; from weince.lab.reproduce import reproduce; \

@@ -2,15 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, settings_of, task_for
 from weince.lab.reproduce.slurm import run_on_slurm
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from weince.progress import Bars
+
 LINE_EVERY = 60.0
 """Seconds between two progress lines if there is no terminal."""
+
+YEAR = 365 * 24 * 3600.0
 
 
 def data_here(run: Run) -> str | None:
@@ -67,6 +74,18 @@ def check_same_data(runs: Sequence[Run], *, always: bool = False) -> None:
                 )
 
 
+def begin(bar: "Bars", name: str, *, total: int, done: int) -> "TaskID":
+    """Add the task of a sweep to a bar.
+
+    Its speed is that since the beginning. Rich's own, between the runs that ended in the last 30 seconds, says "1
+    second left" when two concurrent runs of minutes end together.
+    """
+    bar.speed_estimate_period = YEAR
+    task = bar.add_task(name, total=total, completed=done)
+    bar.advance(task, 0)  # the beginning, from which rich counts
+    return task
+
+
 def carry_out(
     runs: Sequence[Run],
     out: Path,
@@ -96,12 +115,12 @@ def carry_out(
     if not left:
         return {}
     (out / "runs").mkdir(parents=True, exist_ok=True)  # fail here once, not in every run
-    from rich.progress import MofNCompleteColumn
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
     from weince.progress import telling_bars
 
-    with telling_bars(MofNCompleteColumn(), every=LINE_EVERY) as bar:
-        task = bar.add_task(name, total=len(every), completed=len(every) - len(left), said="")
+    with telling_bars(MofNCompleteColumn(), TimeRemainingColumn(), every=LINE_EVERY) as bar:
+        task = begin(bar, name, total=len(every), done=len(every) - len(left))
 
         def tell(run: Run, what: str) -> None:
             bar.update(task, advance=what in ("done", "failed"), said=f"{what} {run.name}")
