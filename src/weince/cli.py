@@ -236,7 +236,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = _Parser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="weince",
         description="Choose, check and scale a contrastive loss.",
         epilog=EXAMPLES,
