@@ -133,7 +133,12 @@ class TestSimulation:
         ("options", "message"),
         [
             ({"scores": [0.5, 1.0]}, "below 1"),
-            ({"scores": [0.5, 0.5]}, "not all equal"),
+            ({"scores": [0.5, 0.5]}, "not be all equal; got 2 from 0.5 to 0.5"),
+            ({"scores": [0.1, float("nan")]}, "scores must be finite; got 1 NaN"),
+            (
+                {"scores": np.zeros((9, 9))},
+                r"scores must be a non-empty array of shape \(n,\); got shape \(9, 9\)",
+            ),
             ({"beta": -1.0}, "beta"),
             ({"sizes": []}, "sizes"),
             ({"replicates": 1}, "replicates"),

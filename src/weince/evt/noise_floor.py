@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from weince.evt.arrays import Floats, Integers
+from weince.evt.arrays import Floats, Integers, as_scores
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,11 @@ class CoordinateMismatch:
 
 
 def _as_candidates(scores: ArrayLike) -> Floats:
-    s = np.asarray(scores, dtype=np.float64)
-    if s.ndim != 1 or s.size < 2 or not np.isfinite(s).all() or s.max() >= 1.0 or s.max() == s.min():
-        raise ValueError(f"scores must be at least two finite numbers below 1, not all equal; got {scores!r}")
+    s = as_scores(scores, "scores")
+    if s.max() >= 1.0 or s.max() == s.min():
+        raise ValueError(
+            f"scores must lie below 1 and not be all equal; got {s.size} from {s.min()} to {s.max()}"
+        )
     return s
 
 
