@@ -1008,3 +1008,18 @@ def test_nan_is_not_hidden(name, engine):
         z_i[3] = math.nan
         losses = MAKERS[name](**options)(z_i, z_j)[:12]  # of the anchors in the view of that row
     assert losses.isnan().all()
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.8, 3.0])
+def test_the_temperatures_of_the_kl_ball_are_found_near_the_cap(radius):
+    """The variance of scores near 1, as ``E[s²] - E[s]²``, is below the rounding of 1."""
+    centre = torch.randn(1, 16)
+    z_i, z_j = (centre + 0.01 * torch.randn(2, 64, 16)).unbind()
+    loss = weince.KLBallLoss(radius)
+    value, found = gradients(loss, z_i, z_j)
+    right, wanted = gradients(loss, z_i.double(), z_j.double())
+    torch.testing.assert_close(
+        value.double(), right, rtol=1e-3, atol=0
+    )  # a score has an error of 1e-7 in 1e-4
+    for own, exact in zip(found, wanted, strict=True):
+        assert (own - exact).norm() < 1e-3 * exact.norm()

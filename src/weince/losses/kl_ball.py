@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, FunctionLink, SoftmaxLink, check_positive
+from weince.links import FunctionLink, SoftmaxLink, check_positive
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.sums import LogSumExp, Summed
 
@@ -67,10 +67,10 @@ def scales_at(batch: Engine, radius: float) -> Tensor:
     for _ in range(STEPS):
         scale = at.exp()
         total, first, second = batch.log_sums_exp(
-            [AffineLink(scale), FunctionLink(_tilted, k=scale), FunctionLink(_tilted_twice, k=scale)]
+            [FunctionLink(function, k=scale) for function in (_logit, _tilted, _tilted_twice)]
         )
-        mean, square = (first - total).exp(), (second - total).exp()  # moments of 1 + s under the softmax
-        distance = scale * (mean - 1) - total + log_count
+        mean, square = (first - total).exp(), (second - total).exp()  # moments of 1 - s under the softmax
+        distance = log_count - total - scale * mean
         low, high = torch.where(distance < radius, at, low), torch.where(distance < radius, high, at)
         slope = scale.square() * (square - mean.square()).clamp_min(torch.finfo(like.dtype).tiny)
         step = at - (distance - radius) / slope
@@ -79,12 +79,19 @@ def scales_at(batch: Engine, radius: float) -> Tensor:
     return at.exp()
 
 
+# In shortfalls, which are small if all negatives are near the cap: there the variance of scores would cancel.
+
+
+def _logit(s: Tensor, k: Tensor) -> Tensor:
+    return -k * (1 - s)
+
+
 def _tilted(s: Tensor, k: Tensor) -> Tensor:
-    return k * s + (1 + s).clamp_min(1e-30).log()
+    return (1 - s).clamp_min(1e-30).log() - k * (1 - s)
 
 
 def _tilted_twice(s: Tensor, k: Tensor) -> Tensor:
-    return k * s + 2 * (1 + s).clamp_min(1e-30).log()
+    return 2 * (1 - s).clamp_min(1e-30).log() - k * (1 - s)
 
 
 kl_ball_loss = functional(KLBallLoss, "kl_ball_loss")
