@@ -12,6 +12,7 @@ import pytest
 import tutorials
 from programs import run
 
+import weince
 from weince.cli import build_parser
 from weince.intervals import t_interval
 from weince.lab import settings
@@ -229,3 +230,14 @@ def test_a_loss_that_was_trained_with_is_not_said_to_be_untried():
     assert "siglip" in trained
     assert untried
     assert not {name.replace("-", "_") for name in untried} & trained
+
+
+def test_the_losses_that_refuse_labels_are_named():
+    options = text(DOCS / "losses.md").partition("## Options\n")[2].partition("| option")[0]
+    refusing = options.partition(" refuse `")[0].partition("exceptions:")[2]
+    losses = [getattr(weince, name) for name in weince.__all__ if name.endswith("Loss")]
+    assert set(re.findall(r"`(\w+Loss)`", refusing)) == {
+        loss.__name__ for loss in losses if not (loss.several_positives or loss.same_view)
+    }
+    wanting = re.findall(r"`(\w+Loss)` wants `\"views\"`", options)
+    assert wanting == [loss.__name__ for loss in losses if loss.same_view]
