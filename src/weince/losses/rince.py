@@ -16,9 +16,6 @@ from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.scores import free_to_look
 from weince.sums import LogSumExp, Summed, log1pexp
 
-STEEPEST = {torch.float32: 60.0, torch.float64: 600.0}
-"""Largest ``q / temperature``: the loss grows as its exponential, and the gradient is larger still."""
-
 
 class RINCELoss(TemperatureLoss):
     """RINCE: between InfoNCE (``q`` to 0) and a symmetric loss that noisy views hurt less (``q = 1``).
@@ -58,7 +55,7 @@ class RINCELoss(TemperatureLoss):
 
     def sums(self, batch: Engine) -> LogSumExp:
         temperature, dtype = self.bounded_temperature(), batch.contest.anchors.dtype
-        lowest = self.q / STEEPEST[dtype]
+        lowest = self.q / (600 if dtype == torch.float64 else 60)  # gradients are larger than the loss
         if isinstance(temperature, Tensor):
             overflows = free_to_look(temperature) and bool((temperature < lowest).any())
         else:
