@@ -94,7 +94,10 @@ OWN = """
 import numpy, torch
 from torch import nn
 class Plain(nn.Module):
+    def __init__(self, *, temperature=0.1, margin=1.0, margins=(), flag=False): super().__init__()
     def forward(self, z_i, z_j): return (z_i * z_j).sum()
+class Misspelt(Plain):
+    search_space = ({"margin": 0.5}, {"margni": 1.0})
 class Searched(Plain):
     search_space = ({"margin": 0.5}, {"margin": 1.0, "temperature": 0.2})
 class Wrong(Plain):
@@ -142,6 +145,9 @@ def test_a_loss_of_ones_own(own):
         with pytest.raises(ValueError, match=f"search_space of mine_compared:{name}: {got}") as refusal:
             tries_of(f"mine_compared:{name}", own)
         assert "\n" not in str(refusal.value)
+    said = r"search_space of mine_compared:Misspelt, {'margni': 1.0}: .*unexpected keyword argument 'margni'"
+    with pytest.raises(ValueError, match=said):
+        tries_of("mine_compared:Misspelt", own)
     with pytest.raises(ValueError, match=r"unknown loss 'infonec' .did you mean infonce"):
         tries_of("infonec", own)
 

@@ -16,7 +16,7 @@ import yaml
 
 from weince.files import write_text_aside
 from weince.lab import settings
-from weince.lab.configure import PRESETS, LossConfig, find, unknown
+from weince.lab.configure import PRESETS, LossConfig, build_loss, find, unknown
 from weince.lab.reproduce.plan import flat
 from weince.lab.reproduce.tables import SEEDS, Loss, Table, check_seeds
 from weince.lab.reproduce.tasks import Task, task_of
@@ -123,7 +123,19 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
         )
     content = settings.load(config)
     space = at_temperatures(space, task_of(content).temperatures)
+    if loss not in PRESETS:
+        _check_own(loss, space)
     return [alone(_as_settings(loss, tried), content) for tried in space]
+
+
+def _check_own(loss: str, space: Tries) -> None:
+    """Make a loss of the user's own with every try now, not after hours of the baseline's runs."""
+    for tried in space:
+        given = {name.removeprefix("loss."): value for name, value in _as_settings(loss, tried).items()}
+        try:
+            build_loss(LossConfig(**given))
+        except ValueError as error:
+            raise ValueError(f"search_space of {loss}, {dict(tried)}: {error}") from None
 
 
 def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
