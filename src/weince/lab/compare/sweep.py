@@ -208,7 +208,8 @@ class Sweep:
         runs = list({run.folder: run for run in (*self.tries, *seeds)}.values())
         records = self.records(runs)
         if failed and not records:
-            raise ValueError(f"all {len(failed)} runs failed; {next(iter(failed.values()))}")
+            first = next(iter(failed.values()))
+            raise ValueError(f"{_so_many(len(failed), 'run')} failed, and none is done; {first}")
         if not records:
             raise ValueError(
                 f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}; wanted one that is "
@@ -226,7 +227,9 @@ class Sweep:
         path = write_page(self.comparison, summary, self.out / self.comparison.name, failed, command)
         if failed:
             first = next(iter(failed.values()))
-            raise ValueError(f"{len(failed)} runs failed, the page without them is {path}; {first}")
+            raise ValueError(
+                f"{_so_many(len(failed), 'run')} failed, the page of the others is {path}; {first}"
+            )
         return path
 
     def _there(self) -> str:

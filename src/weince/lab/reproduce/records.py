@@ -104,7 +104,13 @@ def read_archive(path: Path) -> dict[str, dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                files = dict(json.loads(line))
+                content = json.loads(line)
+            except ValueError:
+                raise ValueError(
+                    f"{path}, line {number}: not JSON, it may be cut short: remove this line; its run is then missing"
+                ) from None
+            try:
+                files = dict(content)
                 found[str(files.pop("run"))] = files
             except (ValueError, TypeError, KeyError):
                 got = line.strip()
