@@ -3,6 +3,7 @@
 Without a GPU, set ``TRITON_INTERPRET`` before importing this module.
 """
 
+import interpreter  # noqa: F401  (makes it fast)
 import torch
 
 from weince.candidates import contests

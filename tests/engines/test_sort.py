@@ -12,6 +12,7 @@ if DEVICE == "cpu":
 
 triton = pytest.importorskip("triton", minversion="3.5")
 
+import interpreter  # noqa: E402, F401  (makes it fast)
 import triton.language as tl  # noqa: E402
 
 from weince.engines.kernels.sort import LANES, network, network_of, numbers_of, ranks_of, smallest  # noqa: E402
