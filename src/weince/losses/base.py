@@ -79,9 +79,10 @@ class ContrastiveLoss(nn.Module):
         check_finite: Raise on NaN or infinity in the embeddings. By default only on a CPU, where the check needs no
             device sync.
         graph: On CUDA, record the forward and backward pass as CUDA graphs and replay them for later batches of the
-            same shape; this removes most of the CPU launch overhead. By default only for the losses of this library
-            and up to 8,192 pairs of views. True: for any size and for your own loss too, which may then depend on no
-            Python state that changes between batches except its attributes. False: never.
+            same shape; this removes most of the CPU launch overhead. Each thread records its own graphs. By default
+            only for the losses of this library and up to 8,192 pairs of views. True: for any size and for your own
+            loss too, which may then depend on no Python state that changes between batches except its attributes.
+            False: never.
 
     Examples:
         >>> import torch
