@@ -37,6 +37,8 @@ def sound_page(browser, folder, width, scheme):
         assert box["left"] >= 0
         assert box["right"] <= width
     assert all(figures.nth(i).is_visible() for i in range(0, figures.count(), 7))
+    captions = page.locator("caption:visible")
+    assert captions.evaluate_all(f"all => all.every(c => c.getBoundingClientRect().right <= {width})")
     for figure in page.evaluate(OVERLAPS):
         assert len(figure["texts"]) >= 5  # two ticks per axis and a label
         assert list(overlapping(figure["texts"])) == [], figure["caption"]
