@@ -10,8 +10,16 @@ import tempfile
 import types
 from pathlib import Path
 
-# Slow imports of other packages only: before Python 3.13 the fork server cannot import from the test folders.
-IMPORTED_ONCE = ["torch", "scipy.stats", "matplotlib.pyplot", "lightning_fabric", "sentence_transformers"]
+# Slow imports of other packages only: before Python 3.13 the fork server cannot import from the test folders, except
+# from tests/lean, which is on PYTHONPATH.
+IMPORTED_ONCE = [
+    "torch",
+    "scipy.stats",
+    "matplotlib.pyplot",
+    "lightning_fabric",
+    "sentence_transformers",
+    "frozen",
+]
 FORKS = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
 
 
