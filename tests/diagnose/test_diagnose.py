@@ -31,13 +31,17 @@ def earlier(out):
 
 
 def test_named_pairs_in_memory_give_a_page_that_replaces_the_last(tmp_path):
+    """Numbers of numpy and torch are taken too."""
     earlier(tmp_path / "deep" / "page")
-    index = diagnose({"one": views(pairs=200)}, str(tmp_path / "deep" / "page"), quick=True, progress=False)
+    numbers = {"temperature": torch.nn.Parameter(torch.tensor(0.5)), "seed": np.int64(3)}
+    index = diagnose(
+        {"one": views(pairs=200)}, str(tmp_path / "deep" / "page"), quick=True, progress=False, **numbers
+    )
     assert index == tmp_path / "deep" / "page" / "index.html"
     assert "Diagnosis of one" in index.read_text(encoding="utf-8")
-    assert (
-        json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))["models"][0]["pairs"] == 200
-    )
+    summary = json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))
+    assert summary["models"][0]["pairs"] == 200
+    assert (summary["settings"]["temperature"], summary["settings"]["seed"]) == (0.5, 3)
     assert not (index.parent / "figures" / "stale.svg").exists()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page"]
 
@@ -207,12 +211,3 @@ def test_binary_codes_have_a_page(tmp_path, dim):
     z = rng.standard_normal((300, dim))
     codes = [np.sign(part).astype(np.int8) for part in (z, z + 0.8 * rng.standard_normal(z.shape))]
     assert diagnose({"codes": tuple(codes)}, tmp_path / "page", quick=True).is_file()
-
-
-def test_numbers_of_numpy_and_torch_are_taken(tmp_path):
-    rng = np.random.default_rng(0)
-    z = rng.standard_normal((200, 8))
-    settings = {"temperature": torch.nn.Parameter(torch.tensor(0.5)), "seed": np.int64(3)}
-    page = diagnose({"m": (z, z + rng.standard_normal(z.shape))}, tmp_path / "page", quick=True, **settings)
-    kept = json.loads((page.parent / "summary.json").read_text())["settings"]
-    assert (kept["temperature"], kept["seed"]) == (0.5, 3)
