@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from lab.reproduce.tables import small_table
@@ -362,6 +363,26 @@ def test_the_data_of_every_loss_are_checked(tmp_path):
         table = read_table(edited(tmp_path, losses=order, baseline="there"))
         with pytest.raises(ValueError, match=r"nowhere\.npz: no such path"):
             check_data(plan(table, tmp_path))
+
+
+def test_images_that_cannot_be_evaluated_are_refused_before_training(tmp_path, capsys):
+    images = np.random.default_rng(0).integers(256, size=(20, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "no_labels.npz", train_images=images)
+    np.savez(
+        tmp_path / "one_class.npz",
+        **dict.fromkeys(("train_images", "test_images"), images),
+        **dict.fromkeys(("train_labels", "test_labels"), np.zeros(20, int)),
+    )
+    for name, said in (
+        ("no_labels", "no_labels has no labels"),
+        ("one_class", "two classes or more; got one in one_class"),
+    ):
+        for command in (["reproduce", "digits"], ["compare", "infonce"]):
+            given = ["--data", str(tmp_path / f"{name}.npz"), "--out", str(tmp_path / "out"), "--dry-run"]
+            assert main([*command, *given]) == 2
+            assert said in capsys.readouterr().err
+    tail = edited(tmp_path, figures=["link_gain"], measure="link", choose_by="")
+    check_data(plan(read_table(tail), tmp_path, data=str(tmp_path / "no_labels.npz")))
 
 
 def test_options_of_a_table_replace_those_of_the_configuration(tmp_path):

@@ -25,7 +25,7 @@ from weince.lab.evaluate.protocol import split
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from weince.lab.vision.data import ImageData
+    from weince.lab.vision.data import ImageData, Labels
 
 __all__ = ["Evaluation", "Knn", "LabelledFeatures", "LinearProbe", "evaluate", "extract", "fingerprint", "knn",
            "linear_probe", "table"]  # fmt: skip
@@ -76,6 +76,22 @@ class Evaluation(NamedTuple):
         return found
 
 
+def labels_of(data: "ImageData") -> "tuple[Labels, Labels]":
+    """Labels of the training and of the test images, by which an encoder is evaluated.
+
+    Raises:
+        ValueError: The data have no labels, or a single class.
+    """
+    if data.train_labels is None or data.test_labels is None:
+        raise ValueError(
+            f"{data.name} has no labels, which an evaluation needs: give labelled images (--data), in folders by "
+            "class or as an .npz with labels; weince diagnose needs none"
+        )
+    if len(np.unique(data.train_labels)) < 2:
+        raise ValueError(f"an evaluation needs two classes or more; got one in {data.name}")
+    return data.train_labels, data.test_labels
+
+
 def evaluate(
     encoder: nn.Module,
     data: "ImageData",
@@ -100,13 +116,7 @@ def evaluate(
             than 500 steps. For a first look, not for figures to report.
         progress: Show bars.
     """
-    if data.train_labels is None or data.test_labels is None:
-        raise ValueError(
-            f"{data.name} has no labels, which an evaluation needs: give labelled images (--data), in folders by "
-            "class or as an .npz with labels; weince diagnose needs none"
-        )
-    if len(np.unique(data.train_labels)) < 2:
-        raise ValueError(f"an evaluation needs two classes or more; got one in {data.name}")
+    train_labels, test_labels = labels_of(data)
     train, test = (
         LabelledFeatures(
             extract(encoder, images, device=device, precision=precision, name=f"{kind} features",
@@ -114,11 +124,11 @@ def evaluate(
             torch.as_tensor(np.asarray(labels), dtype=torch.int64, device=device),
         )
         for kind, images, labels in (
-            ("train", data.train_images, data.train_labels),
-            ("test", data.test_images, data.test_labels),
+            ("train", data.train_images, train_labels),
+            ("test", data.test_images, test_labels),
         )
     )  # fmt: skip
-    parts = split(data.train_labels, seed=SPLIT_SEED)
+    parts = split(train_labels, seed=SPLIT_SEED)
     probes = linear_probe(
         train,
         test,

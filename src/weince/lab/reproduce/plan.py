@@ -16,7 +16,7 @@ from typing import Any
 from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.reproduce.tables import MEASURES, Table, check_seeds
-from weince.lab.reproduce.tasks import Task, task_of
+from weince.lab.reproduce.tasks import Task, check_own_labels, task_of
 from weince.machine import find_device
 
 WHOLE = ("loss.options", "loss.tail")
@@ -226,11 +226,16 @@ def _absolute(place: str) -> str:
     return str(Path(place).absolute()) if Path(place).exists() else place
 
 
-def check_data(runs: Sequence[Run]) -> None:
-    """Check that the data of runs exist.
+def check_data(runs: Sequence[Run], *, labels: bool = True) -> None:
+    """Check that the data of runs exist, and that the runs can be measured on them.
+
+    Args:
+        runs: The runs.
+        labels: Look for labels in the user's own images, if an evaluation needs them: training does not, so that
+            without this check every run would train to its end and fail then. This loads the images.
 
     Raises:
-        ValueError: Data are missing.
+        ValueError: Data or labels are missing.
     """
     different = {}
     for run in runs:
@@ -238,6 +243,8 @@ def check_data(runs: Sequence[Run]) -> None:
         different[run.config, *run.extra.items(), *places] = run
     for run in different.values():
         task_for(run).check(settings_of(run))
+        if labels and run.measure == "evaluation":
+            check_own_labels(settings_of(run))
 
 
 def check_devices(runs: Sequence[Run]) -> None:

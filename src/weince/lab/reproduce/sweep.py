@@ -40,7 +40,7 @@ def check_given_data(runs: Sequence[Run]) -> None:
         ValueError: Data are missing.
     """
     try:
-        check_data(runs)
+        check_data(runs, labels=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{error}; a path that only the nodes of a cluster have belongs in the configuration"

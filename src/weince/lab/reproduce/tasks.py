@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weince.lab.configure import unknown
-from weince.lab.evaluate import fingerprint
+from weince.lab.evaluate import fingerprint, labels_of
 from weince.lab.text import train as text
 from weince.lab.text.encoder import check_model
 from weince.lab.vision import config as vision
@@ -88,6 +88,12 @@ def task_of(content: Mapping[str, Any]) -> Task:
 def _check_images(run: vision.VisionRun) -> None:
     if run.data not in NAMES and not Path(run.data).exists():
         raise ValueError(f"--data {run.data}: no such path, nor a data set ({', '.join(NAMES)})")
+
+
+def check_own_labels(run: vision.VisionRun) -> None:
+    """Raise a ValueError if an encoder cannot be evaluated on the user's own images; named data sets have labels."""
+    if run.data not in NAMES:
+        labels_of(load(run.data, size=run.augment.size))
 
 
 def _images(run: vision.VisionRun) -> str:
