@@ -352,6 +352,7 @@ def test_one_view_is_refused(tmp_path, capsys):
     ("options", "said"),
     [
         (["--minutes", "0"], "minutes must be positive; got 0"),
+        (["--minutes", "1e-6", "--batch-size", "16"], "heads have time for 0 steps each in 1e-06 minutes"),
         (["--steps", "0"], "steps must be at least 1; got 0"),
         (["--seeds", "5", "3", "5"], "every seed must be named once; got 5 twice"),
         (["--jobs", "0"], "jobs must be at least 1; got 0"),
@@ -363,6 +364,7 @@ def test_one_view_is_refused(tmp_path, capsys):
 def test_bad_options_are_refused_in_one_line(file, tmp_path, capsys, options, said):
     assert main(["predict", str(file), *options, "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_constant_features_are_refused():

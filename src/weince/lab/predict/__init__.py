@@ -119,7 +119,6 @@ def predict(
     check_folder(folder)
     pairs, known_labels = read_features(Path(features), None if labels is None else Path(labels))
     prepared = prepare(pairs, known_labels, batch=probe.batch, axes=probe.axes)
-    check_writable(folder)
     store = Store(folder, prepared, probe)
     wanted = [(name, seed) for seed in seeds for name in chosen]
     missing = [head for head in wanted if not store.has(*head, chosen[head[0]])]
@@ -130,9 +129,10 @@ def predict(
             file=sys.stderr,
         )
     store.claim(steps)
+    if store.steps is None:  # then no head is finished
+        store.steps = _affordable(prepared.views, chosen, probe, len(missing), minutes, jobs)
+    check_writable(folder)  # only now, so that a call that is refused leaves no folder
     if missing:
-        if store.steps is None:
-            store.steps = _affordable(prepared.views, chosen, probe, len(missing), minutes, jobs)
         task = Task(prepared.views, chosen, store.steps, probe)
         with bars(shown=progress) as bar, _workers(task, jobs) as carry_out:
             shown = bar.add_task(f"heads, {store.steps:,} steps each", total=len(missing))
@@ -140,7 +140,7 @@ def predict(
                 store.add(found, chosen)
                 bar.advance(shown, len(found.outcomes))
     table = {name: [store.outcome(name, seed) for seed in seeds] for name in chosen}
-    return write_report(folder, table, seeds, prepared, store.steps or 0, probe, command)
+    return write_report(folder, table, seeds, prepared, store.steps, probe, command)
 
 
 def _check(
