@@ -220,7 +220,7 @@ def mixture(batch: list[Anchor], temperature: Tensor, spread: float, nodes: int)
     return each(batch, loss, alone=True)
 
 
-def kl_ball(batch: list[Anchor], radius: float) -> list[Tensor]:
+def kl_ball(batch: list[Anchor], radius: float, min_temperature: float = 0.05) -> list[Tensor]:
     def loss(anchor: Anchor) -> Tensor:
         negatives = anchor.negatives.detach()
 
@@ -229,6 +229,7 @@ def kl_ball(batch: list[Anchor], radius: float) -> list[Tensor]:
             return float(torch.xlogy(weights, weights * len(negatives)).sum()) - radius
 
         t = math.exp(brentq(too_far, math.log(1e-3), math.log(1e2), xtol=1e-15, rtol=1e-14))
+        t = max(t, min_temperature)
         return (-anchor.positives + t * torch.logsumexp(anchor.negatives / t, 0)).mean()
 
     return each(batch, loss)

@@ -1015,7 +1015,7 @@ def test_the_temperatures_of_the_kl_ball_are_found_near_the_cap(radius):
     """The variance of scores near 1, as ``E[s²] - E[s]²``, is below the rounding of 1."""
     centre = torch.randn(1, 16)
     z_i, z_j = (centre + 0.01 * torch.randn(2, 64, 16)).unbind()
-    loss = weince.KLBallLoss(radius)
+    loss = weince.KLBallLoss(radius, min_temperature=1e-4)
     value, found = gradients(loss, z_i, z_j)
     right, wanted = gradients(loss, z_i.double(), z_j.double())
     torch.testing.assert_close(
@@ -1023,3 +1023,22 @@ def test_the_temperatures_of_the_kl_ball_are_found_near_the_cap(radius):
     )  # a score has an error of 1e-7 in 1e-4
     for own, exact in zip(found, wanted, strict=True):
         assert (own - exact).norm() < 1e-3 * exact.norm()
+
+
+def test_the_kl_ball_spreads_out_embeddings_that_are_all_alike():
+    """Without a bound, the temperature goes to 0, only the nearest negatives push, and the embeddings contract.
+
+    The views of an image differ by more than two images do, as at the start of training.
+    """
+    torch.manual_seed(0)
+    images = torch.randn(1, 16) + 0.02 * torch.randn(64, 16)
+    views = [(images + 0.04 * torch.randn_like(images)).requires_grad_() for _ in range(2)]
+    rows = nn.functional.normalize(torch.cat(views), dim=1)
+    spreads = torch.cat(torch.autograd.grad(1 - (rows @ rows.T).mean(), views))
+
+    def step_towards_spread(loss):
+        step = -torch.cat(torch.autograd.grad(loss(*views), views))
+        return float(nn.functional.cosine_similarity(step.flatten(), spreads.flatten(), dim=0))
+
+    assert step_towards_spread(weince.KLBallLoss(1.2)) > 0.05
+    assert step_towards_spread(weince.KLBallLoss(1.2, min_temperature=1e-4)) < -0.05

@@ -1,8 +1,10 @@
 """KL ball: each anchor has the temperature that puts its softmax at KL divergence ``r`` from uniform.
 
-``-s+ + t_i log sum exp(s/t_i)`` with ``KL(softmax(s/t_i) | uniform) = r`` and no gradient through ``t_i``. This is
-the batch form of iSogCLR: Qiu et al. 2023, "Not All Semantics are Created Equal: Contrastive Self-supervised Learning
-with Automatic Temperature Individualization".
+``-s+ + t_i log sum exp(s/t_i)`` with ``KL(softmax(s/t_i) | uniform) = r``, but ``t_i`` at least 0.05, and no gradient
+through ``t_i``. This is the batch form of iSogCLR: Qiu et al. 2023, "Not All Semantics are Created Equal: Contrastive
+Self-supervised Learning with Automatic Temperature Individualization". Its authors bound the temperature, too. If all
+embeddings are alike, as at the start of training, it would go to 0. Then only the nearest negatives push, and they
+push less than the positive pulls: the embeddings stay alike.
 """
 
 import math
@@ -20,7 +22,7 @@ STEPS = 12
 """Newton steps, kept within a shrinking bracket; seven or eight suffice in float64."""
 
 SCALES = (1e-2, 1e4)
-"""Smallest and largest inverse temperature."""
+"""Range of the search for the inverse temperature."""
 
 
 class KLBallLoss(ContrastiveLoss):
@@ -28,6 +30,7 @@ class KLBallLoss(ContrastiveLoss):
 
     Args:
         radius: ``r`` in nats. Near 0 all ``N`` negatives weigh the same, near ``log N`` only the hardest counts.
+        min_temperature: Smallest temperature of an anchor. Without such a bound, training starts with a collapse.
         **options: As in :class:`weince.ContrastiveLoss`.
 
     Examples:
@@ -39,10 +42,13 @@ class KLBallLoss(ContrastiveLoss):
 
     search_space = ({"radius": 0.8}, {"radius": 1.2}, {"radius": 0.4}, {"radius": 1.8})
 
-    def __init__(self, radius: float = 0.8, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, radius: float = 0.8, *, min_temperature: float = 0.05, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**options)
         check_positive("radius", radius)
-        self.radius = radius
+        check_positive("min_temperature", min_temperature)
+        self.radius, self.min_temperature = radius, min_temperature
 
     def sums(self, batch: Engine) -> LogSumExp:
         most = batch.contest.most_negatives
@@ -50,7 +56,7 @@ class KLBallLoss(ContrastiveLoss):
             raise ValueError(
                 f"radius must be less than log(number of negatives) = {math.log(most):.3g}; got {self.radius}"
             )
-        return LogSumExp(SoftmaxLink(1 / scales_at(batch, self.radius)))
+        return LogSumExp(SoftmaxLink((1 / scales_at(batch, self.radius)).clamp_min(self.min_temperature)))
 
     def combine(self, lse: Summed) -> Tensor:
         assert isinstance(lse.link, SoftmaxLink)
