@@ -115,11 +115,12 @@ def carry_out(
     if not left:
         return {}
     (out / "runs").mkdir(parents=True, exist_ok=True)  # fail here once, not in every run
-    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn
 
-    from weince.progress import telling_bars
+    from weince.progress import Cut, remaining, telling_bars
 
-    with telling_bars(MofNCompleteColumn(), TimeRemainingColumn(), every=LINE_EVERY) as bar:
+    time_left = Cut(lambda task: f"{remaining(task)} left," if remaining(task) else "")
+    with telling_bars(MofNCompleteColumn(), time_left, every=LINE_EVERY) as bar:
         task = begin(bar, name, total=len(every), done=len(every) - len(left))
 
         def tell(run: Run, what: str) -> None:
