@@ -93,9 +93,7 @@ def reproduce(
     left = [] if table_only else [run for run in runs if not execute.is_done(run)]  # records need no images
     if not slurm:
         check_data(left)
-    elif (
-        data is not None
-    ):  # else the data are as configured, and the nodes of a cluster may see other folders
+    elif data is not None:  # data as configured may be in folders that only the nodes see
         check_given_data(left)
     if dry_run:
         _print_plan(asked, runs)
