@@ -203,11 +203,3 @@ def test_the_command_and_the_function_have_the_same_defaults():
         assert f"({getattr(Settings(), name)})" in helps[name]
         if getattr(QUICK, name) != getattr(Settings(), name):
             assert f"[{getattr(QUICK, name)}]" in helps[name]
-
-
-@pytest.mark.parametrize("dim", [24, 32])
-def test_binary_codes_have_a_page(tmp_path, dim):
-    rng = np.random.default_rng(0)
-    z = rng.standard_normal((300, dim))
-    codes = [np.sign(part).astype(np.int8) for part in (z, z + 0.8 * rng.standard_normal(z.shape))]
-    assert diagnose({"codes": tuple(codes)}, tmp_path / "page", quick=True).is_file()

@@ -468,6 +468,16 @@ def test_larger_batches_are_tried_where_positives_always_win():
     ).link.separated
 
 
+@pytest.mark.parametrize("dim", [24, 32])
+def test_binary_codes_are_measured(dim):
+    """Their cosines tie."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((300, dim))
+    codes = (np.sign(part).astype(np.int8) for part in (z, z + 0.8 * rng.standard_normal(z.shape)))
+    found = measure(make_pairs("codes", *codes), FAST, worth=0.02)
+    assert np.isfinite(found.tail.xi.fit.xi)
+
+
 @pytest.mark.parametrize("size", [32, 164])  # 164 is about the smallest with every number of negatives
 def test_any_batch_size_is_measured(size):
     found = measure(small(pairs=4 * size), replace(FAST, batch_size=size), worth=0.02)

@@ -244,19 +244,6 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
         assert scrolls is (width == 390)
 
 
-def test_the_process_that_measures_costs_says_why_it_cannot(tmp_path, config):
-    from weince.lab.compare.cost import measure_cost
-    from weince.lab.reproduce.plan import plan
-
-    run = plan(
-        comparison_of(config, "infonce", "dcl").tries_table(), tmp_path, data=str(tmp_path / "none.npz")
-    )[0]
-    with pytest.raises(
-        ValueError, match=r"the cost of a step with infonce could not be measured: .*none.npz"
-    ):
-        measure_cost(run)
-
-
 def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config, capsys):
     from weince.lab.compare.cost import RECORD, Timing
     from weince.lab.reproduce.plan import plan
@@ -267,6 +254,7 @@ def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config,
         run.folder.mkdir(parents=True)
         (run.folder / "run.yaml").write_text("{}")
     Timing([replace(first, extra={"data": str(tmp_path / "none.npz")}), last])()
-    assert "the cost of a step with infonce could not be measured: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"the cost of a step with infonce could not be measured: .*none\.npz", said)
     assert not (first.folder / RECORD).exists()
     assert json.loads((last.folder / RECORD).read_text())["step_ms"] > 0
