@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,42 @@ def browser() -> Iterator[Any]:
         )
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """``made_once(name, fill)``: a folder that ``fill`` has filled.
+
+    The first test process that asks for a name fills the folder, the others wait for it.
+    """
+    own = tmp_path_factory.getbasetemp()
+    of_all = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
+        folder = of_all / name
+        ended = folder / "ended.txt"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            until = time.monotonic() + 300
+            while not ended.exists():
+                assert time.monotonic() < until, f"another process did not fill {name} in 300 s"
+                time.sleep(0.2)
+        else:
+            said = "it was interrupted"
+            try:
+                fill(folder)
+                said = ""
+            except Exception as error:
+                said = repr(error)
+                raise
+            finally:
+                ended.write_text(said)
+        if why := ended.read_text():
+            pytest.fail(f"another process could not fill {name}: {why}")
+        return folder
+
+    return folder_of
 
 
 @pytest.fixture

@@ -13,14 +13,17 @@ pytestmark = pytest.mark.posix  # ranks need a fork server
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
-def found(request, tmp_path_factory):
+def found(request, made_once):
     """Number of ranks, and the results of each. Starting ranks is slow, so one start computes everything."""
-    folder = tmp_path_factory.mktemp("ranks")
-    processes = ranks.start(request.param, folder, "compare")
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * request.param
-    return request.param, ranks.results(request.param, folder)
+    world = request.param
+
+    def compute(folder):
+        processes = ranks.start(world, folder, "compare")
+        for process in processes:
+            process.join(120)
+        assert [process.exitcode for process in processes] == [0] * world
+
+    return world, ranks.results(world, made_once(f"{world}_ranks", compute))
 
 
 @cache

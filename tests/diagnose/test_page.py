@@ -23,9 +23,12 @@ HOSTILE = '<img src=x onerror=alert(1)>&"$x^2$'
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(made_once):
+    return made_once("diagnosis", write_report) / "out"
+
+
+def write_report(folder):
     """Three models: one from a file with a hostile name, a perfectly separated one, and one with a long name."""
-    folder = tmp_path_factory.mktemp("page")
     z_i, z_j = views()
     np.savez(folder / f"{HOSTILE}.npz", z_i=z_i, z_j=z_j)
     hostile = load_pairs([folder / f"{HOSTILE}.npz"])
@@ -36,7 +39,6 @@ def report(tmp_path_factory):
     options = {"average": True, "command": f"weince {HOSTILE}", "progress": False}
     index = write_diagnosis(models, folder / "out", FAST, **options)
     assert index == folder / "out" / "index.html"
-    return folder / "out"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
