@@ -82,7 +82,7 @@ def commands(run):
     return [[sys.executable, "-S", "-c", {write!r}, str(run.folder), json.dumps(texts)]]
 execute.commands = commands
 costs = dict(loss_ms=1.0, loss_mib=1.0, step_ms=2.0, step_mib=2.0, batch=9, width=9, hardware="a CPU")
-cost.measure_cost = lambda run: costs
+cost.measure_costs = lambda runs: (costs for _ in runs)
 from weince.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -253,8 +253,11 @@ def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config,
     for run in (first, last):
         run.folder.mkdir(parents=True)
         (run.folder / "run.yaml").write_text("{}")
-    Timing([replace(first, extra={"data": str(tmp_path / "none.npz")}), last])()
+    without_data = replace(first, extra={"data": str(tmp_path / "none.npz")})
+    deadly = replace(first, loss="deadly", extra={"encoder": "os:abort"})  # ends the process that measures
+    Timing([without_data, last, deadly])()
     said = capsys.readouterr().err
     assert re.search(r"the cost of a step with infonce could not be measured: .*none\.npz", said)
+    assert "the cost of a step with deadly could not be measured: " in said
     assert not (first.folder / RECORD).exists()
     assert json.loads((last.folder / RECORD).read_text())["step_ms"] > 0

@@ -1,17 +1,20 @@
 """Measure what a loss costs on this machine: time and memory of the loss alone and of a whole training step.
 
-Each run is measured in its own process, so that the sweep holds no GPU memory: ``python -m weince.lab.compare.cost``
-with the options of ``weince train`` prints the costs as JSON.
+Runs are measured in a process of their own, so that the sweep holds no GPU memory. ``python -m
+weince.lab.compare.cost`` reads a JSON list of runs from standard input, each a list of options of ``weince train``,
+and prints a line of JSON for each: its cost, or why it could not be measured.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -42,19 +45,48 @@ Cost = dict[str, Any]
 ``width``, ``hardware``."""
 
 
+class NotMeasured(ValueError):
+    """The cost of a run could not be measured; the message says why."""
+
+
+def measure_costs(runs: Sequence[Run]) -> Iterator[Cost | NotMeasured]:
+    """Measure the cost of each run on this machine, one after the other in one separate process."""
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weince.lab.compare.cost"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has ended: the loop says why
+                process.stdin.write(json.dumps([run.arguments() for run in runs]))
+                process.stdin.close()
+            for run in runs:
+                line = process.stdout.readline()
+                found = json.loads(line) if line else {"why": _last_line(said)}  # no line: it has ended
+                why = f"the cost of a step with {run.loss} could not be measured: {found.get('why')}"
+                yield NotMeasured(why) if "why" in found else found
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _last_line(file: IO[str]) -> str:
+    file.seek(0)
+    return (file.read().strip().splitlines() or ["it printed nothing"])[-1]
+
+
 def measure_cost(run: Run) -> Cost:
-    """Measure the cost of a run on this machine, in a separate process.
+    """The same of one run.
 
     Raises:
-        ValueError: The process failed; the message has the last line of its error output.
+        NotMeasured: Its cost could not be measured.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "weince.lab.compare.cost", *run.arguments()], capture_output=True, text=True
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise ValueError(f"the cost of a step with {run.loss} could not be measured: {last}")
-    found: Cost = json.loads(done.stdout.splitlines()[-1])
+    (found,) = measure_costs([run])
+    if isinstance(found, NotMeasured):
+        raise found
     return found
 
 
@@ -70,11 +102,11 @@ class Timing:
     def __call__(self) -> None:
         with bars() as shown:
             task = shown.add_task("losses timed", total=len(self.runs))
-            for run in self.runs:
-                try:
-                    add_file(run, RECORD, measure_cost(run))
-                except ValueError as error:
-                    shown.say(str(error))
+            for run, found in zip(self.runs, measure_costs(self.runs), strict=True):
+                if isinstance(found, NotMeasured):
+                    shown.say(str(found))
+                else:
+                    add_file(run, RECORD, found)
                 shown.advance(task)
 
 
@@ -131,6 +163,7 @@ READY: dict[type[Any], Callable[[Any], Ready]] = {VisionRun: _with_images, TextR
 def cost_of(run: Any) -> Cost:
     """Measure one run: its loss on random embeddings of its size, and its whole step on its data."""
     began = time.perf_counter()
+    torch.compiler.reset()  # for each run anew: torch recompiles a function only a few times
     train, loss, device, width, steps = READY[type(run)](run)
     on_gpu = device.type == "cuda"
     train()
@@ -201,7 +234,13 @@ def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
 
 
 def main() -> None:
-    print(json.dumps(cost_of(_run(sys.argv[1:]))))
+    for arguments in json.load(sys.stdin):
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # a user's loss may print
+                found = cost_of(_run(arguments))
+        except Exception as error:  # of one run: the others can still be measured
+            found = {"why": str(error).strip() or type(error).__name__}
+        print(json.dumps(found), flush=True)
 
 
 def _run(arguments: Sequence[str]) -> Any:
