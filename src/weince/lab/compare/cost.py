@@ -33,7 +33,7 @@ from weince.lab.text.sts import read_sts
 from weince.lab.text.train import Job, TextRun
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
-from weince.lab.vision.train import assemble, launch
+from weince.lab.vision.train import assemble, import_fabric, launch
 from weince.progress import bars
 
 RECORD = "cost.json"
@@ -130,6 +130,7 @@ class Ready(NamedTuple):
 
 def _with_images(run: VisionRun) -> Ready:
     run = replace(run, devices=1)
+    import_fabric()
     fabric = launch(run)
     data = load(run.data, size=run.augment.size)
     images = len(data.pretrain_images)

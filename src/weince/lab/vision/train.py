@@ -109,6 +109,21 @@ def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR,
     return model, loss, optimizer, step
 
 
+def import_fabric() -> None:
+    """Import Fabric without torchmetrics. Only for a process of ours: Lightning would miss it.
+
+    Fabric imports torchmetrics, if it is installed, only to compare its version, and torchmetrics imports
+    transformers and half of scipy. A run needs none of it, and would start seconds later.
+    """
+    if sys.modules.keys() & {"lightning_fabric", "torchmetrics"}:
+        return
+    sys.modules["torchmetrics"] = None  # type: ignore[assignment]
+    try:
+        import lightning_fabric  # noqa: F401
+    finally:
+        del sys.modules["torchmetrics"]
+
+
 def launch(run: VisionRun) -> "Fabric":
     """Start the processes of a run, or join those that torchrun started."""
     from lightning_fabric import Fabric
