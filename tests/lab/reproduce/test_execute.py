@@ -18,6 +18,7 @@ from lab.reproduce.tables import small_table
 from programs import Program
 from programs import run as run_program
 
+from weince.cli import INTERRUPTED
 from weince.lab import settings
 from weince.lab.reproduce import execute, processes, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
@@ -535,20 +536,18 @@ def test_the_remaining_time_is_that_of_runs_which_end_together():
     assert bar.tasks[0].time_remaining == math.ceil(4 * 101 / 2)
 
 
-SWEEP = "import sys; from pathlib import Path; from weince.lab.reproduce import reproduce; \
-reproduce(sys.argv[1], out=Path(sys.argv[2]), device='cpu')"
-
-
 @pytest.mark.posix
 def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
     table = small_table(tmp_path, seeds=[7])
     runs = plan(read_table(str(table)), tmp_path, device="cpu")
-    sweep = Program("-c", SWEEP, table, tmp_path)
+    sweep = Program("-m", "weince", "reproduce", table, "--out", tmp_path, "--device", "cpu")
     wait_until(lambda: any(is_done(run) for run in runs), 120)
     sweep.send_signal(signal.SIGINT)
     ended = sweep.wait()
-    assert ended.returncode != 0
-    assert "finished runs are kept" in ended.stderr
+    assert ended.returncode == INTERRUPTED
+    *before, last = ended.stderr.splitlines()
+    assert last == "weince: interrupted, the same command again runs what is missing"
+    assert "interrupted" not in " ".join(before)
     done = {run.folder: (run.folder / "made.json").stat().st_mtime_ns for run in runs if is_done(run)}
     assert len(done) == 1
 

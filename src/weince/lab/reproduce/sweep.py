@@ -135,7 +135,7 @@ def carry_out(
             if slurm:
                 return run_on_slurm(left, out=out, jobs=jobs, options=slurm_options, tell=tell, idle=idle)
             return execute.run_here(left, jobs=jobs, tell=tell, idle=idle, clock=clock)
-        except KeyboardInterrupt:
-            rest = "the jobs stay in the queue" if slurm else "finished runs are kept"
-            bar.say(f"interrupted: {rest}; the same command goes on from here")
+        except KeyboardInterrupt:  # the command says that it was interrupted, and how to go on
+            if slurm:
+                bar.say("the jobs stay in the queue")
             raise
