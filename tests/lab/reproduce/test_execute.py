@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -48,7 +49,7 @@ def script(monkeypatch):
     return use
 
 
-WRITE = "(folder / 'evaluation.json').write_text('{}')\n"
+WRITE = "(folder / 'model.safetensors').touch(); (folder / 'evaluation.json').write_text('{}')\n"
 COUNT = """
 tries = folder / 'tries'
 n = len(tries.read_text()) if tries.exists() else 0
@@ -56,14 +57,25 @@ tries.write_text('x' * (n + 1))
 """
 
 
-def test_the_commands_of_a_run(tmp_path):
-    run = runs_of(tmp_path)[0]
+def test_one_process_on_a_cpu_trains_and_measures(tmp_path):
+    run = replace(runs_of(tmp_path)[0], folder=tmp_path / "a folder")
+    ((python, *options, train, evaluate),) = execute.commands(run)
+    assert [python, *options] == [sys.executable, "-m", "weince.lab.in_turn"]
+    assert shlex.split(train) == ["weince", "train", *run.arguments()]
+    assert shlex.split(evaluate) == ["weince", "evaluate", str(run.folder), "--device", "cpu"]
+    ((*_, link),) = execute.commands(replace(run, measure="link"))
+    assert shlex.split(link) == ["weince.lab.reproduce.tails", "link", str(run.folder)]
+
+
+@pytest.mark.parametrize("extra", [{"device": "cuda"}, {"device": "auto"}, {"device": "cpu", "devices": 2}])
+def test_training_on_a_gpu_or_in_several_processes_is_measured_by_another_process(
+    tmp_path, monkeypatch, extra
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    run = replace(runs_of(tmp_path)[0], extra=extra)
     train, evaluate = execute.commands(run)
-    assert train[1:4] == ["-m", "weince", "train"]
-    assert train[4:] == run.arguments()
-    assert evaluate[1:] == ["-m", "weince", "evaluate", str(run.folder), "--device", "cpu"]
-    _, link = execute.commands(replace(run, measure="link"))
-    assert link[1:] == ["-m", "weince.lab.reproduce.tails", "link", str(run.folder)]
+    assert train[1:] == ["-m", "weince", "train", *run.arguments()]
+    assert evaluate[1:] == ["-m", "weince", "evaluate", str(run.folder), "--device", extra["device"]]
 
 
 def test_a_run_is_done_once_and_signed(tmp_path, script):
@@ -267,7 +279,7 @@ def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
     figures = {f"{name}_{kind}_mean": 50.0 for name in ("linear", "r1") for kind in ("validation", "test")}
     text = json.dumps({**figures, "data": "digits", "fingerprint": "01"})
     script(
-        f"if 'paper' in str(folder): sys.exit('broken')\n(folder / 'evaluation.json').write_text({text!r})"
+        f"if 'paper' in str(folder): sys.exit('broken')\n{WRITE}(folder / 'evaluation.json').write_text({text!r})"
     )
     with pytest.raises(
         ValueError, match=r"2 of 4 runs failed, the table without them is .*index.html; .*broken"
@@ -291,7 +303,7 @@ def finished(tmp_path, script, table):
         settings.claim(
             settings.read(VisionRun, run.arguments(), command="", examples=""), run.folder, free=()
         )
-        script(f"(folder / 'evaluation.json').write_text({text!r}); (folder / 'model.safetensors').touch()")
+        script(f"{WRITE}(folder / 'evaluation.json').write_text({text!r})")
         carry_out_run(run)
     return runs
 
@@ -565,3 +577,23 @@ def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
         value = json.loads(run.result.read_text())[f"{line['figure']}_test_mean"]
         assert float(line["measured"]) == pytest.approx(value)
         assert value > 20  # better than chance
+    for run in runs:
+        output = (run.folder / "output.txt").read_text()
+        assert "epoch 1/1" in output
+        assert "recall at 50" in output
+
+
+def test_a_trained_run_without_its_result_is_only_measured(tmp_path):
+    """As after a kill during the measurement. The result is the same, though no epoch came before it."""
+    run = runs_of(tmp_path)[0]
+    carry_out_run(run)
+    result, log = run.result.read_text(), (run.folder / "log.csv").read_text()
+    trained = sum(row["seconds"] for row in read_record(run, "log.csv"))
+    assert trained < execute.record(run)["made"]["seconds"] < 120
+    run.result.unlink()
+    (run.folder / "made.json").unlink()
+    assert not is_done(run)
+    carry_out_run(run)
+    assert is_done(run)
+    assert run.result.read_text() == result
+    assert (run.folder / "log.csv").read_text() == log

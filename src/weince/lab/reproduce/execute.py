@@ -1,4 +1,4 @@
-"""Carry out runs on this machine, several at once, each in its own processes.
+"""Carry out runs on this machine, several at once, each in a process of its own.
 
 A run is trained (training resumes by itself) and then measured. It is done when its result exists and was made with
 its settings, according to ``made.json`` or else to ``run.yaml``. Weights and images are not needed any more, nor the
@@ -28,11 +28,12 @@ from typing import Any
 from weince.files import write_text_aside
 from weince.lab.log import read_log
 from weince.lab.reproduce.clock import Clock, epoch_seconds
-from weince.lab.reproduce.plan import Run, epochs_of, flat, has_settings, task_for
+from weince.lab.reproduce.plan import Run, epochs_of, flat, has_settings, settings_of, task_for
 from weince.lab.reproduce.processes import end_group, own_group, try_lock
 from weince.lab.reproduce.records import read_record
 from weince.lab.reproduce.tables import MEASURES
-from weince.machine import version
+from weince.lab.vision.config import VisionRun
+from weince.machine import find_device, version
 
 ATTEMPTS = 3
 """How often to start a run that gets killed."""
@@ -78,18 +79,32 @@ def _made(run: Run) -> dict[str, Any]:
 
 
 def commands(run: Run) -> list[list[str]]:
-    """The commands of a run, to be run one after the other."""
-    weince = [sys.executable, "-m", "weince"]
-    train = [*weince, "train", *run.arguments()]
-    if run.measure == "sts":  # training measures this at its end
-        return [train]
-    if run.measure == "evaluation":
-        measure = [*weince, "evaluate", str(run.folder)]
-        if "device" in run.extra:
-            measure += ["--device", str(run.extra["device"])]
-    else:
-        measure = [sys.executable, "-m", "weince.lab.reproduce.tails", run.measure, str(run.folder)]
-    return [train, measure]
+    """The commands of a run, to be run one after the other, each as a process."""
+    measure = _measure(run)
+    parts = [["weince", "train", *run.arguments()], *measure]
+    if measure and _in_one_process(settings_of(run)):
+        parts = [["weince.lab.in_turn", *map(shlex.join, parts)]]
+    return [[sys.executable, "-m", *part] for part in parts]
+
+
+def _measure(run: Run) -> list[list[str]]:
+    """The command that measures a run, as a module and its arguments; none if training measures at its end."""
+    if run.measure == "sts":
+        return []
+    if run.measure != "evaluation":
+        return [["weince.lab.reproduce.tails", run.measure, str(run.folder)]]
+    device = ["--device", str(run.extra["device"])] if "device" in run.extra else []
+    return [["weince", "evaluate", str(run.folder), *device]]
+
+
+def _in_one_process(wanted: VisionRun) -> bool:
+    """Whether one process trains a run and measures it; importing torch twice would take a fifth of a small run.
+
+    On a GPU two processes do, since training frees its memory only when its process ends. So do two if training
+    starts further processes, which would measure too.
+    """
+    on_cpu = wanted.device == "cpu" or (wanted.device == "auto" and find_device("auto").type == "cpu")
+    return on_cpu and wanted.devices == 1
 
 
 def carry_out_run(
@@ -113,15 +128,12 @@ def carry_out_run(
             return
         (run.folder / "error.txt").unlink(missing_ok=True)
         try:
-            train, *measures = commands(run)
-            _process(run, train, lock, stop, {**os.environ, **(environment or {})})
-            began = time.time()
-            for command in measures:
+            for command in commands(run):
                 _process(run, command, lock, stop, {**os.environ, **(environment or {})})
         except Failed as error:
             (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
             raise
-        _sign(run, time.time() - began)
+        _sign(run)
 
 
 @contextlib.contextmanager
@@ -174,11 +186,11 @@ def _last_line(path: Path) -> str:
     return text.splitlines()[-1].strip() if text else "it printed nothing"
 
 
-def _sign(run: Run, seconds: float) -> None:
+def _sign(run: Run) -> None:
     """Write ``made.json``: which settings and command made the results, on which hardware, and in what time.
 
-    The time is the logged training time over all resumes plus the ``seconds`` of measuring. A second measure of the
-    same run is added to the first.
+    The time is the logged training time over all resumes plus that of measuring. A second measure of the same run is
+    added to the first.
     """
     path, made = run.folder / "made.json", {}
     with contextlib.suppress(OSError, ValueError):
@@ -187,7 +199,9 @@ def _sign(run: Run, seconds: float) -> None:
     where = {
         "hardware": hardware(str(run.extra.get("device", "auto"))),
         "commit": commit(),
-        "seconds": round(seconds + sum(row["seconds"] for row in read_log(run.folder / "log.csv")), 1),
+        "seconds": round(
+            sum(row["seconds"] for row in read_log(run.folder / "log.csv")) + _measuring_seconds(run), 1
+        ),
     }
     made = {
         "key": run.key,
@@ -196,6 +210,14 @@ def _sign(run: Run, seconds: float) -> None:
     }
     text = json.dumps(made, indent=1) + "\n"
     write_text_aside(path, text, "record")
+
+
+def _measuring_seconds(run: Run) -> float:
+    """Seconds from the weights, which training writes at its end, to the result of measuring."""
+    if not _measure(run):
+        return 0.0
+    weights = run.folder / task_for(run).weights
+    return run.result.stat().st_mtime - weights.stat().st_mtime
 
 
 def _repeatable(run: Run) -> str:
