@@ -139,8 +139,7 @@ def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device)
     Raises:
         ValueError: The loss cannot run here, for example because there is no GPU, or its value is no finite number.
     """
-    generator = torch.Generator().manual_seed(0)
-    z_i, z_j = (torch.randn(pairs, width, generator=generator).to(device) for _ in range(2))
+    z_i, z_j = (z.to(device) for z in _random_embeddings(pairs, width))
     try:
         with torch.no_grad():
             value = deepcopy(loss)(z_i, z_j)  # a copy, since a loss may keep state of its batches
@@ -148,6 +147,27 @@ def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device)
         raise
     except RuntimeError as error:
         raise ValueError(f"the loss cannot run here: {error}") from error
+    _check_value(value)
+
+
+def try_loss(loss: nn.Module, *, pairs: int, width: int, **options: Any) -> None:
+    """Call a loss forward and backward on random embeddings ``(pairs, width)``, on the CPU.
+
+    Raises:
+        ValueError: Its value is no finite number. Errors of the loss itself are raised as they are.
+    """
+    z_i, z_j = (z.requires_grad_() for z in _random_embeddings(pairs, width))
+    value = loss(z_i, z_j, **options)
+    _check_value(value)
+    value.backward()
+
+
+def _random_embeddings(pairs: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(pairs, width, generator=generator), torch.randn(pairs, width, generator=generator)
+
+
+def _check_value(value: Any) -> None:
     if not isinstance(value, torch.Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise ValueError(f"a loss must return a tensor with one number, of shape (); got {got}")

@@ -193,6 +193,58 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
+FAILING = """
+import torch
+import weince
+
+class Forward(weince.DCLLoss):
+    search_space = ({"temperature": 0.5}, {"temperature": 0.2})
+    def forward(self, z_i, z_j):
+        if self.temperature == 0.2:
+            raise IndexError("no such row")
+        return super().forward(z_i, z_j)
+
+class Backward(torch.nn.Module):
+    def forward(self, z_i, z_j):
+        return (z_i - z_j).square().mean().detach()
+
+class Tuple(torch.nn.Module):
+    def forward(self, z_i, z_j):
+        return (z_i - z_j).square().mean(), 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "Forward",
+            ", temperature 0.2: called on random embeddings on the CPU, it raises IndexError: no such row",
+        ),
+        (
+            "Backward",
+            ": called on random embeddings on the CPU, it raises RuntimeError: element 0 of tensors does",
+        ),
+        (
+            "Tuple",
+            ": called on random embeddings on the CPU, it raises ValueError: a loss must return a tensor with",
+        ),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--dry-run"]], ids=["", "dry run"])
+def test_a_loss_that_fails_is_refused_before_any_run_starts(
+    tmp_path, config, monkeypatch, capsys, name, said, options
+):
+    (tmp_path / "failing_losses.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = f"failing_losses:{name}"
+    assert main(["compare", "infonce", loss, *command(config, tmp_path / "out")[3:], *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"weince: small, {loss}{said}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_if_all_runs_fail_the_error_says_why(tmp_path, config, monkeypatch):
     monkeypatch.setattr(execute, "commands", lambda run: [[sys.executable, "-c", "exit('the reason')"]])
     with pytest.raises(

@@ -11,6 +11,7 @@ from lab.compare.made import TEXT, comparison_of, config_in, fill
 from weince.cli import main
 from weince.lab.compare import compare
 from weince.lab.compare.grid import at_temperatures, tries_of, write_comparison
+from weince.lab.reproduce.plan import check_losses, plan
 
 
 @pytest.fixture
@@ -109,6 +110,34 @@ def test_data_that_are_missing_are_named_before_anything_starts(tmp_path, config
     assert main(["compare", "infonce", "--config", config, "--out", str(tmp_path / "out")]) == 2
     assert "no such file: sentences.txt; say where it is by --data text=FILE" in capsys.readouterr().err
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_loss_is_called_as_in_training_if_the_width_of_the_model_is_known(tmp_path, config, monkeypatch):
+    (tmp_path / "losses_of_text.py").write_text("""
+import torch
+class Plain(torch.nn.Module):
+    def forward(self, z_i, z_j):
+        return (z_i - z_j).square().mean()
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(12, 3)
+    def forward(self, z_i, z_j, ids=None):
+        return (self.layer(z_i) - self.layer(z_j)).square().mean()
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"hidden_size": 12}')
+    plain, wide = (
+        plan(comparison_of(config, f"losses_of_text:{name}").tries_table(), tmp_path, data=f"model={model}")
+        for name in ("Plain", "Wide")
+    )
+    with pytest.raises(ValueError, match=r"losses_of_text:Plain: .* raises TypeError: .*argument 'ids'"):
+        check_losses(plain)
+    check_losses(wide)
+    (model / "config.json").unlink()
+    check_losses(plain)
 
 
 def test_places_of_text_have_names(tmp_path, config, capsys):

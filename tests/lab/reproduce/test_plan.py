@@ -315,6 +315,35 @@ def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path, changes, me
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_loss_that_fails_is_refused_before_any_run_starts(tmp_path, monkeypatch, capsys):
+    (tmp_path / "losses_of_tables.py").write_text("""
+import torch
+class Wide(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(width, 3)
+    def forward(self, z_i, z_j):
+        return (self.layer(z_i) - self.layer(z_j)).square().mean()
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def table(width):
+        mine = {"loss.preset": "losses_of_tables:Wide", "loss.options": {"width": width}}
+        return edited(
+            tmp_path, losses={"InfoNCE": {"set": {"loss.preset": "infonce"}}, "mine": {"set": mine}}
+        )
+
+    assert main(["reproduce", table(65), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        'weince: digits_small, mine, options {"width": 65}: called on random embeddings on the CPU'
+    )
+    assert "256x64 and 65x3" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert main(["reproduce", table(64), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+
+
 def test_an_unknown_table_lists_the_tables(tmp_path):
     with pytest.raises(
         ValueError, match=r"unknown table 'linera' \(did you mean linear\?\).*, or a YAML file"

@@ -12,7 +12,7 @@ from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import choose, cost_of_run, summarise, without_figure
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
-from weince.lab.reproduce.plan import Run, check_data, check_devices, epochs_of, plan
+from weince.lab.reproduce.plan import Run, check_data, check_devices, check_losses, epochs_of, plan
 from weince.lab.reproduce.records import ARCHIVE, add_records, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
 from weince.lab.reproduce.sweep import carry_out, check_given_data, check_same_data, data_here
@@ -82,10 +82,11 @@ class Sweep:
                 only that data given by ``--data`` exist.
 
         Raises:
-            ValueError: A device or data are missing, or the data are not those of the finished runs.
+            ValueError: A loss fails, a device or data are missing, or the data are not those of the finished runs.
         """
         runs = [*self.tries, *self.seeds()]
         left = [run for run in runs if not self._is_done(run)]
+        check_losses(left)
         if slurm:
             if self.data is not None:
                 check_given_data(left)

@@ -19,7 +19,7 @@ from weince.lab.evaluate.protocol import budget
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.aggregate import aggregate
 from weince.lab.reproduce.page import Page, reading_notes, write_page
-from weince.lab.reproduce.plan import Run, check_data, check_devices, plan, words
+from weince.lab.reproduce.plan import Run, check_data, check_devices, check_losses, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
 from weince.lab.reproduce.slurm import check_slurm
 from weince.lab.reproduce.sweep import carry_out, check_given_data, check_same_data, data_named
@@ -91,6 +91,7 @@ def reproduce(
         asked, out, seeds=take_seeds(seeds, asked.seeds), only=only, epochs=epochs, data=data, device=device
     )
     left = [] if table_only else [run for run in runs if not execute.is_done(run)]  # records need no images
+    check_losses(left)
     if not slurm:
         check_data(left)
     elif data is not None:  # data as configured may be in folders that only the nodes see

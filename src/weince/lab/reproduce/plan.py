@@ -257,6 +257,31 @@ def check_devices(runs: Sequence[Run]) -> None:
         find_device(device)
 
 
+def check_losses(runs: Sequence[Run]) -> None:
+    """Call the user's own losses once with every try: they fail now, not after hours of other runs.
+
+    Raises:
+        ValueError: A loss fails.
+    """
+    for run in {run.key: run for run in runs}.values():
+        wanted = settings_of(run)
+        if ":" not in wanted.loss.preset:
+            continue
+        try:
+            task_for(run).try_loss(wanted)
+        except Exception as error:  # whatever a user's loss raises
+            named = ", ".join(filter(None, [run.row, run.loss, _tried(run)]))
+            raise ValueError(
+                f"{named}: called on random embeddings on the CPU, it raises {type(error).__name__}: {error}"
+            ) from error
+
+
+def _tried(run: Run) -> str:
+    """What a run sets of its loss, in words."""
+    of_loss = {name: value for name, value in run.changes.items() if name.startswith("loss.") and value}
+    return words({name: value for name, value in of_loss.items() if name != "loss.preset"})
+
+
 def _check(run: Run) -> None:
     """Check the settings of a run before anything is started."""
     for name in run.changes.keys() & {"seed", "out"}:  # the run's own would silently override it

@@ -4,17 +4,21 @@ A configuration names its task (``task: text``; the default is images). Code tha
 the task, so that the facts about a kind of run are in one place.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weince.lab.configure import unknown
+from weince.lab.configure import LossConfig, build_loss, try_loss, unknown
 from weince.lab.evaluate import fingerprint, labels_of
 from weince.lab.text import train as text
 from weince.lab.text.encoder import check_model
 from weince.lab.vision import config as vision
 from weince.lab.vision.data import NAMES, load
+
+MOST_PAIRS = 256
+"""Largest batch on which a loss is tried."""
 
 
 class Shown(NamedTuple):
@@ -33,6 +37,7 @@ class Task:
         free: Settings that do not change the figures.
         places: Settings that say where the data are; the data themselves are identified by a fingerprint.
         check: Raises a ValueError if the data of given settings are missing.
+        try_loss: Calls the loss of given settings once, forward and backward, on small random embeddings on the CPU.
         fingerprint: Returns the fingerprint of the data of given settings.
         weights: File or folder that training writes into a run's folder.
         measure: How a run is measured: a key of `weince.lab.reproduce.tables.MEASURES`.
@@ -49,6 +54,7 @@ class Task:
     free: frozenset[str]
     places: tuple[str, ...]
     check: Callable[[Any], None]
+    try_loss: Callable[[Any], None]
     fingerprint: Callable[[Any], str]
     weights: str
     measure: str
@@ -107,12 +113,37 @@ def _check_sentences(run: text.TextRun) -> None:
     check_model(run.model)
 
 
+def _try_loss_of_images(run: vision.VisionRun) -> None:
+    loss = build_loss(_for_cpu(run.loss))
+    try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=run.projection)
+
+
+def _try_loss_of_sentences(run: text.TextRun) -> None:
+    width = _width_of(run.model)
+    if width is not None:
+        loss = build_loss(_for_cpu(run.loss), candidates="cross")
+        try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=width, ids=None)
+
+
+def _width_of(model: str) -> int | None:
+    """Width of a model's embeddings, which a loss may depend on; None if only the loaded model would tell."""
+    path = Path(model) / "config.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found.get("hidden_size")
+
+
+def _for_cpu(loss: LossConfig) -> LossConfig:
+    """A loss on an engine that runs on a CPU too."""
+    return replace(loss, engine="auto")
+
+
 TASKS = {
     "vision": Task(
         settings=vision.VisionRun,
         free=frozenset(vision.FREE_TO_CHANGE),
         places=("data",),
         check=_check_images,
+        try_loss=_try_loss_of_images,
         fingerprint=_images,
         weights="model.safetensors",
         measure="evaluation",
@@ -133,6 +164,7 @@ TASKS = {
         free=frozenset(text.FREE_TO_CHANGE),
         places=("text", "sts", "model"),
         check=_check_sentences,
+        try_loss=_try_loss_of_sentences,
         fingerprint=text.fingerprint,
         weights="best",
         measure="sts",
