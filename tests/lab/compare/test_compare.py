@@ -270,6 +270,12 @@ def shown(tmp_path_factory):
     return compare(out=out, table_only=True).parent
 
 
+def test_the_table_says_what_each_loss_costs(shown):
+    written = (shown / "compare.md").read_text(encoding="utf-8").split("## What each loss costs")[1]
+    assert "| loss | loss, ms | loss, peak MiB | step, ms | step, peak MiB | measured on |" in written
+    assert "| dcl | 1.25 | 3.5 | 40.0 | 120 | a CPU, torch 2, 256 pairs of width 64 |" in written
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_in_a_browser(shown, browser, width, scheme):
     with sound_page(browser, shown, width, scheme) as page:

@@ -140,7 +140,8 @@ def _with_images(run: VisionRun) -> Ready:
     def train() -> None:
         step(torch.randint(images, (run.batch,), generator=generator).to(fabric.device))
 
-    return Ready(train, build_loss(run.loss), fabric.device, run.projection, images // run.batch)
+    loss = build_loss(run.loss, candidates=run.candidates)
+    return Ready(train, loss, fabric.device, run.projection, images // run.batch)
 
 
 def _with_sentences(run: TextRun) -> Ready:

@@ -66,6 +66,7 @@ def write_page(
             p=p_text,
             number=_number,
             capital=capital,
+            costs=COSTS,
             words=lambda one: in_words(comparison.losses[one.run.loss][one.run.try_number]),
         )
     )
@@ -189,8 +190,34 @@ def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str])
     ]
     parts += ["", "## Every try", ""]
     parts += markdown_table(["loss", "settings", "validation", ""], tries, {"validation"})
+    parts += _costs(summary)
     parts += ["", "## How it was made", "", *(f"- {name}: {plain(value)}" for name, value in facts.items())]
     return "\n".join(parts) + "\n"
+
+
+COSTS = {
+    "loss_ms": ("loss, ms", 2),
+    "loss_mib": ("loss, peak MiB", 1),
+    "step_ms": ("step, ms", 1),
+    "step_mib": ("step, peak MiB", 0),
+}
+"""Column and digits of each figure of a cost."""
+
+
+def _costs(summary: Summary) -> list[str]:
+    """What each loss costs, in lines of Markdown; none if no loss was timed."""
+    timed = [(line.loss, line.cost) for line in summary.lines if line.cost]
+    if not timed:
+        return []
+    rows = [
+        [loss]
+        + [_number(cost[key], digits) for key, (_, digits) in COSTS.items()]
+        + [f"{cost['hardware']}, {cost['batch']} pairs of width {cost['width']}"]
+        for loss, cost in timed
+    ]
+    columns = [name for name, _ in COSTS.values()]
+    table = markdown_table(["loss", *columns, "measured on"], rows, set(columns))
+    return ["", "## What each loss costs", "", *table]
 
 
 def _word(comparison: Comparison, line: Line, figure: str) -> str:
@@ -315,6 +342,6 @@ def _rows(lines: Iterable[Line]) -> list[list[Any]]:
             against = ["baseline", "", "", "", "", ""] if one is None else [one.word, *one[2:6], one.n]
             rows.append(
                 [line.loss, line.words, line.tries, figure, *measured, *against, line.crowded]
-                + [cost.get(key, "") for key in ("loss_ms", "loss_mib", "step_ms", "step_mib", "hardware")]
+                + [cost.get(key, "") for key in (*COSTS, "hardware")]
             )
     return rows
