@@ -16,6 +16,7 @@ from programs import run as run_program
 from safetensors.torch import load_file
 from training import SIZE, loss_state, run, same_weights, small_run, weights, write_data
 
+from weince import DCLLoss
 from weince.lab import checkpoint, settings
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.log import read_log
@@ -70,6 +71,23 @@ def interrupted_after(epoch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", cut)
         yield
+
+
+@pytest.mark.parametrize("candidates", ["views", "clip"])
+def test_the_negatives_of_an_anchor_are_those_that_the_run_asks_for(data, tmp_path, candidates):
+    wanted = small_run(data, tmp_path / "run", loss=LossConfig("dcl", temperature=0.5), candidates=candidates)
+    fabric = training_module.launch(wanted)
+    *_, step = training_module.assemble(fabric, wanted, load(wanted.data, size=wanted.augment.size))
+    step(torch.arange(wanted.batch))
+    z_i, z_j, loss = step.last
+    values = {choice: DCLLoss(0.5, candidates=choice)(z_i, z_j).item() for choice in ("views", "clip")}
+    assert loss.item() == pytest.approx(values.pop(candidates), rel=1e-6)
+    assert abs(loss.item() - values.popitem()[1]) > 0.1
+
+
+def test_a_loss_that_contrasts_within_a_view_is_refused_across_views():
+    with pytest.raises(ValueError, match=r"DHELLoss contrasts within a view .* got 'clip'"):
+        VisionRun(loss=LossConfig("dhel"), candidates="clip")
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_others(data, tmp_path):

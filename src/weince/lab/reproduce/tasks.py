@@ -114,7 +114,7 @@ def _check_sentences(run: text.TextRun) -> None:
 
 
 def _try_loss_of_images(run: vision.VisionRun) -> None:
-    loss = build_loss(_for_cpu(run.loss))
+    loss = build_loss(_for_cpu(run.loss), candidates=run.candidates)
     try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=run.projection)
 
 

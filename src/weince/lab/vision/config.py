@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from weince.lab.configure import LossConfig
+from weince.lab.configure import LossConfig, build_loss
 from weince.lab.settings import check_range
 from weince.lab.vision.augment import Augment
 from weince.lab.vision.encoders import ProjectorConfig
@@ -39,6 +39,8 @@ class VisionRun:
         projection: Width of the embeddings.
         projector: The layers between features and embeddings.
         loss: The loss.
+        candidates: Where an anchor's negatives come from: ``views`` (both views, SimCLR) or ``clip`` (the other view
+            only). A loss of your own is told so if it takes ``candidates``.
         augment: How views are made; ``size`` is their height and width.
         optimizer: How weights are updated.
         epochs: Passes over the images. At a constant rate without warm-up, a run can be extended later.
@@ -66,6 +68,7 @@ class VisionRun:
     projection: int = 64
     projector: ProjectorConfig = ProjectorConfig()
     loss: LossConfig = LossConfig()
+    candidates: Literal["views", "clip"] = "views"
     augment: Augment = Augment()
     optimizer: OptimizerConfig = OptimizerConfig()
     epochs: int = 100
@@ -94,3 +97,5 @@ class VisionRun:
         if self.batch < 2:
             raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")
         check_device(self.device)
+        if self.candidates != "views" and ":" not in self.loss.preset:
+            build_loss(self.loss, candidates=self.candidates)  # some losses contrast within a view

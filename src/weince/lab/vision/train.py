@@ -93,7 +93,7 @@ def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR,
     """Build the initial model, loss, optimizer and step of a run, on the device of this process."""
     torch.manual_seed(run.seed)
     model = build_model(run)
-    loss = build_loss(run.loss).to(fabric.device)
+    loss = build_loss(run.loss, candidates=run.candidates).to(fabric.device)
     part = _part(run.batch, fabric.global_rank, fabric.world_size)
     check_loss(loss, pairs=part.stop - part.start, width=run.projection, device=fabric.device)
     views, optimizer = _set_up(fabric, run, model, loss)
