@@ -277,9 +277,9 @@ def check_losses(runs: Sequence[Run]) -> None:
 
 
 def _tried(run: Run) -> str:
-    """What a run sets of its loss, in words."""
-    of_loss = {name: value for name, value in run.changes.items() if name.startswith("loss.") and value}
-    return words({name: value for name, value in of_loss.items() if name != "loss.preset"})
+    """What a run sets of its loss besides its name, in words."""
+    named = {name: value for name, value in run.changes.items() if value not in (None, {})}
+    return words({name: named[name] for name in named if name.startswith("loss.") and name != "loss.preset"})
 
 
 def _check(run: Run) -> None:
