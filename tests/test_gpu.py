@@ -3,12 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
+from cases import CASES, fixed
 
 from weince import InfoNCELoss, WeibitLoss, WeinceLoss
 from weince.cached import cached_step
 from weince.candidates import contests
 from weince.distributed import share
 from weince.engines.base import Need
+from weince.losses.replay import BEFORE
 from weince.tail import TailConfig
 
 pytestmark = [
@@ -55,6 +57,28 @@ def test_same_as_float64(name, tf32):
         assert_near(step(MAKERS[name]().cuda(), z_i, z_j), wanted)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_loss_as_it_comes_and_replayed(name):
+    """The same as float64 on the CPU, where it is compared with its formula: at the first batch, without a graph, and
+    at the sixth, from its recording where it has one."""
+    z_i, z_j = pairs(128, 32)
+    exact = CASES[name].make(fixed, candidates="views", engine="dense").double()
+    ours = CASES[name].make(fixed, candidates="views").cuda()
+    for batch in range(BEFORE + 2):
+        wanted = step(exact, z_i.cpu().double(), z_j.cpu().double())
+        got = step(ours, z_i, z_j)
+        if batch in (0, BEFORE + 1):
+            assert_near([one.cpu() for one in got], wanted)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nan_in_gives_nan_out(name):
+    z_i, z_j = pairs(128, 32)
+    z_i[5] = torch.nan
+    loss = CASES[name].make(fixed, candidates="views", check_finite=False).cuda()
+    assert loss(z_i, z_j).isnan()
 
 
 @pytest.mark.parametrize("name", MAKERS)
