@@ -590,6 +590,8 @@ def test_a_trained_run_without_its_result_is_only_measured(tmp_path):
     result, log = run.result.read_text(), (run.folder / "log.csv").read_text()
     trained = sum(row["seconds"] for row in read_record(run, "log.csv"))
     assert trained < execute.record(run)["made"]["seconds"] < 120
+    weights, day = run.folder / "model.safetensors", 86_400
+    os.utime(weights, (time.time() - day, time.time() - day))  # measured a day later
     run.result.unlink()
     (run.folder / "made.json").unlink()
     assert not is_done(run)
@@ -597,3 +599,4 @@ def test_a_trained_run_without_its_result_is_only_measured(tmp_path):
     assert is_done(run)
     assert run.result.read_text() == result
     assert (run.folder / "log.csv").read_text() == log
+    assert execute.record(run)["made"]["seconds"] < 120  # not the day between
