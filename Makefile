@@ -18,6 +18,8 @@ BIN := .venv/bin
 demo: .venv/.ready
 	$(BIN)/weince compare infonce dcl released --config digits_tiny --out runs/demo
 
+# Tests start many processes: compile each module once, also where this variable says not to.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
