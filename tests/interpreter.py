@@ -1,8 +1,8 @@
 """Makes Triton's interpreter fast. Import this before a kernel is run.
 
-- ``tl.topk`` reduces by xor. The interpreter uses NumPy for sums, minima and maxima, but a loop over single numbers for
-  xor. On a GPU our kernels sort without ``tl.topk``.
-- Every call of a function in a kernel replaced the functions of ``triton.language`` anew, by those of the interpreter.
+- ``tl.topk`` reduces by xor. The interpreter uses NumPy for sums, minima and maxima, but a loop over single numbers
+  for xor. On a GPU our kernels sort without ``tl.topk``.
+- Every call of a function in a kernel replaced the functions of ``triton.language`` by those of the interpreter anew.
   Once in a launch is enough for each module that calls them.
 
 The tests of the kernels spent most of their time on these two.
