@@ -37,13 +37,30 @@ settings.load_profile("weince")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Search nothing that is imported and collected for garbage: all of it stays, and a search takes half a second."""
+    """Do not search what is imported and collected for garbage: all of it stays, and a search takes half a second."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start long tests first: the other workers would wait for one that starts last.
+
+    ``--dist worksteal`` gives every worker an equal part of the list to begin with: each part starts with long tests.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = [item for item in items if not item.get_closest_marker("long")]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        part = long[worker::workers]
+        size = (len(items) - len(ordered)) // (workers - worker)
+        ordered += part + others[: size - len(part)]
+        del others[: size - len(part)]
+    items[:] = ordered
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -195,6 +195,7 @@ def test_other_peoples_files_are_not_replaced(tmp_path, capsys):
     assert (tmp_path / "page" / "thesis.tex").read_text() == "x"
 
 
+@pytest.mark.long
 def test_the_verdict_is_told_and_notes_beside_an_earlier_report_are_not_removed(tmp_path, capsys):
     z_i, z_j = views()
     path = save(tmp_path / "x.npz", z_i=z_i, z_j=z_j)

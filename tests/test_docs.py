@@ -49,6 +49,7 @@ def test_one_block_is_not_run():
     assert sum(bool(left_out) for page in PAGES for left_out, _ in BLOCK.findall(text(page))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=named)
 def test_every_block_runs_as_it_stands(page, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -97,6 +98,7 @@ def test_the_commands_take_what_the_pages_give_them():
 RUN_ELSEWHERE = {"compare-digits": "lab/compare/test_compare.py"}  # also checks its output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "path", [path for path in NOTEBOOKS if path.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem
 )

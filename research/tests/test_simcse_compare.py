@@ -74,6 +74,7 @@ def test_seeds_that_only_one_has_are_left_out(results):
     assert test.n == 3
 
 
+@pytest.mark.long
 def test_a_comparison_runs_goes_on_and_aggregates(toy_model, toy_text, toy_sts, tmp_path, capsys):
     out, results = tmp_path / "runs", tmp_path / "results" / "simcse"
     line = [

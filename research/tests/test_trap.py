@@ -53,6 +53,7 @@ def test_an_interval_is_the_t_interval():
     assert script.spread([0.5], 1, 100) == "50.0"
 
 
+@pytest.mark.long
 def test_every_loss_trains_a_head_and_a_table_and_a_figure_are_written(pairs, tmp_path):
     wanted = [str(pairs), "--seeds", "0", "--steps", "10", "--results", str(tmp_path / "found")]
     done = run(SCRIPT, *wanted)

@@ -455,6 +455,7 @@ def test_the_share_above_which_a_crowd_is_named_is_a_rule(crowded):
     assert sum("more than 5 % of the anchors" in line for line in THRESHOLDS.lines) == 1
 
 
+@pytest.mark.long
 def test_larger_batches_are_tried_where_positives_always_win():
     """These positives lose to about one view in a hundred."""
     found = measure(make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), FAST, worth=0.02)

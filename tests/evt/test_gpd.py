@@ -332,6 +332,7 @@ class TestBatches:
         assert 0.5 < result.design_effect < 1.8
         assert np.ptp(result.xi_interval) == pytest.approx(np.ptp(result.fit.xi_interval), rel=0.4)
 
+    @pytest.mark.long
     def test_intervals_cover_when_scores_repeat_within_batches(self) -> None:
         """Each score occurs eight times in its batch: 8 times the variance, which plain intervals miss.
 

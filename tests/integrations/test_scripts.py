@@ -29,6 +29,7 @@ def test_the_example_in_lightning(tmp_path, capsys):
     assert logged == ["0", "10"]
 
 
+@pytest.mark.long
 def test_the_example_of_a_loss_of_ones_own(capsys):
     """Memory grows linearly: with 4,096 pairs it stays below half the size of the matrix of scores."""
     script("examples/own_loss.py").main(["--pairs", "64", "--steps", "8"])

@@ -80,6 +80,7 @@ def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path
     torch.testing.assert_close(weights[1], weights[0], **REPLAYED)
 
 
+@pytest.mark.long
 @pytest.mark.posix
 def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
     """Gather over gloo, plain and cached, with hard negatives, different rows on each rank and a learned temperature.

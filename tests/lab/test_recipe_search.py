@@ -64,6 +64,7 @@ def test_combinations_are_ranked_by_the_sum_of_gains():
     assert len(search.promising(figures, 100)) == 2 * 2 * 2
 
 
+@pytest.mark.long
 def test_a_small_search(tmp_path, capsys):
     """Records of the first stage's two runs already exist, so one run is trained."""
     (tmp_path / "digits_small.yaml").write_text(CONFIG.format(epochs=1))

@@ -46,6 +46,7 @@ def told(folder):
     return found
 
 
+@pytest.mark.long
 def test_the_comparison_of_the_tutorial(tmp_path, monkeypatch):
     """Four runs on digits from end to end; a copy of only their records gives the same page."""
     monkeypatch.chdir(tmp_path)

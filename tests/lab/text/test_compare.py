@@ -19,6 +19,7 @@ def command(tmp_path, toy_text, toy_sts, toy_model):
             "--data", places, "--device", "cpu", "--out", str(tmp_path / "out")]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_comparison_on_text_is_trained_and_goes_on(tmp_path, command, capsys):
     """Train one seed of two losses; asking for two seeds names the missing runs; the archive holds no local path."""
     assert main([*command, "--seeds", "1"]) == 0
@@ -50,6 +51,7 @@ def test_a_comparison_on_text_is_trained_and_goes_on(tmp_path, command, capsys):
     assert missing == [f"missing: {loss}, temperature 0.05: seed 21" for loss in ("infonce", "dcl")]
 
 
+@pytest.mark.long
 def test_the_encoders_of_a_table_are_trained_each(tmp_path, toy_text, toy_sts, toy_model):
     other = tmp_path / "other"
     shutil.copytree(toy_model, other)
