@@ -150,14 +150,14 @@ def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device)
     _check_value(value)
 
 
-def try_loss(loss: nn.Module, *, pairs: int, width: int, **options: Any) -> None:
-    """Call a loss forward and backward on random embeddings ``(pairs, width)``, on the CPU.
+def try_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device, **options: Any) -> None:
+    """Call a loss forward and backward on random embeddings ``(pairs, width)``.
 
     Raises:
         ValueError: Its value is no finite number. Errors of the loss itself are raised as they are.
     """
-    z_i, z_j = (z.requires_grad_() for z in _random_embeddings(pairs, width))
-    value = loss(z_i, z_j, **options)
+    z_i, z_j = (z.to(device).requires_grad_() for z in _random_embeddings(pairs, width))
+    value = loss.to(device)(z_i, z_j, **options)
     _check_value(value)
     value.backward()
 

@@ -220,15 +220,15 @@ class Tuple(torch.nn.Module):
     [
         (
             "Forward",
-            ", temperature 0.2: called on random embeddings on the CPU, it raises IndexError: no such row",
+            ", temperature 0.2: called on random embeddings, it raises IndexError: no such row",
         ),
         (
             "Backward",
-            ": called on random embeddings on the CPU, it raises RuntimeError: element 0 of tensors does",
+            ": called on random embeddings, it raises RuntimeError: element 0 of tensors does",
         ),
         (
             "Tuple",
-            ": called on random embeddings on the CPU, it raises ValueError: a loss must return a tensor with",
+            ": called on random embeddings, it raises ValueError: a loss must return a tensor with",
         ),
     ],
 )

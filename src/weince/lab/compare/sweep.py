@@ -86,12 +86,12 @@ class Sweep:
         """
         runs = [*self.tries, *self.seeds()]
         left = [run for run in runs if not self._is_done(run)]
-        check_losses(left)
         if slurm:
             if self.data is not None:
                 check_given_data(left)
             return
         check_devices(left)
+        check_losses(left)
         check_data(left)
         check_same_data([run for run in runs if run.name not in self.found], always=self.data is not None)
 

@@ -91,7 +91,6 @@ def reproduce(
         asked, out, seeds=take_seeds(seeds, asked.seeds), only=only, epochs=epochs, data=data, device=device
     )
     left = [] if table_only else [run for run in runs if not execute.is_done(run)]  # records need no images
-    check_losses(left)
     if not slurm:
         check_data(left)
     elif data is not None:  # data as configured may be in folders that only the nodes see
@@ -101,6 +100,7 @@ def reproduce(
         return out / asked.name
     if not (slurm or table_only):
         check_devices(left)
+        check_losses(left)
         check_same_data(runs)
     if slurm and left:
         check_slurm(slurm_options)

@@ -272,7 +272,7 @@ def check_losses(runs: Sequence[Run]) -> None:
         except Exception as error:  # whatever a user's loss raises
             named = ", ".join(filter(None, [run.row, run.loss, _tried(run)]))
             raise ValueError(
-                f"{named}: called on random embeddings on the CPU, it raises {type(error).__name__}: {error}"
+                f"{named}: called on random embeddings, it raises {type(error).__name__}: {error}"
             ) from error
 
 

@@ -6,16 +6,17 @@ the task, so that the facts about a kind of run are in one place.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weince.lab.configure import LossConfig, build_loss, try_loss, unknown
+from weince.lab.configure import build_loss, try_loss, unknown
 from weince.lab.evaluate import fingerprint, labels_of
 from weince.lab.text import train as text
 from weince.lab.text.encoder import check_model
 from weince.lab.vision import config as vision
 from weince.lab.vision.data import NAMES, load
+from weince.machine import find_device
 
 MOST_PAIRS = 256
 """Largest batch on which a loss is tried."""
@@ -37,7 +38,7 @@ class Task:
         free: Settings that do not change the figures.
         places: Settings that say where the data are; the data themselves are identified by a fingerprint.
         check: Raises a ValueError if the data of given settings are missing.
-        try_loss: Calls the loss of given settings once, forward and backward, on small random embeddings on the CPU.
+        try_loss: Calls the loss of given settings once, forward and backward, on random embeddings on their device.
         fingerprint: Returns the fingerprint of the data of given settings.
         weights: File or folder that training writes into a run's folder.
         measure: How a run is measured: a key of `weince.lab.reproduce.tables.MEASURES`.
@@ -114,15 +115,15 @@ def _check_sentences(run: text.TextRun) -> None:
 
 
 def _try_loss_of_images(run: vision.VisionRun) -> None:
-    loss = build_loss(_for_cpu(run.loss), candidates=run.candidates)
-    try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=run.projection)
+    loss, device = build_loss(run.loss, candidates=run.candidates), find_device(run.device)
+    try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=run.projection, device=device)
 
 
 def _try_loss_of_sentences(run: text.TextRun) -> None:
     width = _width_of(run.model)
     if width is not None:
-        loss = build_loss(_for_cpu(run.loss), candidates="cross")
-        try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=width, ids=None)
+        loss, device = build_loss(run.loss, candidates="cross"), find_device(run.device)
+        try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=width, device=device, ids=None)
 
 
 def _width_of(model: str) -> int | None:
@@ -130,11 +131,6 @@ def _width_of(model: str) -> int | None:
     path = Path(model) / "config.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found.get("hidden_size")
-
-
-def _for_cpu(loss: LossConfig) -> LossConfig:
-    """A loss on an engine that runs on a CPU too."""
-    return replace(loss, engine="auto")
 
 
 TASKS = {
