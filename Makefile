@@ -6,20 +6,20 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Python compiles what it imports, once, also where this variable says not to. Compiling all that is installed takes a minute.
-export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint format bench docs notebooks clean
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: .venv/.ready
 	$(BIN)/weince compare infonce dcl released --config digits_tiny --out runs/demo
 
+# Tests start many processes: compile each module once, also where this variable says not to.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -39,7 +39,7 @@ bench: .venv/.ready
 .venv-docs/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --upgrade pip
-	.venv-docs/bin/python -m pip install --quiet --no-compile --group docs
+	.venv-docs/bin/python -m pip install --quiet --group docs
 	touch $@
 
 docs: .venv-docs/.ready
