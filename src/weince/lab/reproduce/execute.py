@@ -1,4 +1,4 @@
-"""Carry out runs on this machine, several at once, each in a process of its own.
+"""Carry out runs on this machine, several at once, each in its own processes.
 
 A run is trained (training resumes by itself) and then measured. It is done when its result exists and was made with
 its settings, according to ``made.json`` or else to ``run.yaml``. Weights and images are not needed any more, nor the
