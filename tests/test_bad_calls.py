@@ -166,7 +166,7 @@ TRAIN = [
     (["--loss.preset", "nosuch"], "unknown preset 'nosuch'; known: infonce, "),
     (["--loss", "nosuch"], '"loss": expected keys and values, such as those of --help. Got nosuch'),
     (["--loss.engine", "nosuch"], "\"loss.engine\": expected one of ['auto', "),
-    (["--loss.engine", "fused"], "the loss cannot run here: "),
+    (["--loss.engine", "fused"], "the loss fails on random embeddings (256, 64): RuntimeError: "),
     (
         ["--loss.preset", "paper", "--loss.tail.k", "abc"],
         "tail: k must be an int or a share in (0, 1]; got 'abc'",
@@ -425,12 +425,13 @@ def test_a_fault_of_our_own_keeps_its_trace(kind, monkeypatch):
 
 
 def test_a_loss_that_runs_out_of_memory_is_not_said_to_be_unable(monkeypatch):
-    loss = configure.build_loss(configure.LossConfig())
-    monkeypatch.setattr(
-        type(loss), "forward", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("full"))
-    )
+    def fail(*arguments, **options):
+        raise torch.OutOfMemoryError("full")
+
+    config = configure.LossConfig()
+    monkeypatch.setattr(configure.PRESETS[config.preset], "forward", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        configure.check_loss(loss, pairs=4, width=3, device=torch.device("cpu"))
+        configure.check_loss(config, candidates="views", pairs=4, width=3, device=torch.device("cpu"))
 
 
 def test_a_reader_who_has_enough_ends_a_command_quietly():

@@ -1,5 +1,6 @@
 """A loss as configuration: every preset, user-defined losses, and invalid settings."""
 
+import re
 import sys
 from dataclasses import fields
 
@@ -154,6 +155,14 @@ def unknown(temperature=0.3):
 def number(temperature=None) -> torch.nn.Module:
     return 3
 
+class Plain(torch.nn.Module):
+    def __init__(self, returned):
+        super().__init__()
+        self.returned, self.scale = returned, torch.nn.Parameter(torch.rand(()))
+
+    def forward(self, z_i, z_j):
+        return eval(self.returned)
+
 Twice = 2
 """
 
@@ -231,29 +240,52 @@ def test_every_field_is_documented():
         assert f"    {field.name}: " in LossConfig.__doc__, field.name
 
 
+def check(config):
+    check_loss(config, candidates="views", pairs=4, width=3, device=torch.device("cpu"))
+
+
+def plain(returned):
+    return LossConfig("my_losses:Plain", options={"returned": returned})
+
+
 def test_a_loss_that_cannot_run_here_is_refused_before_a_run_begins():
-    cpu = torch.device("cpu")
-    with pytest.raises(ValueError, match=r"the loss cannot run here: .*fused.* CUDA device; got cpu"):
-        check_loss(build_loss(LossConfig(engine="fused")), pairs=4, width=3, device=cpu)
-    loss = build_loss(LossConfig("released"))
-    before = {name: value.clone() for name, value in loss.state_dict().items()}
-    check_loss(loss, pairs=4, width=3, device=cpu)
-    assert before  # the running slope
-    assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
+    with pytest.raises(
+        ValueError, match=r"fails on random embeddings \(4, 3\): RuntimeError: .*fused.* CUDA device; got cpu"
+    ):
+        check(LossConfig(engine="fused"))
+
+
+DETACHED = (
+    "a loss must have a gradient with respect to the embeddings; got none: leave out .detach(), .item()"
+)
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda z: (z**2).mean() * torch.nan, "a loss must be finite; got nan on random embeddings"),
-        (lambda z: (z**2).sum(-1), r"with one number, of shape \(\); got shape \(4,\)"),
-        (lambda z: ((z**2).mean(), 3), r"with one number, of shape \(\); got tuple"),
+        ("z_i.mean() * torch.nan", "a loss must be finite; got nan on random embeddings"),
+        ("z_i.sum(-1)", "a loss must return a tensor with one number, of shape (); got shape (4,)"),
+        ("(z_i.mean(), 3)", "a loss must return a tensor with one number, of shape (); got tuple"),
+        ("z_i.mean().item()", "a loss must return a tensor with one number, of shape (); got float"),
+        ("z_i.mean().detach()", DETACHED),
+        ("z_i.mean().detach() * self.scale", DETACHED),
+        ("(z_i - z_i).square().sum().sqrt()", "the gradient of a loss must be finite; got NaN or inf"),
+        ("z_i[4, 0]", "the loss fails on random embeddings (4, 3): IndexError: index 4 is out of bounds"),
+        ("z_i.relu_().mean()", "the loss fails on random embeddings (4, 3): RuntimeError: a leaf Variable"),
     ],
 )
-def test_a_loss_whose_value_is_no_finite_number_is_refused_before_the_first_step(returned, message):
-    class Own(torch.nn.Module):
-        def forward(self, z_i, z_j):
-            return returned(z_i - z_j)
+def test_a_loss_that_cannot_be_trained_is_refused(own, returned, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        check(plain(returned))
 
-    with pytest.raises(ValueError, match=message):
-        check_loss(Own(), pairs=4, width=3, device=torch.device("cpu"))
+
+@pytest.mark.parametrize("config", [LossConfig("released"), LossConfig("siglip"), plain("z_i.mean()")])
+def test_a_loss_that_can_be_trained_passes(own, config):
+    check(config)
+
+
+def test_a_check_draws_none_of_the_random_numbers_of_a_training(own):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    check(plain("torch.rand(()) * z_i.mean()"))
+    assert torch.equal(torch.get_rng_state(), before)

@@ -7,8 +7,7 @@ DCLLoss(temperature=0.2, max_scale=None, candidates='views', reduction='mean')
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -133,38 +132,47 @@ def _arguments(config: LossConfig) -> dict[str, Any]:
     return given | config.options
 
 
-def check_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device) -> None:
-    """Call a loss on random embeddings ``(pairs, width)``, so that it fails now and not at the run's first step.
+def check_loss(
+    config: LossConfig,
+    *,
+    candidates: Candidates,
+    pairs: int,
+    width: int,
+    device: torch.device,
+    **options: Any,
+) -> None:
+    """Build a loss and call it forward and backward on random embeddings, so that it fails before a training starts.
+
+    A training that follows is the same as without this check: it builds a loss for itself, and torch's random state
+    is restored.
+
+    Args:
+        config: The loss.
+        candidates: Who competes with whom.
+        pairs: Number of rows of the embeddings.
+        width: Width of the embeddings.
+        device: Device of the embeddings.
+        options: Further arguments of the call, such as ``ids``.
 
     Raises:
-        ValueError: The loss cannot run here, for example because there is no GPU, or its value is no finite number.
+        ValueError: The loss raises an error, or its value or gradient is of no use in a training.
     """
-    z_i, z_j = (z.to(device) for z in _random_embeddings(pairs, width))
-    try:
-        with torch.no_grad():
-            value = deepcopy(loss)(z_i, z_j)  # a copy, since a loss may keep state of its batches
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise ValueError(f"the loss cannot run here: {error}") from error
-    _check_value(value)
-
-
-def try_loss(loss: nn.Module, *, pairs: int, width: int, device: torch.device, **options: Any) -> None:
-    """Call a loss forward and backward on random embeddings ``(pairs, width)``.
-
-    Raises:
-        ValueError: Its value is no finite number. Errors of the loss itself are raised as they are.
-    """
-    z_i, z_j = (z.to(device).requires_grad_() for z in _random_embeddings(pairs, width))
-    value = loss.to(device)(z_i, z_j, **options)
-    _check_value(value)
-    value.backward()
-
-
-def _random_embeddings(pairs: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(pairs, width, generator=generator), torch.randn(pairs, width, generator=generator)
+    z_i, z_j = (torch.randn(pairs, width, generator=generator).to(device).requires_grad_() for _ in range(2))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        loss = build_loss(config, candidates=candidates).to(device)
+        try:
+            value = loss(z_i, z_j, **options)
+            _check_value(value)
+            if value.requires_grad:
+                value.backward()
+        except (ValueError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a user's loss raises
+            raise ValueError(
+                f"the loss fails on random embeddings {(pairs, width)}: {type(error).__name__}: {error}"
+            ) from error
+    _check_gradients([z.grad for z in (z_i, z_j) if z.grad is not None])
 
 
 def _check_value(value: Any) -> None:
@@ -173,6 +181,19 @@ def _check_value(value: Any) -> None:
         raise ValueError(f"a loss must return a tensor with one number, of shape (); got {got}")
     if not value.isfinite():
         raise ValueError(f"a loss must be finite; got {value.item()} on random embeddings")
+
+
+def _check_gradients(gradients: Sequence[torch.Tensor]) -> None:
+    if not gradients:
+        raise ValueError(
+            "a loss must have a gradient with respect to the embeddings; got none: leave out .detach(), .item(), "
+            "torch.no_grad() and the like"
+        )
+    if not all(gradient.isfinite().all() for gradient in gradients):
+        raise ValueError(
+            "the gradient of a loss must be finite; got NaN or inf on random embeddings: keep the arguments of log "
+            "and sqrt, and divisors, away from 0"
+        )
 
 
 def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Module:

@@ -336,7 +336,7 @@ class Wide(torch.nn.Module):
     assert main(["reproduce", table(65), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        'weince: digits_small, mine, options {"width": 65}: called on random embeddings, it raises'
+        'weince: digits_small, mine, options {"width": 65}: the loss fails on random embeddings (256, 64): Runtime'
     )
     assert "256x64 and 65x3" in said
     assert said.count("\n") == 1

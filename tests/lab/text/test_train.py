@@ -373,8 +373,23 @@ def test_no_dev_split(run, tmp_path):
 
 
 def test_a_loss_that_cannot_run_here_leaves_no_folder(run):
-    with pytest.raises(ValueError, match=r"the loss cannot run here: .* got cpu"):
+    with pytest.raises(ValueError, match=r"the loss fails on random embeddings \(16, 32\): .* got cpu"):
         train(replace(run, loss=LossConfig("infonce", engine="fused")), bar=False)
+    assert not run.out.exists()
+
+
+def test_a_loss_that_takes_no_ids_is_refused_and_leaves_no_folder(run, tmp_path, monkeypatch):
+    (tmp_path / "loss_without_ids.py").write_text("""
+import torch
+class Plain(torch.nn.Module):
+    def forward(self, z_i, z_j):
+        return (z_i - z_j).square().mean()
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"the loss fails on .*TypeError: .* unexpected keyword argument 'ids'"
+    ):
+        train(replace(run, loss=LossConfig("loss_without_ids:Plain")), bar=False)
     assert not run.out.exists()
 
 

@@ -23,6 +23,10 @@ class Net(nn.Module):
 class Mine(DCLLoss):
     pass
 
+class Detached(nn.Module):
+    def forward(self, z_i, z_j):
+        return (z_i - z_j).square().mean().detach()
+
 def wrong() -> nn.Module:
     return 3
 
@@ -72,6 +76,18 @@ def test_a_run_with_both_of_ones_own_trains_and_is_read_again(module, tmp_path):
     run, model = load_model(tmp_path / "run")
     assert run.loss.preset == "own_things:Mine"
     assert isinstance(model, nn.Module)
+
+
+def test_a_detached_loss_ends_the_command_in_one_line_and_leaves_no_folder(module, tmp_path, capfd):
+    from weince.cli import main
+
+    out = tmp_path / "run"
+    arguments = "--loss.preset own_things:Detached --loss.temperature null --epochs 1 --device cpu"
+    assert main(["train", *arguments.split(), "--config", "digits_tiny", "--out", str(out)]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("weince: a loss must have a gradient with respect to the embeddings; got none")
+    assert said.count("\n") == 1
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weince.lab.configure import build_loss, try_loss, unknown
+from weince.lab.configure import check_loss, unknown
 from weince.lab.evaluate import fingerprint, labels_of
 from weince.lab.text import train as text
 from weince.lab.text.encoder import check_model
@@ -19,7 +19,7 @@ from weince.lab.vision.data import NAMES, load
 from weince.machine import find_device
 
 MOST_PAIRS = 256
-"""Largest batch on which a loss is tried."""
+"""Largest batch on which a loss is checked before a sweep."""
 
 
 class Shown(NamedTuple):
@@ -38,7 +38,7 @@ class Task:
         free: Settings that do not change the figures.
         places: Settings that say where the data are; the data themselves are identified by a fingerprint.
         check: Raises a ValueError if the data of given settings are missing.
-        try_loss: Calls the loss of given settings once, forward and backward, on random embeddings on their device.
+        check_loss: Raises a ValueError if the loss of given settings fails on random embeddings on their device.
         fingerprint: Returns the fingerprint of the data of given settings.
         weights: File or folder that training writes into a run's folder.
         measure: How a run is measured: a key of `weince.lab.reproduce.tables.MEASURES`.
@@ -55,7 +55,7 @@ class Task:
     free: frozenset[str]
     places: tuple[str, ...]
     check: Callable[[Any], None]
-    try_loss: Callable[[Any], None]
+    check_loss: Callable[[Any], None]
     fingerprint: Callable[[Any], str]
     weights: str
     measure: str
@@ -114,16 +114,21 @@ def _check_sentences(run: text.TextRun) -> None:
     check_model(run.model)
 
 
-def _try_loss_of_images(run: vision.VisionRun) -> None:
-    loss, device = build_loss(run.loss, candidates=run.candidates), find_device(run.device)
-    try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=run.projection, device=device)
+def _check_loss_of_images(run: vision.VisionRun) -> None:
+    check_loss(
+        run.loss,
+        candidates=run.candidates,
+        pairs=min(run.batch, MOST_PAIRS),
+        width=run.projection,
+        device=find_device(run.device),
+    )
 
 
-def _try_loss_of_sentences(run: text.TextRun) -> None:
+def _check_loss_of_sentences(run: text.TextRun) -> None:
     width = _width_of(run.model)
     if width is not None:
-        loss, device = build_loss(run.loss, candidates="cross"), find_device(run.device)
-        try_loss(loss, pairs=min(run.batch, MOST_PAIRS), width=width, device=device, ids=None)
+        pairs, device = min(run.batch, MOST_PAIRS), find_device(run.device)
+        check_loss(run.loss, candidates="cross", pairs=pairs, width=width, device=device, ids=None)
 
 
 def _width_of(model: str) -> int | None:
@@ -139,7 +144,7 @@ TASKS = {
         free=frozenset(vision.FREE_TO_CHANGE),
         places=("data",),
         check=_check_images,
-        try_loss=_try_loss_of_images,
+        check_loss=_check_loss_of_images,
         fingerprint=_images,
         weights="model.safetensors",
         measure="evaluation",
@@ -160,7 +165,7 @@ TASKS = {
         free=frozenset(text.FREE_TO_CHANGE),
         places=("text", "sts", "model"),
         check=_check_sentences,
-        try_loss=_try_loss_of_sentences,
+        check_loss=_check_loss_of_sentences,
         fingerprint=text.fingerprint,
         weights="best",
         measure="sts",

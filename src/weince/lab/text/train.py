@@ -156,7 +156,7 @@ class Job:
         self.encoder = encoder.to(self.device, torch.float32).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
         width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
-        check_loss(self.loss, pairs=run.batch, width=width, device=self.device)
+        check_loss(run.loss, candidates="cross", pairs=run.batch, width=width, device=self.device, ids=None)
         self.take = Step(
             self.encoder,
             self.loss,

@@ -95,7 +95,13 @@ def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR,
     model = build_model(run)
     loss = build_loss(run.loss, candidates=run.candidates).to(fabric.device)
     part = _part(run.batch, fabric.global_rank, fabric.world_size)
-    check_loss(loss, pairs=part.stop - part.start, width=run.projection, device=fabric.device)
+    check_loss(
+        run.loss,
+        candidates=run.candidates,
+        pairs=part.stop - part.start,
+        width=run.projection,
+        device=fabric.device,
+    )
     views, optimizer = _set_up(fabric, run, model, loss)
     on_gpu = fabric.device.type == "cuda"
     pixels = Pixels(data.pretrain_images, fabric.device)
