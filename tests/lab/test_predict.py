@@ -367,6 +367,24 @@ def test_bad_options_are_refused_in_one_line(file, tmp_path, capsys, options, sa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("losses", [["Detached"], ["infonce", "Detached"]], ids=" ".join)
+def test_a_detached_loss_is_refused_in_one_line(file, tmp_path, monkeypatch, capsys, losses):
+    (tmp_path / "detached_loss.py").write_text("""
+from weince import DCLLoss
+class Detached(DCLLoss):
+    def forward(self, z_i, z_j):
+        return super().forward(z_i, z_j).detach()
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = [name.replace("Detached", "detached_loss:Detached") for name in losses]
+    options = "--temperatures 0.1 --seeds 0 --steps 2 --batch-size 16 --jobs 1 --out".split()
+    assert main(["predict", str(file), "--losses", *named, *options, str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("weince: detached_loss:Detached 0.1: a loss must have a gradient")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_constant_features_are_refused():
     z = np.tile(np.arange(1.0, 9.0), (80, 1)) * np.linspace(1, 1 + 1e-9, 80)[:, None]
     turned = z.copy()

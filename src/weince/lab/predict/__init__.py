@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weince.files import check_folder, check_writable, write_text_aside
-from weince.lab.configure import LossConfig
+from weince.lab.configure import LossConfig, check_loss
 from weince.lab.predict.features import Prepared, Views, prepare, read_features
 from weince.lab.predict.heads import Outcome, Probe, seconds, train_heads
 from weince.lab.predict.report import write_report
@@ -111,7 +111,7 @@ def predict(
         Path of ``heads.md``.
 
     Raises:
-        ValueError: The input cannot be used, the folder holds other heads, or the time is too short.
+        ValueError: The input or a loss cannot be used, the folder holds other heads, or the time is too short.
     """
     chosen = grid(LOSSES, TEMPERATURES) if losses is None else dict(losses)
     _check(chosen, seeds, minutes, steps, jobs)
@@ -122,6 +122,7 @@ def predict(
     store = Store(folder, prepared, probe)
     wanted = [(name, seed) for seed in seeds for name in chosen]
     missing = [head for head in wanted if not store.has(*head, chosen[head[0]])]
+    _check_own_losses({name: chosen[name] for name, _ in missing}, probe)
     if steps is None and store.steps is not None and progress:
         print(
             f"{folder} holds heads of {store.steps:,} steps: the minutes have no effect on them, and missing heads "
@@ -155,6 +156,19 @@ def _check(
         raise ValueError(f"steps must be at least 1; got {steps}")
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}")
+
+
+def _check_own_losses(losses: Mapping[str, LossConfig], probe: Probe) -> None:
+    """Call the user's own losses once: a head whose loss has no gradient would keep its initial weights."""
+    for name, config in losses.items():
+        if ":" not in config.preset:
+            continue
+        try:
+            check_loss(
+                config, candidates="views", pairs=probe.batch, width=probe.out, device=torch.device("cpu")
+            )
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def _affordable(
