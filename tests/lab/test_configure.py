@@ -155,6 +155,12 @@ def unknown(temperature=0.3):
 def number(temperature=None) -> torch.nn.Module:
     return 3
 
+def lookup() -> torch.nn.Module:
+    return {}["mine"]
+
+def hinted(weight: "Nowhere" = None) -> torch.nn.Module:
+    return Mine()
+
 class Plain(torch.nn.Module):
     def __init__(self, returned):
         super().__init__()
@@ -171,6 +177,7 @@ Twice = 2
 def own(tmp_path, monkeypatch):
     """A user's module in the working folder."""
     (tmp_path / "my_losses.py").write_text(OWN)
+    (tmp_path / "typo.py").write_text("class Mine(\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield "my_losses"
@@ -196,6 +203,9 @@ def test_a_loss_of_ones_own(own, batch):
         ("my_losses:Other", "must define Other.*got None"),
         ("my_losses:torch", "must define torch.*got <module"),
         ("my_losses:number", "my_losses:number must make an nn.Module; got int"),
+        ("my_losses:lookup", "my_losses:lookup: KeyError: 'mine'"),
+        ("my_losses:hinted", r"cannot read the annotations of hinted \(name 'Nowhere' is not defined\)"),
+        ("typo:Mine", r"loss typo:Mine: cannot import typo \(SyntaxError: .*typo.py, line 1\)"),
         ("no_such_module:Mine", "cannot import no_such_module"),
         ("my_losses:Mine.sums", r"written package.module:name; got 'my_losses:Mine.sums'"),
         (":Mine", "written package.module:name; got ':Mine'"),

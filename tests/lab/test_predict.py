@@ -377,8 +377,8 @@ class Detached(DCLLoss):
 """)
     monkeypatch.syspath_prepend(tmp_path)
     named = [name.replace("Detached", "detached_loss:Detached") for name in losses]
-    options = "--temperatures 0.1 --seeds 0 --steps 2 --batch-size 16 --jobs 1 --out".split()
-    assert main(["predict", str(file), "--losses", *named, *options, str(tmp_path / "out")]) == 2
+    options = "--temperatures 0.1 --seeds 0 --steps 2 --batch-size 16 --jobs 1 --out"
+    assert main(["predict", str(file), "--losses", *named, *options.split(), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("weince: detached_loss:Detached 0.1: a loss must have a gradient")
     assert error.count("\n") == 1

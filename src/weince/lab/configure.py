@@ -203,8 +203,12 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
         maker = find(config.preset, "loss")
         try:
             made = maker(**_arguments(config), **_taken(maker, of_all))
-        except TypeError as error:
-            raise ValueError(f"{config.preset}: {error}") from None
+        except ValueError:
+            raise
+        except TypeError as error:  # an option that it does not take
+            raise ValueError(f"{config.preset}: {error}") from error
+        except Exception as error:
+            raise ValueError(f"{config.preset}: {type(error).__name__}: {error}") from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"{config.preset} must make an nn.Module; got {type(made).__name__}")
         return made
@@ -242,11 +246,17 @@ def find(name: str, what: str) -> Callable[..., Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"{what} {name}: cannot import {module_name} ({error})") from error
+    except Exception as error:  # whatever a user's module raises
+        raise ValueError(
+            f"{what} {name}: cannot import {module_name} ({type(error).__name__}: {error})"
+        ) from error
     found: Any = getattr(module, attribute, None)
     defined = inspect.isfunction(found) and found.__module__ == module.__name__
-    if not _is_module(found) and not (defined and _is_module(get_type_hints(found).get("return"))):
+    try:
+        accepted = _is_module(found) or (defined and _is_module(get_type_hints(found).get("return")))
+    except NameError as error:  # imported for type checkers only
+        raise ValueError(f"{what} {name}: cannot read the annotations of {attribute} ({error})") from error
+    if not accepted:
         raise ValueError(
             f"{what} {name}: {module_name} must define {attribute}, an nn.Module or a function that is annotated "
             f"to return one (-> nn.Module); got {found!r}"
