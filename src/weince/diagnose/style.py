@@ -15,7 +15,9 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 INK, GRID = "#43474b", "#d5d8dc"
@@ -81,7 +83,7 @@ class Gallery:
     def panel(self, slug: str, caption: str, *, height: float = 3.0) -> Iterator["Panel"]:
         """Draw on ``panel.ax`` inside the context; after it, ``panel.done`` is the finished figure."""
         with mpl.rc_context({**LOOK, "svg.hashsalt": slug}):
-            canvas = Canvas(figsize=(4.4, height), layout="constrained")
+            canvas = Canvas(figsize=(4.4, height))
             panel = Panel(canvas.add_subplot())
             yield panel
             panel.figure = self._save(canvas, slug, caption)
@@ -94,6 +96,9 @@ class Gallery:
         with warnings.catch_warnings():
             # matplotlib's font may lack the script of a name; browsers then use another font.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
+            # Once, with the text measured as in an SVG. Canvas(layout="constrained") would draw the panel twice.
+            FigureCanvasSVG(canvas)
+            ConstrainedLayoutEngine().execute(canvas)
             canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         (self.folder / f"{name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
         return Figure(name, caption, for_page(buffer.getvalue(), name))
