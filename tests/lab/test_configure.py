@@ -44,7 +44,9 @@ BY_HAND = [
     (LossConfig("temperature_free"), weince.TemperatureFreeLoss()),
     (LossConfig("weibit"), WeibitLoss()),
     (LossConfig("weibit", 0.25), WeibitLoss(4.0)),
+    (LossConfig("weibit", beta=4.0), WeibitLoss(4.0)),
     (LossConfig("weibit", options={"endpoint": 1.5}), WeibitLoss(endpoint=1.5)),
+    (LossConfig("released", options={"softmax_term": 0.3}), WeinceLoss.released(softmax_term=0.3)),
     (LossConfig("link", 0.36, lam=0.5, beta=2.79), LinkLoss(BlendLink(0.5, 2.79, 0.36))),
     (LossConfig("link", lam=0.0, beta=1.0), LinkLoss(BlendLink(0.0, 1.0, 0.5))),
     (LossConfig("released"), WeinceLoss.released()),
@@ -120,6 +122,18 @@ def test_candidates_and_engine_reach_the_loss(preset):
         ({"preset": "hcl", "options": {"hardnes": 1}}, "hardnes has no meaning for preset 'hcl'"),
         ({"preset": "hcl", "options": {"hardness": -1}}, "hardness must be a number of at least 0; got -1"),
         ({"preset": "kl_ball", "options": {"radius": "far"}}, "preset kl_ball: radius must be a number"),
+        (
+            {"preset": "hcl", "temperature": 0.2, "options": {"temperature": 0.3}},
+            "temperature must be given once; got 0.2, and 0.3 in options",
+        ),
+        (
+            {"preset": "weibit", "temperature": 0.2, "beta": 3.0},
+            "'weibit' takes temperature or beta, .*got both",
+        ),
+        (
+            {"preset": "weibit", "temperature": 0.2, "options": {"beta": 3.0}},
+            "'weibit' takes temperature or beta, .*got both",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused_when_it_is_made(options, message):

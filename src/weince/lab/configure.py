@@ -54,7 +54,7 @@ class LossConfig:
             ``negatives_only``; or your own loss, ``my_package:MyLoss``.
         temperature: Temperature of the softmax logit; by default the loss's own. For ``weibit``, 1 / beta.
         lam: Weight of the shortfall logit; for ``link``, or your own loss.
-        beta: Slope of the shortfall logit; for ``link``, or your own loss.
+        beta: Slope of the shortfall logit; for ``link``, ``weibit`` or your own loss.
         options: Further arguments of the loss by name, for example ``{hardness: 0.5}`` of ``hcl``.
         tail: Changes to the preset's tail, by name of :class:`weince.TailConfig`'s fields, for example
             ``{gate: rho, rho0: 0.05}``, ``{endpoint: 1.05}``, ``{positive: softmax}`` or ``{beta: slope}``.
@@ -114,22 +114,21 @@ def _tail(config: LossConfig) -> TailConfig:
 
 def _arguments(config: LossConfig) -> dict[str, Any]:
     """Arguments for the loss class, except candidates and engine."""
-    given: dict[str, Any] = {}
+    names = ("temperature", "lam", "beta", "softmax_term", "shortfall_term")
+    given = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    if config.tail:
+        given["tail"] = _tail(config)
+    for name in given.keys() & config.options.keys():
+        raise ValueError(
+            f"{name} must be given once; got {given[name]}, and {config.options[name]} in options"
+        )
     if config.preset == "link":
-        given["link"] = BlendLink(config.lam, config.beta, config.temperature or 0.5)  # type: ignore[arg-type]
-    elif config.preset == "weibit":
-        given["beta"] = 1.0 if config.temperature is None else 1 / config.temperature
-    elif config.temperature is not None:
-        given["temperature"] = config.temperature
-    if config.preset != "link":
-        given |= {
-            name: getattr(config, name) for name in ("lam", "beta") if getattr(config, name) is not None
-        }
-    if config.preset in WEINCE:
-        given |= {**WEINCE[config.preset], "tail": _tail(config)}
-    terms = {name: getattr(config, name) for name in ("softmax_term", "shortfall_term")}
-    given |= {name: weight for name, weight in terms.items() if weight is not None}
-    return given | config.options
+        given["link"] = BlendLink(given.pop("lam"), given.pop("beta"), given.pop("temperature", 0.5))
+    if config.preset == "weibit" and "temperature" in given:
+        if "beta" in {**given, **config.options}:
+            raise ValueError("preset 'weibit' takes temperature or beta, which is 1 / temperature; got both")
+        given["beta"] = 1 / given.pop("temperature")
+    return {**WEINCE.get(config.preset, {}), **given, **config.options}
 
 
 def check_loss(
