@@ -385,6 +385,31 @@ class Detached(DCLLoss):
     assert not (tmp_path / "out").exists()
 
 
+def test_features_with_ids_want_a_loss_that_takes_them(tmp_path, monkeypatch):
+    z_i, z_j, labels = two_views()
+    np.savez(tmp_path / "with_ids.npz", z_i=z_i, z_j=z_j, ids=labels)
+    (tmp_path / "losses_and_ids.py").write_text("""
+import torch
+class Without(torch.nn.Module):
+    def forward(self, z_i, z_j):
+        return (z_i - z_j).square().mean()
+class With(torch.nn.Module):
+    def forward(self, z_i, z_j, ids):
+        return (z_i - z_j).square().mean() + 0 * len(ids)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"seeds": [0], "steps": 2, "probe": SMALL, "progress": False}
+
+    def heads(name):
+        losses = {"mine": LossConfig(f"losses_and_ids:{name}")}
+        return predict(tmp_path / "with_ids.npz", tmp_path / name, losses=losses, **options)
+
+    with pytest.raises(ValueError, match=r"mine: the loss fails on .* unexpected keyword argument 'ids'"):
+        heads("Without")
+    assert not (tmp_path / "Without").exists()
+    assert heads("With").is_file()
+
+
 def test_constant_features_are_refused():
     z = np.tile(np.arange(1.0, 9.0), (80, 1)) * np.linspace(1, 1 + 1e-9, 80)[:, None]
     turned = z.copy()

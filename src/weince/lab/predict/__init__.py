@@ -122,7 +122,7 @@ def predict(
     store = Store(folder, prepared, probe)
     wanted = [(name, seed) for seed in seeds for name in chosen]
     missing = [head for head in wanted if not store.has(*head, chosen[head[0]])]
-    _check_own_losses({name: chosen[name] for name, _ in missing}, probe)
+    _check_own_losses({name: chosen[name] for name, _ in missing}, probe, with_ids=pairs.ids is not None)
     if steps is None and store.steps is not None and progress:
         print(
             f"{folder} holds heads of {store.steps:,} steps: the minutes have no effect on them, and missing heads "
@@ -158,15 +158,15 @@ def _check(
         raise ValueError(f"jobs must be at least 1; got {jobs}")
 
 
-def _check_own_losses(losses: Mapping[str, LossConfig], probe: Probe) -> None:
+def _check_own_losses(losses: Mapping[str, LossConfig], probe: Probe, *, with_ids: bool) -> None:
     """Call the user's own losses once: a head whose loss has no gradient would keep its initial weights."""
+    known = {"ids": torch.arange(probe.batch)} if with_ids else {}
+    cpu = torch.device("cpu")
     for name, config in losses.items():
         if ":" not in config.preset:
             continue
         try:
-            check_loss(
-                config, candidates="views", pairs=probe.batch, width=probe.out, device=torch.device("cpu")
-            )
+            check_loss(config, candidates="views", pairs=probe.batch, width=probe.out, device=cpu, **known)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 

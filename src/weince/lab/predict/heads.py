@@ -120,14 +120,9 @@ class Training:
         self.held, self.kept = order[: len(order) // 4], order[len(order) // 4 :]
         self.heads = Heads(len(losses), views.first.shape[1], probe, self.generator)
         self.losses = nn.ModuleList(build_loss(config) for config in losses)
-        for loss, config in zip(self.losses, losses, strict=True):
+        for loss in self.losses:
             if isinstance(loss, ContrastiveLoss):
                 loss.check_finite = False  # a head that diverges must not stop the others
-            elif views.ids is not None:
-                raise ValueError(
-                    "features with ids, or pairs drawn by label, want losses of weince, which take ids; "
-                    f"got {config.preset}"
-                )
         parameters = [*self.heads.parameters(), *self.losses.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=probe.rate, fused=True)
 
