@@ -418,6 +418,18 @@ def test_the_search_with_good_and_bad_thresholds(monkeypatch, case):
     check_stats(TAIL, views(40 if case == "two passes" else 33, 24, noise=1.0), hardest=(10,))
 
 
+def test_ties_at_the_last_place_of_an_exact_search(monkeypatch):
+    """Many first candidates tie for it, and the harder ones come last: ties must not take their places. The ties are
+    opposite to the first anchor: a shortfall of 2, the largest."""
+    monkeypatch.setattr(search, "ALL_KEPT", 16)
+    monkeypatch.setattr(shapes, "SAMPLE", 32)
+    monkeypatch.setattr(search, "plan", lambda count, k: shapes.TailPlan(1, 0, 0, 64))  # too few survive
+    z_i, z_j = views(8, 16, clusters=1, noise=1.0)
+    ties = -z_i[:1].expand(40, -1)
+    harder = z_j + 0.1 * torch.randn_like(z_j)
+    check_stats(TAIL, (z_i, -z_j, torch.cat([ties, harder])), "cross", hardest=(3, 7))
+
+
 def test_the_fit_is_float64s_on_the_same_shortfalls():
     """Products of bfloat16 are exact, so the shortfalls equal those of float64, and the fit must agree too."""
     rows = views(40, 16, dtype=torch.bfloat16)

@@ -228,7 +228,7 @@ def exact_kernel(
         line = local.to(tl.int64)[:, None] * width
         # 31 rounds find the K-th shortfall; the next one keeps those below it, the last one adds its ties.
         for round in range(33):
-            middle = (low + high) >> 1
+            middle = low + ((high - low) >> 1)  # their sum can pass the largest int32
             below = tl.zeros((BM,), tl.int32)
             for start in range(0, n_cols, BN):
                 cols = start + tl.arange(0, BN)
