@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from cases import CASES, fixed
 
-from weince import InfoNCELoss, WeibitLoss, WeinceLoss
+from weince import InfoNCELoss, WeibitLoss, WeinceLoss, tail_stats
 from weince.cached import cached_step
 from weince.candidates import contests
 from weince.distributed import share
@@ -79,6 +79,13 @@ def test_nan_in_gives_nan_out(name):
     z_i[5] = torch.nan
     loss = CASES[name].make(fixed, candidates="views", check_finite=False).cuda()
     assert loss(z_i, z_j).isnan()
+
+
+def test_statistics_of_nan_are_nan():
+    scores = torch.rand(4, 200).cuda()
+    scores[1, 7], scores[2], scores[3, 3] = torch.nan, torch.nan, torch.nan  # the last is a positive
+    for own in tail_stats(scores, torch.arange(4).cuda()):
+        assert own.isnan().tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("name", MAKERS)
