@@ -32,6 +32,12 @@ def wrong() -> nn.Module:
 
 def images() -> nn.Module:
     return nn.Identity()
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, 6))
+
+def needy(width) -> nn.Module:
+    return nn.Linear(width, 6)
 """
 
 
@@ -55,6 +61,8 @@ def test_an_encoder_of_ones_own_is_found_in_the_working_folder(module):
     [
         ("own_things:wrong", "must make an nn.Module; got int"),
         ("own_things:images", r"must map images \(n, 3, 8, 8\) to features \(n, width\); got \(2, 3, 8, 8\)"),
+        ("own_things:narrow", r"narrow fails on images \(2, 3, 8, 8\): RuntimeError: mat1 and mat2"),
+        ("own_things:needy", "needy fails on images .* TypeError: .* missing 1 required"),
         ("own_things:nothing", "must define nothing"),
         ("own_things:nn", "must define nn"),
         ("no_such_package:Net", "cannot import no_such_package"),

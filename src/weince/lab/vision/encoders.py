@@ -100,12 +100,20 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
 
 def _own(name: str, size: int) -> Foreign:
     """A user's encoder; its output for two images gives the width of the features."""
-    model = find(name, "encoder")()
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"encoder {name} must make an nn.Module; got {type(model).__name__}")
-    training = model.training
-    with torch.no_grad():
-        features = model.eval()(torch.zeros(2, 3, size, size))
+    make = find(name, "encoder")
+    try:
+        model = make()
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"encoder {name} must make an nn.Module; got {type(model).__name__}")
+        training = model.training
+        with torch.no_grad():
+            features = model.eval()(torch.zeros(2, 3, size, size))
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a user's encoder raises
+        raise ValueError(
+            f"encoder {name} fails on images (2, 3, {size}, {size}): {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(
