@@ -2,8 +2,6 @@
 
 import random
 
-import yaml
-
 from weince.lab import settings
 from weince.lab.compare.grid import Comparison, tries_of
 from weince.lab.compare.summary import choose
@@ -52,7 +50,7 @@ def comparison_of(config, *losses, tries=2, **changes):
 
 def files_of(run, value, *, without=(), **evaluation):
     """The record of a run whose test figures are ``value``."""
-    content = yaml.safe_load(settings.dump(settings_of(run)))
+    content = settings.as_written(settings_of(run))
     if content["task"] == "text":
         return text_files_of(run, value, content, **evaluation)
     figures = {

@@ -21,16 +21,23 @@ from weince.lab.reproduce.records import add_records
 EVIDENCE = Path(__file__).parents[3] / "research" / "results" / "evidence" / "runs.jsonl"
 
 
-@pytest.fixture
-def two(tmp_path):
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
     """Two users' folders with the same recipe: one ran dcl, the other hcl and another seed of infonce."""
-    config = config_in(tmp_path)
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for folder, loss, seeds in ((ours, "dcl", [7, 21]), (theirs, "hcl", [7, 21, 63])):
+    both = tmp_path_factory.mktemp("two")
+    config = config_in(both)
+    for name, loss, seeds in (("ours", "dcl", [7, 21]), ("theirs", "hcl", [7, 21, 63])):
         comparison = comparison_of(config, "infonce", loss, seeds=seeds)
-        write_comparison(comparison, folder / comparison.name)
-        fill(comparison, folder)
-    return ours, theirs
+        write_comparison(comparison, both / name / comparison.name)
+        fill(comparison, both / name)
+    return both
+
+
+@pytest.fixture
+def two(filled, tmp_path):
+    """A copy of those folders and of their configuration."""
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "ours", tmp_path / "theirs"
 
 
 def listing(folder):

@@ -31,7 +31,8 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices_of_k(tries):
 def made(tmp_path, *losses, gains=None, **options):
     """The page of a comparison made from records only, and its JSON file."""
     changes = {key: options.pop(key) for key in ("seeds", "try_epochs", "tries") if key in options}
-    comparison = comparison_of(config_in(tmp_path), *losses, **changes)
+    config = config_in(tmp_path.parent)  # the same path in all tests: its settings are parsed once
+    comparison = comparison_of(config, *losses, **changes)
     write_comparison(comparison, tmp_path / comparison.name)
     fill(comparison, tmp_path, gains=gains, **options)
     page = compare(out=tmp_path, table_only=True)
