@@ -17,7 +17,6 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 INK, GRID = "#43474b", "#d5d8dc"
@@ -83,7 +82,7 @@ class Gallery:
     def panel(self, slug: str, caption: str, *, height: float = 3.0) -> Iterator["Panel"]:
         """Draw on ``panel.ax`` inside the context; after it, ``panel.done`` is the finished figure."""
         with mpl.rc_context({**LOOK, "svg.hashsalt": slug}):
-            canvas = Canvas(figsize=(4.4, height))
+            canvas = Canvas(figsize=(4.4, height), layout="constrained")
             panel = Panel(canvas.add_subplot())
             yield panel
             panel.figure = self._save(canvas, slug, caption)
@@ -92,16 +91,12 @@ class Gallery:
         self._count += 1
         self.tell(slug)
         name = f"{self._count:02d}-{slug}"
-        buffer = io.StringIO()
         with warnings.catch_warnings():
             # matplotlib's font may lack the script of a name; browsers then use another font.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            # Once, with the text measured as in an SVG. Canvas(layout="constrained") would draw the panel twice.
-            FigureCanvasSVG(canvas)
-            ConstrainedLayoutEngine().execute(canvas)
-            canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        (self.folder / f"{name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
-        return Figure(name, caption, for_page(buffer.getvalue(), name))
+            svg = as_svg(canvas)
+        (self.folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+        return Figure(name, caption, for_page(svg, name))
 
 
 @dataclass
@@ -115,6 +110,18 @@ class Panel:
     def done(self) -> Figure:
         assert self.figure is not None
         return self.figure
+
+
+def as_svg(canvas: Canvas) -> str:
+    """Draw a canvas that has a layout; savefig would draw it twice, the first time only for the layout."""
+    FigureCanvasSVG(canvas)  # text is measured as in the SVG
+    layout = canvas.get_layout_engine()
+    assert layout is not None
+    layout.execute(canvas)
+    canvas.set_layout_engine(None)
+    buffer = io.StringIO()
+    canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 def for_page(svg: str, prefix: str) -> str:

@@ -4,7 +4,6 @@
 The curves come from ``log.csv``; runs without one are left out.
 """
 
-import io
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -25,6 +23,7 @@ from weince.diagnose.style import (
     PURPLE,
     RED,
     SKY,
+    as_svg,
     for_page,
     shorten,
 )
@@ -130,7 +129,7 @@ def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
         names = [group.name for group in groups]
         legend_rows = -(-len(groups) // 3)
         rows, columns = (2, 4) if len(shown) == 8 else (3, 3)
-        figure = _canvas(11.0, 2.45 * rows + 0.19 * legend_rows)
+        figure = Figure(figsize=(11.0, 2.45 * rows + 0.19 * legend_rows), layout="constrained")
         axes = figure.subplots(rows, columns)
         for ax, (key, title) in zip(axes.flat, shown.items(), strict=True):
             for group in groups:
@@ -178,7 +177,7 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
         f"{_rank_correlation(groups, key, figure_name)}"
     )
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
-        figure = _canvas(7.6, max(3.8, 0.6 + 0.21 * len(groups)))
+        figure = Figure(figsize=(7.6, max(3.8, 0.6 + 0.21 * len(groups))), layout="constrained")
         ax = figure.subplots()
         every = [float(record[key]) for group in groups for record in group.records]
         known = [value for value in every if np.isfinite(value)] or [0.0, 1.0]  # NaN: a link was not fitted
@@ -226,17 +225,9 @@ def _rank_correlation(groups: Sequence[_Group], key: str, figure_name: str) -> s
     return f" Rank correlation of {figure_name} with uniformity over these {len(x)} runs: {value:+.2f}."
 
 
-def _canvas(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _drawn(figure: Figure, name: str, caption: str) -> Picture:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     # Rounding to a hundredth of a point makes the file a quarter smaller.
-    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), buffer.getvalue())
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), as_svg(figure))
     # The file gets a white background, since it may be shown on any; a page has its own.
     start = svg.index(">", svg.index("<svg")) + 1
     on_white = f'{svg[:start]}\n <rect width="100%" height="100%" fill="#ffffff"/>{svg[start:]}'
