@@ -70,6 +70,29 @@ def test_a_loss_with_fewer_seeds_counts_with_those_it_has():
     assert judged["c"].half == pytest.approx(judged["b"].half * math.sqrt(2))
 
 
+def test_a_loss_with_one_seed_is_no_comparison():
+    values = table([50.0, 51.0, 52.0], [50.5, 51.4, 52.6], [49.0])
+    found = judge({"linear": values}, baseline="a", level_within=0.5)
+    one = found.judged["linear"]["c"]
+    assert (one.word, one.why, one.difference) == ("cannot tell", "one seed", -1.0)
+    assert math.isnan(one.half)
+    assert math.isnan(one.p_value)
+    assert found.comparisons == 1
+    assert reach(found) == {"linear": smallest_difference(found.spreads["linear"], 3, 1)}
+    found = judge({"linear": values}, baseline="c", level_within=0.5)  # the other losses have a spread
+    assert (found.comparisons, reach(found)) == (0, {})
+
+
+def test_losses_without_a_common_seed_have_a_spread_of_their_own():
+    values = {
+        "a": {7: 50.0, 21: 51.0},
+        "b": {7: 50.2, 21: 51.6},
+        "c": {63: 9.0, 84: 8.0},
+        "d": {63: 7.0, 84: 6.4},
+    }
+    assert paired_spread(values).degrees == 1 + 1
+
+
 @given(st.dictionaries(st.tuples(st.sampled_from("xyz"), st.text(max_size=3)), st.floats(0, 1), min_size=1))
 def test_holm(p_values):
     found, m = holm(p_values), len(p_values)
@@ -111,6 +134,19 @@ def test_a_difference_that_does_not_matter_is_level_even_if_it_is_certain():
     assert one.word == "level"
 
 
+@pytest.mark.parametrize("shift", [0.4, -0.4])
+def test_level_means_that_the_whole_interval_lies_within_the_limit(shift):
+    def judged(within):
+        rows = [50 + NOISE[0], 50 + shift + NOISE[1]]
+        return judge({"linear": table(*rows)}, baseline="a", level_within=within).judged["linear"]["b"]
+
+    one = judged(0.5)
+    limit = abs(one.difference) + one.half
+    assert limit > 0.5 > max(abs(one.difference), one.half)
+    assert judged(limit).word == "level"
+    assert judged(limit - 1e-9).word == one.word == ("better" if shift > 0 else "worse")
+
+
 def test_with_one_seed_there_is_no_p():
     found = judge({"linear": table([50.0], [53.0])}, baseline="a", level_within=0.5)
     one = found.judged["linear"]["b"]
@@ -121,8 +157,12 @@ def test_with_one_seed_there_is_no_p():
 
 def test_seeds_that_nobody_shares():
     values = {"a": {7: 50.0, 21: 51.0}, "b": {63: 50.0, 84: 51.0}}
-    one = judge({"linear": values}, baseline="a", level_within=0.5).judged["linear"]["b"]
+    found = judge({"linear": values}, baseline="a", level_within=0.5)
+    one = found.judged["linear"]["b"]
     assert (one.word, one.why, one.n) == ("cannot tell", "no seed in common", 0)
+    assert found.spreads == {}
+    only = judge({"r1": {"b": {7: 50.0, 21: 51.0}}}, baseline="a", level_within=0.5)  # the baseline lacks r1
+    assert only.judged["r1"]["b"].why == "no seed in common"
 
 
 def test_equal_figures_are_level():
@@ -131,12 +171,33 @@ def test_equal_figures_are_level():
     assert one.judged["linear"]["b"].p_value == 1.0
 
 
+def test_differences_that_are_equal_up_to_rounding_have_no_spread_and_no_p():
+    row = [50.1, 51.3, 52.7]
+    found = judge({"linear": table(row, [value + 3.3 for value in row])}, baseline="a", level_within=0.5)
+    assert found.spreads["linear"] == Spread(0.0, 2)
+    one = found.judged["linear"]["b"]
+    assert (one.word, one.half, found.comparisons) == ("cannot tell", 0.0, 0)
+    assert math.isnan(one.p_value)
+    assert reach(found) == {"linear": 0.0}
+    small = paired_spread(table(*(50 + 1e-6 * NOISE))).deviation  # small, but no rounding
+    assert small == pytest.approx(1e-6 * paired_spread(table(*NOISE)).deviation, rel=1e-6)
+
+
 def test_all_figures_are_corrected_together():
-    values = table(50 + NOISE[0], 50.6 + NOISE[1])
+    values = table(50 + NOISE[0], 50.3 + NOISE[1])
     alone = judge({"linear": values}, baseline="a", level_within=0.1)
     both = judge({"linear": values, "r1": values}, baseline="a", level_within=0.1)
     assert (alone.comparisons, both.comparisons) == (1, 2)
     assert both.judged["linear"]["b"].holm == 2 * alone.judged["linear"]["b"].holm
+    # The p-value is 0.027: enough for one comparison, not for two.
+    assert (alone.judged["linear"]["b"].word, both.judged["linear"]["b"].word) == ("better", "cannot tell")
+
+
+def test_every_figure_has_its_own_spread():
+    values = {"linear": table(*(50 + NOISE)), "r1": table(*(50 + 2 * NOISE))}
+    found = judge(values, baseline="a", level_within=0.1)
+    for loss in "bc":
+        assert found.judged["r1"][loss].half == pytest.approx(2 * found.judged["linear"][loss].half)
 
 
 @pytest.mark.parametrize("degrees", [1, 4, 24])
@@ -155,9 +216,19 @@ def test_the_smallest_difference_has_the_power():
     assert smallest_difference(spread, 8, 32) < smallest < smallest_difference(spread, 4, 64)
 
 
-def test_seeds_to_show_a_difference():
-    spread = Spread(0.4, 24)
-    needed = seeds_to_show(0.5, spread, 9, 32)
-    assert power(0.5, Spread(0.4, 8 * (needed - 1)), needed, 32) >= 0.8
-    assert power(0.5, Spread(0.4, 8 * (needed - 2)), needed - 1, 32) < 0.8
-    assert seeds_to_show(1e-6, spread, 9, 32) is None
+def test_without_a_spread_any_difference_shows():
+    assert (power(1e-9, Spread(0.0, 3), 4, 8), power(0.0, Spread(0.0, 3), 4, 8)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("difference", "losses", "comparisons"), [(0.5, 9, 32), (0.8, 2, 2)])
+def test_seeds_to_show_a_difference(difference, losses, comparisons):
+    needed = seeds_to_show(difference, Spread(0.4, 24), losses, comparisons)
+
+    def power_of(n):
+        return power(difference, Spread(0.4, (losses - 1) * (n - 1)), n, comparisons)
+
+    assert power_of(needed) >= 0.8 > power_of(needed - 1)
+
+
+def test_a_difference_that_no_number_of_seeds_shows():
+    assert seeds_to_show(1e-6, Spread(0.4, 24), 9, 32) is None
