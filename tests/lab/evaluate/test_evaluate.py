@@ -129,6 +129,13 @@ def test_validation_and_test_are_judged_on_their_own_images():
     assert record["r1_validation_mean"] == record["knn_validation_mean"] == 100.0
     assert record["r1_test_mean"] == record["knn_test_mean"] == 0.0
     assert record["linear_test_mean"] < record["linear_validation_mean"]
+    assert record["map_r_test_mean"] == 0.0 < record["map_r_validation_mean"]
+
+
+@pytest.mark.parametrize("labels", ["train_labels", "test_labels"])
+def test_data_without_labels_are_refused(labels):
+    with pytest.raises(ValueError, match="colours has no labels, which an evaluation needs"):
+        evaluate(MeanColour(), coloured()._replace(**{labels: None}), progress=False)
 
 
 def test_quick_says_so_and_uses_one_seed():
@@ -177,7 +184,19 @@ def test_the_fingerprint_tells_versions_apart():
     changed = data.test_images.copy()
     changed[3, 2, 1, 0] ^= 1
     assert fingerprint(data._replace(test_images=changed)) != fingerprint(data)
-    assert fingerprint(data._replace(train_labels=data.train_labels[::-1])) != fingerprint(data)
+    for labels in ("train_labels", "test_labels"):
+        assert fingerprint(data._replace(**{labels: getattr(data, labels)[::-1]})) != fingerprint(data)
+    assert fingerprint(data._replace(train_images=data.train_images[::-1])) != fingerprint(data)
+    turned = data.train_images.reshape(60, 4, 6, 3)  # the same bytes
+    assert fingerprint(data._replace(train_images=turned)) != fingerprint(data)
+
+
+def test_the_fingerprint_is_of_all_images():
+    many = np.zeros((5000, 1, 1, 3), dtype=np.uint8)  # it reads 4096 at a time
+    changed = many.copy()
+    changed[-1] = 1
+    one, other = (fingerprint(coloured()._replace(train_images=images)) for images in (many, changed))
+    assert one != other
 
 
 @pytest.mark.gpu

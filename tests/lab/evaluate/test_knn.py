@@ -69,11 +69,13 @@ def test_map_at_r_is_its_definition(chunk):
         for part in (train, test)
     )
     assert mean_average_precision(bank, queries, chunk) == pytest.approx(map_at_r(bank, queries))
-    rows, _ = split(train.labels.numpy(), seed=1)
-    first = LabelledFeatures(bank.features[rows], bank.labels[rows])
-    assert knn(train, test, seeds=(1, 2), progress=False).test.map_r == pytest.approx(
-        map_at_r(first, queries)
+    first, held_out = (
+        LabelledFeatures(bank.features[rows], bank.labels[rows])
+        for rows in split(train.labels.numpy(), seed=1)
     )
+    found = knn(train, test, seeds=(1, 2), progress=False)
+    assert found.test.map_r == pytest.approx(map_at_r(first, queries))
+    assert found.validation.map_r == pytest.approx(map_at_r(first, held_out))
 
 
 def test_map_at_r_of_an_order_by_hand():
@@ -138,8 +140,9 @@ def test_equal_scores_go_by_column(rows, columns, k, values, seed):
 
 def test_features_of_zeros_do_not_break_anything():
     train = LabelledFeatures(torch.zeros(20, 4), torch.arange(2).repeat(10))
-    found = knn(train, train, seeds=(1,), progress=False)
-    assert found.test.vote == (50.0,)  # all votes are equal, so the first class wins
+    test = LabelledFeatures(torch.zeros(3, 4), torch.tensor([0, 0, 1]))
+    # All votes are equal, so the first class is taken.
+    assert knn(train, test, seeds=(1,), progress=False).test.vote == (pytest.approx(200 / 3),)
 
 
 def test_a_class_that_the_bank_lacks_counts_as_wrong():

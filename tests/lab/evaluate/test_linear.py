@@ -101,6 +101,21 @@ def test_labels_that_only_the_test_set_has_count_as_wrong():
     assert set(found.test) == {50.0}
 
 
+def test_a_set_larger_than_a_chunk_is_judged_as_a_whole():
+    train = LabelledFeatures(torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20))
+    truth = torch.arange(5000) % 2  # a chunk has 4096 rows
+    labels = torch.where(torch.arange(5000) < 1000, 1 - truth, truth)
+    found = linear_probe(
+        train,
+        LabelledFeatures(torch.eye(2)[truth], labels),
+        split=split(train.labels.numpy(), seed=1),
+        lr=0.1,
+        epochs=20,
+        progress=False,
+    )
+    assert set(found.test) == {80.0}
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -144,7 +144,7 @@ def test_selection_on_test_figures_is_refused():
 
 
 @pytest.mark.parametrize(
-    "figure", [{}, {"linear_validation_mean": math.nan}, {"linear_validation_mean": None}]
+    "figure", [{}, *({"linear_validation_mean": value} for value in (math.nan, math.inf, None))]
 )
 def test_a_configuration_without_a_validation_figure_is_refused(figure):
     with pytest.raises(ValueError, match="no figure 'linear_validation_mean'"):
