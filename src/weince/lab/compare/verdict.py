@@ -6,6 +6,7 @@ the same as pooling the standard deviations of the paired differences over all p
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -188,7 +189,10 @@ def seeds_to_show(difference: float, spread: Spread, losses: int, comparisons: i
 
     None if that takes more than a thousand.
     """
-    for n in range(2, MOST_SEEDS + 1):
-        if power(difference, Spread(spread.deviation, (losses - 1) * (n - 1)), n, comparisons) >= POWER:
-            return n
-    return None
+
+    def power_of(n: int) -> float:
+        return power(difference, Spread(spread.deviation, (losses - 1) * (n - 1)), n, comparisons)
+
+    numbers = range(2, MOST_SEEDS + 1)
+    place = bisect_left(numbers, POWER, key=power_of)  # power grows with the number of seeds
+    return numbers[place] if place < len(numbers) else None
