@@ -30,10 +30,10 @@ def test_rows_come_back_and_those_after_the_checkpoint_are_dropped(tmp_path):
 def test_tensorboard_gets_every_column(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    Log(tmp_path, 0, tensorboard=True).add(row(1))
+    Log(tmp_path, 0, tensorboard=True).add(row(1) | {"learned_bias": 2.0})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == set(COLUMNS[1:])
+    assert set(events.Tags()["scalars"]) == {*COLUMNS[1:], "learned_bias"}
 
 
 def test_measured_figures_by_their_definitions():

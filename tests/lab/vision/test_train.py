@@ -113,6 +113,11 @@ def test_what_a_loss_learns_is_trained_and_resumed(data, tmp_path):
         run(data, tmp_path / "cut", changes)
     run(data, tmp_path / "cut", changes)
     assert loss_state(tmp_path / "cut") == learned
+    rows = read_log(tmp_path / "cut" / "log.csv")
+    for name, value in learned.items():
+        logged = [row[f"learned_{name}"] for row in rows]
+        assert len(set(logged)) == 3
+        assert logged[-1] == pytest.approx(float(value), rel=1e-5)
 
 
 def test_ten_kills_leave_the_weights_of_a_run_without(data, whole, tmp_path):
@@ -626,3 +631,4 @@ def test_a_loss_that_learns_wants_adam(data, tmp_path, name):
         run(data, tmp_path / "run", changes)
     assert not (tmp_path / "run").exists()
     run(data, tmp_path / "fixed", changes | {"loss": LossConfig("siglip", options={"learn": False})})
+    assert not any(name.startswith("learned") for name in read_log(tmp_path / "fixed" / "log.csv")[0])

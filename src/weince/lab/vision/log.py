@@ -1,6 +1,7 @@
 """Report the progress of a run: a CSV file with a row per epoch, a progress bar, and optionally TensorBoard."""
 
 import csv
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weince.files import write_aside
 from weince.lab.geometry import (
@@ -60,14 +61,14 @@ class Log:
         self.rows.append(row)
         write_aside(self.path, self._write, "log")
         if self.writer is not None:
-            for name in COLUMNS[1:]:
-                if name in row:
-                    self.writer.add_scalar(name, row[name], int(row["epoch"]))
+            for name in row.keys() - {"epoch"}:
+                self.writer.add_scalar(name, row[name], int(row["epoch"]))
             self.writer.flush()
 
     def _write(self, path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)  # rows older than a column have an empty cell in it
+            # Rows older than a column have an empty cell in it.
+            writer = csv.DictWriter(file, dict.fromkeys([*COLUMNS, *itertools.chain(*self.rows)]))
             writer.writeheader()
             writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in self.rows)
 
@@ -97,6 +98,15 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
         "crowded": crowded(rows),
     }
     return {name: float(value) for name, value in figures.items()}
+
+
+def learned(loss: nn.Module) -> dict[str, float]:
+    """Single numbers that a loss learns, such as a temperature; the names cannot be those of other columns."""
+    return {
+        f"learned_{name}": value.item()
+        for name, value in loss.named_parameters()
+        if value.requires_grad and value.numel() == 1
+    }
 
 
 def collapse(row: dict[str, float]) -> str | None:

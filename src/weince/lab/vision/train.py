@@ -29,7 +29,7 @@ from weince.lab.evaluate import fingerprint
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.encoders import SimCLR
-from weince.lab.vision.log import Log, check_finite, collapse, measure, progress_bar
+from weince.lab.vision.log import Log, check_finite, collapse, learned, measure, progress_bar
 from weince.lab.vision.optim import build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
 from weince.lab.vision.step import Pixels, Step, TwoViews, allow_tf32
@@ -277,6 +277,7 @@ def _row(
         "lr": rate(run.optimizer, epoch, run.epochs),
         "views_per_second": 2 * run.batch * steps / seconds,
         "seconds": seconds,
+        **learned(step.loss),
     }
 
 
