@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.compare.made import CONFIG, comparison_of, config_in, digits, fill
+from lab.compare.made import CONFIG, comparison_of, config_in, digits, files_of, fill
 from training import write_data
 
 from weince.lab.compare import compare
 from weince.lab.compare.grid import read_comparison, write_comparison
-from weince.lab.compare.merge import find_runs
+from weince.lab.compare.merge import check_protocol, find_runs
 from weince.lab.compare.sweep import Sweep
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.plan import plan
@@ -106,6 +106,7 @@ def test_another_spelling_of_the_same_recipe_is_the_same(two, tmp_path):
     shutil.rmtree(theirs)
     comparison = comparison_of(str(other), "infonce", "hcl", seeds=[7, 21])
     fill(comparison, theirs)
+    edit(theirs, lambda line: line["run.yaml"]["loss"].update(engine="dense"))  # does not change the figures
     page = compare(out=ours, add=[theirs / "runs.jsonl"])
     found = json.loads((page.parent / "compare.json").read_text())
     assert {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]} == {
@@ -139,6 +140,61 @@ def test_an_added_try_does_not_take_the_loss_of_the_configuration(tmp_path):
     assert {line["loss"]: line["figures"]["linear"]["seeds"] for line in found["losses"]} == {
         "infonce": 2, "hcl": 2, "temperature_free": 2
     }  # fmt: skip
+
+
+PROTOCOL = {"fingerprint": "01", "quick": False, "probe_seeds": [1], "split_seeds": [1]}
+
+
+@pytest.mark.parametrize("key", PROTOCOL)
+def test_every_part_of_the_protocol_must_be_equal(key):
+    older = {name: value for name, value in PROTOCOL.items() if name != key}  # does not record it
+    check_protocol([("first", PROTOCOL), ("second", dict(PROTOCOL))])
+    for other in (PROTOCOL | {key: "other"}, older):
+        with pytest.raises(ValueError, match=r"^third: its .*, that of first is .* do not compare$"):
+            check_protocol([("first", PROTOCOL), ("second", PROTOCOL), ("third", other)])
+
+
+def archived(folder, *records):
+    """An archive of runs with their figures and what else their evaluation says."""
+    add_records(folder, {run.name: files_of(run, value, **changes) for run, value, changes in records})
+    return folder
+
+
+def test_of_several_archives_the_first_decides(tmp_path):
+    """It gives the runs that several have, and the protocol of all."""
+    one, two, three, *_ = runs = plan(
+        comparison_of(config_in(tmp_path), "infonce", "dcl").tries_table(), tmp_path
+    )
+    first = archived(tmp_path / "first", (one, 50.0, {}))
+    second = archived(
+        tmp_path / "second", (one, 60.0, {}), (two, 60.0, {"probe_seeds": [2]}), (three, 60.0, {})
+    )
+    found = find_runs(runs, [first, second], of_data=None, ours=None)
+    figures = {name: files["evaluation.json"]["linear_test_mean"] for name, files in found.items()}
+    assert figures == {one.name: 50.0, three.name: 60.0}
+
+
+def test_a_record_that_does_not_name_its_data_is_not_reused(tmp_path):
+    (run,) = plan(comparison_of(config_in(tmp_path), "infonce", tries=1).tries_table(), tmp_path)
+    theirs = archived(tmp_path / "theirs", (run, 50.0, {}))
+    edit(theirs, lambda line: line["evaluation.json"].pop("fingerprint"))
+    for here in ({"of_data": "01", "ours": None}, {"of_data": None, "ours": PROTOCOL}):
+        assert find_runs([run], [theirs], **here) == {}
+
+
+def test_a_whole_number_is_equal_with_and_without_its_point(tmp_path):
+    *_, run = plan(comparison_of(config_in(tmp_path), "mixture", tries=3).tries_table(), tmp_path)
+    theirs = archived(tmp_path / "theirs", (run, 50.0, {}))
+    edit(theirs, lambda line: line["run.yaml"]["loss"].update(options={"spread": 1}))  # 1.0 here
+    assert find_runs([run], [theirs], of_data=None, ours=None).keys() == {run.name}
+
+
+def test_records_of_two_data_sets_do_not_begin_a_comparison(two, tmp_path):
+    _, theirs = two
+    edit(theirs, lambda line: "hcl" in line["run"] and line["evaluation.json"].update(fingerprint="02"))
+    with pytest.raises(ValueError, match=r"its data fingerprint is 0.*their figures do not compare"):
+        compare(["infonce"], config=str(tmp_path / "small.yaml"), out=tmp_path / "new", add=[theirs])
+    assert not (tmp_path / "new").exists()
 
 
 def test_runs_of_reproduce_are_taken_over(tmp_path):
