@@ -197,6 +197,16 @@ def test_records_of_two_data_sets_do_not_begin_a_comparison(two, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_that_both_have_stays_ours(two):
+    ours, theirs = two
+    before = {run["run"]: run["evaluation.json"] for run in map(json.loads, (ours / "runs.jsonl").open())}
+    edit(theirs, lambda line: line["evaluation.json"].update(linear_test_mean=99.0))
+    compare(out=ours, add=[theirs])
+    after = {run["run"]: run["evaluation.json"] for run in map(json.loads, (ours / "runs.jsonl").open())}
+    assert {name: after[name] for name in before} == before
+    assert {after[name]["linear_test_mean"] for name in after.keys() - before.keys()} == {99.0}
+
+
 def test_runs_of_reproduce_are_taken_over(tmp_path):
     """Our own CIFAR-100 records in bf16 contain some of the runs of this comparison."""
     comparison = comparison_of("cifar100_resnet18", "infonce", "released", "dcl", set={"precision": "bf16"})

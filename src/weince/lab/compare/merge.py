@@ -15,6 +15,7 @@ from typing import Any
 from weince.lab import settings
 from weince.lab.compare.grid import Comparison, alone, in_words, set_in
 from weince.lab.configure import LossConfig
+from weince.lab.reproduce.execute import is_done
 from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
 from weince.lab.reproduce.tables import MEASURES, SEEDS
@@ -99,6 +100,8 @@ def add(
 ) -> Comparison:
     """Copy all records of other archives into ours; return the comparison with their losses, tries and seeds added.
 
+    A run that is done here stays as it is. Of a run that several archives have, the first record is copied.
+
     Args:
         comparison: The comparison so far.
         archives: Archives of other people.
@@ -122,11 +125,13 @@ def add(
         _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
         comparison = _with_loss(comparison, _recorded(files["run.yaml"]), content)
     runs = _identities(_every_run(comparison, out))
-    found = {}
+    found: dict[str, Files] = {}
     for _, _, files in theirs:
-        run = runs.get(_recorded_identity(files["run.yaml"]))
-        if run is not None:  # else a shorter try with a seed that chooses nothing here
-            found[run.name] = _as_ours(files, run)
+        run = runs.get(
+            _recorded_identity(files["run.yaml"])
+        )  # none: a short try whose seed chooses nothing here
+        if run is not None and not is_done(run):
+            found.setdefault(run.name, _as_ours(files, run))
     if not ours and not any(run.name in found for run in plan(comparison.tries_table(), out)):
         seeds = sorted({_recorded_identity(files["run.yaml"])[1] for _, _, files in theirs})
         raise ValueError(
