@@ -122,14 +122,15 @@ def risk_gradient(
     for _ in range(draws):
         drawn = _random_order(negatives, generator)[:, :fewest]
         links = _links(positive, drawn, tau, *per_anchor, eps)
-        # As in numpy's histograms, the last bin includes its right edge.
-        which = np.clip(np.searchsorted(edges, drawn, side="right") - 1, 0, n_bins - 1)
+        which = _bins(drawn, edges)
         for k in ks:
             totals[k] += [_gradient_mass(link, which, k, n_bins) for link in links]
-    spread = _shares(np.histogram(negatives[np.isfinite(negatives)], edges)[0].astype(np.float64))
+    ranked = -np.sort(-negatives, axis=1)
+    places = _bins(ranked, edges)
+    spread = _shares(np.bincount(places[np.isfinite(ranked)], minlength=n_bins).astype(np.float64))
     out = []
     for k in ks:
-        risk, rate = _risk(positive, negatives, counts, k, edges)
+        risk, rate = _risk(positive, ranked, places, counts, k, n_bins)
         softmax, shortfall, blend = (_shares(mass) for mass in totals[k])
         out.append(RiskGradient(k, edges, _shares(risk), softmax, shortfall, blend, rate, spread))
     return tuple(out)
@@ -148,6 +149,11 @@ def _edges(bins: int | Sequence[float], negatives: Floats) -> Floats:
             f"bins must cover the negatives' range {low:.4g} to {high:.4g}; got {edges[0]:.4g} to {edges[-1]:.4g}"
         )
     return edges
+
+
+def _bins(s: Floats, edges: Floats) -> Integers:
+    """The bin of each score. As in numpy's histograms, the last bin includes its right edge."""
+    return np.clip(np.searchsorted(edges, s, side="right") - 1, 0, len(edges) - 2)
 
 
 def _shares(mass: Floats) -> Floats:
@@ -194,14 +200,13 @@ def _gradient_mass(link: _Link, which: Integers, k: int, bins: int) -> Floats:
 
 
 def _risk(
-    positive: Floats, negatives: Floats, counts: Integers, k: int, edges: Floats
+    positive: Floats, ranked: Floats, places: Integers, counts: Integers, k: int, bins: int
 ) -> tuple[Floats, float]:
     """Expected failures by bin of the culprit's score, and the failure rate. Tied scores fall into one bin."""
-    mass = np.zeros(len(edges) - 1)
-    ranked = -np.sort(-negatives, axis=1)
+    mass = np.zeros(bins)
     for n in np.unique(counts):
         rows = counts == n
         best = ranked[rows, :n]
         weights = np.where(best > positive[rows, None], _best_by_rank(int(n), k), 0.0)
-        mass += np.histogram(best, edges, weights=weights)[0]
+        mass += np.bincount(places[rows, :n].ravel(), weights.ravel(), minlength=bins)
     return mass, float(mass.sum()) / len(positive)
