@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.compare.made import CONFIG, TEXT, comparison_of, config_in, fill
+from lab.compare.made import CONFIG, TEXT, comparison_of, config_in, files_of, fill, value_of
 
 from weince.lab.compare import compare
 from weince.lab.compare.grid import read_comparison, write_comparison
-from weince.lab.compare.summary import best_of
+from weince.lab.compare.summary import best_of, choose, summarise
+from weince.lab.compare.verdict import seeds_to_show, smallest_difference
+from weince.lab.reproduce.plan import plan
 
 
 @given(
@@ -26,6 +28,58 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices_of_k(tries):
     for k, found in enumerate(best_of(tries), 1):
         picked = [max(some)[1] for some in itertools.combinations(tries, k)]
         assert found == pytest.approx(sum(picked) / len(picked), abs=1e-9)
+
+
+def test_of_equal_validation_figures_the_first_is_the_best():
+    assert best_of([(1.0, 10.0), (1.0, 30.0)]) == [20.0, 10.0]  # as the choice does
+
+
+def summarised(tmp_path, *losses, gains=None, left_out=(), **changes):
+    """The summary of a comparison whose records exist only here; ``left_out`` are seeds of losses without one."""
+    comparison = comparison_of(config_in(tmp_path.parent), *losses, **changes)
+    tries = plan(comparison.tries_table(), tmp_path)
+
+    def records(runs):
+        made = [run for run in runs if (run.loss, run.seed) not in left_out]
+        return {run.name: files_of(run, value_of(run, gains or {}))["evaluation.json"] for run in made}
+
+    chosen = choose(comparison, tries, records(tries))
+    seeds = [
+        replace(run, try_number=chosen[run.loss]) for run in plan(comparison.seeds_table(chosen), tmp_path)
+    ]
+    return summarise(comparison, tries, seeds, records([*tries, *seeds]), [])
+
+
+def test_the_best_of_several_better_losses_is_advised(tmp_path):
+    for first, second in (("dcl", "hcl"), ("hcl", "dcl")):
+        found = summarised(tmp_path, "infonce", "dcl", "hcl", gains={first: 6.0, second: 3.0})
+        words = [line.judged["linear"].word for line in found.lines if line.judged]
+        assert words == ["better", "better"]
+        assert found.advice[0].startswith(f"Use {first} ")
+        assert f"In recall at 1 (+{found.lines[0].judged['r1'].difference:.2f})" in found.advice[1]
+
+
+def test_how_many_seeds_to_run(tmp_path):
+    gains = {"dcl": 0.2}
+    found = summarised(tmp_path, "infonce", "dcl", "hcl", gains=gains, left_out=[("hcl", 84), ("hcl", 63)])
+    spread, comparisons = found.verdict.spreads["linear"], found.verdict.comparisons
+    needed = seeds_to_show(0.5, spread, 3, comparisons)
+    assert needed > 4
+    assert found.advice[1] == (
+        f"4 seeds show a difference of {smallest_difference(spread, 4, comparisons):.2f} points in linear accuracy "
+        f"in 8 of 10 cases; run about {needed} to show one of 0.5."
+    )
+    for enough in ({"level_within": 5.0}, {"gains": {"dcl": 9.0, "hcl": -9.0}}):  # all is told
+        assert "run about" not in summarised(tmp_path, "infonce", "dcl", "hcl", **enough).advice[1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "50"])
+def test_a_try_without_a_finite_validation_figure_is_not_chosen(tmp_path, value):
+    comparison = comparison_of(config_in(tmp_path.parent), "infonce")
+    first, second = plan(comparison.tries_table(), tmp_path)
+    records = {first.name: {"linear_validation_mean": value}, second.name: {"linear_validation_mean": 50.0}}
+    assert choose(comparison, [first, second], records) == {"infonce": 1}
+    assert choose(comparison, [first, second], {first.name: records[first.name]}) == {}
 
 
 def made(tmp_path, *losses, gains=None, **options):
@@ -339,6 +393,10 @@ def test_options_without_losses_change_the_comparison_that_is_there(tmp_path):
     page = compare(out=tmp_path, table_only=True, seeds=[63], baseline="dcl", level_within=50.0)
     kept = read_comparison(page.parent / "comparison.yaml")
     assert (kept.baseline, kept.seeds, kept.level_within) == ("dcl", [7, 21, 63], 50.0)
+    found = json.loads((page.parent / "compare.json").read_text())
+    words = {line["loss"]: line["figures"]["linear"]["word"] for line in found["losses"]}
+    assert words == {"dcl": "baseline", "infonce": "level"}
+    assert found["advice"][0].startswith("Stay with dcl (temperature 0.1)")
     # A further loss leaves them as they are.
     page = compare(["hcl"], config=kept.config, tries=2, out=tmp_path, table_only=True)
     kept = read_comparison(page.parent / "comparison.yaml")
