@@ -13,9 +13,8 @@ from lab.reproduce.tables import small_table
 
 from weince.lab import settings
 from weince.lab.reproduce import curves, reproduce
-from weince.lab.reproduce.plan import plan
+from weince.lab.reproduce.plan import plan, settings_of
 from weince.lab.reproduce.tables import read_table
-from weince.lab.vision.config import VisionRun
 from weince.lab.vision.log import COLUMNS, Log
 
 TRIES = [{"loss.temperature": 0.5}, {"loss.temperature": 0.2}]
@@ -28,8 +27,7 @@ def filled(tmp_path, *, epochs=3, without=(), **changes):
     table = read_table(str(path))
     runs = plan(table, tmp_path)
     for place, run in enumerate(runs):
-        made = settings.read(VisionRun, run.arguments(), command="", examples="")
-        settings.claim(made, run.folder, free=())
+        settings.claim(settings_of(run), run.folder, free=())
         figures = {
             f"{name}_{kind}_mean": 50.0 + place
             for name in ("linear", "r1")
