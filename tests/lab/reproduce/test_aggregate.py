@@ -157,8 +157,16 @@ def chosen_of_two(tmp_path, done, **changes):
     return line_of(aggregate(table, runs, records).chosen, "linear", "paper").tried
 
 
-def test_the_one_try_that_is_begun_is_shown(tmp_path):
-    assert chosen_of_two(tmp_path, {("paper", 1, 7): record(50, 50)}) == "temperature 0.2"
+@pytest.mark.parametrize("validation", [50, math.nan])
+def test_the_one_try_that_is_begun_is_shown(tmp_path, validation):
+    assert chosen_of_two(tmp_path, {("paper", 1, 7): record(validation, 50)}) == "temperature 0.2"
+
+
+def test_without_its_baseline_a_loss_is_compared_with_nothing(tmp_path):
+    table = table_of(tmp_path)
+    runs = plan(table, tmp_path, only=["*/paper"])
+    (line, _) = aggregate(table, runs, {run.folder: record(50, 51) for run in runs}).chosen
+    assert (line.loss, line.measured.n, line.against) == ("paper", 2, None)
 
 
 def test_tries_that_share_no_seed_yet_are_compared_all_the_same(tmp_path):

@@ -13,7 +13,7 @@ def test_no_run_is_started_that_would_not_end():
     clock = Clock(seconds=100.0, overhead=20.0, epoch=1.0)
     assert clock.fits(10, 6)
     assert not clock.fits(10, 8)
-    clock.learn(took=50.0, epochs=[30.0, 2.0, 2.0, 2.0], at_once=4)  # the first epoch compiles
+    clock.learn(took=50.0, epochs=[30.0, 1.0, 2.0, 1.5], at_once=4)  # the first epoch compiles
     assert clock.epoch == 0.5
     assert clock.overhead == 42.0
     assert clock.estimate(100, 1) == 42.0 + MARGIN * 100 * 0.5

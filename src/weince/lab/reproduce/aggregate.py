@@ -122,7 +122,7 @@ def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[P
     """
     begun = {number: [run for run in runs if run.folder in records] for number, runs in tries.items()}
     begun = {number: runs for number, runs in begun.items() if runs}
-    if len(tries) == 1 or not begun:
+    if not begun:
         return next(iter(tries))
     shared = set.intersection(*({run.seed for run in runs} for runs in begun.values()))
     candidates = [
