@@ -212,6 +212,11 @@ def test_bad_configuration_is_named(options, error, message):
         TailConfig(**options)
 
 
+@pytest.mark.parametrize("options", [{"rho0_quantile": 0.0}, {"rho0_quantile": 1.0}, {"k": 1.0}, {"k": 1024}])
+def test_a_range_includes_its_ends(options):
+    assert TailConfig(**options) != TailConfig()
+
+
 def test_numbers_may_be_numpys():
     assert TailConfig(k=np.int64(8)) == TailConfig(k=8)
     assert TailConfig(k=np.float32(0.25), margin=np.float64(1)).tail_size(100) == 32

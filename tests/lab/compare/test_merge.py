@@ -197,11 +197,13 @@ def test_records_of_two_data_sets_do_not_begin_a_comparison(two, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_that_both_have_stays_ours(two):
+def test_a_run_that_several_have_is_ours_or_that_of_the_first_archive(two):
     ours, theirs = two
     before = {run["run"]: run["evaluation.json"] for run in map(json.loads, (ours / "runs.jsonl").open())}
     edit(theirs, lambda line: line["evaluation.json"].update(linear_test_mean=99.0))
-    compare(out=ours, add=[theirs])
+    shutil.copytree(theirs, theirs.parent / "third")
+    edit(theirs.parent / "third", lambda line: line["evaluation.json"].update(linear_test_mean=98.0))
+    compare(out=ours, add=[theirs, theirs.parent / "third"])
     after = {run["run"]: run["evaluation.json"] for run in map(json.loads, (ours / "runs.jsonl").open())}
     assert {name: after[name] for name in before} == before
     assert {after[name]["linear_test_mean"] for name in after.keys() - before.keys()} == {99.0}
