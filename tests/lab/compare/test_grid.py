@@ -20,7 +20,7 @@ from weince.lab.compare.grid import (
     write_comparison,
 )
 from weince.lab.configure import PRESETS
-from weince.lab.reproduce.plan import plan, settings_of
+from weince.lab.reproduce.plan import epochs_of, plan, settings_of
 from weince.lab.reproduce.tables import take_seeds
 
 COMPARED = [preset for preset in PRESETS if preset != "link"]  # link has no defaults
@@ -210,14 +210,26 @@ def test_a_value_that_no_comparison_has_is_named(tmp_path, name, value):
         read_comparison(path)
 
 
+def test_tries_have_the_first_seed_and_their_own_length(tmp_path):
+    comparison = comparison_of(
+        "cifar100_resnet18", "infonce", seeds=[21, 7], set={"epochs": 50}, try_epochs=5
+    )
+    tries, seeds = comparison.tries_table(), comparison.seeds_table({"infonce": 1})
+    assert [(run.seed, epochs_of(run)) for run in plan(tries, tmp_path)] == [(21, 5)] * 2
+    assert [(run.seed, epochs_of(run)) for run in plan(seeds, tmp_path)] == [(21, 50), (7, 50)]
+
+
 def test_losses_tries_and_seeds_are_added():
     config = "cifar100_resnet18"
     before = comparison_of(config, "infonce", "dcl", tries=3, seeds=[7, 21])
-    now = comparison_of(config, "infonce", "hcl", tries=2, seeds=[7, 63])
+    other = {"loss.preset": "infonce", "loss.temperature": 0.33}  # from an archive
+    before = replace(before, losses={**before.losses, "infonce": [before.losses["infonce"][0], other]})
+    now = comparison_of(config, "infonce", "hcl", tries=3, seeds=[7, 63], baseline="hcl", level_within=0.7)
     both = joined(before, now)
     assert list(both.losses) == ["infonce", "dcl", "hcl"]
-    assert [len(tries) for tries in both.losses.values()] == [3, 3, 2]
-    assert both.seeds == [7, 21, 63]
+    assert both.losses["infonce"] == [*now.losses["infonce"], other]
+    assert [len(tries) for tries in both.losses.values()] == [4, 3, 3]
+    assert (both.seeds, both.baseline, both.level_within) == ([7, 21, 63], "hcl", 0.7)
     for changes, said in (
         ({"set": {"precision": "bf16"}}, "set must be none, as in .*; got {'precision': 'bf16'}"),
         ({"try_epochs": 5}, "try epochs must be none, as in .*; got 5"),
@@ -233,9 +245,9 @@ def test_losses_tries_and_seeds_are_added():
         ({"level_within": 0.0}, "--level-within must be above 0 points and finite; got 0.0"),
         ({"level_within": math.inf}, "--level-within must be above 0 points and finite; got inf"),
         ({"try_epochs": 0}, "--try-epochs must be at least 1; got 0"),
-        (
-            {"set": {"loss.temperature": 0.3}},
-            "--set is for the recipe that all losses share; got loss.temperature",
+        *(
+            ({"set": {name: 3}}, f"--set is for the recipe that all losses share; got {name}")
+            for name in ("loss.temperature", "seed", "out")
         ),
     ],
 )

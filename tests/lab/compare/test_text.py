@@ -142,6 +142,15 @@ class Wide(torch.nn.Module):
     check_losses(plain)
 
 
+def test_another_encoder_makes_other_runs_and_another_place_does_not(tmp_path, config):
+    """The configuration says which encoder it is, ``--data`` where it is."""
+    comparison = comparison_of(config, "infonce", set={"model": "small-bert"})
+    runs, moved = (plan(comparison.tries_table(), tmp_path, data=data) for data in (None, "model=elsewhere"))
+    assert [run.folder for run in moved] == [run.folder for run in runs]
+    other = plan(comparison_of(config, "infonce", set={"model": "large-bert"}).tries_table(), tmp_path)
+    assert {run.key for run in other}.isdisjoint({run.key for run in runs})
+
+
 def test_places_of_text_have_names(tmp_path, config, capsys):
     command = ["compare", "infonce", "--config", config, "--out", str(tmp_path), "--table-only", "--data"]
     assert main([*command, "wiki.txt"]) == 2
