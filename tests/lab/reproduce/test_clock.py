@@ -1,5 +1,7 @@
 """A deadline: the estimated time of runs, and which runs are not started."""
 
+import time
+
 import pytest
 from lab.reproduce.tables import small_table
 
@@ -33,6 +35,23 @@ def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monk
     assert failed == {}
     assert sorted(runs.index(run) for run in done) == list(range(started))
     assert {run.name for run, what in told if what == execute.LATE} == {run.name for run in runs[started:]}
+
+
+def test_while_runs_are_active_nothing_waits_for_a_place_that_comes_too_late(tmp_path):
+    runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    waiting, clock = list(runs), Clock(45.0, overhead=20.0, epoch=1.0)  # time for two at once
+    assert execute._late(waiting, 1, 4, clock) == runs
+    assert waiting == []
+
+
+def test_a_run_took_as_long_as_with_the_most_runs_at_once(tmp_path, monkeypatch):
+    runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)[:2]
+    learned = []
+    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: time.sleep(0.4 if run is runs[0] else 0.0))
+    monkeypatch.setattr(execute, "read_log", lambda _: [])
+    monkeypatch.setattr(Clock, "learn", lambda self, took, epochs, at_once: learned.append(at_once))
+    execute.run_here(runs, jobs=2, tell=lambda run, what: None, clock=Clock(1000.0, overhead=1.0, epoch=0.1))
+    assert learned == [2, 2]
 
 
 def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
