@@ -71,6 +71,10 @@ def test_how_many_seeds_to_run(tmp_path):
     )
     for enough in ({"level_within": 5.0}, {"gains": {"dcl": 9.0, "hcl": -9.0}}):  # all is told
         assert "run about" not in summarised(tmp_path, "infonce", "dcl", "hcl", **enough).advice[1]
+    # These seeds would show 1.8 points, but not the difference that there is.
+    found = summarised(tmp_path, "infonce", "dcl", gains={"dcl": 0.9}, level_within=1.8)
+    assert found.lines[0].judged["linear"].word == "cannot tell"
+    assert found.advice[1].endswith("in 8 of 10 cases.")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "50"])
@@ -80,6 +84,14 @@ def test_a_try_without_a_finite_validation_figure_is_not_chosen(tmp_path, value)
     records = {first.name: {"linear_validation_mean": value}, second.name: {"linear_validation_mean": 50.0}}
     assert choose(comparison, [first, second], records) == {"infonce": 1}
     assert choose(comparison, [first, second], {first.name: records[first.name]}) == {}
+
+
+def test_a_try_without_a_finite_test_figure_has_no_part_in_the_gain_from_tuning(tmp_path):
+    comparison = comparison_of(config_in(tmp_path.parent), "infonce")
+    first, second = plan(comparison.tries_table(), tmp_path)
+    figures = {"linear_validation_mean": 50.0, "linear_test_mean": 49.0}
+    records = {first.name: figures | {"linear_test_mean": math.nan}, second.name: figures}
+    assert summarise(comparison, [first, second], [], records, []).tuned == {"infonce": [49.0]}
 
 
 def made(tmp_path, *losses, gains=None, **options):
@@ -173,6 +185,7 @@ def test_short_tries_choose_and_do_not_count(tmp_path):
     assert {run["epochs"] for run in counted} == {4}
     assert {run["epochs"] for run in found["runs"] if not run["counts"]} == {1}
     assert (len(counted), len(found["runs"])) == (2 * 2, 2 * 2 + 2 * 2)
+    assert {run["crowded"] for run in found["runs"]} == {0.01}  # of the last epoch
     assert "each of 1 epochs" in found["facts"]["tuning budget"]
     assert "against epochs" in page.read_text()
 
@@ -204,6 +217,8 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "missing: try dcl, temperature 0.2: seed 7\n" in said
     assert "missing: dcl, temperature 0.1: seed 21\n" in said
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert {line["loss"]: line["tries"] for line in found["losses"]} == {"infonce": 2, "dcl": 1}
     text = page.read_text()
     # Not by the same command: --table-only starts nothing.
     assert "Unfinished: runs are missing; weince compare with the same --out runs them." in text
@@ -216,13 +231,17 @@ def test_a_difference_over_fewer_pairs_than_seeds_says_so(tmp_path):
     lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
     left = [line for line in lines if not ("/infonce_" in line and "seed_63" in line)]
     assert len(left) == len(lines) - 1
-    (tmp_path / "runs.jsonl").write_text("".join(left))
+    left = [json.loads(line) for line in left]
+    del next(line for line in left if "/dcl_" in line["run"] and "seed_21" in line["run"])["log.csv"]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in left))
     page = compare(out=tmp_path, table_only=True)
     (row,) = [
         line for line in (page.parent / "compare.md").read_text().splitlines() if "| dcl | temp" in line
     ][:1]
     assert row.startswith("| dcl | temperature 0.1 | 3 |")
     assert row.count(" (n = 2), ") == 4
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert [line["train_seconds"] for line in found["losses"]] == [8.0, 8.0]  # of the runs with a log
 
 
 def test_losses_without_a_seed_in_common_are_not_said_to_have_one_seed(tmp_path):
