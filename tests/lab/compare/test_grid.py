@@ -11,6 +11,7 @@ from lab.compare.made import CONFIG, comparison_of, config_in
 
 from weince.lab.compare.grid import (
     Comparison,
+    alone,
     find_comparison,
     in_words,
     joined,
@@ -88,6 +89,11 @@ def test_the_loss_of_the_configuration_is_no_part_of_a_try(loss, configured, tmp
         settings_of(run).loss.engine for run in plan(comparison_of(other, loss).tries_table(), tmp_path)
     }
     assert engines == {"dense" if configured == TERMS else "auto"}
+
+
+def test_a_default_in_the_configuration_does_not_change_a_try():
+    content = {"loss": {"preset": "hcl", "options": {}, "temperature": 0.5, "engine": "dense"}}
+    assert alone({"loss.preset": "dcl"}, content) == {"loss.preset": "dcl", "loss.temperature": None}
 
 
 OWN = """

@@ -311,11 +311,10 @@ def test_a_new_folder_has_the_seeds_of_the_archive(tmp_path):
 
 def test_a_further_loss_gets_as_many_tries_as_the_others(two):
     ours, _ = two
-    page = compare(["dcl", "mixture"], out=ours, table_only=True)  # both losses there have two tries
+    compare(["dcl"], out=ours, tries=3, table_only=True)  # both losses there have two tries
+    page = compare(["dcl", "mixture"], out=ours, table_only=True)
     tries = {name: len(of) for name, of in read_comparison(page.parent / "comparison.yaml").losses.items()}
-    assert tries == {"infonce": 2, "dcl": 2, "mixture": 2}
-    compare(["dcl"], out=ours, tries=3, table_only=True)
-    assert len(read_comparison(page.parent / "comparison.yaml").losses["dcl"]) == 3
+    assert tries == {"infonce": 2, "dcl": 3, "mixture": 3}
 
 
 def test_a_recipe_that_the_folder_does_not_have_is_refused(two, tmp_path):

@@ -163,17 +163,18 @@ def test_a_seed_in_the_configuration_is_no_part_of_the_key(tmp_path):
     assert [(run.key, run.seed) for run in after] == [(run.key, run.seed) for run in before]
 
 
-def test_a_changed_configuration_is_another_run(tmp_path):
+@pytest.mark.parametrize("change", [("lr: 0.002", "lr: 0.001"), ("data: digits", "data: cifar10")])
+def test_a_changed_configuration_is_another_run(tmp_path, change):
     before = plan(read_table(edited(tmp_path)), tmp_path)
     config = tmp_path / "digits_small.yaml"
-    config.write_text(config.read_text().replace("lr: 0.002", "lr: 0.001"))
+    config.write_text(config.read_text().replace(*change))
     after = plan(read_table(str(tmp_path / "small.yaml")), tmp_path)
     assert {run.key for run in after}.isdisjoint({run.key for run in before})
 
 
 def test_the_command_of_a_run_reads_back_as_its_settings(tmp_path):
     changes = {"epochs": 5, "loss.preset": "paper", "loss.tail": {"gate": "rho", "rho0": 0.05}}
-    losses = {"InfoNCE": {"set": changes}}
+    losses = {"InfoNCE": {"set": changes, "tries": [{"epochs": 7}]}}
     run = plan(read_table(edited(tmp_path, losses=losses)), tmp_path, epochs=3, device="cpu")[0]
     read = settings.read(VisionRun, run.arguments(), command="", examples="")
     assert read.loss.tail == {"gate": "rho", "rho0": 0.05}
