@@ -1,5 +1,6 @@
 """The fused kernels against the dense engine in float64. Without a GPU they run in Triton's interpreter."""
 
+import math
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from weince.distributed import share  # noqa: E402
 from weince.engines.base import Need  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of, why_not  # noqa: E402
-from weince.engines.kernels import launch, search, shapes  # noqa: E402
+from weince.engines.kernels import hardest, launch, search, shapes  # noqa: E402
 from weince.engines.kernels.fit import log64  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
 from weince.links import (  # noqa: E402
@@ -38,6 +39,7 @@ from weince.links import (  # noqa: E402
     ShortfallLink,
     SoftmaxLink,
 )
+from weince.scores import shortfalls  # noqa: E402
 from weince.tail import TailConfig, fit_tail, gated  # noqa: E402
 
 TAIL = TailConfig()
@@ -428,6 +430,141 @@ def test_ties_at_the_last_place_of_an_exact_search(monkeypatch):
     ties = -z_i[:1].expand(40, -1)
     harder = z_j + 0.1 * torch.randn_like(z_j)
     check_stats(TAIL, (z_i, -z_j, torch.cat([ties, harder])), "cross", hardest=(3, 7))
+
+
+@triton.jit
+def cut_kernel(bits_ptr, out, k, slack, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    row, at = tl.arange(0, ROWS), tl.arange(0, SIZE)
+    bits = tl.load(bits_ptr + row[:, None] * SIZE + at[None, :])
+    tl.store(out + row, hardest.cut(bits, tl.full((ROWS,), 1, tl.int32) * k, slack))
+
+
+@pytest.mark.parametrize(("k", "slack"), [(1, 0), (9, 0), (9, 3), (63, 0), (70, 1)])
+def test_a_cut_has_enough_numbers_below_it_and_few_more(k, slack):
+    """Distinct numbers, ties, all equal, zeros, one outlier (slow by interpolation alone), few or none finite."""
+    infinite = hardest.INFINITE.value
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(0, 1 << 30, (8, 64), generator=generator)
+    bits[1] %= 7
+    bits[2] = 5
+    bits[3, :20] = 0
+    bits[4] = torch.arange(64)
+    bits[4, -1] = 1 << 30
+    bits[5, 4:], bits[6, :], bits[7, ::2] = infinite, infinite, infinite
+    out = torch.empty(8, dtype=torch.int32, device=DEVICE)
+    cut_kernel[(1,)](bits.int().to(DEVICE), out, k, slack, ROWS=8, SIZE=64)
+    for row, found in zip(bits, out.cpu(), strict=True):
+        finite = row[row < infinite]
+        if len(finite) < max(k, 1):
+            assert found == (finite.max() if len(finite) else infinite)
+            continue
+        number = int((row <= found).sum())
+        assert k <= number <= k + slack or (number > k and int((row < found).sum()) < k)
+
+
+class Sampled:
+    """40 anchors and 150 candidates, searched as in a large batch: in chunks of 32 anchors, by this plan, with tiles
+    of this many columns, ``span`` of them per program. Replaces the launcher, and stores what the exact search got."""
+
+    def __init__(self, monkeypatch, plan, columns, span):
+        self.plan, self.chunks, self.launch = plan, [], search.launch
+        monkeypatch.setattr(search, "launch", self)
+        monkeypatch.setattr(search, "ALL_KEPT", 16)
+        monkeypatch.setattr(search, "BUFFER", 0)
+        monkeypatch.setattr(search, "PAD", 32)
+        monkeypatch.setattr(shapes, "SAMPLE", 32)
+        monkeypatch.setattr(search, "plan", lambda count, k: plan)
+        monkeypatch.setattr(search, "blocks", lambda *_: {"BM": 32, "BN": columns})
+        monkeypatch.setattr(search, "splits", lambda programs, tiles: (shapes.parts_of(tiles, span), span))
+
+    def __call__(self, kernel, grid, tensors, numbers, constants):
+        if kernel is hardest.survivors_kernel:
+            self.threshold = tensors[11]
+        if kernel is hardest.exact_kernel:
+            self.chunks.append([one.clone() for one in (self.threshold, *tensors[11:15])])
+        self.launch(kernel, grid, tensors, numbers, constants)
+
+    def check(self, contest):
+        """All survivors are negatives up to the threshold, and each is there once. Returns for each anchor how many
+        are at or below the threshold, how many survived, and the number of negatives."""
+        exact = contest.hide(shortfalls(contest.anchors.double(), contest.candidates.double()), torch.inf)
+        *state, keys = (torch.cat(lines) for lines in zip(*self.chunks, strict=True))
+        threshold, kept, loose, seen = (one[:40] for one in state)
+        limit, width = threshold.view(torch.float32)[:, None], self.plan.width
+        whole = kept <= width  # the others lost some
+        there = torch.arange(width, device=DEVICE) < kept[:, None]
+        own = keys.view(-1, width)[:40].where(there, 0)
+        value, column = (own >> 32).int().view(torch.float32), own & 0x7FFFFFFF
+        assert torch.equal(loose[whole], ((value > limit) & there).sum(1).int()[whole])
+        times = torch.zeros(exact.shape, dtype=torch.int32, device=DEVICE).scatter_add_(
+            1, column, there.int()
+        )
+        assert int(times.max()) == 1
+        assert int(times[(exact < limit - 2**-20) & whole[:, None]].min()) == 1
+        assert float((value - exact.gather(1, column))[there].abs().max()) < 2**-20
+        return kept - loose, kept, seen
+
+
+def noise(seed):
+    """Rows of 40 anchors and 150 candidates, the same on every device. Products of bfloat16 are exact."""
+    rows = torch.randn(190, 16, generator=torch.Generator().manual_seed(seed)).bfloat16().to(DEVICE)
+    return rows[:40], rows[40:80], rows[80:]
+
+
+def opposite():
+    """Rows with shortfalls above 1, 40 of them in ties."""
+    z_i, z_j, negatives = noise(0)
+    negatives[60:100] = negatives[60]
+    return z_i - 1, z_j + 1, negatives + 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "plan", "columns", "span"),
+    [
+        (False, shapes.TailPlan(14, 0, 0, 128), 64, 1),
+        (True, shapes.TailPlan(16, 3, 16, 128), 32, 9),
+        (True, shapes.TailPlan(16, 3, 16, 128), 32, 1),
+    ],
+    ids=["one phase, shared", "two phases", "two phases, shared"],
+)
+def test_survivors(monkeypatch, ids, plan, columns, span):
+    """In two chunks of anchors, by one or several programs, with ties at the threshold and a last tile that is not
+    full. There are enough of them, so that the exact search cannot hide an error."""
+    sampled = Sampled(monkeypatch, plan, columns, span)
+    options = {"ids": torch.arange(150, device=DEVICE) % 50} if ids else {}
+    engine = check_stats(TailConfig(k=9), opposite(), "cross", (7, 10), **options)
+    enough, kept, seen = sampled.check(engine.contest)
+    assert len(sampled.chunks) == 2
+    assert int(enough.min()) >= 11
+    assert int(kept.max()) <= 128
+    assert not ids or torch.equal(seen.long(), Dense(engine.contest).negatives())
+
+
+def test_the_exact_search_of_some_anchors(monkeypatch):
+    """Some anchors have enough survivors; others in the same tile have too few, too many, or few negatives at all."""
+    sampled = Sampled(monkeypatch, shapes.TailPlan(4, 0, 0, 32), 64, 9)
+    ignore = torch.zeros(40, 150, dtype=torch.bool, device=DEVICE)
+    ignore[33:35, 6:] = ignore[36, 1:] = True
+    engine = check_stats(TailConfig(k=9), noise(5), "cross", (7, 10), ignore=ignore)
+    enough, kept, seen = sampled.check(engine.contest)
+    assert 0 < int((enough < seen.clamp(max=11)).sum()) < 10
+    assert 0 < int((kept > 32).sum()) < 10
+
+
+def test_the_sample_has_one_candidate_per_stratum(monkeypatch):
+    """150 candidates lie on an arc in order, 32 anchors at its end, where they ignore half of the arc, and 8 anchors at
+    its beginning. Each threshold separates the 5th of the anchor's strata from the 6th."""
+    sampled = Sampled(monkeypatch, shapes.TailPlan(5, 0, 0, 128), 64, 9)
+    angle = torch.linspace(0, 1.5, 150, device=DEVICE)
+    arc = torch.stack([angle.cos(), angle.sin()], 1)
+    anchors = torch.cat([arc[-1:].expand(32, 2), arc[:1].expand(8, 2)])
+    ignore = torch.zeros(40, 150, dtype=torch.bool, device=DEVICE)
+    ignore[:32, 75:] = True
+    check_stats(TailConfig(k=9), (anchors, arc[:40], arc[40:]), "cross", ignore=ignore)
+    thresholds = [1 - float(chunk[0][0].view(torch.float32)) for chunk in sampled.chunks]
+    ends = [149 * (1.5 - math.acos(thresholds[0])) / 1.5, 149 * math.acos(thresholds[1]) / 1.5]
+    assert 150 * 10 / 32 - 1 <= ends[0] <= 150 * 12 / 32
+    assert 150 * 4 / 32 - 1 <= ends[1] <= 150 * 6 / 32
 
 
 def test_the_fit_is_float64s_on_the_same_shortfalls():
