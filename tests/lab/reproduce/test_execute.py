@@ -21,13 +21,15 @@ from programs import run as run_program
 
 from weince.cli import INTERRUPTED
 from weince.lab import settings
+from weince.lab.evaluate import fingerprint
 from weince.lab.reproduce import execute, processes, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
 from weince.lab.reproduce.plan import plan
-from weince.lab.reproduce.records import keep_records, read_record
-from weince.lab.reproduce.sweep import begin
+from weince.lab.reproduce.records import add_file, add_records, keep_records, read_archive, read_record
+from weince.lab.reproduce.sweep import begin, check_same_data, data_named
 from weince.lab.reproduce.tables import read_table
 from weince.lab.vision.config import VisionRun
+from weince.lab.vision.data import load
 from weince.progress import telling_bars
 
 
@@ -121,6 +123,11 @@ def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):
     carry_out_run(run)
     assert not is_done(replace(run, key="another"))
     assert not is_done(replace(run, measure="link"))
+    made = (run.folder / "made.json").read_text()
+    for broken in ('{"command": ""}', "[3]"):
+        (run.folder / "made.json").write_text(broken)
+        assert not is_done(run)
+    (run.folder / "made.json").write_text(made)
     run.result.write_text("{")
     assert not is_done(run)
     carry_out_run(run)
@@ -130,11 +137,17 @@ def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):
 def test_a_second_measure_joins_the_first(tmp_path, script):
     run = runs_of(tmp_path)[0]
     link = replace(run, measure="link")
-    script(WRITE + "(folder / 'link.json').write_text('{}')")
+    script(WRITE)
     carry_out_run(run)
+    script("(folder / 'link.json').write_text('{}')")
     carry_out_run(link)
     assert is_done(run)
     assert is_done(link)
+    for one in (run, link):
+        assert "CPU, torch" in record(one)["made"]["hardware"]
+    other = replace(run, key="another")  # what was made with other settings is not signed again
+    carry_out_run(other)
+    assert json.loads((run.folder / "made.json").read_text())["measures"].keys() == {"evaluation"}
 
 
 def test_an_error_is_told_and_not_tried_again(tmp_path, script):
@@ -327,6 +340,36 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, m
     assert not (tmp_path / "out").exists()
 
 
+def archived(runs, out, fingerprint):
+    """Records of runs without folders; ``fingerprint`` gives that of a run's data."""
+    for run in runs:
+        evaluation = {"data": "digits", "fingerprint": fingerprint(run)}
+        add_records(out, {run.name: {"evaluation.json": evaluation, "made.json": {"key": run.key}}})
+
+
+def test_every_finished_run_must_be_made_on_the_data_here(tmp_path):
+    here, runs = fingerprint(load("digits", size=8)), runs_of(tmp_path)
+    archived(runs[:3], tmp_path, lambda run: here)
+    check_same_data(runs)
+    archived(runs[1:2], tmp_path, lambda run: "01")
+    with pytest.raises(ValueError, match=rf"^{runs[1].name} was made on data with the fingerprint 01"):
+        check_same_data(runs)
+    check_same_data([replace(run, extra={"data": str(tmp_path / "gone.npz")}) for run in runs])  # cannot tell
+
+
+def test_losses_on_data_of_their_own_are_checked_apart(tmp_path):
+    runs = [replace(run, changes={**run.changes, "data": run.loss}) for run in runs_of(tmp_path)]
+    assert len({data_named(run) for run in runs}) == 2
+
+
+def test_runs_of_a_row_on_different_data_make_no_table(tmp_path):
+    table = small_table(tmp_path)
+    runs = plan(read_table(str(table)), tmp_path / "full")
+    archived(runs, tmp_path / "full", lambda run: "02" if run is runs[-1] else "01")
+    with pytest.raises(ValueError, match=r"must share their data; got the fingerprint 02 for .* and 01 for"):
+        reproduce(str(table), out=tmp_path / "full", table_only=True)
+
+
 KEPT = {"run.yaml", "evaluation.json", "log.csv"}
 
 
@@ -403,6 +446,27 @@ def test_a_log_is_the_same_from_a_folder_and_from_the_archive(tmp_path, script):
     again = read_record(run, "log.csv")
     assert str(again) == str(rows)  # NaN is not equal to itself
     assert [len(row) for row in again] == [2, 3, 3]
+
+
+def test_an_archive_is_replaced_as_a_whole_and_keeps_its_other_runs(tmp_path):
+    add_records(tmp_path, {"a/b/seed_7": {"x.json": 1}, "a/b/seed_21": {"x.json": 1}})
+    before = (tmp_path / "runs.jsonl").read_text()
+    os.link(tmp_path / "runs.jsonl", tmp_path / "before")  # changes with the file, if it is written in place
+    add_records(tmp_path, {"a/b/seed_7": {"x.json": 2}, "a/b/seed_63": {}})
+    assert (tmp_path / "before").read_text() == before
+    assert read_archive(tmp_path / "runs.jsonl") == {
+        "a/b/seed_21": {"x.json": 1},
+        "a/b/seed_63": {},
+        "a/b/seed_7": {"x.json": 2},
+    }
+
+
+def test_a_file_joins_the_record_of_its_run(tmp_path):
+    run = runs_of(tmp_path)[0]
+    archived([run], tmp_path, lambda run: "01")
+    add_file(run, "cost.json", {"loss_ms": 1.0})
+    assert read_record(run, "cost.json") == {"loss_ms": 1.0}
+    assert record(run)["fingerprint"] == "01"
 
 
 def test_an_archive_that_is_none_is_refused_with_its_line(tmp_path, script):
@@ -534,6 +598,8 @@ def test_a_plan_counts_the_tries_that_were_asked_for(tmp_path, capsys):
     reproduce("linear", out=tmp_path, only=tries, dry_run=True)
     assert "8 runs, 0 done; 1 configuration tried for each loss." in capsys.readouterr().out
     reproduce("linear", out=tmp_path, only=[tries[0], "cifar100_resnet18/InfoNCE"], dry_run=True)
+    assert "12 runs, 0 done; 2 configurations tried for each loss." in capsys.readouterr().out
+    reproduce("linear", out=tmp_path, only=["cifar10_resnet18/InfoNCE", tries[1]], dry_run=True)
     assert "12 runs, 0 done; 2 configurations tried for each loss." in capsys.readouterr().out
 
 
