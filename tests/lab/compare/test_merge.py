@@ -209,6 +209,17 @@ def test_a_run_that_several_have_is_ours_or_that_of_the_first_archive(two):
     assert {after[name]["linear_test_mean"] for name in after.keys() - before.keys()} == {99.0}
 
 
+def test_seeds_wait_until_all_tries_of_their_loss_are_done_or_failed(tmp_path):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    *done, last = plan(comparison.tries_table(), tmp_path)
+    archived(tmp_path, *((run, 50.0, {}) for run in done))
+    sweep = Sweep(comparison, tmp_path, None, None, {}, ())
+    assert {run.loss for run in sweep.seeds()} == {"infonce", "dcl"}
+    assert {run.loss for run in sweep.seeds(complete=True)} == {"infonce"}
+    sweep.failed = {last.name: "the reason"}
+    assert {run.loss for run in sweep.seeds(complete=True)} == {"infonce", "dcl"}
+
+
 def test_runs_of_reproduce_are_taken_over(tmp_path):
     """Our own CIFAR-100 records in bf16 contain some of the runs of this comparison."""
     comparison = comparison_of("cifar100_resnet18", "infonce", "released", "dcl", set={"precision": "bf16"})
@@ -364,3 +375,4 @@ def test_short_tries_with_another_first_seed_are_left_out(tmp_path):
         fill(comparison, tmp_path / name)
     page = compare(out=tmp_path / "ours", add=[tmp_path / "theirs"])
     assert json.loads((page.parent / "compare.json").read_text())["missing"] == []
+    assert read_comparison(page.parent / "comparison.yaml").seeds == [7, 21]

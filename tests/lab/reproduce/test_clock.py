@@ -54,6 +54,20 @@ def test_a_run_took_as_long_as_with_the_most_runs_at_once(tmp_path, monkeypatch)
     assert learned == [2, 2]
 
 
+def test_a_run_that_failed_does_not_make_the_guess(tmp_path, monkeypatch):
+    def fail(*_):
+        raise execute.Failed("the reason")
+
+    (run, *_) = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    monkeypatch.setattr(execute, "carry_out_run", fail)
+    monkeypatch.setattr(execute, "read_log", lambda _: [{"epoch": 1, "seconds": 50.0}])
+    clock = Clock(100.0, overhead=1.0, epoch=0.1)
+    assert execute.run_here([run], jobs=1, tell=lambda run, what: None, clock=clock) == {
+        run.name: "the reason"
+    }
+    assert (clock.overhead, clock.epoch) == (1.0, 0.1)
+
+
 def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
     """The first run takes far longer than estimated, so no other run is started."""
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
