@@ -148,12 +148,7 @@ class Sweep:
     def missing(self, seeds: Sequence[Run]) -> list[str]:
         """Runs that are not done, in words: a line for each loss and try."""
         found = _grouped(self.comparison, [run for run in self.tries if not execute.is_done(run)], "try ")
-        tried = {run.folder for run in self.tries}
-        found += _grouped(
-            self.comparison,
-            [run for run in seeds if not execute.is_done(run) and run.folder not in tried],
-            "",
-        )
+        found += _grouped(self.comparison, [run for run in seeds if not execute.is_done(run)], "")
         chosen = {run.loss for run in seeds}
         for loss in self.comparison.losses:
             if loss not in chosen:
