@@ -463,8 +463,9 @@ def test_a_cut_has_enough_numbers_below_it_and_few_more(k, slack):
 
 
 class Sampled:
-    """40 anchors and 150 candidates, searched as in a large batch: in chunks of 32 anchors, by this plan, with tiles
-    of this many columns, ``span`` of them per program. Replaces the launcher, and stores what the exact search got."""
+    """Searches 40 anchors and 150 candidates as in a large batch: in chunks of 32 anchors, by this plan, with tiles
+    of this many columns, ``span`` of them per program. It replaces the launcher, and stores what the
+    exact search got."""
 
     def __init__(self, monkeypatch, plan, columns, span):
         self.plan, self.chunks, self.launch = plan, [], search.launch
@@ -551,9 +552,17 @@ def test_the_exact_search_of_some_anchors(monkeypatch):
     assert 0 < int((kept > 32).sum()) < 10
 
 
+def test_the_exact_search_after_a_threshold_that_is_lowered_too_far(monkeypatch):
+    """The second phase drops negatives that are harder than some survivors of the first. Most shortfalls are above 1."""
+    sampled = Sampled(monkeypatch, shapes.TailPlan(16, 3, 4, 128), 32, 9)
+    engine = check_stats(TailConfig(k=9), opposite(), "cross", (7, 10))
+    enough, kept, _ = sampled.check(engine.contest)
+    assert int(((enough < 11) & (kept >= 11)).sum()) > 0
+
+
 def test_the_sample_has_one_candidate_per_stratum(monkeypatch):
-    """150 candidates lie on an arc in order, 32 anchors at its end, where they ignore half of the arc, and 8 anchors at
-    its beginning. Each threshold separates the 5th of the anchor's strata from the 6th."""
+    """150 candidates lie on an arc in order, 32 anchors at its end, where they ignore half of the arc, and 8 anchors
+    at its beginning. Each threshold separates the 5th of the anchor's strata from the 6th."""
     sampled = Sampled(monkeypatch, shapes.TailPlan(5, 0, 0, 128), 64, 9)
     angle = torch.linspace(0, 1.5, 150, device=DEVICE)
     arc = torch.stack([angle.cos(), angle.sin()], 1)
@@ -587,6 +596,21 @@ def test_ties_and_duplicates():
     torch.testing.assert_close(
         engine.stats.rho, torch.full_like(engine.stats.rho, TAIL.eps), rtol=1e-4, atol=0
     )
+
+
+def test_nearest_negatives_of_every_anchor():
+    """Columns and exact shortfalls, also if the last program of the fit has rows to spare, and -1 and infinity after
+    them if an anchor has fewer than four negatives."""
+    z_i, z_j = views(35, 16, noise=1.0)
+    ignore = torch.zeros(35, 35, dtype=torch.bool, device=DEVICE)
+    ignore[4, 2:] = ignore[34, 1:] = True
+    (contest,) = contests("cross", z_i, z_j, ignore=ignore)
+    columns, values, _ = Fused(contest, Need(TailConfig(k=4))).near
+    exact = contest.hide(shortfalls(contest.anchors.double(), contest.candidates.double()), torch.inf)
+    wanted = exact.sort(1).values[:, :4]
+    torch.testing.assert_close(values.sort(1).values.double(), wanted, rtol=1e-5, atol=0)
+    found = exact.gather(1, columns.clamp_min(0).long()).where(columns >= 0, torch.inf)
+    torch.testing.assert_close(found, values.double(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("known", ["tail", "no tail", "labels"])
