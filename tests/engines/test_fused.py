@@ -553,7 +553,7 @@ def test_the_exact_search_of_some_anchors(monkeypatch):
 
 
 def test_the_exact_search_after_a_threshold_that_is_lowered_too_far(monkeypatch):
-    """The second phase drops negatives that are harder than some survivors of the first. Most shortfalls are above 1."""
+    """The second phase drops negatives that are harder than survivors of the first. Most shortfalls exceed 1."""
     sampled = Sampled(monkeypatch, shapes.TailPlan(16, 3, 4, 128), 32, 9)
     engine = check_stats(TailConfig(k=9), opposite(), "cross", (7, 10))
     enough, kept, _ = sampled.check(engine.contest)
@@ -633,6 +633,31 @@ def test_near_the_cap(shortfall, known):
         gradient=gradient, **options,
     )  # fmt: skip
     assert (float(engines[0].near[1].min()) < 2 * shortfall) or shortfall > launch.CLOSE
+
+
+def beside(row, shortfall):
+    """A unit row at about this shortfall from a row."""
+    step = torch.nn.functional.normalize(torch.randn_like(row), dim=0)
+    return torch.nn.functional.normalize(row, dim=0) + (2 * shortfall) ** 0.5 * step
+
+
+@pytest.mark.parametrize("layout", ["views, ignore, same", "cross, negatives", "labels, ids"])
+def test_sums_and_gradients_in_pieces(monkeypatch, layout):
+    """As in a large batch: sums and gradients of several spans of columns, and tiles of 32 columns and 128 rows, which
+    have two flags. In "cross", only one anchor has a negative near the cap, and its flag is the second."""
+    monkeypatch.setattr(launch, "SPAN", 64)
+    monkeypatch.setattr(launch, "splits", lambda programs, tiles: (shapes.parts_of(tiles, 2), 2))
+    monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 128, "BN": 32})
+    rows, name, options = batch(layout, n=135 if "cross" in layout else 70, d=16)
+    if name == "cross":
+        rows[0][100] = beside(rows[1][5], 1e-4)
+    else:
+        rows[1][30], rows[1][31] = (
+            beside(rows[0][5], 1e-4),
+            beside(rows[0][7], 1e-4),
+        )  # the latter has its label
+    # Tolerances as in test_near_the_cap.
+    agree(several, rows, name, value=1e-4, gradient=2**-16 / (2e-4) ** 0.5, **options)
 
 
 # The engine as a whole
