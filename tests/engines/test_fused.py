@@ -643,8 +643,8 @@ def beside(row, shortfall):
 
 @pytest.mark.parametrize("layout", ["views, ignore, same", "cross, negatives", "labels, ids"])
 def test_sums_and_gradients_in_pieces(monkeypatch, layout):
-    """As in a large batch: sums and gradients of several spans of columns, and tiles of 32 columns and 128 rows, which
-    have two flags. In "cross", only one anchor has a negative near the cap, and its flag is the second."""
+    """As in a large batch: sums and gradients of several spans of columns, and tiles of 32 columns and 128 rows,
+    which have two flags. In "cross", only one anchor has a negative near the cap, and its flag is the second."""
     monkeypatch.setattr(launch, "SPAN", 64)
     monkeypatch.setattr(launch, "splits", lambda programs, tiles: (shapes.parts_of(tiles, 2), 2))
     monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 128, "BN": 32})
