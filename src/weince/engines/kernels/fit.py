@@ -180,9 +180,8 @@ def fit_kernel(
     values = numbers_of(packed)
     rank, place = ranks_of(packed, KP)
 
-    top = tl.where(
-        inside, tl.minimum(there, EXACT), EXACT
-    )  # so that nothing is written for a row beyond the last
+    # EXACT: nothing is written for a row beyond the last.
+    top = tl.where(inside, tl.minimum(there, EXACT), EXACT)
     bound = tl.max(tl.where(rank < top[:, None], values, 0), axis=1)
     fewer = tl.sum((values < bound[:, None]).to(tl.int32), axis=1)
     here = near_cols + tl.where(inside, row, 0)[:, None] * EXACT

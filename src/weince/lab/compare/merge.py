@@ -127,9 +127,8 @@ def add(
     runs = _identities(_every_run(comparison, out))
     found: dict[str, Files] = {}
     for _, _, files in theirs:
-        run = runs.get(
-            _recorded_identity(files["run.yaml"])
-        )  # none: a short try whose seed chooses nothing here
+        # None: a shorter try with a seed that chooses nothing here.
+        run = runs.get(_recorded_identity(files["run.yaml"]))
         if run is not None and not is_done(run):
             found.setdefault(run.name, _as_ours(files, run))
     if not ours and not any(run.name in found for run in plan(comparison.tries_table(), out)):
