@@ -9,7 +9,8 @@ BIN := .venv/bin
 
 .PHONY: demo test lint format bench docs notebooks clean
 
-# pip would compile on one core, and would compile tests and models that nothing here imports.
+# pip would compile on one core, and would compile tests and models that nothing here imports. A file for a
+# newer Python, as torch has one, does not compile: no failure.
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -652,10 +652,8 @@ def test_sums_and_gradients_in_pieces(monkeypatch, layout):
     if name == "cross":
         rows[0][100] = beside(rows[1][5], 1e-4)
     else:
-        rows[1][30], rows[1][31] = (
-            beside(rows[0][5], 1e-4),
-            beside(rows[0][7], 1e-4),
-        )  # the latter has its label
+        rows[1][30] = beside(rows[0][5], 1e-4)
+        rows[1][31] = beside(rows[0][7], 1e-4)  # has its label
     # Tolerances as in test_near_the_cap.
     agree(several, rows, name, value=1e-4, gradient=2**-16 / (2e-4) ** 0.5, **options)
 
