@@ -783,12 +783,14 @@ def loss_of(z_i, z_j):
 
 
 def test_traced_whole(fresh_compiler):
-    """The kernels are operators of a compiled graph, in the forward and the backward pass."""
-    z_i, z_j = (rows.requires_grad_() for rows in views(8, 16))
-    wanted = torch.autograd.grad(loss_of(z_i, z_j), [z_i, z_j])
+    """The kernels are operators of a compiled graph, in the forward and the backward pass, and stay so when a second
+    batch with other numbers of rows and columns makes the compiler trace both as symbols."""
     traced = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
-    for ours, theirs in zip(torch.autograd.grad(traced(z_i, z_j), [z_i, z_j]), wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    for n, d in [(8, 16), (9, 24)]:
+        z_i, z_j = (rows.requires_grad_() for rows in views(n, d))
+        wanted = torch.autograd.grad(loss_of(z_i, z_j), [z_i, z_j])
+        for ours, theirs in zip(torch.autograd.grad(traced(z_i, z_j), [z_i, z_j]), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_in_a_transform():

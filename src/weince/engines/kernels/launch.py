@@ -94,7 +94,8 @@ def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialized operand and inverse lengths for some rows."""
     parts = 1 if source.dtype == torch.bfloat16 else 2
     total = (source.shape[0] + PAD - 1) // PAD * PAD
-    width = parts * operand_shape(source.shape[1], parts)["DP"]
+    # Kernels are compiled for one width: a compiler that traces it as a symbol must fix it, which int() makes it do.
+    width = parts * operand_shape(int(source.shape[1]), parts)["DP"]
     dtype = torch.float32 if INTERPRETED else torch.bfloat16
     return source.new_empty((total, width), dtype=dtype), source.new_empty((total,), dtype=torch.float32)
 
