@@ -143,6 +143,10 @@ def test_one_seed_tells_nothing(tmp_path):
         None,
     )
     assert "cannot tell</span>: one seed" in page.read_text()
+    for text in (page.read_text(), (page.parent / "compare.md").read_text()):
+        assert "Holm&#39;s correction" not in text
+        assert "Holm's correction" not in text
+        assert "No difference is tested here: that takes two seeds or more that infonce and another" in text
 
 
 def test_one_loss_alone_wants_another(tmp_path):

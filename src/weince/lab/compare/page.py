@@ -136,15 +136,19 @@ def _facts(comparison: Comparison, summary: Summary, command: str) -> dict[str, 
 
 
 def _notes(comparison: Comparison, summary: Summary) -> list[str]:
-    verdict, d = summary.verdict, comparison.level_within
+    verdict = summary.verdict
+    means = "Figures are means over encoders, one per seed, ± half the width of a 95 % t-interval."
+    if not verdict.comparisons:
+        needed = f"two seeds or more that {comparison.baseline} and another loss share"
+        return [means, f"No difference is tested here: that takes {needed}."]
     notes = [
-        "Figures are means over encoders, one per seed, ± half the width of a 95 % t-interval.",
+        means,
         f"Differences are paired by seed with {comparison.baseline}. Their intervals and p-values use one standard "
         "deviation for all losses, that of the residuals of loss + seed, as if it were the same for all.",
         f"better, worse: p is below 0.05 after Holm's correction for all {verdict.comparisons} comparisons here "
         "(losses x figures), so that the chance of any such word without a true difference is at most 5 %. "
-        f"level: the 95 % interval lies within ± {d:g} points, a difference that does not matter. "
-        "cannot tell: neither.",
+        f"level: the 95 % interval lies within ± {comparison.level_within:g} points, a difference that does not "
+        "matter. cannot tell: neither.",
     ]
     reach = [
         f"{comparison.task.figures[figure].words}: {smallest:.2f} (standard deviation of a difference "
