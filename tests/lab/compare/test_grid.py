@@ -266,8 +266,10 @@ def test_seeds_are_counted_or_named():
     assert take_seeds(None, (7, 21, 63)) == (7, 21, 63)
     assert take_seeds(2, (7, 21, 63)) == (7, 21)
     assert take_seeds([1, 2], (7, 21, 63)) == [1, 2]
+    alone, named = "give --seeds 1 for seed 7 alone", "two numbers or more to name seeds, --seeds 7 105"
     for asked in (0, 4):
-        with pytest.raises(ValueError, match=f"--seeds {asked}: a number says how many of 7 21 63"):
+        said = f"one number for --seeds is a count and must be from 1 to 3; got {asked}: {alone}, or {named}"
+        with pytest.raises(ValueError, match=said):
             take_seeds(asked, (7, 21, 63))
 
 

@@ -333,7 +333,7 @@ def test_names_are_escaped(tmp_path):
         ({"table_only": True, "dry_run": True}, "--dry-run prints .* got it with --table-only"),
         ({"add": [Path("runs.jsonl")], "dry_run": True}, "--dry-run prints .* got it with --add"),
         ({"seeds": [7, 21, 7]}, "every seed must be named once; got 7 twice"),
-        ({"seeds": 9}, "--seeds 9: a number says how many"),
+        ({"seeds": 9}, "one number for --seeds is a count and must be from 1 to 4; got 9: give --seeds 1"),
     ],
 )
 def test_what_is_refused(tmp_path, options, said):

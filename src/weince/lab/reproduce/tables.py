@@ -180,9 +180,10 @@ def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Seque
     if not isinstance(asked, int):
         return asked or known
     if not 1 <= asked <= len(known):
-        first = " ".join(map(str, known))
         raise ValueError(
-            f"--seeds {asked}: a number says how many of {first}; for others name two or more, --seeds {first} 105"
+            f"one number for --seeds is a count and must be from 1 to {len(known)}; got {asked}: give --seeds 1 for "
+            f"seed {known[0]} alone, or two numbers or more to name seeds, --seeds {known[0]} 105 (in Python, "
+            "seeds=[105] names one)"
         )
     return known[:asked]
 
