@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from weince.lab.reproduce import execute, processes, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import add_file, add_records, keep_records, read_archive, read_record
-from weince.lab.reproduce.sweep import begin, check_same_data, data_named
+from weince.lab.reproduce.sweep import begin, carry_out, check_same_data, data_named
 from weince.lab.reproduce.tables import read_table
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
@@ -612,6 +613,19 @@ def test_the_remaining_time_is_that_of_runs_which_end_together():
         clock.append(seconds)
         bar.advance(task, 1)
     assert bar.tasks[0].time_remaining == math.ceil(4 * 101 / 2)
+
+
+def test_without_a_terminal_each_state_of_a_sweep_is_printed_once(tmp_path, script, monkeypatch, capsys):
+    monkeypatch.setattr(time, "monotonic", count(step=61).__next__)  # a minute passes at each reading
+    first, second = runs_of(tmp_path)[:2]
+    archived([first], tmp_path, lambda run: "01")
+    script("time.sleep(0.5)\n" + WRITE)
+    carry_out([first, second], tmp_path, name="seeds")
+    assert capsys.readouterr().err.splitlines() == [
+        "seeds: 1 of 2",
+        f"seeds: 1 of 2, started {second.name}",
+        f"seeds: 2 of 2, done {second.name}",
+    ]
 
 
 @pytest.mark.posix

@@ -279,7 +279,6 @@ def run_here(
     *,
     jobs: int,
     tell: Tell,
-    idle: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
 ) -> dict[str, str]:
     """Carry out runs on this machine, `jobs` at once, distributed over its GPUs.
@@ -288,7 +287,6 @@ def run_here(
         runs: The runs, the most important first.
         jobs: Number of concurrent runs.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
-        idle: Called repeatedly while runs are active.
         clock: A deadline. A run that would end after it is not started, and `tell` gets `LATE`.
 
     Returns:
@@ -330,7 +328,6 @@ def run_here(
                         epochs = epoch_seconds(read_log(started.run.folder / "log.csv"))
                         clock.learn(time.monotonic() - started.at, epochs, started.at_once)
                     tell(started.run, "done" if error is None else "failed")
-                idle()
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)

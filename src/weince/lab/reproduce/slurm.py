@@ -86,7 +86,6 @@ def run_on_slurm(
     jobs: int,
     options: Mapping[str, Any] | None = None,
     tell: Tell,
-    idle: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
     """Carry out runs on the cluster, at most `jobs` at once, and wait for them.
 
@@ -98,7 +97,6 @@ def run_on_slurm(
         jobs: Largest number of concurrent array tasks.
         options: Options of sbatch under submitit's names, for example ``{"partition": "gpu", "time": 600}``.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
-        idle: Called repeatedly while runs are active.
 
     Returns:
         Why runs failed, by their names; the others are done.
@@ -134,7 +132,6 @@ def run_on_slurm(
                 tell(run, "failed")
             waiting.remove(run)
         if waiting:
-            idle()
             time.sleep(POLL)
     return failed
 

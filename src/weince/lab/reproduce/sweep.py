@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from weince.progress import Bars
 
-LINE_EVERY = 60.0
-"""Seconds between two progress lines if there is no terminal."""
-
 YEAR = 365 * 24 * 3600.0
 
 
@@ -120,21 +117,17 @@ def carry_out(
     from weince.progress import Cut, remaining, telling_bars
 
     time_left = Cut(lambda task: f"{remaining(task)} left," if remaining(task) else "")
-    with telling_bars(MofNCompleteColumn(), time_left, every=LINE_EVERY) as bar:
+    # Without a terminal, every change is a line: the start, and each new state of a run.
+    with telling_bars(MofNCompleteColumn(), time_left, every=0.0) as bar:
         task = begin(bar, name, total=len(every), done=len(every) - len(left))
 
         def tell(run: Run, what: str) -> None:
             bar.update(task, advance=what in ("done", "failed"), said=f"{what} {run.name}")
-            if bar.in_lines:
-                bar.say(f"{what} {run.name}")
-
-        def idle() -> None:
-            bar.update(task)  # without a terminal, prints a line when one is due
 
         try:
             if slurm:
-                return run_on_slurm(left, out=out, jobs=jobs, options=slurm_options, tell=tell, idle=idle)
-            return execute.run_here(left, jobs=jobs, tell=tell, idle=idle, clock=clock)
+                return run_on_slurm(left, out=out, jobs=jobs, options=slurm_options, tell=tell)
+            return execute.run_here(left, jobs=jobs, tell=tell, clock=clock)
         except KeyboardInterrupt:  # the command says that it was interrupted, and how to go on
             if slurm:
                 bar.say("the jobs stay in the queue")
