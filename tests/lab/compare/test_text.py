@@ -138,8 +138,24 @@ class Wide(torch.nn.Module):
     ):
         check_losses(plain)
     check_losses(wide)
-    (model / "config.json").unlink()
+    for content, got in (
+        ("{", "got no JSON .*line 1"),
+        (b"\xff{}", "got no JSON .*0xff"),
+        ("[" * 100_000, "got no JSON"),
+        ("[12]", r"got \[12\]"),
+        ('{"hidden_size": "12"}', "got hidden_size '12'"),
+        ('{"hidden_size": 0}', "got hidden_size 0"),
+        ('{"hidden_size": true}', "got hidden_size True"),
+    ):
+        (model / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+        said = f"config.json must be a JSON object with a hidden_size of at least 1; {got}.*: save the model again"
+        with pytest.raises(ValueError, match=said):
+            check_losses(wide)
+    (model / "config.json").write_text('{"dim": 12}')  # DistilBERT calls its width so: only the model tells
     check_losses(plain)
+    (model / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model is no model's folder: it holds no config\.json"):
+        check_losses(plain)
 
 
 def test_another_encoder_makes_other_runs_and_another_place_does_not(tmp_path, config):

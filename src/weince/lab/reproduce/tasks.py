@@ -133,9 +133,22 @@ def _check_loss_of_sentences(run: text.TextRun) -> None:
 
 def _width_of(model: str) -> int | None:
     """Width of a model's embeddings, which a loss may depend on; None if only the loaded model would tell."""
+    check_model(model)
     path = Path(model) / "config.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found.get("hidden_size")
+    if not path.is_file():  # a hub name
+        return None
+    wanted = f"{path} must be a JSON object with a hidden_size of at least 1"
+    mend = "save the model again, or name another"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{wanted}; got no JSON ({error}): {mend}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{wanted}; got {str(found)[:80]}: {mend}")
+    width: int | None = found.get("hidden_size")
+    if width is not None and (type(width) is not int or width < 1):
+        raise ValueError(f"{wanted}; got hidden_size {width!r}: {mend}")
+    return width
 
 
 TASKS = {
