@@ -1,7 +1,9 @@
-"""Read the ``log.csv`` of a run, on images or on text."""
+"""What the logs of runs on images and on text share: reading a ``log.csv``, and what a loss learns."""
 
 import csv
 from pathlib import Path
+
+from torch import nn
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
@@ -22,3 +24,12 @@ def read_log(path: Path) -> list[dict[str, float]]:
     if any("epoch" not in row for row in rows):
         raise ValueError(f"{path} is damaged (no column epoch): remove it to go on without its rows")
     return rows
+
+
+def learned(loss: nn.Module) -> dict[str, float]:
+    """Single numbers that a loss learns, such as a temperature; the names cannot be those of other columns."""
+    return {
+        f"learned_{name}": value.item()
+        for name, value in loss.named_parameters()
+        if value.requires_grad and value.numel() == 1
+    }

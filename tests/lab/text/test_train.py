@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 from weince.lab import checkpoint, settings
 from weince.lab.capture import Embedded
 from weince.lab.configure import LossConfig, build_loss
+from weince.lab.log import read_log
 from weince.lab.text import train as module
 from weince.lab.text.data import Drawn, batches
 from weince.lab.text.encoder import SentenceEncoder, Tokens, load_backbone, tokenise
@@ -206,11 +207,27 @@ def test_a_cuda_graph_computes_the_same(run, tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
-def test_what_a_loss_learns_is_trained(run):
-    train(replace(run, loss=LossConfig("siglip")))
-    found = checkpoint.newest(run.out / "checkpoints").state["loss"]
-    start = build_loss(LossConfig("siglip")).state_dict()
-    assert all(abs(float(found[name] - start[name])) > 1e-4 for name in ("log_scale", "bias"))
+def test_what_a_loss_learns_is_trained_and_logged(run):
+    """Also after a restart from a log without these columns, as older versions wrote it."""
+    run, older = (replace(run, loss=LossConfig("siglip"), out=run.out / name) for name in ("run", "older"))
+    train(run)
+    rows, found = read_log(run.out / "log.csv"), checkpoint.newest(run.out / "checkpoints").state["loss"]
+    start, names = build_loss(run.loss).state_dict(), ("log_scale", "bias")
+    assert all(abs(float(found[name] - start[name])) > 1e-4 for name in names)
+    assert [rows[-1][f"learned_{name}"] for name in names] == [float(found[name]) for name in names]
+    shutil.copytree(run.out, older.out, ignore=shutil.ignore_patterns("result.json"))
+    (older.out / "run.yaml").write_text(settings.dump(older))
+    checkpoints = older.out / "checkpoints"
+    max(checkpoints.iterdir()).unlink()
+    step = checkpoint.newest(checkpoints).step
+    lines = [line.rsplit(",", 2)[0] for line in (older.out / "log.csv").read_text().splitlines()]
+    (older.out / "log.csv").write_text("\n".join(lines) + "\n")
+    train(older)
+    for now, before in zip(read_log(older.out / "log.csv"), rows, strict=True):
+        for name in names:
+            assert now.get(f"learned_{name}") == (
+                before[f"learned_{name}"] if before["step"] > step else None
+            )
 
 
 def test_learning_rate_falls_linearly(run):

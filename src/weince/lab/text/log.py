@@ -2,7 +2,7 @@
 
 import csv
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,22 +49,22 @@ def read_rows(out: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row["step"].isdigit() and None not in row.values()]
 
 
-def start_log(out: Path, rows: list[dict[str, str]]) -> None:
-    """Write a log with these rows only."""
+def start_log(out: Path, rows: list[dict[str, str]], learned: Iterable[str]) -> None:
+    """Write a log with these rows only; ``learned`` names further columns, after those of a `Row`."""
 
     def write(part: Path) -> None:
         with part.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, Row._fields)
+            writer = csv.DictWriter(file, [*Row._fields, *learned])
             writer.writeheader()
             writer.writerows(rows)
 
     files.write_aside(out / "log.csv", write)
 
 
-def append_log(out: Path, row: Row) -> None:
-    """Append a row; None is written as an empty cell."""
+def append_log(out: Path, row: Row, learned: Iterable[float]) -> None:
+    """Append a row and the numbers that the loss learns; None is written as an empty cell."""
     with (out / "log.csv").open("a", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerow(["" if value is None else value for value in row])
+        csv.writer(file).writerow(["" if value is None else value for value in (*row, *learned)])
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from weince import files
 from weince.lab import checkpoint, settings
 from weince.lab.capture import Embedded, restore, set_rate
 from weince.lab.configure import LossConfig, build_loss, check_loss
+from weince.lab.log import learned
 from weince.lab.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.lab.text.encoder import (
     Pooling,
@@ -177,7 +178,7 @@ class Job:
             if found is None
             else [row for row in read_rows(self.run.out) if int(row["step"]) <= found.step]
         )
-        start_log(self.run.out, rows)
+        start_log(self.run.out, rows, learned(self.loss))
         if found is None:
             return
         with checkpoint.fitting(self.run.out / "checkpoints"):
@@ -249,7 +250,7 @@ class Job:
                 row = sums.row(self.step, self.step / in_epoch, tail_stats(self.loss, embedded, ids))
                 if evaluate:
                     row = row._replace(dev=self.evaluate())
-                append_log(run.out, row)
+                append_log(run.out, row, learned(self.loss).values())
                 show(row)
                 if evaluate and self.checkpoint_is_due():
                     self.save()
@@ -290,7 +291,7 @@ class _Sums:
         self.loss, self.steps, self.sentences = self.loss + loss, self.steps + 1, self.sentences + sentences
 
     def row(self, step: int, epoch: float, stats: TailStats) -> Row:
-        """A line of the log. Reading the three means is the only device sync between evaluations."""
+        """A line of the log. Between evaluations, only such lines wait for the device."""
         means = torch.stack([self.loss / self.steps, stats.lam.mean(), stats.beta.mean()])
         loss, lam, beta = means.tolist()
         if not math.isfinite(loss):

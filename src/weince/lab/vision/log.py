@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weince.files import write_aside
 from weince.lab.geometry import (
@@ -98,15 +98,6 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
         "crowded": crowded(rows),
     }
     return {name: float(value) for name, value in figures.items()}
-
-
-def learned(loss: nn.Module) -> dict[str, float]:
-    """Single numbers that a loss learns, such as a temperature; the names cannot be those of other columns."""
-    return {
-        f"learned_{name}": value.item()
-        for name, value in loss.named_parameters()
-        if value.requires_grad and value.numel() == 1
-    }
 
 
 def collapse(row: dict[str, float]) -> str | None:

@@ -26,10 +26,11 @@ from weince.lab import checkpoint
 from weince.lab.capture import restore, set_rate
 from weince.lab.configure import build_loss, check_loss
 from weince.lab.evaluate import fingerprint
+from weince.lab.log import learned
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.encoders import SimCLR
-from weince.lab.vision.log import Log, check_finite, collapse, learned, measure, progress_bar
+from weince.lab.vision.log import Log, check_finite, collapse, measure, progress_bar
 from weince.lab.vision.optim import build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
 from weince.lab.vision.step import Pixels, Step, TwoViews, allow_tf32
