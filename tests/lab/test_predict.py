@@ -456,6 +456,25 @@ def test_labels_that_tell_no_heads_apart_are_left_out_with_a_remark(tmp_path, la
     assert head["vote"] is None
 
 
+@pytest.mark.parametrize(
+    ("different", "said"),
+    [
+        (1, "is right for 98.8 % of the items. R@1 and vote can hardly be higher, so they say little."),
+        (4, "is right for 95.0 % of the items. R@1 and vote can hardly be higher, so they say little."),
+        (5, "is right for 93.8 % of the items."),
+    ],
+)
+def test_what_guessing_the_most_frequent_label_gives_stands_above_the_table(tmp_path, different, said):
+    z_i, z_j, _ = two_views()
+    labels = np.where(np.arange(80) < different, 5, 3)
+    np.savez(tmp_path / "z.npz", z_i=z_i, z_j=z_j, labels=labels)
+    page = predict(
+        tmp_path / "z.npz", tmp_path, losses=LOSSES, seeds=[0], steps=1, probe=SMALL, progress=False
+    ).read_text(encoding="utf-8")
+    assert f"Always guessing the most frequent label {said}" in page.splitlines()
+    assert "R@1, % | vote, % |" in page
+
+
 def test_train_heads_is_deterministic(views):
     found = [train_heads(views, list(LOSSES.values()), 1, 3, SMALL) for _ in range(2)]
     assert found[0] == found[1]

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from weince.diagnose.reading import InputError, Pairs, load_pairs, make_pairs, read_arrays
 
+NEARLY_ALL = 0.95
+"""If a label has at least this share of the items, figures of labels say little."""
+
 
 class Views(NamedTuple):
     """Features of two views of the same items, as input of the heads.
@@ -36,7 +39,7 @@ class Prepared(NamedTuple):
         kept: Share of the variance that their axes keep.
         key: Hash of the features, with ids.
         labels_key: Hash of the labels.
-        remark: Why the views have no labels though labels were given; else empty.
+        remark: What the labels mean for R@1 and the vote, and why the views have none; empty if none were given.
     """
 
     views: Views
@@ -122,21 +125,22 @@ def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes:
     kept = min(axes, both.shape[1])
     rotated = (both @ directions[:, -kept:].flip(1)).float()
     keys = _key(pairs.z_i, pairs.z_j, pairs.ids), _key(labels)
-    remark = "" if labels is None else _why_not_looked_up(labels)
-    known = None if labels is None or remark else torch.from_numpy(labels)
+    most = 0 if labels is None else int(np.unique(labels, return_counts=True)[1].max())
+    remark = "" if labels is None else _remark(items, most)
+    known = torch.from_numpy(labels) if labels is not None and 1 < most < items else None
     ids = None if pairs.ids is None else torch.from_numpy(pairs.ids)
     share = float(variance[-kept:].sum() / variance.sum())
     return Prepared(Views(rotated[:items], rotated[items:], known, ids), share, *keys, remark)
 
 
-def _why_not_looked_up(labels: NDArray[np.int64]) -> str:
-    """Why R@1 and the vote would be the same for every head, in words; empty if they are not."""
-    different = len(np.unique(labels))
-    if different == 1:
-        return f"All {len(labels):,} items have one label, with which every neighbour is right: no R@1 and no vote."
-    if different == len(labels):
-        return f"No label of the {len(labels):,} items occurs twice, so no neighbour is right: no R@1 and no vote."
-    return ""
+def _remark(items: int, most: int) -> str:
+    """What labels mean for R@1 and the vote, in words; ``most`` items have the most frequent label."""
+    if most == items:
+        return f"All {items:,} items have one label, with which every neighbour is right: no R@1 and no vote."
+    if most == 1:
+        return f"No label of the {items:,} items occurs twice, so no neighbour is right: no R@1 and no vote."
+    guess = f"Always guessing the most frequent label is right for {100 * most / items:.1f} % of the items."
+    return guess + " R@1 and vote can hardly be higher, so they say little." * (most >= NEARLY_ALL * items)
 
 
 def _key(*arrays: NDArray[Any] | None) -> str:
