@@ -40,10 +40,10 @@ class KLBallLoss(ContrastiveLoss):
         torch.Size([])
     """
 
-    search_space = ({"radius": 0.8}, {"radius": 1.2}, {"radius": 0.4}, {"radius": 1.8})
+    search_space = ({"radius": 1.2}, {"radius": 0.8}, {"radius": 0.4}, {"radius": 1.8})
 
     def __init__(
-        self, radius: float = 0.8, *, min_temperature: float = 0.05, **options: Unpack[Options]
+        self, radius: float = 1.2, *, min_temperature: float = 0.05, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
         check_positive("radius", radius)

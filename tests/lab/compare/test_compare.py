@@ -288,7 +288,7 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
         assert board.count() == 7
         assert board.first.locator("th").inner_text() == "dcl"
         assert board.first.locator("td").nth(1).inner_text().split("\n")[1] == "better"
-        assert "kl_ball, radius 0.8: seed 84" in page.locator("#missing").inner_text()
+        assert "kl_ball, radius 1.2: seed 84" in page.locator("#missing").inner_text()
         captions = " ".join(page.locator("figcaption").all_inner_texts())
         for part in ("a dot is a seed", "against epochs", "against minutes", "best of k tries"):
             assert part in captions

@@ -43,7 +43,7 @@ def test_the_order_of_preference():
     assert first == {
         "infonce": "temperature 0.1",
         "hcl": "temperature 0.5",
-        "kl_ball": "radius 0.8",
+        "kl_ball": "radius 1.2",
         "released": "temperature 0.5",
     }
 
