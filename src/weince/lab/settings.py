@@ -5,6 +5,7 @@ The command line overrides the file, wherever ``--config`` appears on it.
 """
 
 import argparse
+import pickle
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -38,13 +39,15 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     helps = not {"-h", "--help"}.isdisjoint(rest)
     parser = _parser(kind, command, examples) if helps else _kept_parser(kind, command, examples)  # type: ignore[arg-type]
     try:
-        asked = parser.parse_object(given)
+        asked = deepcopy(_kept_file(kind, command, examples, pickle.dumps(given)))  # type: ignore[arg-type]
     except argparse.ArgumentError as error:
         raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
     if helps:
         parser.set_defaults(given)  # help shows the values that the run would use
     try:
-        built = parser.instantiate(parser.parse_args(_as_fields(rest), namespace=asked))
+        # no defaults: what the file does not set has its default already
+        parsed = parser.parse_args(_as_fields(rest), namespace=asked, defaults=False)
+        built = parser.instantiate(parsed)
     except argparse.ArgumentError as error:
         raise ValueError(_explained(str(error), kinds)) from None
     return kind(**{item.name: built[item.name] for item in fields(kind)})
@@ -75,6 +78,12 @@ def _parser(kind: type[Any], command: str, examples: str) -> Any:
 def _kept_parser(kind: type[Any], command: str, examples: str) -> Any:
     """A cached parser: a table reads the settings of hundreds of runs."""
     return _parser(kind, command, examples)
+
+
+@lru_cache(maxsize=64)
+def _kept_file(kind: type[Any], command: str, examples: str, content: bytes) -> Any:
+    """A file's settings, checked and with defaults; cached: a table reads its configurations for every run."""
+    return _kept_parser(kind, command, examples).parse_object(pickle.loads(content))  # type: ignore[arg-type]
 
 
 def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) -> None:
