@@ -8,6 +8,7 @@ the same as pooling the standard deviations of the paired differences over all p
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -165,11 +166,17 @@ def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
     threshold = stdtrit(spread.degrees, 1 - (1 - LEVEL) / (2 * max(1, comparisons)))
     shift = difference / (spread.deviation / math.sqrt(n))
     # Scipy's noncentral t is NaN far out: average over quantiles of the estimated deviation instead.
-    chance = (np.arange(POINTS) + 0.5) / POINTS
-    chi_square = 2.0 * gammaincinv(spread.degrees / 2.0, chance)
-    estimated = np.sqrt(chi_square / spread.degrees)
+    estimated = _deviations(spread.degrees)
     beyond = ndtr(shift - threshold * estimated) + ndtr(-shift - threshold * estimated)
     return float(beyond.mean())
+
+
+@lru_cache(maxsize=64)
+def _deviations(degrees: int) -> np.ndarray:
+    """Quantiles of an estimated deviation whose true value is 1; cached, since a search asks for them repeatedly."""
+    chance = (np.arange(POINTS) + 0.5) / POINTS
+    found: np.ndarray = np.sqrt(2.0 * gammaincinv(degrees / 2.0, chance) / degrees)
+    return found
 
 
 def smallest_difference(spread: Spread, n: int, comparisons: int) -> float:
