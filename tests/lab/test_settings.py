@@ -69,6 +69,18 @@ def test_what_is_dumped_reads_the_same(file):
     assert read("--config", file(settings.dump(run))) == run
 
 
+def test_no_run_changes_what_the_next_one_reads(file):
+    config = file("epochs: 4\nloss: {preset: blend, tail: {rho0: 0.05}}")
+    wanted = Run(epochs=4, loss=LossConfig("blend", tail={"rho0": 0.05}))
+    changed = read("--config", config, "--loss.tail.gate", "rho", "--epochs", "3")
+    assert changed == Run(epochs=3, loss=LossConfig("blend", tail={"rho0": 0.05, "gate": "rho"}))
+    found = read("--config", config)
+    assert found == wanted
+    found.loss.tail["rho0"] = 1.0
+    assert read("--config", config) == wanted
+    assert read("--config", file("epochs: 5")) == Run(epochs=5)
+
+
 def test_nothing_is_a_value_where_it_may_be(file):
     assert read("--config", file("out: null\nloss: {softmax_term: null, preset: blend}")) == Run(
         loss=LossConfig("blend")
