@@ -1025,6 +1025,45 @@ def test_the_temperatures_of_the_kl_ball_are_found_near_the_cap(radius):
         assert (own - exact).norm() < 1e-3 * exact.norm()
 
 
+class Temperatures(weince.KLBallLoss):
+    """Returns the temperature of each anchor instead of a loss."""
+
+    def combine(self, lse):
+        return lse.link.temperature
+
+
+UGLY = {
+    "random": lambda: torch.randn(64, 16),
+    "few dimensions": lambda: torch.randn(64, 2),
+    "a few near": lambda: torch.randn(16, 16).repeat(4, 1) + 0.1 * torch.randn(64, 16),
+    "duplicates": lambda: torch.randn(16, 16).repeat(4, 1),
+    "one class near": lambda: torch.cat([3 * torch.ones(8, 16), torch.zeros(56, 16)]) + torch.randn(64, 16),
+    "all alike": lambda: torch.ones(64, 16) + 0.01 * torch.randn(64, 16),
+    "all the same": lambda: torch.ones(64, 16),
+    "two opposite": lambda: torch.ones(64, 16) * torch.tensor([1.0, -1.0]).repeat(32)[:, None]
+    + 0.01 * torch.randn(64, 16),
+}
+
+
+@pytest.mark.parametrize("min_temperature", [0.05, 1e-3])
+@pytest.mark.parametrize("radius", [0.1, 0.4, 0.8, 1.2, 1.8, 3.0])
+@pytest.mark.parametrize("kind", UGLY)
+def test_the_softmax_of_the_kl_ball_is_at_its_radius(kind, radius, min_temperature):
+    torch.manual_seed(0)
+    z_i = UGLY[kind]().double()
+    z_j = z_i + 0.1 * torch.randn_like(z_i)
+    temperature = Temperatures(radius, min_temperature=min_temperature, reduction="none")(z_i, z_j)[:64]
+    rows = nn.functional.normalize(torch.cat([z_i, z_j]), dim=1)
+    scores = rows[:64] @ rows.T
+    here = torch.arange(64)
+    negatives = torch.ones_like(scores, dtype=torch.bool)
+    negatives[here, here] = negatives[here, here + 64] = False
+    logits = scores[negatives].reshape(64, 126) / temperature[:, None]
+    distance = math.log(126) + (logits.softmax(1) * logits.log_softmax(1)).sum(1)
+    bounded = temperature <= min_temperature * (1 + 1e-9)
+    assert torch.where(bounded, distance < radius, (distance - radius).abs() < 1e-6).all()
+
+
 def test_the_kl_ball_spreads_out_embeddings_that_are_all_alike():
     """Without a bound, the temperature goes to 0, only the nearest negatives push, and the embeddings contract.
 

@@ -18,11 +18,11 @@ from weince.links import FunctionLink, SoftmaxLink, check_positive
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.sums import LogSumExp, Summed
 
-STEPS = 12
-"""Newton steps, kept within a shrinking bracket; seven or eight suffice in float64."""
+STEPS = 8
+"""Newton steps, kept within a shrinking bracket; four are typical."""
 
-SCALES = (1e-2, 1e4)
-"""Range of the search for the inverse temperature."""
+LEAST_SCALE = 1e-2
+"""Where the search for the inverse temperature begins; it ends at the smallest temperature."""
 
 
 class KLBallLoss(ContrastiveLoss):
@@ -56,7 +56,8 @@ class KLBallLoss(ContrastiveLoss):
             raise ValueError(
                 f"radius must be less than log(number of negatives) = {math.log(most):.3g}; got {self.radius}"
             )
-        return LogSumExp(SoftmaxLink((1 / scales_at(batch, self.radius)).clamp_min(self.min_temperature)))
+        scales = scales_at(batch, self.radius, 1 / self.min_temperature)
+        return LogSumExp(SoftmaxLink((1 / scales).clamp_min(self.min_temperature)))  # against rounding
 
     def combine(self, lse: Summed) -> Tensor:
         assert isinstance(lse.link, SoftmaxLink)
@@ -64,22 +65,33 @@ class KLBallLoss(ContrastiveLoss):
 
 
 @torch.no_grad()
-def scales_at(batch: Engine, radius: float) -> Tensor:
-    """``(anchors,)`` inverse temperatures at which the negatives' softmax is ``radius`` from uniform."""
+def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
+    """``(anchors,)`` inverse temperatures, at most ``largest``, with the softmax at ``radius`` from uniform.
+
+    Newton's method for ``log KL`` as a function of ``log scale``, a straight line if scores are normal. A step down
+    is at most a factor of ``e``: where the softmax has left the bulk of the negatives for a few of them, ``log KL``
+    is flat, and a full step would overshoot. A KL that is lost in rounding is half of the logits' variance.
+    """
     like = batch.contest.anchors
-    low, high = (like.new_full((len(like),), math.log(scale)) for scale in SCALES)
+    tiny, small = torch.finfo(like.dtype).tiny, 1e3 * torch.finfo(like.dtype).eps
+    end = math.log(largest)
+    low, high, at = (
+        like.new_full((len(like),), value) for value in (math.log(LEAST_SCALE), end, min(math.log(10.0), end))
+    )
     log_count = batch.negatives().to(like.dtype).log()
-    at = torch.full_like(low, math.log(10.0))
     for _ in range(STEPS):
         scale = at.exp()
         total, first, second = batch.log_sums_exp(
             [FunctionLink(function, k=scale) for function in (_logit, _tilted, _tilted_twice)]
         )
         mean, square = (first - total).exp(), (second - total).exp()  # moments of 1 - s under the softmax
+        variance = scale.square() * (square - mean.square())  # of the logits
         distance = log_count - total - scale * mean
+        distance = torch.where(distance < small, variance / 2, distance).clamp_min(tiny)
         low, high = torch.where(distance < radius, at, low), torch.where(distance < radius, high, at)
-        slope = scale.square() * (square - mean.square()).clamp_min(torch.finfo(like.dtype).tiny)
-        step = at - (distance - radius) / slope
+        slope = (variance / distance).clamp_min(tiny)
+        step = at + ((math.log(radius) - distance.log()) / slope).clamp_min(-1.0)
+        step = step.clamp_max(end)
         inside = (step >= low) & (step <= high)  # at the root, the step stays on an end of the bracket
         at = torch.where(inside, step, (low + high) / 2)
     return at.exp()
@@ -93,11 +105,13 @@ def _logit(s: Tensor, k: Tensor) -> Tensor:
 
 
 def _tilted(s: Tensor, k: Tensor) -> Tensor:
-    return (1 - s).clamp_min(1e-30).log() - k * (1 - s)
+    shortfall = 1 - s
+    return shortfall.clamp_min(1e-30).log() - k * shortfall
 
 
 def _tilted_twice(s: Tensor, k: Tensor) -> Tensor:
-    return 2 * (1 - s).clamp_min(1e-30).log() - k * (1 - s)
+    shortfall = 1 - s
+    return 2 * shortfall.clamp_min(1e-30).log() - k * shortfall
 
 
 kl_ball_loss = functional(KLBallLoss, "kl_ball_loss")
