@@ -40,8 +40,8 @@ STRONG = {
     "DCL, 0.1": {"preset": "dcl", "temperature": 0.1},
     "InfoNCE, 0.15": {"preset": "infonce", "temperature": 0.15},
     "InfoNCE, 0.2": {"preset": "infonce", "temperature": 0.2},
-    "KL ball, radius 1.2": {"preset": "kl_ball", "options": {"radius": 1.2}},
     "HCL, 0.5, hardness 2": {"preset": "hcl", "temperature": 0.5, "options": {"hardness": 2.0}},
+    "KL ball, radius 1.2": {"preset": "kl_ball", "options": {"radius": 1.2}},
     "HCL, 0.5": {"preset": "hcl", "temperature": 0.5, "options": {}},
 }
 RUN = {"data": "cifar100", "encoder": "resnet18", "epochs": 100, "precision": "bf16"}
