@@ -1040,8 +1040,9 @@ UGLY = {
     "one class near": lambda: torch.cat([3 * torch.ones(8, 16), torch.zeros(56, 16)]) + torch.randn(64, 16),
     "all alike": lambda: torch.ones(64, 16) + 0.01 * torch.randn(64, 16),
     "all the same": lambda: torch.ones(64, 16),
-    "two opposite": lambda: torch.ones(64, 16) * torch.tensor([1.0, -1.0]).repeat(32)[:, None]
-    + 0.01 * torch.randn(64, 16),
+    "two opposite": lambda: (
+        torch.ones(64, 16) * torch.tensor([1.0, -1.0]).repeat(32)[:, None] + 0.01 * torch.randn(64, 16)
+    ),
 }
 
 

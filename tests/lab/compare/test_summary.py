@@ -376,7 +376,8 @@ def test_the_table_of_the_strong_recipe_is_what_its_records_say(tmp_path):
     kept = Path(__file__).parents[3] / "research" / "results" / "strong"
     shutil.copy(kept / "runs.jsonl", tmp_path)
     named = {"config": "cifar100_resnet18", "recipe": "strong", "try_epochs": 25}
-    page = compare(["infonce", "dcl", "hcl", "mixture", "released"], **named, out=tmp_path, table_only=True)
+    losses = ["infonce", "dcl", "hcl", "mixture", "released", "kl_ball"]
+    page = compare(losses, **named, out=tmp_path, table_only=True)
     now, before = (
         (folder / "cifar100_resnet18_strong" / "compare.md").read_text(encoding="utf-8").splitlines()
         for folder in (page.parents[1], kept)
