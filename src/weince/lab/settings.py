@@ -5,7 +5,6 @@ The command line overrides the file, wherever ``--config`` appears on it.
 """
 
 import argparse
-import pickle
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -39,7 +38,7 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     helps = not {"-h", "--help"}.isdisjoint(rest)
     parser = _parser(kind, command, examples) if helps else _kept_parser(kind, command, examples)  # type: ignore[arg-type]
     try:
-        asked = deepcopy(_kept_file(kind, command, examples, pickle.dumps(given)))  # type: ignore[arg-type]
+        asked = _checked(parser, (kind, command, examples), given)
     except argparse.ArgumentError as error:
         raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
     if helps:
@@ -80,10 +79,18 @@ def _kept_parser(kind: type[Any], command: str, examples: str) -> Any:
     return _parser(kind, command, examples)
 
 
-@lru_cache(maxsize=64)
-def _kept_file(kind: type[Any], command: str, examples: str, content: bytes) -> Any:
-    """A file's settings, checked and with defaults; cached: a table reads its configurations for every run."""
-    return _kept_parser(kind, command, examples).parse_object(pickle.loads(content))  # type: ignore[arg-type]
+_FILES: dict[tuple[object, ...], Any] = {}
+
+
+def _checked(parser: Any, of: tuple[object, ...], given: Mapping[str, Any]) -> Any:
+    """A file's settings, checked and with defaults; cached: a table reads its configurations for every run.
+
+    ``of`` names the parser. The settings are looked up by how they are written, where 1, 1.0 and True differ.
+    """
+    key = (*of, repr(given))
+    if key not in _FILES:
+        _FILES[key] = parser.parse_object(given)
+    return deepcopy(_FILES[key])
 
 
 def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) -> None:
