@@ -1,6 +1,8 @@
 """``weince`` and ``python -m weince``."""
 
+import atexit
 import contextlib
+import gc
 import sys
 
 from weince.cli import main
@@ -8,6 +10,8 @@ from weince.cli import main
 
 def run() -> int:
     """Run a command in a process of its own."""
+    # Python searches everything that was imported for garbage once more before it ends: a second with torch.
+    atexit.register(gc.freeze)
     if sys.argv[1:2] == ["train"] and "--help" not in sys.argv:
         with contextlib.suppress(ImportError):  # the command says what is missing
             from weince.lab.vision.train import import_fabric
