@@ -276,6 +276,28 @@ def test_a_run_sees_its_share(tmp_path, script, monkeypatch):
     assert {(run.folder / "threads").read_text() for run in runs} == {share}
 
 
+def test_the_last_run_of_an_interrupted_sweep_has_the_threads_it_would_have_had(
+    tmp_path, script, monkeypatch
+):
+    """Sums in another number of threads are rounded otherwise, and the run would end with other figures."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    script("(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + WRITE)
+    runs = runs_of(tmp_path)
+    assert run_here(runs[1:], jobs=2, tell=lambda run, what: None) == {}
+    assert carry_out(runs, tmp_path, jobs=2) == {}
+    assert {(run.folder / "threads").read_text() for run in runs} == {"4"}
+
+
+def test_fewer_runs_than_jobs_share_all_of_the_machine(tmp_path, script, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    script("(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + WRITE)
+    runs = runs_of(tmp_path)[:2]
+    assert carry_out(runs, tmp_path, jobs=8) == {}
+    assert {(run.folder / "threads").read_text() for run in runs} == {"4"}
+
+
 def test_failures_do_not_stop_the_others(tmp_path, script):
     runs = runs_of(tmp_path)
     script("if 'seed_21' in str(folder) and 'paper' in str(folder): sys.exit('broken')\n" + WRITE)

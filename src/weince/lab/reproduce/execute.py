@@ -285,14 +285,13 @@ def run_here(
 
     Args:
         runs: The runs, the most important first.
-        jobs: Number of concurrent runs.
+        jobs: Number of concurrent runs; each gets this share of the CPUs, also when fewer are left.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
         clock: A deadline. A run that would end after it is not started, and `tell` gets `LATE`.
 
     Returns:
         Why runs failed, by their names; the others are done or late.
     """
-    jobs = min(jobs, len(runs))  # more would leave CPUs idle
     stop, places = threading.Event(), _places(jobs)
     waiting, failed = list(runs), dict[str, str]()
     active: dict[Future[None], _Started] = {}

@@ -127,7 +127,9 @@ def carry_out(
         try:
             if slurm:
                 return run_on_slurm(left, out=out, jobs=jobs, options=slurm_options, tell=tell)
-            return execute.run_here(left, jobs=jobs, tell=tell, clock=clock)
+            # By the number of all runs, not of those that are left: with another number of threads an interrupted
+            # sweep would end with other figures, since sums would be rounded otherwise.
+            return execute.run_here(left, jobs=min(jobs, len(every)), tell=tell, clock=clock)
         except KeyboardInterrupt:  # the command says that it was interrupted, and how to go on
             if slurm:
                 bar.say("the jobs stay in the queue")
