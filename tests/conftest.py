@@ -27,7 +27,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for programs that tests start
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no worker pool: each would import torch
-os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # do not build programs to try the CPU's instructions
 LEAN = Path(__file__).parent / "lean"  # hides slow imports, and saves searches for garbage
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LEAN), os.environ.get("PYTHONPATH")]))
 multiprocessing.set_forkserver_preload(IMPORTED_ONCE)  # for every fork

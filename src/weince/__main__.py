@@ -10,7 +10,7 @@ from weince.cli import main
 
 def run() -> int:
     """Run a command in a process of its own."""
-    # Python searches everything that was imported for garbage once more before it ends: a second with torch.
+    # Before it ends, Python searches everything that was imported for garbage once more, which takes long with torch.
     atexit.register(gc.freeze)
     if sys.argv[1:2] == ["train"] and "--help" not in sys.argv:
         with contextlib.suppress(ImportError):  # the command says what is missing

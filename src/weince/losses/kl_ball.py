@@ -19,10 +19,10 @@ from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.sums import LogSumExp, Summed
 
 STEPS = 8
-"""Newton steps, kept within a shrinking bracket; four are typical."""
+"""Newton steps, kept within a shrinking bracket; the cases of the tests need at most seven."""
 
 LEAST_SCALE = 1e-2
-"""Where the search for the inverse temperature begins; it ends at the smallest temperature."""
+"""Smallest inverse temperature of the search; the largest is that of the smallest temperature."""
 
 
 class KLBallLoss(ContrastiveLoss):

@@ -285,7 +285,7 @@ def run_here(
 
     Args:
         runs: The runs, the most important first.
-        jobs: Number of concurrent runs; each gets this share of the CPUs, also when fewer are left.
+        jobs: Number of concurrent runs; each gets its part of the CPUs, also when fewer are left.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
         clock: A deadline. A run that would end after it is not started, and `tell` gets `LATE`.
 
