@@ -7,6 +7,7 @@ from programs import run
 
 from weince import files
 from weince.lab import checkpoint
+from weince.lab.capture import restore
 
 
 def state(number):
@@ -78,6 +79,16 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     assert "Is the disk full?" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001.pt"]
     assert checkpoint.newest(tmp_path).step == 1
+
+
+def test_the_state_of_another_optimizer_does_not_fit(tmp_path):
+    one, two = torch.ones(1), torch.ones(2)
+    saved = torch.optim.Adam([{"params": [one]}, {"params": [two]}]).state_dict()
+    with (
+        pytest.raises(ValueError, match=r"the checkpoints in .* do not fit this run \(ValueError: .*choose"),
+        checkpoint.fitting(tmp_path),
+    ):
+        restore(torch.optim.Adam([one, two]), saved)
 
 
 @pytest.mark.posix

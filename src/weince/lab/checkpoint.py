@@ -73,7 +73,7 @@ def fitting(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"the checkpoints in {folder} do not fit this run ({type(error).__name__}: {reason}); "

@@ -1,25 +1,19 @@
 """The example that pretrains a small BERT: masks, batches, and learning."""
 
 import csv
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from programs import script
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from weince.lab.text.train import TextRun, train
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "pretrain_small_bert.py"
-
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("pretrain_small_bert", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("examples/pretrain_small_bert.py")
 
 
 @pytest.mark.parametrize("shape", [(200, 30), (1, 3), (7, 5)])

@@ -20,6 +20,7 @@ from weince.lab import checkpoint, settings
 from weince.lab.capture import Embedded
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.log import read_log
+from weince.lab.processes import training_lock
 from weince.lab.text import train as module
 from weince.lab.text.data import Drawn, batches
 from weince.lab.text.encoder import SentenceEncoder, Tokens, load_backbone, tokenise
@@ -323,12 +324,35 @@ def test_a_killed_process_goes_on(run, tmp_path):
     )
 
 
+def test_a_run_that_another_process_trains_is_left_alone(run):
+    with training_lock(run.out):
+        with pytest.raises(ValueError, match=r"run: another process trains this run; wait for it, or choose"):
+            train(run)
+        assert [path.name for path in run.out.iterdir()] == [".train.lock"]
+    assert train(run).is_dir()
+
+
 def test_a_finished_run_is_left_alone_and_another_is_refused(run, monkeypatch):
     best = train(run)
     monkeypatch.setattr(module, "Job", None)
     assert train(run) == best
     with pytest.raises(ValueError, match=r"holds another run \(seed 0 -> 1\)"):
         train(replace(run, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "read"),
+    [
+        ("result.json", "half", lambda out: module._finished(out / "result.json")),
+        ("result.json", "[]", lambda out: module._finished(out / "result.json")),
+        ("log.csv", "a,b\n1,2\n", read_rows),
+        ("log.csv", "\udcff", read_rows),
+    ],
+)
+def test_damaged_files_of_a_run_are_named(tmp_path, file, content, read):
+    (tmp_path / file).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=rf"{file} is damaged \(.*: remove it to"):
+        read(tmp_path)
 
 
 def test_seeds_differ_and_repeat(run, tmp_path):
@@ -356,6 +380,8 @@ def test_training_helps_on_the_toy(run):
         ({"batch": 1}, "batch must be at least 2; got 1"),
         ({"max_length": 2}, "max_length must be at least 3"),
         ({"lr": 0.0}, "lr must be above 0"),
+        ({"max_length": 2**31}, r"max_length must be below 2\*\*31; got 2147483648"),
+        ({"epochs": 2**31}, r"epochs must be below 2\*\*31; got 2147483648"),
         ({"lr": math.nan}, "lr must be above 0"),
         ({"sentences": 1}, "sentences must be at least 2"),
         ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16; got 'fp16'"),
@@ -380,6 +406,11 @@ def test_missing_files(run, tmp_path, change, message):
         train(replace(run, **change))
     assert "\n" not in str(caught.value)
     assert not run.out.exists()
+
+
+def test_a_run_that_diverges_says_what_to_do(run):
+    with pytest.raises(ValueError, match=r"the loss is nan at step \d: try a lower --lr"):
+        train(replace(run, lr=1e30), bar=False)
 
 
 def test_no_dev_split(run, tmp_path):

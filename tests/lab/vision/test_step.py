@@ -25,9 +25,9 @@ def small_model(encoder="tiny"):
     return SimCLR(built, Projector(built.features, out=8))
 
 
-def make_step(model, images, *, part=slice(None), compiled=False, precision="fp32", augment=Augment(SIZE)):
+def make_step(model, images, *, part=slice(None), compiled=False, augment=Augment(SIZE)):
     return Step(
-        TwoViews(model, precision),
+        TwoViews(model, "fp32"),
         build_loss(LossConfig("released")),
         build_optimizer(model.parameters(), OptimizerConfig(lr=1e-2)),
         Pixels(images, torch.device("cpu")),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from programs import FORKS
 from programs import run as run_program
@@ -29,6 +30,7 @@ from weince.lab.vision.encoders import ProjectorConfig
 from weince.lab.vision.optim import OptimizerConfig
 from weince.lab.vision.runs import (
     build_model,
+    claim,
     embed_pairs,
     evaluate_run,
     evaluation_path,
@@ -83,6 +85,11 @@ def test_the_negatives_of_an_anchor_are_those_that_the_run_asks_for(data, tmp_pa
     values = {choice: DCLLoss(0.5, candidates=choice)(z_i, z_j).item() for choice in ("views", "clip")}
     assert loss.item() == pytest.approx(values.pop(candidates), rel=1e-6)
     assert abs(loss.item() - values.popitem()[1]) > 0.1
+
+
+def test_epochs_that_no_clock_can_count_are_refused():
+    with pytest.raises(ValueError, match=r"epochs must be below 2\*\*31; got 2147483648"):
+        VisionRun(epochs=2**31)
 
 
 def test_a_loss_that_contrasts_within_a_view_is_refused_across_views():
@@ -144,6 +151,27 @@ def _epochs_done(out):
     return max(
         (int(path.stem.removeprefix("step_")) for path in out.glob("checkpoints/step_*.pt")), default=0
     )
+
+
+@pytest.mark.posix
+def test_a_second_process_leaves_the_run_alone_until_the_first_is_killed(data, tmp_path):
+    first = FORKS.Process(target=run, args=(data, tmp_path, {"epochs": 6}))
+    first.start()
+    while not _epochs_done(tmp_path):
+        assert first.is_alive()
+        time.sleep(0.002)
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        said = "another process trains this run; wait for it, or choose another --out"
+        with pytest.raises(ValueError, match=f"{tmp_path}: {said}"):
+            run(data, tmp_path, {"epochs": 6})
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    finally:
+        first.kill()
+        first.join()
+    run(data, tmp_path, {"epochs": 6})
+    assert [row["epoch"] for row in read_log(tmp_path / "log.csv")] == list(range(1, 7))
 
 
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(data, whole, tmp_path):
@@ -251,6 +279,13 @@ def test_settings_that_cannot_be_read_are_named(data, tmp_path):
     (tmp_path / "run.yaml").write_text("a: [")
     with pytest.raises(ValueError, match=r"run\.yaml is not YAML"):
         run(data, tmp_path, {"epochs": 1})
+    claim(small_run(data, tmp_path / "wrong"))
+    path = tmp_path / "wrong" / "run.yaml"
+    right = settings.load(str(path))
+    for name, value in {"epochs": "three", "data": [5]}.items():
+        path.write_text(yaml.safe_dump(right | {name: value}))
+        with pytest.raises(ValueError, match=rf"holds another run \({name} .*{value!r}"):
+            claim(small_run(data, tmp_path / "wrong"))
 
 
 def test_the_run_of_another_task_is_not_read(tmp_path):
@@ -328,7 +363,7 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
         train(calm, bar=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_module, "rate", lambda *_: 1e30)
-        with pytest.raises(ValueError, match=r"NaN|nan|inf"):
+        with pytest.raises(ValueError, match=r"the loss is nan in epoch 2: try a lower --optimizer\.lr"):
             train(calm, bar=False)
     assert checkpoint.newest(tmp_path / "checkpoints").step == 1
 
@@ -429,6 +464,10 @@ def test_a_run_trains_on_the_gpu_that_it_names(monkeypatch):
         training_module.launch(VisionRun(device="cuda:1", devices=2))
     with pytest.raises(ValueError, match="torch finds 2 CUDA device"):
         training_module.launch(VisionRun(device="cuda:2"))
+    with pytest.raises(
+        ValueError, match="batch must be a multiple of the number of processes, 100000; got 256"
+    ):
+        training_module.launch(VisionRun(device="cpu", devices=100_000))  # before any process starts
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])

@@ -27,9 +27,9 @@ from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.log import read_log
+from weince.lab.processes import end_group, own_group, try_lock
 from weince.lab.reproduce.clock import Clock, epoch_seconds
 from weince.lab.reproduce.plan import Run, epochs_of, flat, has_settings, settings_of, task_for
-from weince.lab.reproduce.processes import end_group, own_group, try_lock
 from weince.lab.reproduce.records import read_record
 from weince.lab.reproduce.tables import MEASURES
 from weince.lab.vision.config import VisionRun

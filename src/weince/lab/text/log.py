@@ -45,8 +45,11 @@ def read_rows(out: Path) -> list[dict[str, str]]:
     path = out / "log.csv"
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if row["step"].isdigit() and None not in row.values()]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [row for row in csv.DictReader(file) if row["step"].isdigit() and None not in row.values()]
+    except (ValueError, KeyError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): remove it to go on without its rows") from None
 
 
 def start_log(out: Path, rows: list[dict[str, str]], learned: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +24,7 @@ from weince.lab import checkpoint, settings
 from weince.lab.capture import Embedded, restore, set_rate
 from weince.lab.configure import LossConfig, build_loss, check_loss
 from weince.lab.log import learned
+from weince.lab.processes import training_lock
 from weince.lab.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
 from weince.lab.text.encoder import (
     Pooling,
@@ -36,6 +38,7 @@ from weince.lab.text.encoder import (
 from weince.lab.text.log import Row, append_log, progress_bar, read_rows, start_log
 from weince.lab.text.step import Precision, Step, matmul_precision, tail_stats
 from weince.lab.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
+from weince.losses import ContrastiveLoss
 from weince.machine import check_device, find_device, prepare_cpu_for_bf16
 from weince.tail import TailStats
 
@@ -98,7 +101,7 @@ class TextRun:
     def __post_init__(self) -> None:
         least = {"batch": 2, "epochs": 1, "max_length": 3, "eval_every": 1, "log_every": 1}
         least |= {"seed": 0, "checkpoint_every": 0}
-        settings.check_range(self, least, below={"seed": 63})
+        settings.check_range(self, least, below={"epochs": 31, "batch": 31, "max_length": 31, "seed": 63})
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision must be fp32, tf32 or bf16; got {self.precision!r}")
         if self.sentences is not None and self.sentences < 2:
@@ -121,22 +124,27 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     if ("STSB", "dev") not in sts:
         raise ValueError(f"{run.sts} holds no dev split of STSB, on which the best encoder is chosen")
     if (run.out / "result.json").is_file():
-        done = json.loads((run.out / "result.json").read_text(encoding="utf-8"))
-        _check_start(run, done.get("fingerprint"), fingerprint(run) if run.text.is_file() else None)
+        _check_start(
+            run,
+            _finished(run.out / "result.json").get("fingerprint"),
+            fingerprint(run) if run.text.is_file() else None,
+        )
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         return run.out / "best"
     if run.precision == "bf16" and find_device(run.device).type == "cpu":
         prepare_cpu_for_bf16()
-    with matmul_precision(run.precision):
-        job = Job(run, sts)
-        found = checkpoint.newest(run.out / "checkpoints")
-        # A checkpoint that is damaged is reported later, by job.resume.
-        readable = found is not None and isinstance(found.state, dict)
-        _check_start(run, found.state.get("fingerprint") if found and readable else None, job.fingerprint)
-        settings.claim(run, run.out, free=FREE_TO_CHANGE)
-        job.resume()
-        job.go(bar=bar)
-    _write_result(job, sts, bar=bar)
+    with ExitStack() as held:
+        with matmul_precision(run.precision):
+            job = Job(run, sts)
+            found = checkpoint.newest(run.out / "checkpoints")
+            # A checkpoint that is damaged is reported later, by job.resume.
+            readable = found is not None and isinstance(found.state, dict)
+            _check_start(run, found.state.get("fingerprint") if found and readable else None, job.fingerprint)
+            held.enter_context(training_lock(run.out))
+            settings.claim(run, run.out, free=FREE_TO_CHANGE)
+            job.resume()
+            job.go(bar=bar)
+        _write_result(job, sts, bar=bar)
     return run.out / "best"
 
 
@@ -156,6 +164,8 @@ class Job:
         encoder = SentenceEncoder(backbone, head=run.head, pooling=run.pooling)
         self.encoder = encoder.to(self.device, torch.float32).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
+        if isinstance(self.loss, ContrastiveLoss):
+            self.loss.check_finite = False  # the log checks the value, on every device, and says what to do
         width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
         check_loss(run.loss, candidates="cross", pairs=run.batch, width=width, device=self.device, ids=None)
         self.take = Step(
@@ -317,6 +327,17 @@ def _write_result(job: Job, sts: Sts, *, bar: bool) -> None:
     job.sentences.close()
     text = json.dumps(result, indent=2) + "\n"
     files.write_text_aside(job.run.out / "result.json", text)
+
+
+def _finished(path: Path) -> dict[str, Any]:
+    """The result of a run that is done."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it to have it written anew") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged (no keys and values): remove it to have it written anew")
+    return found
 
 
 def _check_start(run: TextRun, before: str | None, now: str | None) -> None:

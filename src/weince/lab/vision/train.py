@@ -13,7 +13,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,7 @@ from weince.lab.capture import restore, set_rate
 from weince.lab.configure import build_loss, check_loss
 from weince.lab.evaluate import fingerprint
 from weince.lab.log import learned
+from weince.lab.processes import training_lock
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.encoders import SimCLR
@@ -35,6 +37,7 @@ from weince.lab.vision.optim import build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
 from weince.lab.vision.step import Pixels, Step, TwoViews, allow_tf32
 from weince.lab.vision.track import Tracker
+from weince.losses import ContrastiveLoss
 from weince.machine import find_device, prepare_cpu_for_bf16
 from weince.tail import TailConfig
 
@@ -64,30 +67,43 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
     images = _first(fabric, partial(_check_images, run, data))
 
     # Only now, so that a run that cannot start leaves no folder.
-    _first(fabric, partial(claim, run))
-    start = _resume(run, model, loss, optimizer)
-    if first and start:
-        print(f"{run.out}: going on after epoch {start} of {run.epochs}", file=sys.stderr)
-    log = _first(fabric, partial(Log, run.out, start, tensorboard=run.tensorboard))
-    steps = len(data.pretrain_images) // run.batch  # the last, smaller batch is left out
-    with progress_bar(f"{data.name} {run.loss.preset}", start, run.epochs, shown=first and bar) as shown:
-        for epoch in range(start, run.epochs):
-            began = time.perf_counter()
-            order = _begin(run.seed, epoch, len(data.pretrain_images), generator).to(fabric.device)
-            step.total.zero_()
-            for number in range(steps):
-                set_rate(optimizer, rate(run.optimizer, epoch + number / steps, run.epochs))
-                step(order[number * run.batch : (number + 1) * run.batch])
-                shown.advance(1 / steps)
-                if number % GLANCE == GLANCE - 1:
-                    check_finite(float(step.total), epoch)
-            row = _row(run, fabric, step, epoch, steps, began)
-            shown.show(row)
-            _first(fabric, partial(_keep, run, log, row, images, model, loss, optimizer, tracker))
-    _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
-    if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
-        print(f"weince: {warning}", file=sys.stderr)
+    with _claimed(fabric, run):
+        start = _resume(run, model, loss, optimizer)
+        if first and start:
+            print(f"{run.out}: going on after epoch {start} of {run.epochs}", file=sys.stderr)
+        log = _first(fabric, partial(Log, run.out, start, tensorboard=run.tensorboard))
+        steps = len(data.pretrain_images) // run.batch  # the last, smaller batch is left out
+        with progress_bar(f"{data.name} {run.loss.preset}", start, run.epochs, shown=first and bar) as shown:
+            for epoch in range(start, run.epochs):
+                began = time.perf_counter()
+                order = _begin(run.seed, epoch, len(data.pretrain_images), generator).to(fabric.device)
+                step.total.zero_()
+                for number in range(steps):
+                    set_rate(optimizer, rate(run.optimizer, epoch + number / steps, run.epochs))
+                    step(order[number * run.batch : (number + 1) * run.batch])
+                    shown.advance(1 / steps)
+                    if number % GLANCE == GLANCE - 1:
+                        check_finite(float(step.total), epoch)
+                row = _row(run, fabric, step, epoch, steps, began)
+                shown.show(row)
+                _first(fabric, partial(_keep, run, log, row, images, model, loss, optimizer, tracker))
+        _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
+        if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
+            print(f"weince: {warning}", file=sys.stderr)
     return run.out
+
+
+@contextmanager
+def _claimed(fabric: "Fabric", run: VisionRun) -> Iterator[None]:
+    """Lock the run's folder and write the settings into it, both in the first process."""
+
+    def enter() -> None:
+        held.enter_context(training_lock(run.out))
+        claim(run)
+
+    with ExitStack() as held:
+        _first(fabric, enter)
+        yield
 
 
 def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR, nn.Module, Any, Step]:
@@ -95,6 +111,8 @@ def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR,
     torch.manual_seed(run.seed)
     model = build_model(run)
     loss = build_loss(run.loss, candidates=run.candidates).to(fabric.device)
+    if isinstance(loss, ContrastiveLoss):
+        loss.check_finite = False  # the loop checks the value, on every device, and says what to do
     part = _part(run.batch, fabric.global_rank, fabric.world_size)
     check_loss(
         run.loss,
@@ -144,6 +162,9 @@ def launch(run: VisionRun) -> "Fabric":
     named = [chosen.index] if kind == "cuda" and chosen.index is not None else None
     if named and devices > 1:
         raise ValueError(f"devices must be 1 with device {run.device}, which names one GPU; got {devices}")
+    ranks = int(os.environ.get("WORLD_SIZE", devices))
+    if run.batch % ranks:  # here, so that no process starts in vain
+        raise ValueError(f"batch must be a multiple of the number of processes, {ranks}; got {run.batch}")
     if kind == "cpu" and run.precision.startswith("bf16"):
         prepare_cpu_for_bf16()  # before the launch, so that all processes inherit it
     # The user decides whether to use srun.
@@ -151,7 +172,7 @@ def launch(run: VisionRun) -> "Fabric":
     fabric = Fabric(
         accelerator=kind,
         devices=named or devices,
-        num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
+        num_nodes=ranks // devices,
         strategy="ddp" if devices > 1 else "auto",
     )
     _rejoin("gloo" if kind == "cpu" else "nccl")
@@ -220,7 +241,10 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) ->
         if fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     elif fabric.world_size > 1 and any(isinstance(m, BATCH_NORMS) for m in model.modules()):
-        warnings.warn("on CPUs each process has batch norm statistics of its own", stacklevel=2)
+        warnings.warn(
+            "on CPUs each process has batch norm statistics of its own part of the batch; devices=1 has those of all",
+            stacklevel=2,
+        )
     model.to(fabric.device)
     if _asked(run.compile, fabric.device.type == "cuda"):
         model.encoder.compile()
@@ -235,8 +259,6 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) ->
 
 def _part(batch: int, rank: int, ranks: int) -> slice:
     """The rows of a global batch that belong to a rank."""
-    if batch % ranks:
-        raise ValueError(f"batch must be a multiple of the number of processes, {ranks}; got {batch}")
     size = batch // ranks
     return slice(rank * size, (rank + 1) * size)
 

@@ -5,7 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from weince.files import check_folder
 
 PATIENCE = 30.0
 """Seconds to wait for a process to end after it was told to."""
@@ -59,3 +63,37 @@ else:
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def training_lock(folder: Path) -> Iterator[None]:
+    """Hold a run's folder while this process trains the run. A killed process lets go of it.
+
+    The file is not ``.lock``: a sweep holds that one while its processes train.
+
+    Raises:
+        ValueError: Another process trains the run, or the path is not a folder.
+    """
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".train.lock"
+    new = not path.exists()
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            locked = try_lock(handle)
+        except OSError:  # some network file systems have no locks
+            locked = True
+        if not locked:
+            raise ValueError(
+                f"{folder}: another process trains this run; wait for it, or choose another --out"
+            )
+        try:
+            yield
+        except ValueError:  # a call that is refused leaves the folder as it was
+            if new:
+                with contextlib.suppress(OSError):  # Windows cannot remove an open file
+                    path.unlink()
+            raise
+    finally:
+        os.close(handle)
