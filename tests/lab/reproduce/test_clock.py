@@ -37,11 +37,27 @@ def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monk
     assert {run.name for run, what in told if what == execute.LATE} == {run.name for run in runs[started:]}
 
 
-def test_while_runs_are_active_nothing_waits_for_a_place_that_comes_too_late(tmp_path):
-    runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
-    waiting, clock = list(runs), Clock(45.0, overhead=20.0, epoch=1.0)  # time for two at once
-    assert execute._late(waiting, 1, 4, clock) == runs
-    assert waiting == []
+def test_runs_that_would_not_end_beside_the_active_ones_wait_for_these(tmp_path, monkeypatch):
+    """They were dropped: a comparison made final runs of its last losses, and none of its baseline."""
+    first, second, *others = runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    done, named, told = [], [others], []
+
+    def carry_out(run, *_):
+        time.sleep(0.1 if run is second else 0.0)
+        done.append(run)
+
+    monkeypatch.setattr(execute, "carry_out_run", carry_out)
+    monkeypatch.setattr(execute, "read_log", lambda _: [])
+    execute.run_here(
+        [first, second],
+        jobs=3,
+        tell=lambda run, what: told.append(what),
+        clock=Clock(50.0, overhead=20.0, epoch=1.0),  # time for two at once
+        then=lambda waiting, failed: waiting + (named.pop() if named else []),
+    )
+    assert execute.LATE not in told
+    assert done[:2] == [first, second]
+    assert len(done) == len(runs)
 
 
 def test_a_run_took_as_long_as_with_the_most_runs_at_once(tmp_path, monkeypatch):

@@ -21,9 +21,9 @@ from programs import Program
 from programs import run as run_program
 
 from weince.cli import INTERRUPTED
-from weince.lab import settings
+from weince.lab import processes, settings
 from weince.lab.evaluate import fingerprint
-from weince.lab.reproduce import execute, processes, reproduce
+from weince.lab.reproduce import execute, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import add_file, add_records, keep_records, read_archive, read_record
@@ -310,6 +310,31 @@ def test_failures_do_not_stop_the_others(tmp_path, script):
     assert sorted(what for _, what in told) == ["done"] * 3 + ["failed"] + ["started"] * 4
 
 
+def test_further_runs_start_when_others_end(tmp_path, script):
+    """The first run waits for the third, which is named when the second has ended; the fourth is done already."""
+    first, second, third, fourth = runs_of(tmp_path)
+    script(WRITE)
+    carry_out_run(fourth)
+    begun = str(third.folder / "begun")
+    script(f"""
+(folder / "begun").touch()
+while folder == pathlib.Path({str(first.folder)!r}) and not pathlib.Path({begun!r}).exists():
+    time.sleep(0.01)
+if folder == pathlib.Path({str(second.folder)!r}): sys.exit("broken")
+""" + WRITE)  # fmt: skip
+    named, calls = [[third, fourth]], []
+
+    def then(waiting, failed):
+        calls.append(list(failed))
+        return waiting + (named.pop() if named else [])
+
+    failed = carry_out([first, second], tmp_path, jobs=2, then=then, total=4)
+    assert list(failed) == [second.name]
+    assert calls == [[second.name]] * 3
+    assert all(is_done(run) for run in (first, third))
+    assert not (fourth.folder / "begun").exists()
+
+
 def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
     table = small_table(tmp_path)
     figures = {f"{name}_{kind}_mean": 50.0 for name in ("linear", "r1") for kind in ("validation", "test")}
@@ -535,7 +560,7 @@ def test_a_run_with_other_settings_in_its_folder_is_not_done(tmp_path, script):
 
 def test_a_table_of_what_is_there_names_what_is_missing(tmp_path, script, capsys):
     table = small_table(tmp_path)
-    with pytest.raises(ValueError, match=r"none of the 4 runs of small is in .*full"):
+    with pytest.raises(ValueError, match=r"none of the 4 runs of small is done in .*full"):
         reproduce(str(table), out=tmp_path / "full", table_only=True)
     assert not (tmp_path / "full" / "small").exists()
     for run in finished(tmp_path, script, table):
@@ -572,7 +597,7 @@ def test_the_tuning_budget_counts_the_tries_that_were_made(tmp_path, script):
         if run.loss == "paper" and run.try_number == 1:
             shutil.rmtree(run.folder)
     page = reproduce(str(table), out=tmp_path / "full", table_only=True, device="cpu")
-    budget = "- tuning budget: unequal numbers of configurations tried: InfoNCE 2, paper 1"
+    budget = "- tuning budget: unequal numbers of tries: InfoNCE 2, paper 1"
     assert budget in (page.parent / "table.md").read_text()
 
 
@@ -607,7 +632,7 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
     reproduce(str(table), out=tmp_path, dry_run=True)
     said = capsys.readouterr().out
     assert said.count("to do") == 4
-    assert "4 runs, 0 done; 1 configuration tried for each loss." in said
+    assert "4 runs, 0 done; 1 try of each loss." in said
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ValueError, match="jobs must be at least 1; got 0"):
         reproduce(str(table), out=tmp_path, jobs=0)
@@ -619,11 +644,11 @@ def test_a_plan_counts_the_tries_that_were_asked_for(tmp_path, capsys):
         f"{row}/InfoNCE/temperature 0.{n}" for row, n in (("cifar10_resnet18", 2), ("cifar100_resnet18", 5))
     ]
     reproduce("linear", out=tmp_path, only=tries, dry_run=True)
-    assert "8 runs, 0 done; 1 configuration tried for each loss." in capsys.readouterr().out
+    assert "8 runs, 0 done; 1 try of each loss." in capsys.readouterr().out
     reproduce("linear", out=tmp_path, only=[tries[0], "cifar100_resnet18/InfoNCE"], dry_run=True)
-    assert "12 runs, 0 done; 2 configurations tried for each loss." in capsys.readouterr().out
+    assert "12 runs, 0 done; 2 tries of each loss." in capsys.readouterr().out
     reproduce("linear", out=tmp_path, only=["cifar10_resnet18/InfoNCE", tries[1]], dry_run=True)
-    assert "12 runs, 0 done; 2 configurations tried for each loss." in capsys.readouterr().out
+    assert "12 runs, 0 done; 2 tries of each loss." in capsys.readouterr().out
 
 
 def test_the_remaining_time_is_that_of_runs_which_end_together():
@@ -642,11 +667,11 @@ def test_without_a_terminal_each_state_of_a_sweep_is_printed_once(tmp_path, scri
     first, second = runs_of(tmp_path)[:2]
     archived([first], tmp_path, lambda run: "01")
     script("time.sleep(0.5)\n" + WRITE)
-    carry_out([first, second], tmp_path, name="seeds")
+    carry_out([first, second], tmp_path)
     assert capsys.readouterr().err.splitlines() == [
-        "seeds: 1 of 2",
-        f"seeds: 1 of 2, started {second.name}",
-        f"seeds: 2 of 2, done {second.name}",
+        "runs: 1 of 2",
+        f"runs: 1 of 2, started {second.name}",
+        f"runs: 2 of 2, done {second.name}",
     ]
 
 

@@ -112,7 +112,7 @@ def test_an_unknown_option_of_sbatch_is_named(tmp_path):
 @local.needs_slurm
 @pytest.mark.slurm
 def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path, cluster, monkeypatch):
-    table = small_table(tmp_path, epochs=8)
+    table = small_table(tmp_path, epochs=60)
     runs = plan(read_table(str(table)), tmp_path, device="cpu")
     assert len(runs) == 4
     killed, preempted = runs[1].folder, runs[2].folder
@@ -157,7 +157,7 @@ def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path
     assert again == {str(killed)}  # the preempted job kept its number
     for run in runs:
         log = (run.folder / "log.csv").read_text().splitlines()
-        assert [line.partition(",")[0] for line in log[1:]] == [str(epoch) for epoch in range(1, 9)]
+        assert [line.partition(",")[0] for line in log[1:]] == [str(epoch) for epoch in range(1, 61)]
         starts = (run.folder / "output.txt").read_text().count(" train --config ")
         # There are more than two starts if a job restarts its killed training before it is killed itself.
         assert (starts >= 2) if run.folder in (killed, preempted) else (starts == 1)

@@ -23,7 +23,7 @@ EVALUATION = 20.0
 
 
 class Sweep:
-    """The runs of a comparison: first the tries, then the chosen tries with all seeds."""
+    """The runs of a comparison: the tries, and the chosen tries with all seeds."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Sweep:
             self._plan(replace(comparison, try_epochs=None).tries_table())
         self.of_data: str | None = None  # fingerprint of the data here, if known
         self.found: dict[str, merge.Files] = {}  # runs in the archives that a dry run leaves there
+        self.opened = {run.folder for run in self.tries}  # of the runs that `fill` may start by now
         self.failed: dict[str, str] = {}
         self.clock: Clock | None = None
 
@@ -96,16 +97,33 @@ class Sweep:
         check_same_data([run for run in runs if run.name not in self.found], always=self.data is not None)
 
     def fill(self, budget: float | None, options: Mapping[str, Any]) -> dict[str, str]:
-        """Carry out the missing runs, as far as time allows; returns why runs failed, by their names."""
-        for name in ("tries", "seeds"):
-            runs = self.tries if name == "tries" else self.seeds(complete=True)
-            if name == "seeds":  # take_over did this for the tries
-                self._reuse(runs)
-            left = [run for run in runs if not execute.is_done(run)]
-            if left and budget is not None and self.clock is None:
-                self.clock = self._clock(budget)
-            self.failed |= carry_out(runs, self.out, clock=self.clock, name=name, **options)
+        """Carry out the missing runs, as far as time allows; returns why runs failed, by their names.
+
+        Tries come first. The final runs of a loss start as soon as its tries have ended.
+        """
+        runs = self._opened(self.tries, {})
+        if budget is not None and not all(execute.is_done(run) for run in runs):
+            self.clock = self._clock(budget)
+        self.failed |= carry_out(
+            runs, self.out, clock=self.clock, then=self._opened, total=self._total(), **options
+        )
         return self.failed
+
+    def _opened(self, waiting: Sequence[Run], failed: Mapping[str, str]) -> list[Run]:
+        """The waiting runs, and the final runs that can start now too, since the tries of their loss have ended.
+
+        They are ordered by seed: if time runs out, losses have runs with the same seeds.
+        """
+        self.failed |= failed
+        new = {run.folder: run for run in self.seeds(complete=True) if run.folder not in self.opened}
+        self.opened |= new.keys()
+        self._reuse([*new.values()])
+        return sorted([*waiting, *new.values()], key=lambda run: self.comparison.seeds.index(run.seed))
+
+    def _total(self) -> int:
+        """Number of all runs, which does not depend on the choice. A chosen try may be one of the final runs."""
+        seeds = self._plan(self.comparison.seeds_table(dict.fromkeys(self.comparison.losses, 0)))
+        return len({run.folder for run in (*self.tries, *seeds)})
 
     def take_over(self, *, look: bool, write: bool) -> None:
         """Take over runs from the archives: the tries, then the chosen tries with all seeds.
@@ -191,7 +209,7 @@ class Sweep:
             minutes = (clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)) / 60
             console.print(
                 f"About {_so_many(max(1, round(minutes)), 'minute')} here, {jobs} at once: an epoch takes "
-                f"{cost['epoch_seconds']:.1f} s on {cost['hardware']}, by a few steps.",
+                f"{cost['epoch_seconds']:.1f} s on {cost['hardware']}, timed over a few steps.",
                 highlight=False,
                 markup=False,
             )

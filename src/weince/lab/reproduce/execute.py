@@ -44,6 +44,9 @@ LATE = "not started, it would not end in time"
 
 Tell = Callable[[Run, str], None]
 
+Then = Callable[[list[Run], Mapping[str, str]], list[Run]]
+"""Called with the waiting runs, and why runs failed, by their names; returns the runs that wait now, in order."""
+
 
 class Interrupted(Exception):
     """The sweep was told to stop during this run."""
@@ -51,6 +54,11 @@ class Interrupted(Exception):
 
 class Failed(Exception):
     """A run failed; the message says why."""
+
+
+def nothing_further(waiting: list[Run], failed: Mapping[str, str]) -> list[Run]:
+    """All runs were given at the start."""
+    return waiting
 
 
 def is_done(run: Run) -> bool:
@@ -280,6 +288,7 @@ def run_here(
     jobs: int,
     tell: Tell,
     clock: Clock | None = None,
+    then: Then = nothing_further,
 ) -> dict[str, str]:
     """Carry out runs on this machine, `jobs` at once, distributed over its GPUs.
 
@@ -287,7 +296,9 @@ def run_here(
         runs: The runs, the most important first.
         jobs: Number of concurrent runs; each gets its part of the CPUs, also when fewer are left.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
-        clock: A deadline. A run that would end after it is not started, and `tell` gets `LATE`.
+        clock: A deadline. A run that would end after it is not started. The runs that are active end first; then the
+            last that wait are dropped, and `tell` gets `LATE`, until the first would end in time.
+        then: Called when a run has ended; it may add runs to those that wait.
 
     Returns:
         Why runs failed, by their names; the others are done or late.
@@ -295,6 +306,11 @@ def run_here(
     stop, places = threading.Event(), _places(jobs)
     waiting, failed = list(runs), dict[str, str]()
     active: dict[Future[None], _Started] = {}
+
+    def crowded() -> bool:
+        """Whether the first waiting run would end too late if all places are used: runs share the device."""
+        at_once = min(jobs, len(active) + len(waiting))
+        return clock is not None and not clock.fits(epochs_of(waiting[0]), at_once)
 
     def work(run: Run) -> None:
         place = places.get()
@@ -306,10 +322,9 @@ def run_here(
     with ThreadPoolExecutor(jobs) as pool:
         try:
             while waiting or active:
-                if clock is not None and len(active) < jobs:
-                    for run in _late(waiting, len(active), jobs, clock):
-                        tell(run, LATE)
-                while waiting and len(active) < jobs:
+                while waiting and not active and crowded():
+                    tell(waiting.pop(), LATE)
+                while waiting and len(active) < jobs and not crowded():
                     run = waiting.pop(0)
                     tell(run, "started")
                     active[pool.submit(work, run)] = _Started(run, time.monotonic())
@@ -327,6 +342,7 @@ def run_here(
                         epochs = epoch_seconds(read_log(started.run.folder / "log.csv"))
                         clock.learn(time.monotonic() - started.at, epochs, started.at_once)
                     tell(started.run, "done" if error is None else "failed")
+                    waiting = then(waiting, failed)
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -352,20 +368,6 @@ def _places(jobs: int) -> queue.SimpleQueue[dict[str, str]]:
         kept = {k: v for k, v in place.items() if k == "CUDA_VISIBLE_DEVICES" or k not in os.environ}
         places.put(kept)
     return places
-
-
-def _late(waiting: list[Run], active: int, jobs: int, clock: Clock) -> list[Run]:
-    """Remove the runs from ``waiting`` that would not end in time, and return them.
-
-    The more runs share the device, the longer each takes. If no run is active, the last runs are dropped one by one
-    until the first fits. If runs are active, or if the first would not fit even alone, all are dropped.
-    """
-    late: list[Run] = []
-    while waiting and not clock.fits(epochs_of(waiting[0]), min(jobs, active + len(waiting))):
-        give_up = len(waiting) if active or not clock.fits(epochs_of(waiting[0]), 1) else 1
-        late = waiting[-give_up:] + late
-        del waiting[-give_up:]
-    return late
 
 
 def record(run: Run) -> dict[str, Any]:

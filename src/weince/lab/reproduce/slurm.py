@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.configure import unknown
-from weince.lab.reproduce.execute import ATTEMPTS, Tell, carry_out_run, is_done
+from weince.lab.reproduce.execute import ATTEMPTS, Tell, Then, carry_out_run, is_done, nothing_further
 from weince.lab.reproduce.plan import Run
 
 POLL = 5.0
@@ -86,6 +87,7 @@ def run_on_slurm(
     jobs: int,
     options: Mapping[str, Any] | None = None,
     tell: Tell,
+    then: Then = nothing_further,
 ) -> dict[str, str]:
     """Carry out runs on the cluster, at most `jobs` at once, and wait for them.
 
@@ -97,6 +99,7 @@ def run_on_slurm(
         jobs: Largest number of concurrent array tasks.
         options: Options of sbatch under submitit's names, for example ``{"partition": "gpu", "time": 600}``.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
+        then: Called when a run has ended; the runs that it adds are submitted once fewer than `jobs` are left.
 
     Returns:
         Why runs failed, by their names; the others are done.
@@ -105,11 +108,14 @@ def run_on_slurm(
     executor = _executor(folder, runs, jobs, options or {})
     queue = _read(folder / "jobs.json")
     queued = _queued(looks=1)  # one query: nothing is submitted yet, so failing is cheap
-    new = [run for run in runs if not is_done(run) and queue.get(str(run.folder)) not in queued]
-    attempts = {run.folder: 1 for run in runs}
-    _submit(executor, new, queue, folder, tell)
-    waiting, failed = list(runs), dict[str, str]()
-    while waiting:
+    resubmitted: Counter[Path] = Counter()
+    waiting, further, failed = list[Run](), list(runs), dict[str, str]()
+    room = len(runs)  # one array: Slurm runs at most `jobs` of it at once
+    while waiting or further:
+        ready, further = further[:room], further[room:]
+        new = [run for run in ready if not is_done(run) and queue.get(str(run.folder)) not in queued]
+        _submit(executor, new, queue, folder, tell)
+        waiting += ready
         queued = _queued()
         for run in list(waiting):
             job = queue.get(str(run.folder))
@@ -120,8 +126,8 @@ def run_on_slurm(
                 tell(run, "failed")
             elif job in queued:
                 continue
-            elif attempts[run.folder] < ATTEMPTS:
-                attempts[run.folder] += 1
+            elif resubmitted[run.folder] < ATTEMPTS - 1:
+                resubmitted[run.folder] += 1
                 tell(run, "again")
                 _submit(executor, [run], queue, folder, tell)
                 continue
@@ -131,6 +137,8 @@ def run_on_slurm(
                 )
                 tell(run, "failed")
             waiting.remove(run)
+            further = then(further, failed)
+        room = max(0, jobs - len(waiting))
         if waiting:
             time.sleep(POLL)
     return failed

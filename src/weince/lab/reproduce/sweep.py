@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
+from weince.lab.reproduce.execute import Then, nothing_further
 from weince.lab.reproduce.plan import Run, check_data, settings_of, task_for
 from weince.lab.reproduce.slurm import run_on_slurm
 
@@ -91,18 +92,20 @@ def carry_out(
     slurm: bool = False,
     slurm_options: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
-    name: str = "runs",
+    then: Then = nothing_further,
+    total: int | None = None,
 ) -> dict[str, str]:
     """Carry out those runs that are not done.
 
     Args:
-        runs: All runs; a run that appears twice is carried out once.
+        runs: The runs; a run that appears twice is carried out once.
         out: Folder of the sweep.
         jobs: Concurrent runs on this machine, or concurrent tasks on the cluster.
         slurm: Submit the runs to Slurm and wait for them.
         slurm_options: Options of sbatch under submitit's names.
         clock: A deadline, for runs on this machine.
-        name: Label of the progress bar.
+        then: Called when a run has ended; it may add runs to those that wait.
+        total: Number of all runs, if `then` adds some of them.
 
     Returns:
         Why runs failed, by their names.
@@ -119,17 +122,25 @@ def carry_out(
     time_left = Cut(lambda task: f"{remaining(task)} left," if remaining(task) else "")
     # Without a terminal, every change is a line: the start, and each new state of a run.
     with telling_bars(MofNCompleteColumn(), time_left, every=0.0) as bar:
-        task = begin(bar, name, total=len(every), done=len(every) - len(left))
+        total = total or len(every)
+        task = begin(bar, "runs", total=total, done=len(every) - len(left))
 
         def tell(run: Run, what: str) -> None:
             bar.update(task, advance=what in ("done", "failed"), said=f"{what} {run.name}")
 
+        def missing(waiting: list[Run], failed: Mapping[str, str]) -> list[Run]:
+            now = then(waiting, failed)
+            wanted = [run for run in now if not execute.is_done(run)]
+            if len(wanted) < len(now):
+                bar.advance(task, len(now) - len(wanted))
+            return wanted
+
         try:
             if slurm:
-                return run_on_slurm(left, out=out, jobs=jobs, options=slurm_options, tell=tell)
+                return run_on_slurm(left, out=out, jobs=jobs, options=slurm_options, tell=tell, then=missing)
             # By the number of all runs, not of those that are left: with another number of threads an interrupted
             # sweep would end with other figures, since sums would be rounded otherwise.
-            return execute.run_here(left, jobs=min(jobs, len(every)), tell=tell, clock=clock)
+            return execute.run_here(left, jobs=min(jobs, total), tell=tell, clock=clock, then=missing)
         except KeyboardInterrupt:  # the command says that it was interrupted, and how to go on
             if slurm:
                 bar.say("the jobs stay in the queue")
