@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import tutorials
 from diagnose.browser import sound_page
-from lab.compare.made import CONFIG, comparison_of, config_in, digits, fill
+from lab.compare.made import CONFIG, comparison_of, config_in, digits, files_of, fill, value_of
 from programs import Program
 
 from weince.cli import main
-from weince.lab.compare import compare
+from weince.lab.compare import compare, cost
 from weince.lab.compare.grid import write_comparison
+from weince.lab.compare.sweep import Sweep
 from weince.lab.reproduce import execute
+from weince.lab.reproduce.records import add_records
 
 
 @pytest.fixture
@@ -87,12 +89,17 @@ cost.measure_costs = lambda runs: (costs for _ in runs)
 from weince.cli import main
 sys.exit(main(sys.argv[1:]))
 """
+# It waits for a file of another run, if it is told so.
 WRITE = """
 import json, os, pathlib, sys, time
-folder, files = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+folder, files, waits_for = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
 (folder / "begun").touch()
 (folder / "model.safetensors").touch()
 time.sleep(0.3)
+until = time.monotonic() + 20
+while waits_for and not list(folder.parents[1].glob(waits_for[0])):
+    time.sleep(0.01)
+    if time.monotonic() > until: sys.exit(f"{waits_for[0]} does not come")
 for name, content in files.items():
     part = folder / (name + ".part")
     part.write_text(content)
@@ -135,6 +142,52 @@ def test_killed_at_three_points_it_ends_with_the_same_page(tmp_path, config):
     pages = [(folder / "small" / "index.html").read_text() for folder in (whole, cut)]
     assert pages[0].replace("--out whole", "--out cut") == pages[1]
     assert len(told(cut / "small")["runs"]) == 2 * 2 + 2  # the chosen try is also the first seed
+
+
+def test_final_runs_of_a_loss_do_not_wait_for_the_tries_of_another(tmp_path, config, monkeypatch, capsys):
+    """The last try of DCL waits until a second seed of InfoNCE has begun."""
+
+    def commands(run):
+        files = files_of(run, value_of(run, {}), fingerprint=digits())
+        texts = {name: json.dumps(files[name]) for name in ("run.yaml", "evaluation.json")}
+        last = run.loss == "dcl" and run.try_number == 1
+        waits_for = ["infonce_*/seed_21/begun"] if last else []
+        return [[sys.executable, "-S", "-c", WRITE, str(run.folder), json.dumps(texts), *waits_for]]
+
+    monkeypatch.setattr(execute, "commands", commands)
+    monkeypatch.setattr(cost.Timing, "__call__", lambda self: None)
+    assert main(command(config, tmp_path)) == 0
+    assert json.loads((tmp_path / "small" / "compare.json").read_text())["missing"] == []
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("runs: ")]
+    assert lines[-1].startswith("runs: 6 of 6, done ")
+    assert len(lines) == 1 + 2 * 6  # the start; each run begins and ends
+
+
+def test_final_runs_wait_by_seed(tmp_path, config):
+    """If time runs out, losses have runs with the same seeds."""
+    comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 63, 21])
+    sweep, waiting = Sweep(comparison, tmp_path, None, None, {}, []), []
+    for loss in comparison.losses:
+        tries = [run for run in sweep.tries if run.loss == loss]
+        add_records(tmp_path, {run.name: files_of(run, 50.0) for run in tries})
+        waiting = sweep._opened(waiting, {})
+    final = [(run.seed, run.loss) for run in waiting if run.seed != 7]
+    assert final == [(63, "infonce"), (63, "dcl"), (21, "infonce"), (21, "dcl")]
+
+
+def test_archives_are_asked_once_for_the_tries(tmp_path, config, capsys):
+    comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
+    fill(comparison_of(config, "hcl", seeds=[7]), tmp_path / "other")
+    sweep = Sweep(comparison, tmp_path, None, None, {}, [tmp_path / "other"])
+    sweep.take_over(look=False, write=True)
+    sweep._opened(sweep.tries, {})
+    assert capsys.readouterr().err == "0 of 4 missing runs are in the archives\n"
+
+
+@pytest.mark.parametrize(("try_epochs", "total"), [(None, 6), (1, 8), (2, 6)])
+def test_a_try_of_full_length_is_also_a_final_run(tmp_path, config, try_epochs, total):
+    comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21], try_epochs=try_epochs)
+    assert Sweep(comparison, tmp_path, None, None, {}, [])._total() == total
 
 
 def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_path, config, capsys):
@@ -290,12 +343,14 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
         assert board.first.locator("td").nth(1).inner_text().split("\n")[1] == "better"
         assert "kl_ball, radius 1.2: seed 84" in page.locator("#missing").inner_text()
         captions = " ".join(page.locator("figcaption").all_inner_texts())
-        for part in ("a dot is a seed", "against epochs", "against minutes", "best of k tries"):
+        for part in ("a dot is a seed", "against epochs", "against seconds", "best of k tries"):
             assert part in captions
         titles = page.locator("figure svg title").all_text_contents()
         assert any(t.startswith("dcl, temperature 0.1, seed 21, 4 epochs: linear 5") for t in titles)
+        assert all(re.match(r"[a-z_]+, \w.*, seed \d+, [24] epochs: linear .*, R@1 ", t) for t in titles)
         assert page.locator("#temperatures td.chosen").count() >= 4
         assert page.locator("#cost tbody td").first.inner_text() == "1.25"
+        assert "a CPU, torch 2, 256 pairs of width 64" in page.locator("#cost caption").inner_text()
         page.locator("#runs summary").click()
         assert page.locator("#runs tbody tr").count() == 19 + 7 * 4 - 1
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -303,7 +358,7 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
         assert scrolls is (width == 390)
 
 
-def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config, capsys):
+def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config, capsys, monkeypatch):
     from weince.lab.compare.cost import RECORD, Timing
     from weince.lab.reproduce.plan import plan
 
@@ -313,10 +368,13 @@ def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config,
         run.folder.mkdir(parents=True)
         (run.folder / "run.yaml").write_text("{}")
     without_data = replace(first, extra={"data": str(tmp_path / "none.npz")})
-    deadly = replace(first, loss="deadly", extra={"encoder": "os:abort"})  # ends the process that measures
+    (tmp_path / "deadly.py").write_text("import os\n\nos._exit(1)\n")  # ends the process that measures
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONWARNINGS", "error::RuntimeWarning")  # a module that is run twice warns
+    deadly = replace(first, loss="deadly", extra={"encoder": "deadly:Encoder"})
     Timing([without_data, last, deadly])()
     said = capsys.readouterr().err
     assert re.search(r"the cost of a step with infonce could not be measured: .*none\.npz", said)
-    assert "the cost of a step with deadly could not be measured: " in said
+    assert "the cost of a step with deadly could not be measured: its process ended with status 1: " in said
     assert not (first.folder / RECORD).exists()
     assert json.loads((last.folder / RECORD).read_text())["step_ms"] > 0

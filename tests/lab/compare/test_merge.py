@@ -18,6 +18,9 @@ from weince.lab.reproduce import execute
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import add_records
 
+COST = dict.fromkeys(("loss_ms", "loss_mib", "step_ms", "step_mib", "batch", "width"), 9.0) | {
+    "hardware": "A"
+}
 EVIDENCE = Path(__file__).parents[3] / "research" / "results" / "evidence" / "runs.jsonl"
 
 
@@ -87,6 +90,45 @@ def test_two_users_records_are_merged(two):
             r"run.yaml of the run .* must be names with values; got 3",
         ),
         (lambda line: line["evaluation.json"].pop("linear_validation_mean"), "wants linear_validation_mean"),
+        # These would be copied, and from then on no page of the folder could be written.
+        (
+            lambda line: line["evaluation.json"].update(r1_test_mean=[5]),
+            r"r1_test_mean must be a number; got \[5\]",
+        ),
+        (
+            lambda line: line["evaluation.json"].pop("data"),
+            "evaluation.json wants data; got none, in the run small/",
+        ),
+        (
+            lambda line: line["log.csv"].update(seconds=[1.0]),
+            "log.csv must be columns of numbers, equally long; got ",
+        ),
+        (
+            lambda line: line["log.csv"].update(seconds=["soon"] * 4),
+            "log.csv must be columns of numbers, .* 'soon'",
+        ),
+        (
+            lambda line: line.update({"made.json": [1]}),
+            r"made.json of the run .* names with values; got \[1\]",
+        ),
+        (
+            lambda line: line["log.csv"].update(seconds=[10**400] * 4),
+            "log.csv must be columns of numbers, .* too large",
+        ),
+        (
+            lambda line: line["made.json"].update(measures={"evaluation": {"commit": "1"}}),
+            "made.json wants hardware and commit of its evaluation; got {'commit'",
+        ),
+        (lambda line: line.update({"cost.json": {"loss_ms": 1.0}}), "cost.json wants loss_mib; got none"),
+        (
+            lambda line: line.update({"cost.json": COST | {"epoch_seconds": "x"}}),
+            "epoch_seconds must be a number; got 'x'",
+        ),
+        (lambda line: line["run.yaml"].update(loss="dcl"), "loss must be names with values; got 'dcl'"),
+        (
+            lambda line: line["run.yaml"]["loss"].update(preset='=1+1:"<b>'),
+            "loss.preset must name a loss, .* got '=1",
+        ),
     ],
 )
 def test_what_does_not_compare_is_refused_and_changes_nothing(two, change, said):
@@ -96,6 +138,21 @@ def test_what_does_not_compare_is_refused_and_changes_nothing(two, change, said)
     with pytest.raises(ValueError, match=said):
         compare(out=ours, add=[theirs / "runs.jsonl"])
     assert {path: path.read_bytes() for path in ours.rglob("*.*") if path.is_file()} == before
+
+
+def test_what_an_honest_record_may_hold_is_taken(two):
+    """A loss from my-losses.py, and a cost without all of its figures."""
+    ours, theirs = two
+
+    def change(line):
+        if line["run.yaml"]["loss"]["preset"] == "hcl":
+            line["run.yaml"]["loss"]["preset"] = "my-losses:Mine"
+        line["cost.json"] = COST | {"loss_mib": None, "epoch_seconds": None}
+
+    edit(theirs, change)
+    page = compare(out=ours, add=[theirs / "runs.jsonl"])
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert {line["loss"] for line in found["losses"]} == {"infonce", "dcl", "my-losses:Mine"}
 
 
 def test_another_spelling_of_the_same_recipe_is_the_same(two, tmp_path):
@@ -235,13 +292,16 @@ def test_runs_on_other_data_are_not_taken_over(tmp_path, capsys):
     comparison = comparison_of("cifar100_resnet18", "infonce", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
     assert find_runs(runs, [EVIDENCE], of_data="0123", ours=None) == {}
-    assert "runs not reused, their data are not 0123" in capsys.readouterr().err
+    assert (
+        "runs not reused, their data have the fingerprint 5e155304522f78cc, those here 0123"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"quick": True}, "quick evaluation is not False"), ({"probe_seeds": [2]}, r"probe is not \[1\]"),
-     ({"fingerprint": "02"}, "data fingerprint is not 01")],
+    [({"quick": True}, "quick evaluation is True, not False"), ({"probe_seeds": [2]}, r"probe is \[2\], not \[1\]"),
+     ({"fingerprint": "02"}, "data fingerprint is 02, not 01")],
 )  # fmt: skip
 def test_runs_by_another_protocol_are_not_reused(two, change, said, capsys):
     ours, theirs = two
@@ -278,7 +338,10 @@ def test_a_dry_run_leaves_reused_runs_in_their_archive(two, capsys, monkeypatch)
     edit(theirs, lambda line: line["evaluation.json"].update(fingerprint="02"))
     monkeypatch.setattr(Sweep, "show", lambda *_: None)
     compare(["hcl"], out=ours, reuse=[theirs], tries=2, dry_run=True, device="cpu")
-    assert f"2 runs not reused, their data are not {digits()}" in capsys.readouterr().err
+    assert (
+        f"2 runs not reused, their data have the fingerprint 02, those here {digits()}"
+        in capsys.readouterr().err
+    )
     assert listing(ours) == before
 
 

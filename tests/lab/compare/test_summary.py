@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from lab.compare.made import CONFIG, TEXT, comparison_of, config_in, files_of, fill, value_of
 
 from weince.lab.compare import compare
+from weince.lab.compare.figures import time_of
 from weince.lab.compare.grid import read_comparison, write_comparison
 from weince.lab.compare.summary import best_of, choose, summarise
 from weince.lab.compare.verdict import seeds_to_show, smallest_difference
+from weince.lab.reproduce.execute import record
 from weince.lab.reproduce.plan import plan
 
 
@@ -34,14 +36,26 @@ def test_of_equal_validation_figures_the_first_is_the_best():
     assert best_of([(1.0, 10.0), (1.0, 30.0)]) == [20.0, 10.0]  # as the choice does
 
 
-def summarised(tmp_path, *losses, gains=None, left_out=(), **changes):
-    """The summary of a comparison whose records exist only here; ``left_out`` are seeds of losses without one."""
+def summarised(
+    tmp_path, *losses, gains=None, left_out=(), value=value_of, without=None, shift=None, **changes
+):
+    """The summary of a comparison whose records exist only here.
+
+    ``left_out`` are seeds of losses without one; ``without`` is a loss without test figures; ``shift`` is added to
+    test figures of losses.
+    """
     comparison = comparison_of(config_in(tmp_path.parent), *losses, **changes)
     tries = plan(comparison.tries_table(), tmp_path)
 
     def records(runs):
-        made = [run for run in runs if (run.loss, run.seed) not in left_out]
-        return {run.name: files_of(run, value_of(run, gains or {}))["evaluation.json"] for run in made}
+        made = list({run.name: run for run in runs if (run.loss, run.seed) not in left_out}.values())
+        found = {run.name: files_of(run, value(run, gains or {}))["evaluation.json"] for run in made}
+        for run in made:
+            if run.loss == without:
+                found[run.name] |= {key: math.nan for key in found[run.name] if "_test_" in key}
+            for figure, gain in (shift or {}).get(run.loss, {}).items():
+                found[run.name][f"{figure}_test_mean"] += gain
+        return found
 
     chosen = choose(comparison, tries, records(tries))
     seeds = [
@@ -56,7 +70,23 @@ def test_the_best_of_several_better_losses_is_advised(tmp_path):
         words = [line.judged["linear"].word for line in found.lines if line.judged]
         assert words == ["better", "better"]
         assert found.advice[0].startswith(f"Use {first} ")
-        assert f"In recall at 1 (+{found.lines[0].judged['r1'].difference:.2f})" in found.advice[1]
+        assert (
+            f"{first} is better in recall at 1 (+{found.lines[0].judged['r1'].difference:.2f})"
+            in found.advice[1]
+        )
+        assert "worse" not in found.advice[1]
+
+
+def test_what_the_advised_loss_is_worse_in_is_said(tmp_path):
+    found = summarised(
+        tmp_path, "infonce", "dcl", "hcl", gains={"dcl": 6.0, "hcl": 3.0}, shift={"dcl": {"map_r": -9.0}}
+    )
+    assert found.lines[0].judged["map_r"].word == "worse"
+    lost = found.lines[0].judged["map_r"].difference
+    assert found.advice[1].startswith(
+        f"But dcl is worse in MAP@R ({lost:.2f}); dcl is better in recall at 1 ("
+    )
+    assert "; hcl is better in MAP@R (+" in found.advice[1]
 
 
 def test_how_many_seeds_to_run(tmp_path):
@@ -66,8 +96,9 @@ def test_how_many_seeds_to_run(tmp_path):
     needed = seeds_to_show(0.5, spread, 3, comparisons)
     assert needed > 4
     assert found.advice[1] == (
-        f"4 seeds show a difference of {smallest_difference(spread, 4, comparisons):.2f} points in linear accuracy "
-        f"in 8 of 10 cases; run about {needed} to show one of 0.5."
+        f"With 4 seeds, a true difference of {smallest_difference(spread, 4, comparisons):.2f} points in linear "
+        f"accuracy is found in 8 of 10 cases; to find one of 0.5, run about {needed} seeds, "
+        "named by --seeds."
     )
     for enough in ({"level_within": 5.0}, {"gains": {"dcl": 9.0, "hcl": -9.0}}):  # all is told
         assert "run about" not in summarised(tmp_path, "infonce", "dcl", "hcl", **enough).advice[1]
@@ -75,6 +106,42 @@ def test_how_many_seeds_to_run(tmp_path):
     found = summarised(tmp_path, "infonce", "dcl", gains={"dcl": 0.9}, level_within=1.8)
     assert found.lines[0].judged["linear"].word == "cannot tell"
     assert found.advice[1].endswith("in 8 of 10 cases.")
+
+
+@pytest.mark.parametrize(
+    ("shift", "said", "word"), [(0.0, "dcl is level", "level"), (3.0, "for dcl these seeds", "cannot tell")]
+)
+def test_losses_that_differ_by_the_same_with_every_seed_have_no_reach(tmp_path, shift, said, word):
+    def value(run, gains):
+        return 50.0 + run.seed / 4 - run.try_number + shift * (run.loss == "dcl")
+
+    found = summarised(tmp_path, "infonce", "dcl", value=value)
+    assert {line.judged["linear"].word for line in found.lines if line.judged} == {word}
+    assert said in found.advice[0]
+    assert found.advice[1] == (
+        "All seeds show exactly the same differences in linear accuracy, so they give no spread to judge by: check "
+        "that each loss and each seed took effect."
+    )
+    assert found.smallest == {}
+
+
+def test_a_baseline_without_a_test_figure_is_named(tmp_path):
+    found = summarised(tmp_path, "infonce", "dcl", without="infonce")
+    assert found.advice == (
+        "Nothing can be told yet: infonce and another loss need finished runs with the same seed.",
+        "Runs of infonce have no finite linear accuracy on test: evaluate them again, or name another --baseline.",
+    )
+
+
+def test_a_validation_figure_of_infinity_has_no_shade(tmp_path):
+    page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    (bad,) = [line for line in lines if "dcl_temperature-0.2_" in line["run"] and "seed_7" in line["run"]]
+    bad["evaluation.json"]["linear_validation_mean"] = math.inf
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    compare(out=tmp_path, table_only=True)
+    shades = [float(shade) for shade in re.findall(r"--dark: ([^\"]*)", page.read_text())]
+    assert (min(shades), max(shades), len(shades)) == (0.0, 1.0, 3)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "50"])
@@ -128,7 +195,7 @@ def test_where_nothing_is_better_the_baseline_stays(tmp_path):
         "Stay with infonce (temperature 0.1): no loss here is shown to be better in linear"
     )
     assert "hcl is worse" in found["advice"][0]
-    assert "4 seeds show a difference of" in found["advice"][1]
+    assert "With 4 seeds, a true difference of" in found["advice"][1]
 
 
 def test_one_seed_tells_nothing(tmp_path):
@@ -204,7 +271,7 @@ def test_records_older_than_a_figure_have_a_dash(tmp_path):
 def test_fewer_tries_than_asked_for_are_said(tmp_path):
     page, found = made(tmp_path, "infonce", "temperature_free", tries=3, seeds=[7, 21])
     budget = found["facts"]["tuning budget"]
-    assert budget.startswith("unequal numbers of configurations tried: temperature_free 1, infonce 3")
+    assert budget.startswith("unequal numbers of tries: temperature_free 1, infonce 3")
     assert "2 losses, tuned by unequal numbers of tries, compared with infonce" in page.read_text()
 
 
@@ -309,13 +376,17 @@ def test_a_truncated_file_is_named(tmp_path):
 
 def test_names_are_escaped(tmp_path):
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
-    evil = {"a:<script>alert(1)</script>": [{"loss.preset": "infonce", "loss.temperature": 0.33}]}
+    evil = {"=a:<script>alert(1)</script>": [{"loss.preset": "infonce", "loss.temperature": 0.33}]}
     comparison = replace(comparison, losses={**comparison.losses, **evil})
     write_comparison(comparison, tmp_path / comparison.name)
     fill(comparison, tmp_path)
-    text = compare(out=tmp_path, table_only=True).read_text()
+    page = compare(out=tmp_path, table_only=True)
+    text = page.read_text()
     assert "<script" not in text
     assert "&lt;script&gt;" in text
+    with (page.parent / "compare.csv").open(newline="") as file:
+        names = {row["loss"] for row in csv.DictReader(file)}
+    assert names == {"infonce", "dcl", "'=a:<script>alert(1)</script>"}  # no formula
 
 
 @pytest.mark.parametrize(
@@ -353,7 +424,7 @@ def test_a_loss_without_runs_is_no_baseline(tmp_path):
     assert "baseline" not in row
     assert row.count("—") == 8
     told = json.loads((page.parent / "compare.json").read_text())["advice"][1]
-    assert re.search(r"In recall at 1 \(\+.*\), vote .* \(\+.*\) and MAP@R \(\+.*\) dcl is better\.", told)
+    assert re.search(r"dcl is better in recall at 1 \(\+.*\), vote .* \(\+.*\) and MAP@R \(\+.*\)\.", told)
 
 
 def test_a_page_of_another_configuration_says_what_is_there(tmp_path):
@@ -387,7 +458,9 @@ def test_the_table_of_the_strong_recipe_is_what_its_records_say(tmp_path):
 
 def test_runs_that_were_tracked_are_drawn_along_the_way(tmp_path):
     page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
-    assert "against minutes of training: the chosen settings, a mark for each run" in page.read_text()
+    assert (
+        "against seconds of training, as logged: the chosen settings, a mark for each run" in page.read_text()
+    )
 
     def tracked(*votes):
         lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
@@ -400,8 +473,46 @@ def test_runs_that_were_tracked_are_drawn_along_the_way(tmp_path):
     text = tracked(None, 30.0, None, 40.0)
     words = "Vote of the 50 nearest neighbours on validation images against"
     assert f"{words} epochs: a line for each seed" in text
-    assert f"{words} minutes of training: a line for each seed" in text
+    assert f"{words} seconds of training, as logged: a line for each seed" in text
     assert "a mark for each run" not in text
+
+
+def test_the_time_is_that_of_a_run_alone_if_all_losses_were_timed_on_one_machine(tmp_path):
+    """Concurrent runs share the device: their logs do not compare losses."""
+    made(tmp_path, "infonce", "dcl", seeds=[7, 21])
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+
+    def shown(**costs):
+        """The page, and the time of DCL's first epoch, whose log says two seconds."""
+        for line in lines:
+            line["cost.json"] = costs[line["run"].split("/")[1].partition("_")[0]]
+        (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        comparison = read_comparison(tmp_path / "small" / "comparison.yaml")
+        runs = (
+            plan(comparison.tries_table(), tmp_path),
+            plan(comparison.seeds_table({"infonce": 0, "dcl": 0}), tmp_path),
+        )
+        records = {run.name: record(run) for run in itertools.chain(*runs)}
+        summary = summarise(comparison, *runs, records, [])
+        one = next(one for one in summary.done if one.run.loss == "dcl" and one.chosen)
+        axis, time = time_of(summary)
+        return compare(out=tmp_path, table_only=True).read_text(), axis, time(one, 1, 2.0)
+
+    cost = dict.fromkeys(("loss_ms", "loss_mib", "step_ms", "step_mib", "batch", "width"), 9.0) | {
+        "hardware": "A"
+    }
+    timed, dcl = {**cost, "epoch_seconds": 30.0}, {**cost, "epoch_seconds": 45.0}
+    page, axis, first = shown(infonce=timed, dcl=dcl)
+    assert axis == "minutes of training, one run at a time"
+    assert f"against {axis}: " in page
+    assert first == 0.75
+    alone = re.findall(r'<td class="n">9</td>\s*<td class="n">(.*?)</td>', page)
+    assert sorted(alone) == ["120.0", "180.0"]  # of four epochs
+    for other in (cost, {**dcl, "hardware": "B"}):
+        page, axis, first = shown(infonce=timed, dcl=other)
+        assert axis == "seconds of training, as logged"
+        assert f"against {axis}: " in page
+        assert first == 2.0
 
 
 def test_text_is_not_tracked_by_an_option(tmp_path):

@@ -55,7 +55,7 @@ def test_the_page_in_a_browser(tmp_path, config, browser, width, scheme):
     with sound_page(browser, folder, width, scheme) as page:
         assert page.locator("#leaderboard thead th").nth(2).inner_text() == "STS-B"
         captions = " ".join(page.locator("figcaption").all_inner_texts())
-        for part in ("Spearman on STS-B, x 100: a dot is a seed", "against minutes of training", "best of k"):
+        for part in ("Spearman on STS-B, x 100: a dot is a seed", "against seconds of training", "best of k"):
             assert part in captions
         assert page.locator("#temperatures thead th").all_inner_texts() == ["loss", "0.02", "0.05", "0.1"]
         assert page.evaluate("document.documentElement.scrollWidth") <= width

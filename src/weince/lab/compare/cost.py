@@ -1,8 +1,8 @@
 """Measure what a loss costs on this machine: time and memory of the loss alone and of a whole training step.
 
-Runs are measured in a process of their own, so that the sweep holds no GPU memory. ``python -m
-weince.lab.compare.cost`` reads a JSON list of runs from standard input, each a list of options of ``weince train``,
-and prints a line of JSON for each: its cost, or why it could not be measured.
+Runs are measured in a process of their own, so that the sweep holds no GPU memory. Its `main` reads a JSON list of
+runs from standard input, each a list of options of ``weince train``, and prints a line of JSON for each: its cost, or
+why it could not be measured.
 """
 
 import contextlib
@@ -53,7 +53,8 @@ def measure_costs(runs: Sequence[Run]) -> Iterator[Cost | NotMeasured]:
     """Measure the cost of each run on this machine, one after the other in one separate process."""
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "weince.lab.compare.cost"],
+            # Not -m: this package imports this module, and python would warn that it runs it twice.
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
         )  # fmt: skip
         assert process.stdin is not None
@@ -64,7 +65,10 @@ def measure_costs(runs: Sequence[Run]) -> Iterator[Cost | NotMeasured]:
                 process.stdin.close()
             for run in runs:
                 line = process.stdout.readline()
-                found = json.loads(line) if line else {"why": _last_line(said)}  # no line: it has ended
+                if line:
+                    found = json.loads(line)
+                else:
+                    found = {"why": f"its process ended with status {process.wait()}: {_last_line(said)}"}
                 why = f"the cost of a step with {run.loss} could not be measured: {found.get('why')}"
                 yield NotMeasured(why) if "why" in found else found
         finally:
@@ -250,7 +254,3 @@ def _run(arguments: Sequence[str]) -> Any:
     chosen, _ = settings.take_config(arguments)
     kind = task_of({} if chosen is None else settings.load(chosen)).settings
     return settings.read(kind, arguments, command="weince train", examples="")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,7 @@ data do not matter. Figures of two runs are comparable if their data and their e
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from weince.lab import settings
+from weince.lab.compare.cost import RECORD
 from weince.lab.compare.grid import Comparison, alone, in_words, set_in
 from weince.lab.configure import LossConfig
-from weince.lab.reproduce.execute import is_done
+from weince.lab.reproduce.execute import NOT_RECORDED, is_done
 from weince.lab.reproduce.plan import Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.reproduce.records import ARCHIVE, add_records, read_archive
 from weince.lab.reproduce.tables import MEASURES, SEEDS
@@ -72,11 +74,13 @@ def _difference(
 ) -> str | None:
     """Why an evaluation does not compare with the data here and with ``ours``, in words; None if it does."""
     if of_data is not None and evaluation.get("fingerprint") != of_data:
-        return f"their data are not {of_data}"
+        return f"their data have the fingerprint {evaluation.get('fingerprint')}, those here {of_data}"
     if ours is None:
         return "their evaluation is quick" if evaluation.get("quick") else None
     differs = [key for key in PROTOCOL if evaluation.get(key) != ours.get(key)]
-    return f"their {PROTOCOL[differs[0]]} is not {ours.get(differs[0])}" if differs else None
+    if not differs:
+        return None
+    return f"their {PROTOCOL[differs[0]]} is {evaluation.get(differs[0])}, not {ours.get(differs[0])}"
 
 
 def seeds_of(comparison: Comparison, archives: Iterable[Path]) -> list[int]:
@@ -211,14 +215,54 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
             raise ValueError(
                 f"{path}: wanted run.yaml and {result} of every run; got {name}, which has no {missing[0]}"
             )
-        wrong = [needed for needed in ("run.yaml", result) if not isinstance(files[needed], Mapping)]
+        wrong = [file for file, content in files.items() if not isinstance(content, Mapping)]
         if wrong:
             raise ValueError(
                 f"{path}: {wrong[0]} of the run {name} must be names with values; got {files[wrong[0]]!r}"
             )
         if flat(files[result]).get(measure.keys.get(figure, figure)) is None:
             raise ValueError(f"{path}: {result} of the run {name} wants {figure}, to choose by; got none")
+        unshown = _unshown(files, task)
+        if unshown:
+            raise ValueError(f"{path}: {unshown}, in the run {name}")
     return found
+
+
+def _unshown(files: Files, task: Task) -> str | None:
+    """What no page could show of a record, in words: once it is copied, no page of the folder could be written."""
+    loss = files["run.yaml"].get("loss", {})
+    if not isinstance(loss, Mapping):
+        return f"loss must be names with values; got {loss!r}"
+    preset = loss.get("preset", LossConfig().preset)
+    if not isinstance(preset, str) or not re.fullmatch(r"[\w.-]+(:\w+)?", preset):
+        return f"loss.preset must name a loss, such as dcl or my_package:MyLoss; got {preset!r}"
+    measure = MEASURES[task.measure]
+    names = [(measure.file, "data"), *((RECORD, name) for name in (*_COSTS, "hardware") if RECORD in files)]
+    missing = [(file, name) for file, name in names if name not in files[file]]
+    if missing:
+        return f"{missing[0][0]} wants {missing[0][1]}; got none"
+    made = files.get("made.json", {}).get("measures", {})
+    where = made.get(task.measure, NOT_RECORDED) if isinstance(made, Mapping) else made
+    if not isinstance(where, Mapping) or not NOT_RECORDED.keys() <= where.keys():
+        return f"made.json wants {' and '.join(NOT_RECORDED)} of its {task.measure}; got {where!r}"
+    kinds = [kind.format(figure) for figure in task.figures for kind in (measure.test, measure.validation)]
+    result = flat(files[measure.file])
+    # A record has no figure, or None, that is newer than it.
+    numbers = {kind: result.get(measure.keys.get(kind, kind)) for kind in kinds}
+    numbers |= {name: files.get(RECORD, {}).get(name) for name in (*_COSTS, "epoch_seconds")}
+    wrong = [name for name, value in numbers.items() if not isinstance(value, int | float | None)]
+    if wrong:
+        return f"{wrong[0]} must be a number; got {numbers[wrong[0]]!r}"
+    try:
+        for row in zip(*files.get("log.csv", {}).values(), strict=True):
+            [float(cell) for cell in row if cell is not None]
+    except (TypeError, ValueError, OverflowError) as error:
+        return f"log.csv must be columns of numbers, equally long; got {error}"
+    return None
+
+
+_COSTS = ("loss_ms", "loss_mib", "step_ms", "step_mib", "batch", "width")
+"""Numbers of a cost that a page shows."""
 
 
 def _as_ours(files: Files, run: Run) -> Files:

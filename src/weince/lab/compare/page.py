@@ -11,6 +11,7 @@ from markupsafe import Markup
 from weince.diagnose.html import templates
 from weince.files import write_text_aside
 from weince.intervals import half_text, p_text
+from weince.lab.compare.cost import Cost
 from weince.lab.compare.figures import draw
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import Done, Line, Summary, capital
@@ -61,12 +62,15 @@ def write_page(
             shown=[f for f in task.figures if any(f in line.measured for line in summary.lines)],
             task=task,
             main=task.main,
+            epochs=max((one.epochs for one in summary.done if one.chosen), default=0),
             value=text_or_dash,
             against=_against,
             p=p_text,
             number=_number,
             capital=capital,
             costs=COSTS,
+            places=sorted({_measured_on(line.cost) for line in summary.lines if line.cost}),
+            measured_on=_measured_on,
             words=lambda one: in_words(comparison.losses[one.run.loss][one.run.try_number]),
         )
     )
@@ -91,7 +95,7 @@ def heat(comparison: Comparison, summary: Summary) -> Heat | None:
         if one.temperature is None or one.done is None:
             continue
         value = one.done.figure(comparison.task.main, "validation")
-        if math.isnan(value):
+        if not math.isfinite(value):
             continue
         row = cells.setdefault(one.loss, {})
         if one.temperature not in row or value > row[one.temperature][0]:
@@ -143,22 +147,21 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
         return [means, f"No difference is tested here: that takes {needed}."]
     notes = [
         means,
-        f"Differences are paired by seed with {comparison.baseline}. Their intervals and p-values use one standard "
-        "deviation for all losses, that of the residuals of loss + seed, as if it were the same for all.",
+        f"A difference is the mean over the seeds that a loss and {comparison.baseline} share. Its interval and "
+        "p-value use one standard deviation, estimated from all losses as if it were the same for all.",
         f"better, worse: p is below 0.05 after Holm's correction for all {verdict.comparisons} comparisons here "
-        "(losses x figures), so that the chance of any such word without a true difference is at most 5 %. "
-        f"level: the 95 % interval lies within ± {comparison.level_within:g} points, a difference that does not "
-        "matter. cannot tell: neither.",
+        "(losses x figures). If all losses were equal, the chance of any such word here would be at most 5 %.",
+        f"level: the 95 % interval of the difference lies within ± {comparison.level_within:g} points, a difference "
+        "that does not matter. cannot tell: neither better, worse nor level.",
     ]
     reach = [
-        f"{comparison.task.figures[figure].words}: {smallest:.2f} (standard deviation of a difference "
-        f"{verdict.spreads[figure].deviation:.2f})"
+        f"{smallest:.2f} in {comparison.task.figures[figure].words} ({verdict.spreads[figure].deviation:.2f})"
         for figure, smallest in summary.smallest.items()
     ]
     if reach:
         notes.append(
-            "Smallest difference that these seeds show with 80 % power at Holm's first step, the hardest. "
-            f"{capital('; '.join(reach))}."
+            f"In 8 of 10 cases these seeds find a true difference of {', '.join(reach)}; in brackets, the standard "
+            "deviation of a difference. This holds at the strictest step of Holm's correction, the first."
         )
     return notes
 
@@ -214,14 +217,16 @@ def _costs(summary: Summary) -> list[str]:
     if not timed:
         return []
     rows = [
-        [loss]
-        + [_number(cost[key], digits) for key, (_, digits) in COSTS.items()]
-        + [f"{cost['hardware']}, {cost['batch']} pairs of width {cost['width']}"]
+        [loss] + [_number(cost[key], digits) for key, (_, digits) in COSTS.items()] + [_measured_on(cost)]
         for loss, cost in timed
     ]
     columns = [name for name, _ in COSTS.values()]
     table = markdown_table(["loss", *columns, "measured on"], rows, set(columns))
     return ["", "## What each loss costs", "", *table]
+
+
+def _measured_on(cost: Cost) -> str:
+    return f"{cost['hardware']}, {cost['batch']} pairs of width {cost['width']}"
 
 
 def _word(comparison: Comparison, line: Line, figure: str) -> str:

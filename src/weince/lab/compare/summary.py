@@ -326,8 +326,8 @@ def advise(
     others = [line for line in lines if main in line.judged]
     if main not in base.measured or not any(line.judged[main].n for line in others):
         return (
-            f"Nothing can be told yet: {_and([base.loss])} and another loss need finished runs with the same seed.",
-            unfinished.strip() or "Name a further loss: weince compare LOSS, with the same options, adds it.",
+            f"Nothing can be told yet: {base.loss} and another loss need finished runs with the same seed.",
+            (unfinished + _wanted(comparison, lines, missing)).strip(),
         )
     seeds = max(line.judged[main].n for line in others)
     if seeds < 2:
@@ -340,18 +340,41 @@ def advise(
     )
 
 
+def _wanted(comparison: Comparison, lines: Sequence[Line], missing: Sequence[str]) -> str:
+    """What a comparison without a difference wants besides its missing runs."""
+    if len(lines) == 1:
+        return "Name a further loss: weince compare LOSS, with the same options, adds it."
+    if missing:
+        return ""
+    main = comparison.task.main
+    lacking = [
+        line.loss
+        for line in lines
+        if main not in line.measured or line.measured[main].n < len(comparison.seeds)
+    ]
+    return (
+        f"Runs of {_and(lacking)} have no finite {comparison.task.figures[main].words} on test: evaluate them again, "
+        "or name another --baseline."
+    )
+
+
 def _choice(comparison: Comparison, base: Line, others: Sequence[Line]) -> str:
     named, main = f"{base.loss} ({base.words})", comparison.task.main
     called = comparison.task.figures[main].words
-    better = [line for line in others if line.judged[main].word == "better"]
-    if better:
-        best = max(better, key=lambda line: line.judged[main].difference)
+    best = _best(others, main)
+    if best is not None:
         one = best.judged[main]
         return (
             f"Use {best.loss} ({best.words}): its {called} is {one.difference:.2f} ± {one.half:.2f} points "
             f"better than that of {named}, both tuned."
         )
     return f"Stay with {named}: no loss here is shown to be better in {called}{_others_said(others, main)}."
+
+
+def _best(others: Sequence[Line], figure: str) -> Line | None:
+    """The loss that is better than the baseline in a figure by the largest difference; None if none is better."""
+    better = [line for line in others if line.judged.get(figure, _NONE).word == "better"]
+    return max(better, key=lambda line: line.judged[figure].difference, default=None)
 
 
 def _others_said(others: Sequence[Line], main: str) -> str:
@@ -378,28 +401,37 @@ def _reach(
 ) -> str:
     gains: dict[str, list[str]] = {}
     main, figures = comparison.task.main, comparison.task.figures
-    for figure, called in figures.items():
-        better = [
-            line for line in others if figure != main and line.judged.get(figure, _NONE).word == "better"
+    for figure in figures:
+        best = _best(others, figure)
+        if figure != main and best is not None:
+            gains.setdefault(best.loss, []).append(_by(comparison, best, figure))
+    said = [f"{loss} is better in {_and(of)}" for loss, of in gains.items()]
+    advised = _best(others, main)
+    if advised is not None:
+        worse = [
+            _by(comparison, advised, name) for name, one in advised.judged.items() if one.word == "worse"
         ]
-        if better:
-            best = max(better, key=lambda line: line.judged[figure].difference)
-            gain = f"{called.words} ({best.judged[figure].difference:+.2f})"
-            gains.setdefault(best.loss, []).append(gain)
-    said = "; ".join(f"in {_and(of)} {loss} is better" for loss, of in gains.items())
-    also = f"{capital(said)}. " if said else ""
+        said = [f"But {advised.loss} is worse in {_and(worse)}", *said] if worse else said
+    also = f"{'; '.join(said)}. " if said else ""
     if main not in smallest:
-        return also.strip()
+        return (
+            f"{also}All seeds show exactly the same differences in {figures[main].words}, so they give no spread to "
+            "judge by: check that each loss and each seed took effect."
+        )
     said_of = (
-        f"{seeds} seeds show a difference of {smallest[main]:.2f} points in {figures[main].words} "
+        f"With {seeds} seeds, a true difference of {smallest[main]:.2f} points in {figures[main].words} is found "
         "in 8 of 10 cases"
     )
     needed = seeds_to_show(
         comparison.level_within, verdict.spreads[main], len(others) + 1, verdict.comparisons
     )
     if any(line.judged[main].word == "cannot tell" for line in others) and needed and needed > seeds:
-        said_of += f"; run about {needed} to show one of {comparison.level_within:g}"
+        said_of += f"; to find one of {comparison.level_within:g}, run about {needed} seeds, named by --seeds"
     return f"{also}{said_of}."
+
+
+def _by(comparison: Comparison, line: Line, figure: str) -> str:
+    return f"{comparison.task.figures[figure].words} ({line.judged[figure].difference:+.2f})"
 
 
 _NONE = Judged("cannot tell", "", math.nan, math.nan, math.nan, math.nan, 0)

@@ -90,11 +90,12 @@ def judge(figures: Mapping[str, Values], *, baseline: str, level_within: float) 
 
 
 def reach(verdict: Verdict) -> dict[str, float]:
-    """The smallest difference that the seeds of a table can show with 80 % power, by figure."""
+    """The smallest difference that the seeds show with 80 % power, by figure; none for a figure without a spread."""
     return {
         figure: smallest_difference(spread, n, verdict.comparisons)
         for figure, spread in verdict.spreads.items()
-        if (n := max((one.n for one in verdict.judged[figure].values()), default=0)) > 1
+        if spread.deviation > 0
+        and (n := max((one.n for one in verdict.judged[figure].values()), default=0)) > 1
     }
 
 
@@ -146,7 +147,7 @@ def _word(one: Judged, level_within: float) -> tuple[Word, str]:
         return "level", ""
     if one.holm < 1 - LEVEL:
         return ("better" if one.difference > 0 else "worse"), ""
-    return "cannot tell", "too few seeds"
+    return "cannot tell", "too few seeds" if one.half > 0 else "no spread between seeds"
 
 
 def holm(p_values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
@@ -161,8 +162,6 @@ def holm(p_values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], flo
 
 def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
     """Chance that ``n`` seeds show a true difference at Holm's first step, the strictest."""
-    if spread.deviation == 0.0:
-        return 1.0 if difference else 0.0
     threshold = stdtrit(spread.degrees, 1 - (1 - LEVEL) / (2 * max(1, comparisons)))
     shift = difference / (spread.deviation / math.sqrt(n))
     # Scipy's noncentral t is NaN far out: average over quantiles of the estimated deviation instead.
@@ -183,8 +182,6 @@ def smallest_difference(spread: Spread, n: int, comparisons: int) -> float:
     """The difference that ``n`` seeds show with 80 % power."""
     from scipy.optimize import brentq  # here, since only the page needs it
 
-    if spread.deviation == 0.0:
-        return 0.0
     high = spread.deviation
     while power(high, spread, n, comparisons) < POWER:
         high *= 2.0
