@@ -11,12 +11,12 @@ from weince.lab.evaluate.linear import fit, linear_probe
 from weince.lab.evaluate.protocol import Split, split
 
 
-def blobs(n, classes, width, *, seed=0, spread=1.0):
+def blobs(n, classes, width, *, seed=0):
     """Features around one centre per class."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
     labels = torch.randint(classes, (n,), generator=generator)
-    return LabelledFeatures(centres[labels] + spread * torch.randn(n, width, generator=generator), labels)
+    return LabelledFeatures(centres[labels] + torch.randn(n, width, generator=generator), labels)
 
 
 def one_by_one(x, y, classes, seed, epochs, batch, lr):

@@ -157,6 +157,6 @@ def test_nothing_to_choose_from():
 
 
 def test_the_tuning_budget_is_told():
-    assert budget({"infonce": 3, "paper": 3}) == "3 configurations tried for each loss"
-    assert budget({"infonce": 1}) == "1 configuration tried for each loss"
-    assert budget({"infonce": 3, "paper": 1}) == "unequal numbers of configurations tried: infonce 3, paper 1"
+    assert budget({"infonce": 3, "paper": 3}) == "3 tries of each loss"
+    assert budget({"infonce": 1}) == "1 try of each loss"
+    assert budget({"infonce": 3, "paper": 1}) == "unequal numbers of tries: infonce 3, paper 1"

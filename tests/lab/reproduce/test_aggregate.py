@@ -84,22 +84,22 @@ def test_figures_are_means_over_encoders_and_pairs_of_seeds(tmp_path):
 
 def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
     summary = aggregate(*planted(tmp_path))
-    notes = pages.spread_notes(summary)
+    opening, *notes = pages.spread_notes(summary)
+    assert "pooled over the configurations with two seeds or more" in opening
     assert [note.split(",")[0] for note in notes] == ["Linear probe", "Recall at 1"]
     # Each of the four configurations has test values 1 apart: a variance of 1 with 2 degrees of freedom.
     half = stats.t.ppf(0.975, 8) / math.sqrt(3)
-    assert "seeds is 1.00, pooled over 4 configurations" in notes[0]
-    assert f"over 3 seeds a mean is known to ± {half:.2f}, and a difference of two below" in notes[0]
+    assert "seeds is 1.00 (4 configurations, 8 degrees of freedom)" in notes[0]
+    assert f"with 3 seeds, a mean is known to ± {half:.2f}, and a difference of two means below" in notes[0]
     assert f"below {math.sqrt(2) * half:.2f} is not significant" in notes[0]
-    assert "8 degrees of freedom" in notes[0]
     first, *others = summary.tries
     mixed = pages.Summary((), (first._replace(measured=t_interval([53, 54])), *others))
-    assert "over 2 seeds a mean" in pages.spread_notes(mixed)[0]  # one note per number of seeds
-    assert "over 3 seeds a mean" in pages.spread_notes(mixed)[0]
+    assert "with 2 seeds, a mean" in pages.spread_notes(mixed)[1]  # for each number of seeds
+    assert "with 3 seeds, a mean" in pages.spread_notes(mixed)[1]
     alone = pages.Summary(summary.chosen[:1], summary.tries[:1])
     assert pages.spread_notes(alone) == []  # nothing to pool
     twice = pages.Summary(summary.chosen, summary.tries + summary.tries)
-    assert pages.spread_notes(twice) == notes  # shared runs count once
+    assert pages.spread_notes(twice) == [opening, *notes]  # shared runs count once
     still = [x._replace(measured=x.measured._replace(half=0.0)) for x in summary.tries]
     assert pages.spread_notes(pages.Summary((), tuple(still))) == []
 
@@ -137,7 +137,7 @@ def test_a_sweep_under_way_is_compared_on_shared_seeds(tmp_path):
     # The column shows the mean over all seeds of a try, so the page must say which seeds decided.
     assert ours.validation < line_of(summary.tries, "linear", "paper", "temperature 0.2").validation
     chosen, against = pages.reading_notes(summary, table.choose_by)[1:3]
-    assert "of linear over the seeds that all of its configurations have" in chosen
+    assert "of linear over the seeds that all of its tries have" in chosen
     assert against.startswith("Against the baseline: paired over the seeds that both have")
     assert pages.reading_notes(summary, "")[1] == against  # no note on choosing without a choice
     assert (ours.measured.n, ours.planned) == (2, 3)
@@ -316,7 +316,7 @@ def test_every_cell_is_under_its_heading(tmp_path):
     assert dict(zip(drawn.header, drawn.rows[1], strict=True)) == {
         "row": "cifar100_resnet18",
         "loss": "WEINCE paper",
-        "configuration": "temperature 0.5",
+        "settings": "temperature 0.5",
         "reported": "53.28 ± 0.28",
         "measured": "51.44 ± 0.57",
         "n": "4",

@@ -33,6 +33,8 @@ def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
         warning.inner_text() == "A trial of 3 epochs instead of the configured number: no figure to report."
     )
     assert warning.bounding_box()["y"] < page.locator("table").first.bounding_box()["y"]
+    assert page.locator("#tries table").count() == 2
+    assert "stands beside" not in page.locator("#tries").inner_text()  # it reports nothing here
     wide = page.locator(".numbers").first
     assert wide.get_attribute("tabindex") == "0"
     scrolls = wide.evaluate("t => t.scrollWidth > t.clientWidth")
@@ -55,7 +57,7 @@ def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
 
 
 def test_the_page_leaves_out_columns_that_say_the_same_of_every_line():
-    header = "row", "loss", "configuration", "measured"
+    header = "row", "loss", "settings", "measured"
     lines = ("a", "x", "as configured", "1"), ("a", "y", "as configured", "2")
     assert narrow(Drawn("Vote", header, lines)) == (
         "Vote, a", ("loss", "measured"), (("x", "1"), ("y", "2")),
@@ -63,7 +65,7 @@ def test_the_page_leaves_out_columns_that_say_the_same_of_every_line():
     tuned = Drawn("Vote", header, (*lines, ("b", "x", "temperature 0.2", "3")))
     assert narrow(tuned) == tuned
     one = narrow(Drawn("Vote", header, (lines[0], ("a", "x", "temperature 0.2", "3"))))
-    assert one.header == ("loss", "configuration", "measured")
+    assert one.header == ("loss", "settings", "measured")
 
 
 def test_a_table_without_a_sentence_of_its_own_has_one(tmp_path):

@@ -232,6 +232,8 @@ def test_images_can_lie_elsewhere(tmp_path):
         plan(table, tmp_path, only=["cifar*"], data=str(here))
     with pytest.raises(ValueError, match=r"unknown data set 'cifar_10' \(did you mean cifar10\?\)"):
         plan(table, tmp_path, only=["cifar*"], data=f"cifar_10={here}")
+    with pytest.raises(ValueError, match="got 'cifar10=' with no path for cifar10"):
+        plan(table, tmp_path, only=["cifar*"], data="cifar10=")
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])

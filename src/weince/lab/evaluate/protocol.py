@@ -140,6 +140,6 @@ def budget(tried: Mapping[str, int]) -> str:
     """The tuning budget in words: one number if all losses had the same number of tries, else one per loss."""
     if len(set(tried.values())) == 1:
         count = next(iter(tried.values()))
-        return f"{count} configuration{'s' if count > 1 else ''} tried for each loss"
+        return f"{count} {'tries' if count > 1 else 'try'} of each loss"
     each = ", ".join(f"{loss} {count}" for loss, count in tried.items())
-    return f"unequal numbers of configurations tried: {each}"
+    return f"unequal numbers of tries: {each}"

@@ -83,7 +83,9 @@ def reproduce(
         check_folder(keep)
     command = command or f"weince reproduce {shlex.quote(table)}"
     if table == "overhead" and table_only:
-        raise ValueError("overhead has no runs to make a table of: it times the losses on this machine")
+        raise ValueError(
+            "overhead has no runs to make a table of, it times the losses here: leave out --table-only"
+        )
     if table == "overhead":
         return _overhead(out, device, command, dry_run)
     asked = read_table(table)
@@ -110,7 +112,8 @@ def reproduce(
         _print_missing(asked, [run for run in runs if run.folder not in records])
         if not records:
             raise ValueError(
-                f"none of the {len(runs)} runs of {asked.name} is in {out / 'runs'} or {out / ARCHIVE}"
+                f"none of the {len(runs)} runs of {asked.name} is done in {out / 'runs'} or {out / ARCHIVE}: leave "
+                "out --table-only to run them, or name the --out that has them"
             )
     made = [(run, records[run.folder]) for run in runs if run.folder in records]
     _check_data_of(made)

@@ -117,9 +117,9 @@ def _groups(table: Table, made: Sequence[tuple[Run, Record]]) -> list[_Group]:
 
 def _curves(groups: Sequence[_Group], name: str, row: str) -> Picture:
     caption = (
-        f"{row}, epoch by epoch: thick lines are means over seeds, thin ones the seeds. All but the loss is of an "
-        "epoch's last batch. ρ, λ, β and ΔAIC are read from the negatives whatever the loss, by the tail settings of "
-        "the run's loss; for InfoNCE, which does not use them, by those of the preset paper."
+        f"{row}, epoch by epoch: thick lines are means over seeds, thin lines are seeds. All figures except the loss "
+        "are those of an epoch's last batch. ρ, λ, β and ΔAIC are measured on the negatives of every run, with the "
+        "tail settings of its loss; a loss without them, such as InfoNCE, gets those of the preset paper."
     )
     older = [group.name for group in groups if any("crowded" not in log[-1] for log in group.logs)]
     shown = _shown(groups)
@@ -172,7 +172,7 @@ def _geometry(table: Table, groups: Sequence[_Group], name: str, row: str) -> Pi
     figure_name = "linear" if "linear" in measure.figures else table.figures[0]
     key = measure.test.format(figure_name)
     caption = (
-        f"{row}, the last epoch: each run a mark, its shape by its configuration, its colour by {figure_name} on "
+        f"{row}, the last epoch: a mark is a run, its shape tells the configuration, its colour {figure_name} on "
         "test. Left: pairs nearer together. Down: embeddings more evenly spread."
         f"{_rank_correlation(groups, key, figure_name)}"
     )

@@ -41,7 +41,7 @@ NAMES = {
 HEADER = (
     "row",
     "loss",
-    "configuration",
+    "settings",
     "reported",
     "measured",
     "n",
@@ -51,6 +51,10 @@ HEADER = (
 )
 NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
 AS_IS = "as configured"
+SPREAD = (
+    "Each standard deviation below is pooled over the configurations with two seeds or more, as if it were the same "
+    "for all and seeds were independent. What follows from it is not corrected for the number of comparisons."
+)
 PERCENT = MEASURES["evaluation"].figures
 
 
@@ -140,9 +144,9 @@ def reading_notes(summary: Summary, choose_by: str) -> list[str]:
     ]
     if choose_by:
         notes.append(
-            "The configuration of each loss is the one with the best mean validation figure of "
-            f"{choose_by} over the seeds that all of its configurations have; test figures "
-            "decide nothing. The column validation has that figure under every heading."
+            f"The settings of each loss are those with the best mean validation figure of {choose_by} over the seeds "
+            "that all of its tries have; test figures decide nothing. The column validation shows that figure in "
+            "every table."
         )
     against = [line.against for line in summary.chosen if line.against]
     if against:
@@ -174,17 +178,16 @@ def spread_notes(summary: Summary) -> list[str]:
         digits = 2 if figure in PERCENT else 3
         halves = {n: spread.half(n) for n in sorted({one.n for one in measured})}
         known = "; ".join(
-            f"over {n} seeds a mean is known to ± {half:.{digits}f}, and a difference of two below "
+            f"with {n} seeds, a mean is known to ± {half:.{digits}f}, and a difference of two means below "
             f"{math.sqrt(2) * half:.{digits}f} is not significant at 5 %"
             for n, half in halves.items()
         )
         notes.append(
             f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is "
-            f"{spread.deviation:.{digits}f}, pooled over {len(measured)} configurations (of two seeds or more) as if "
-            f"it were the same for all and seeds were independent. By it, {known} ({spread.degrees} degrees of "
-            "freedom, not corrected for the number of comparisons)."
+            f"{spread.deviation:.{digits}f} ({len(measured)} configurations, {spread.degrees} degrees of freedom); "
+            f"{known}."
         )
-    return notes
+    return [SPREAD, *notes] if notes else []
 
 
 class Drawn(NamedTuple):
@@ -212,14 +215,12 @@ def by_figure(lines: Iterable[Line]) -> list[Drawn]:
 def narrow(table: Drawn) -> Drawn:
     """A table for a small screen, without redundant columns.
 
-    If all lines share one row, the heading names it instead. The configurations are left out if every line has its
-    loss as configured.
+    If all lines share one row, the heading names it instead. The settings are left out if every line has its loss as
+    configured.
     """
     every = dict(zip(table.header, zip(*table.rows, strict=True), strict=True))
-    rows, tried = set(every["row"]), set(every["configuration"])
-    left_out = {
-        name for name, alone in (("row", len(rows) == 1), ("configuration", tried == {AS_IS})) if alone
-    }
+    rows, tried = set(every["row"]), set(every["settings"])
+    left_out = {name for name, alone in (("row", len(rows) == 1), ("settings", tried == {AS_IS})) if alone}
     kept = [i for i, name in enumerate(table.header) if name not in left_out]
     return Drawn(
         f"{table.name}, {rows.pop()}" if len(rows) == 1 else table.name,
@@ -245,7 +246,7 @@ def markdown(page: Page) -> str:
     if page.failed:
         parts += ["", "## Runs that failed", "", *(f"- {plain(line)}" for line in page.failed)]
     if page.summary.tries != page.summary.chosen:
-        parts += ["", "## Every configuration that was tried"]
+        parts += ["", "## Every try"]
         for table in by_figure(page.summary.tries):
             parts += ["", f"### {plain(table.name)}", "", *_rows(table)]
     return "\n".join(parts) + "\n"
@@ -331,8 +332,13 @@ def save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
     def save(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(header)
-            writer.writerows([["" if v != v else v for v in row] for row in rows])
+            csv.writer(file).writerows([[_cell(value) for value in row] for row in (header, *rows)])
 
     write_aside(path, save, "table")
+
+
+def _cell(value: Any) -> Any:
+    """A value as a cell that no spreadsheet takes for a formula: records of others may hold any text."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return "" if value != value else value

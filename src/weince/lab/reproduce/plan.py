@@ -217,6 +217,8 @@ def _places(data: str | None, names: Collection[str]) -> dict[str, str]:
         name, _, place = part.partition("=")
         if name not in names:
             raise ValueError(unknown("data set", name, sorted(names)))
+        if not place:  # as an unset shell variable gives; it would mean the current folder
+            raise ValueError(f"want NAME=PATH,NAME=PATH; got {data!r} with no path for {name}")
         found[name] = _absolute(place)
     return found
 

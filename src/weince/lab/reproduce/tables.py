@@ -225,7 +225,9 @@ def read_table(chosen: str) -> Table:
             raise ValueError(unknown("table", chosen, [*named, "overhead"]) + ", or a YAML file")
         path = named[chosen]
     elif not path.is_file():
-        raise ValueError(f"{chosen}: no such table file")
+        raise ValueError(
+            f"{chosen}: no such table file; wanted a YAML file, or a name of weince reproduce --list"
+        )
     content = read_yaml(path, chosen)
     try:
         return _table(path, content)
