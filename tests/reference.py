@@ -379,9 +379,9 @@ class Released:
         return [a + softmax * b + shortfall * c for a, b, c in zip(losses, first, second, strict=True)]
 
 
-def moved_slope(slope: float, scores: list[float], share: float = 0.05, fewest: int = 1024) -> float:
+def moved_slope(slope: float, scores: list[float], fewest: int = 1024) -> float:
     """The running slope after a batch; the fit uses the smallest shortfalls of all its negatives."""
-    k = min(max(fewest, int(share * len(scores))), len(scores))
+    k = min(max(fewest, int(0.05 * len(scores))), len(scores))
     ordered = [max(d, 1e-6) for d in sorted(1 - s for s in scores)[:k]]
     ranks = range(1 + max(1, int(0.05 * k)), k + 1)
     if len(ranks) < 3:

@@ -153,7 +153,7 @@ TRAIN = [
     (["--config", "null.yaml"], 'null.yaml: "epochs": expected a value. Got none'),
     (["--config", "group.yaml"], 'group.yaml: "loss": expected keys and values. Got paper'),
     (["--config", "task.yaml"], "task.yaml: \"task\": expected one of ['vision']. Got audio"),
-    (["--config", "number.yaml"], "unknown field of tail '1'; known: k, "),
+    (["--config", "number.yaml"], "number.yaml: unknown field of tail '1'; known: k, "),
     (["--config", "maybe.yaml"], 'maybe.yaml: "graph": expected bool or null. Got 3'),
     (["--graph", "maybe"], '"graph": expected bool or null. Got maybe'),
     (["--epochs", "1.5"], '"epochs": expected int. Got 1.5'),
@@ -403,9 +403,16 @@ def test_an_unknown_option_is_named_with_the_nearest_one(line, said, capsys):
             "not enough memory for 2560 bytes: ask for less at once",
         ),
         (OverflowError("int too large\nto convert"), "int too large to convert"),
+        (
+            ModuleNotFoundError("x", name="tensorboard.a"),
+            "tensorboard is missing: pip install 'weince[tensorboard]'",
+        ),
+        (ModuleNotFoundError("x", name="submitit"), "submitit is missing: pip install 'weince[slurm]'"),
+        (ModuleNotFoundError("x", name="pooch"), "pooch is missing: pip install 'weince[runs]'"),
+        (ImportError("encoders need pip install 'weince[text]'"), "encoders need pip install 'weince[text]'"),
     ],
 )
-def test_what_the_machine_cannot_do_is_said_in_one_line(error, said, monkeypatch, capsys):
+def test_what_the_machine_cannot_do_or_lacks_is_said_in_one_line(error, said, monkeypatch, capsys):
     def fail(options):
         raise error
 
@@ -414,13 +421,17 @@ def test_what_the_machine_cannot_do_is_said_in_one_line(error, said, monkeypatch
     assert capsys.readouterr().err == f"weince: {said}\n"
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, TypeError, KeyError, AssertionError])
-def test_a_fault_of_our_own_keeps_its_trace(kind, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [*(kind("a bug") for kind in (RuntimeError, TypeError, KeyError, AssertionError)),
+     ModuleNotFoundError("a bug", name="weince.gone")],
+)  # fmt: skip
+def test_a_fault_of_our_own_keeps_its_trace(error, monkeypatch):
     def fail(options):
-        raise kind("a bug")
+        raise error
 
     monkeypatch.setattr(cli, "_run_evaluate", fail)
-    with pytest.raises(kind, match="a bug"):
+    with pytest.raises(type(error), match="a bug"):
         main(["evaluate", "run"])
 
 

@@ -38,3 +38,55 @@ def test_what_lies_on_another_device_is_named(name):
     labels = {"labels": torch.arange(4)} if layout == "labels" else {"z_j": torch.randn(4, 3)}
     with pytest.raises(ValueError, match=f"{name} must be on cpu, like the embeddings; got meta"):
         contests(layout, torch.randn(4, 3), **{**labels, name: given.to("meta")})
+
+
+Z = torch.randn(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "given", "error", "said"),
+    [
+        ("views", {"z_i": Z[0], "z_j": Z[0]}, ValueError, r"z_i must have shape \(rows, d\) .*; got \(3,\)"),
+        ("views", {"z_i": Z[:, :0], "z_j": Z[:, :0]}, ValueError, r"with d >= 1; got \(4, 0\)"),
+        ("views", {"z_i": Z.long(), "z_j": Z}, TypeError, "z_i must be a floating point tensor; got torch.int64"),
+        ("views", {"z_i": Z, "z_j": Z.tolist()}, TypeError, "z_j must be a torch.Tensor; got list"),
+        ("views", {"z_i": Z, "z_j": Z[:3]}, ValueError, r"the same shape, .*; got \(4, 3\) and \(3, 3\)"),
+        ("cross", {"z_i": Z, "z_j": Z[:, :2]}, ValueError, r"z_j must match z_i .*; got \(4, 2\)"),
+        ("cross", {"z_i": Z, "z_j": Z, "negatives": Z[:, :2]}, ValueError, "negatives must match z_i"),
+        ("cross", {"z_i": Z, "z_j": Z / 0}, ValueError, "z_j must be finite; got NaN or inf in 4 of 4 rows"),
+        ("views", {"z_i": Z[:1], "z_j": Z[:1]}, ValueError, "wanted at least 2 pairs, .*; got 1 "),
+        ("cross", {"z_i": Z[:1], "z_j": Z[:1]}, ValueError, "wanted at least 1 anchor and 2 candidates; got "),
+        ("views", {"z_i": Z}, TypeError, 'candidates="views" wants two tensors .*; got z_i alone'),
+        ("labels", {"z_i": Z}, TypeError, 'candidates="labels" wants labels=; got none'),
+        ("cross", {"z_i": Z, "z_j": Z, "labels": torch.arange(4)}, TypeError, "takes no labels; got some"),
+        ("clip", {"z_i": Z, "z_j": Z, "negatives": Z}, TypeError, 'goes with candidates="cross"; got '),
+        ("cross", {"z_i": Z, "z_j": Z, "ids": Z[:, 0]}, TypeError, "ids must be an integer tensor .*; got torch.fl"),
+        ("cross", {"z_i": Z, "z_j": Z, "ids": Z[:, 0] + 0j}, TypeError, "integer tensor .*; got torch.complex64"),
+        ("cross", {"z_i": Z, "z_j": Z, "ids": torch.arange(5)}, ValueError, r"shape \(4,\); got \(5,\)"),
+        ("cross", {"z_i": Z, "z_j": Z, "ignore": Z @ Z.T}, TypeError, r"boolean tensor of shape \(4, 4\); got"),
+        ("cross", {"z_i": Z, "z_j": Z, "ignore": Z > 0}, ValueError, r"anchors by candidates; got \(4, 3\)"),
+        ("views", {"z_i": Z, "z_j": Z, "ignore": Z @ Z.T > 0}, ValueError, r"\(8, 8\), .*; got \(4, 4\)"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_cannot_be_contrasted(candidates, given, error, said):
+    with pytest.raises(error, match=said):
+        contests(candidates, **given)
+
+
+@pytest.mark.parametrize("check", [None, True, False])
+def test_whether_values_are_checked(check):
+    """By default they are, on the CPU."""
+    rows = torch.full((4, 3), torch.nan)
+    if check is False:
+        contests("views", rows, rows, check_finite=check)
+        return
+    with pytest.raises(ValueError, match="must be finite; got NaN or inf in 4 of 4 rows, first in row 0"):
+        contests("views", rows, rows, check_finite=check)
+
+
+def test_negatives_without_ids_compete_with_every_id():
+    ids = torch.tensor([-1, 0, 1, 0])
+    (contest,) = contests("cross", Z, Z, negatives=Z, ids=ids)
+    hidden = contest.hide(torch.zeros(4, 8), 1.0)
+    assert hidden[:, 4:].sum() == 0
+    assert hidden[:, :4].tolist() == (ids.unsqueeze(1) == ids).float().tolist()

@@ -1,24 +1,17 @@
 """The GPU benchmark, as far as it runs on a CPU."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
+import programs
 import pytest
 import torch
-
-PATH = Path(__file__).parent.parent / "benchmarks" / "loss_gpu.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("loss_gpu", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["loss_gpu"] = module
-    spec.loader.exec_module(module)
+    module = programs.script("benchmarks/loss_gpu.py")
     module.ROUNDS, module.ROUND_SECONDS = 2, 0.0
-    yield module
-    del sys.modules["loss_gpu"]
+    return module
 
 
 @pytest.mark.parametrize("name", ["torch InfoNCE", "InfoNCE", "released", "SupCon", "own link"])

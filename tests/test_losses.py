@@ -28,6 +28,7 @@ from weince import (
     WeibitLoss,
     WeinceLoss,
 )
+from weince.engines.choose import warn_once
 from weince.losses import kl_ball, terms
 from weince.losses.temperature import TemperatureLoss
 from weince.losses.terms import RunningSlope
@@ -77,15 +78,6 @@ def test_reductions_agree(name, candidates):
     assert values["none"].shape == ((40,) if candidates == "cross" else (80,))
     torch.testing.assert_close(values["none"].sum(), values["sum"])
     torch.testing.assert_close(values["none"].mean(), values["mean"])
-
-
-def test_anchors_without_a_positive_are_left_out():
-    z, _ = pairs(6, dtype=torch.float64)
-    labels = torch.tensor([0, 0, 1, 1, 2, 3])
-    each = InfoNCELoss(candidates="labels", reduction="none")(z, labels=labels)
-    mean = InfoNCELoss(candidates="labels")(z, labels=labels)
-    assert each[4:].tolist() == [0, 0]
-    torch.testing.assert_close(mean, each[:4].mean())
 
 
 def test_no_positive_at_all_gives_zero():
@@ -468,22 +460,6 @@ def test_every_function_is_compared():
     torch.testing.assert_close(wanted, same, rtol=0, atol=0)
 
 
-def test_a_link_of_ones_own_trains():
-    class Cubic(weince.Link):
-        def logit(self, shortfall):
-            return 5 * (1 - shortfall) ** 3
-
-    z_i, z_j = pairs(dtype=torch.float64)
-    ours = gradients(LinkLoss(Cubic()), z_i, z_j)
-
-    def plain(a, b):
-        rows = F.normalize(torch.cat([a, b]))
-        logits = (5 * (rows @ rows.T) ** 3).fill_diagonal_(-torch.inf)
-        return F.cross_entropy(logits, torch.arange(80).roll(40))
-
-    torch.testing.assert_close(ours, gradients(plain, z_i, z_j))
-
-
 @pytest.mark.parametrize("wide", [0, 1])
 def test_of_two_precisions_the_wider_counts(wide):
     views = list(torch.randn(2, 6, 4))
@@ -522,6 +498,7 @@ def test_duplicates_with_ids_are_no_negatives():
         (LinkLoss(math.sin), "FunctionLink(sin)"),
         (Mine(3.0, candidates="cross"), "Mine(steepness=3.0, candidates='cross', reduction='mean')"),
         (DCLLoss(nn.Parameter(torch.tensor(0.25))), "temperature=0.25"),
+        (InfoNCELoss(nn.Parameter(torch.tensor([0.07]))), "temperature=0.07,"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -680,6 +657,24 @@ def test_a_wrong_option_is_refused_when_the_loss_is_made(options, said):
 def test_a_wrong_number_is_refused_when_the_loss_is_made(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda value: SigLIPLoss(scale=value), "scale"),
+        (lambda value: SigLIPLoss(max_scale=value), "max_scale"),
+        (lambda value: weince.RINCELoss(weight=value), "weight"),
+        (lambda value: weince.KLBallLoss(value), "radius"),
+        (lambda value: weince.KLBallLoss(min_temperature=value), "min_temperature"),
+        (lambda value: weince.TemperatureMixtureLoss(spread=value), "spread"),
+    ],
+)
+@pytest.mark.parametrize("value", [nn.Parameter(torch.tensor(50.0)), "50", True])
+def test_an_option_that_is_not_learned_wants_a_number(make, name, value):
+    """A parameter in its place would stay as it is, unnoticed."""
+    with pytest.raises(TypeError, match=f"^{name} must be a number; got {type(value).__name__}$"):
+        make(value)
 
 
 class Both(TemperatureLoss):
@@ -1044,6 +1039,27 @@ UGLY = {
         torch.ones(64, 16) * torch.tensor([1.0, -1.0]).repeat(32)[:, None] + 0.01 * torch.randn(64, 16)
     ),
 }
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_short_last_batch_has_the_smallest_temperature_of_the_kl_ball(n):
+    """Rows of ``cross`` have one to three negatives, too few for the default radius."""
+    warn_once.cache_clear()
+    rows, most = pairs(n, dtype=torch.float64), n - 1
+    with pytest.warns(
+        UserWarning, match=rf"over {most} negatives is at most log\({most}\).* temperature 0.05"
+    ):
+        value, found = gradients(weince.KLBallLoss(candidates="cross"), *rows)
+    fixed, wanted = gradients(weince.DCLLoss(0.05, candidates="cross"), *rows)
+    torch.testing.assert_close(value, 0.05 * fixed)
+    torch.testing.assert_close(found, tuple(0.05 * grad for grad in wanted))
+
+
+def test_a_radius_out_of_reach_has_the_smallest_temperature_exactly():
+    """Where the softmax stays below the radius, the steps of the search end before its bound."""
+    rows = pairs(6)  # five negatives: log 5 is 1.61
+    found = Temperatures(1.8, min_temperature=1e-3, candidates="cross", reduction="none")(*rows)
+    torch.testing.assert_close(found, torch.full_like(found, 1e-3))
 
 
 @pytest.mark.parametrize("min_temperature", [0.05, 1e-3])

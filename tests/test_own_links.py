@@ -1,7 +1,7 @@
 """User-defined links and losses: what they may compute, and which ones are refused because they would be wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -436,8 +436,67 @@ def test_parameters_of_anchors_in_another_dtype(engine):
     torch.testing.assert_close(ours, right)
 
 
-def test_a_learned_value_in_one_element_is_shown():
-    assert "temperature=0.07," in repr(InfoNCELoss(nn.Parameter(torch.tensor([0.07]))))
+KNOTS = torch.linspace(-1, 1, 5, dtype=torch.float64)  # as torch.from_numpy gives them
+HEIGHTS = 5 * KNOTS + KNOTS**3
+
+
+def spline(s):
+    right = torch.bucketize(s, KNOTS).clamp(1, 4)
+    left = right - 1
+    along = (s - KNOTS[left]) / (KNOTS[right] - KNOTS[left])
+    return torch.lerp(HEIGHTS[left], HEIGHTS[right], along)
+
+
+class Splines(ContrastiveLoss):
+    def sums(self, batch):
+        return [
+            LogSumExp(spline),
+            LogSumExp(spline, hardest=3),
+            SoftplusSum(spline),
+            SoftplusSum(spline, among="positives"),
+        ]
+
+    def combine(self, every, hardest, negatives, positives):
+        return every.cross_entropy() + hardest.cross_entropy() + negatives + positives
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("candidates", ["views", "labels"])
+def test_a_link_that_reads_constants_in_another_dtype(engine, candidates):
+    """A user's table of knots in float64 makes float64 logits of float32 scores."""
+    exact = pairs()
+    rows = [z.detach().float().requires_grad_() for z in exact]
+    labels = {"labels": torch.arange(8) % 3} if candidates == "labels" else {}
+    loss = Splines(candidates=candidates, engine=engine)
+    found, wanted = loss(*rows, **labels), loss(*exact, **labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted.float())
+    for got, right in zip(gradients(found, rows), gradients(wanted, exact), strict=True):
+        torch.testing.assert_close(got, right.float(), rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Cached(Link):
+    """Computes a field from another one, which is learned."""
+
+    k: torch.Tensor
+    square: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "square", self.k**2)
+
+    def logit(self, shortfall):
+        return column(self.square, shortfall) * (1 - shortfall)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shape", [(), (16,)], ids=["one", "of every anchor"])
+def test_a_field_that_a_link_computes_itself(shape, engine):
+    rows, k = pairs(), torch.full(shape, 1.5, dtype=torch.float64, requires_grad=True)
+    link = FunctionLink(lambda s, k: k**2 * s, k=k)
+    found, wanted = (LinkLoss(own, engine=engine)(*rows) for own in (Cached(k), link))
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients(found, [*rows, k]), gradients(wanted, [*rows, k]))
 
 
 @pytest.mark.parametrize("name", ["tail", "hardest", "link"])

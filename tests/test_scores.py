@@ -53,11 +53,13 @@ def test_unit_rows_have_length_1_whatever_their_norm(dtype):
     )
 
 
-def test_a_shortfall_is_never_below_0_nor_above_2():
+@pytest.mark.parametrize("into", [None, torch.full((200, 400), torch.nan)], ids=["new", "into"])
+def test_a_shortfall_is_never_below_0_nor_above_2(into):
     """A user-defined link may take the root or the logarithm of a shortfall."""
     rows = scores.unit_rows(torch.randn(200, 30))
     assert (rows @ rows.T).max() > 1
-    found = scores.shortfalls(rows, torch.cat([rows, -rows]))
+    found = scores.shortfalls(rows, torch.cat([rows, -rows]), into)
+    assert into is None or found is into
     assert (found.min(), found.max()) == (0, 2)
 
 

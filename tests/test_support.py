@@ -1,11 +1,9 @@
 """The support table lists all losses, layouts and engines, and a cell that fails without a reason is an error."""
 
-import importlib.util
 import os
-import sys
-from pathlib import Path
 from typing import get_args
 
+import programs
 import pytest
 
 import weince
@@ -13,20 +11,13 @@ from weince.candidates import Candidates
 from weince.engines.choose import EngineName
 from weince.losses.base import ContrastiveLoss
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "support.py"
-
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("support", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["support"] = module
     before = dict(os.environ)
-    spec.loader.exec_module(module)
-    yield module
+    yield programs.script("benchmarks/support.py")
     os.environ.clear()
     os.environ.update(before)
-    del sys.modules["support"]
 
 
 @pytest.fixture(scope="module")

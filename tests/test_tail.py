@@ -145,10 +145,10 @@ def test_statistics_of_a_similarity_matrix():
             torch.testing.assert_close(getattr(got, name), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_statistics_of_a_matrix_of_negatives_alone():
+@pytest.mark.parametrize("config", [TailConfig(k=1.0, k_min=1), TailConfig(k=50)], ids=["share", "number"])
+def test_statistics_of_a_matrix_of_negatives_alone(config):
     lists, _ = ragged([7] * 4)
     scores = 1 - torch.tensor(lists, dtype=torch.float64)
-    config = TailConfig(k=1.0, k_min=1)
     got = stats_of_scores(scores, torch.zeros(4, 7, dtype=torch.bool), tail=config)
     wanted = [anchor["beta"] for anchor in reference.tail_statistics(lists, [True] * 4, config)]
     torch.testing.assert_close(got.beta, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-12)
@@ -159,7 +159,7 @@ def test_statistics_of_rounded_scores_are_theirs_and_have_no_gradient():
     positives = torch.tensor([0, 1], dtype=torch.int32)
     got, wanted = (stats_of_scores(s, positives) for s in (scores, scores.float()))
     torch.testing.assert_close(got, wanted, rtol=0, atol=0)
-    assert not any(values.requires_grad for values in got)
+    assert all(values.dtype == torch.float32 and not values.requires_grad for values in got)
 
 
 def test_statistics_of_nan_are_nan():
@@ -189,10 +189,16 @@ def test_statistics_of_nan_are_nan():
         ({"rho0_quantile": -0.1}, ValueError, r"rho0_quantile must lie in \[0, 1\]; got -0.1"),
         ({"drop": 1.0}, ValueError, "drop must be a share"),
         ({"drop": -0.1}, ValueError, "drop must be a share"),
-        ({"endpoint": 0.9}, ValueError, "endpoint must be at least 1"),
+        ({"endpoint": 0.9}, ValueError, "endpoint must be at least 1, the largest cosine; got 0.9"),
+        ({"endpoint": math.inf}, ValueError, "endpoint must be positive and finite; got inf"),
+        ({"positive": "none"}, ValueError, 'positive must be "blend" or "softmax"; got \'none\''),
         ({"beta": math.inf}, ValueError, "beta must be"),
         ({"kappa_rho": 0.0}, ValueError, "kappa_rho must be positive"),
-        ({"beta": "fitted"}, ValueError, 'beta must be "fit" or a number'),
+        (
+            {"beta": "fitted"},
+            ValueError,
+            'beta must be "fit" or a number of at least 0, or "slope"; got \'fitted\'',
+        ),
         ({"beta": -1.0}, ValueError, "beta must be"),
         ({"beta": True}, TypeError, "beta must be.*got True"),
         ({"beta": None}, TypeError, "beta must be.*got None"),
@@ -219,6 +225,7 @@ def test_a_range_includes_its_ends(options):
 
 def test_numbers_may_be_numpys():
     assert TailConfig(k=np.int64(8)) == TailConfig(k=8)
+    assert TailConfig(k=np.int64(8)).tail_size(100) == 8
     assert TailConfig(k=np.float32(0.25), margin=np.float64(1)).tail_size(100) == 32
 
 

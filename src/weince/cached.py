@@ -46,8 +46,8 @@ def cached_step(
     Args:
         encoder: Maps inputs of ``rows`` rows to embeddings ``(rows, d)``; or one encoder for each view, in a list or
             an ``nn.ModuleList``.
-        views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first. They must not be
-            outputs of a graph: what computes them with a gradient belongs to the encoder.
+        views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first. They must not
+            carry a gradient: make the module that computes them a part of the encoder.
         loss: Maps the embeddings of all views, ``(rows, d)`` each, to a scalar.
         micro_batch: Rows to embed at a time.
         scaler: ``GradScaler`` for float16 mixed precision; it scales the loss before the backward pass.

@@ -27,6 +27,10 @@ LAYOUTS = get_args(Candidates)  # a constant, since torch 2.6 cannot compile the
 NO_ID = torch.iinfo(torch.int64).min  # an id that matches no anchor
 
 
+SHORT_BATCH = "(a DataLoader leaves out a short last batch with drop_last=True)"
+"""What to do if a batch has too few negatives."""
+
+
 @dataclass(frozen=True, eq=False)
 class Contest:
     """Unit rows of anchors and candidates, and the data that gives the role of every pair.
@@ -211,16 +215,15 @@ def contests(
 
 def _check_enough(contest: Contest) -> None:
     """Raise if there are no negatives, as in a short last batch."""
-    hint = "(a DataLoader leaves out a short last batch with drop_last=True)"
     candidates = len(contest.candidates)
     if contest.itself is not None and contest.positive is not None and candidates < 4:
         raise ValueError(
-            f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2} {hint}"
+            f"wanted at least 2 pairs, so that there are negatives; got {candidates // 2} {SHORT_BATCH}"
         )
     if candidates < 2 or len(contest.anchors) < 1:  # not "not len": torch 2.6 would compile for each size
         anchors, others = tuple(contest.anchors.shape), tuple(contest.candidates.shape)
         raise ValueError(
-            f"wanted at least 1 anchor and 2 candidates; got anchors {anchors}, candidates {others} {hint}"
+            f"wanted at least 1 anchor and 2 candidates; got anchors {anchors}, candidates {others} {SHORT_BATCH}"
         )
 
 

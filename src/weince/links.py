@@ -3,7 +3,7 @@
 A link takes the shortfall ``d = 1 - s`` of a score ``s``, because near the cap ``d`` has more significant digits than
 ``s``. A link has a ``logit`` and a ``slope``, the derivative of the logit with respect to the *score*. Its parameters
 are numbers or tensors; gradients flow through the tensors. A tensor ``(anchors,)`` holds one value per anchor (row);
-:func:`column` shapes it. Each logit depends on its own score alone.
+:func:`column` shapes it. A logit may depend on its own score only.
 
 >>> d = torch.tensor([[0.5, 0.1]])
 >>> SoftmaxLink(temperature=0.5).logit(d)
@@ -57,7 +57,7 @@ class Link:
         return -derivatives(lambda at: self.logit(at["d"]).sum(), {"d": shortfall})["d"]
 
     names: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields; torch 2.6 cannot compile ``dataclasses.fields``."""
+    """Names of the fields that the class takes; torch 2.6 cannot compile ``dataclasses.fields``."""
 
     custom: ClassVar[bool] = False
     """Whether a user wrote the logit, so that it may be infinite at pairs that take no part."""
@@ -67,10 +67,10 @@ class Link:
         if "logit" in vars(cls):  # what is inherited belongs to another logit
             cls.slope = vars(cls).get("slope", Link.slope)  # type: ignore[method-assign]
             cls.near_cap = vars(cls).get("near_cap", Link.near_cap)
-        own = get_annotations(cls)
-        cls.names += tuple(
-            name for name, kind in own.items() if "ClassVar" not in str(kind) and name not in cls.names
-        )
+        own = [name for name, kind in get_annotations(cls).items() if "ClassVar" not in str(kind)]
+        # A field(init=False) is computed by the link itself, also in a copy.
+        taken = [name for name in own if getattr(vars(cls).get(name), "init", True)]
+        cls.names += tuple(name for name in taken if name not in cls.names)
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters that are tensors, by name."""
@@ -412,6 +412,13 @@ def check_positive(name: str, value: Scalar) -> None:
         raise TypeError(f"{name} must be a number or a tensor; got {type(value).__name__}")
     elif not 0 < value < float("inf"):
         raise ValueError(f"{name} must be positive and finite; got {value}")
+
+
+def check_fixed(name: str, value: float) -> None:
+    """Raise if an option is not a positive and finite number. It is not learned, so a tensor is refused."""
+    if not is_number(value):
+        raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+    check_positive(name, value)
 
 
 def unrounded(parameter: Scalar) -> Scalar:

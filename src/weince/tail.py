@@ -132,7 +132,7 @@ class TailStats(NamedTuple):
     """Statistics of the hardest negatives, one value per anchor, ``(anchors,)``, without gradient.
 
     ``rho``: smallest shortfall (``inf`` without negatives). ``beta``: slope of the Weibull fit. ``daic``: AIC
-    of the Gumbel proxy minus that of the Weibull fit, as in Algorithm 1; the two lines have different responses,
+    of the Gumbel proxy minus that of the Weibull fit, as in Algorithm 1; the two lines fit different quantities,
     so its sign does not say which law fits better. ``lam``: weight of the shortfall logit. If no fit can be made,
     ``beta``, ``daic`` and ``lam`` are 0.
 

@@ -15,8 +15,12 @@ from ranks import Largest, batch_slope, twins
 from test_properties import batches, smooth_batches
 
 from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, SoftmaxLink, TailConfig, WeibitLoss, WeinceLoss
+from weince.candidates import contests
 from weince.engines import chunked as module
 from weince.engines import survey
+from weince.engines.base import Need
+from weince.engines.dense import Dense
+from weince.engines.tile import Part
 from weince.links import FunctionLink
 from weince.losses.terms import RunningSlope
 from weince.losses.weince import RELEASED_TAIL
@@ -354,6 +358,20 @@ def test_autocast_does_not_touch_the_scores(dtype):
     torch.testing.assert_close(cast, plain, rtol=0, atol=0)
 
 
+class NegativesAlone(ContrastiveLoss):
+    """Nothing but the engine reads its temperature."""
+
+    def __init__(self, temperature, **options):
+        super().__init__(**options)
+        self.temperature = temperature
+
+    def sums(self, batch):
+        return LogSumExp(SoftmaxLink(self.temperature))
+
+    def combine(self, lse):
+        return lse.value
+
+
 @pytest.mark.parametrize("what", ["ids", "ignore", "temperature"])
 def test_what_the_backward_pass_reads_again_must_not_change(what):
     """Refilling such a buffer before the backward pass must be an error, since the gradient would be wrong."""
@@ -363,11 +381,19 @@ def test_what_the_backward_pass_reads_again_must_not_change(what):
         "ignore": torch.eye(12, dtype=torch.bool).roll(1, 0),
         "temperature": torch.tensor(0.5),
     }
-    loss = InfoNCELoss(tensors["temperature"], candidates="cross", engine="chunked", reduction="none")
+    loss = NegativesAlone(tensors["temperature"], candidates="cross", engine="chunked", reduction="none")
     losses = loss(z_i.requires_grad_(), z_j, ids=tensors["ids"], ignore=tensors["ignore"])
     tensors[what].fill_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         losses.sum().backward()
+
+
+def test_thresholds_of_the_survey_are_kept():
+    (contest,) = contests("cross", *torch.randn(2, 12, 6, dtype=torch.float64))
+    parts = [Part(SoftmaxLink(0.5), "lse", "negatives", number) for number in (3, 5)]
+    found = module.Chunked(contest, Need(None, (3,))), Dense(contest)
+    found[0].evaluate(parts[:1])
+    torch.testing.assert_close(*(engine.evaluate(parts) for engine in found))
 
 
 def test_a_mask_made_in_inference_mode():

@@ -217,9 +217,28 @@ def test_anchors_without_a_positive_do_not_move_the_pivot(engine):
     torch.testing.assert_close(got.stats.lam, lam, rtol=1e-9, atol=1e-9)
 
 
+class SoftmaxAndShortfall(ContrastiveLoss):
+    """Two sums, of which the second alone needs exact shortfalls."""
+
+    def sums(self, batch):
+        return [LogSumExp(SoftmaxLink(0.5)), LogSumExp(ShortfallLink(2.0))]
+
+    def combine(self, softmax, shortfall):
+        return softmax.value + shortfall.value
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LinkLoss(ShortfallLink(2.0)),  # beta 1 would cancel a positive's shortfall in its gradient
+        SoftmaxAndShortfall(engine="dense"),
+        SoftmaxAndShortfall(engine="chunked"),
+    ],
+    ids=["one sum", "two sums", "two sums, chunked"],
+)
 @pytest.mark.parametrize("who", ["negatives", "positives"])
 @pytest.mark.parametrize("d", [1e-3, 1e-4, 1e-5])
-def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
+def test_near_the_cap_the_gradient_is_right_in_float32(who, d, loss):
     """Some negatives, or all positives, have shortfall d; computing it as 1 - s would give an error of 1e-7 / d."""
     generator = torch.Generator().manual_seed(6)
     z_i = unit_rows(torch.randn(24, 64, generator=generator, dtype=torch.float64))
@@ -230,27 +249,39 @@ def test_near_the_cap_the_gradient_is_right_in_float32(who, d):
             z_i[row] = z_i[1] + (2 * d) ** 0.5 * step[row]
     single = [z.float().requires_grad_() for z in (z_i, z_j)]
     double = [z.detach().double().requires_grad_() for z in single]
-    loss = LinkLoss(ShortfallLink(2.0))  # beta 1 would cancel a positive's shortfall in its gradient
     for got, wanted in zip(
         torch.autograd.grad(loss(*single), single), torch.autograd.grad(loss(*double), double), strict=True
     ):
         assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-4
 
 
+@pytest.mark.parametrize("stats", [False, True])
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 @pytest.mark.parametrize("d", [1e-4, 1e-5])
-def test_near_the_cap_positives_of_one_label_are_right_in_float32(engine, d):
-    """Five rows of each label have shortfalls of about d: four near positives each, and no near negative."""
+def test_near_the_cap_positives_of_one_label_are_right_in_float32(engine, d, stats):
+    """Five rows of each label have shortfalls of about d: four near positives each, and no near negative, which a
+    survey for statistics would have found."""
     generator = torch.Generator().manual_seed(7)
     z = unit_rows(torch.randn(6, 64, generator=generator, dtype=torch.float64)).repeat(5, 1)
     z += d**0.5 * unit_rows(torch.randn(30, 64, generator=generator, dtype=torch.float64))
     single = z.float().requires_grad_()
     double = single.detach().double().requires_grad_()
     loss, labels = LinkLoss(ShortfallLink(2.0), candidates="labels", engine=engine), torch.arange(6).repeat(5)
-    got, wanted = loss(single, labels=labels), loss(double, labels=labels)
+    got, wanted = loss(single, labels=labels, return_stats=stats), loss(double, labels=labels)
+    got = got.loss if stats else got
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=0)
     (grad,), (exact,) = torch.autograd.grad(got, single), torch.autograd.grad(wanted, double)
     assert float((grad.double() - exact).norm() / exact.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_fewer_candidates_than_are_made_exact(engine):
+    z, labels = embeddings(3, 1), torch.tensor([0, 0, 1])
+    got = LinkLoss(ShortfallLink(2.0), candidates="labels", engine=engine)(z, labels=labels)
+    wanted = reference.with_link(
+        z, z, reference.roles_labels(labels.tolist()), lambda s: -2 * torch.log(1 - s)
+    )
+    same(got, wanted, [z])
 
 
 def test_an_anchor_with_few_negatives_near_the_cap_has_no_others():

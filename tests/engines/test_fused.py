@@ -28,7 +28,7 @@ from weince.engines.base import Need  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of, why_not  # noqa: E402
 from weince.engines.kernels import hardest, launch, search, shapes  # noqa: E402
-from weince.engines.kernels.fit import log64  # noqa: E402
+from weince.engines.kernels.fit import lines, log64  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
 from weince.links import (  # noqa: E402
     AffineLink,
@@ -40,7 +40,7 @@ from weince.links import (  # noqa: E402
     SoftmaxLink,
 )
 from weince.scores import shortfalls  # noqa: E402
-from weince.tail import TailConfig, fit_tail, gated  # noqa: E402
+from weince.tail import TailConfig, TailFit, fit_tail, gated  # noqa: E402
 
 TAIL = TailConfig()
 gpu = pytest.mark.gpu
@@ -97,10 +97,17 @@ def test_several_sums_on_every_layout(layout):
     agree(several, rows, name, **options)
 
 
-@pytest.mark.parametrize("layout", ["views", "cross, negatives", "labels, ids"])
-def test_one_sum(layout):
-    rows, name, options = batch(layout, n=35, d=20)
-    agree(lambda engine, numbers: [Part(SoftmaxLink(numbers(0.1)), "lse")], rows, name, **options)
+@pytest.mark.parametrize(
+    ("layout", "n", "block"),
+    [("views", 47, 16), ("views", 64, 64), ("cross, negatives", 47, 16), ("cross, negatives", 56, 16),
+     ("labels, ids", 47, 16)],
+)  # fmt: skip
+def test_one_sum(monkeypatch, layout, n, block):
+    """In several tiles: some hold one positive only, in their first or last column, some hold no positive but the
+    anchors themselves. With 56 anchors the last tile has one column too many."""
+    monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": block, "BN": 32})
+    rows, name, options = batch(layout, n=n, d=20)
+    agree(lambda engine, numbers: [Part(SoftmaxLink(numbers(0.5)), "lse")], rows, name, **options)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +123,12 @@ def test_one_sum(layout):
     ],
     ids=["softmax", "affine", "endpoint", "shortfall", "blend", "power", "atanh"],
 )
-def test_links(link):
+def test_links(monkeypatch, link):
+    """In several tiles, in which the largest logit so far grows."""
+    monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 16, "BN": 32})
     agree(
         lambda engine, numbers: [Part(link(numbers, len(engine.contest.anchors)), "lse")],
-        views(16, 24),
+        views(20, 24),
         gradient=2e-4,
     )
 
@@ -215,10 +224,12 @@ def test_a_link_of_ones_own_beside_others():
     agree(parts, views(9, 16))
 
 
-@pytest.mark.parametrize("layout", ["views", "cross, negatives", "clip"])
-def test_the_positive(layout):
+@pytest.mark.parametrize(
+    ("layout", "d"), [("views", 20), ("cross, negatives", 20), ("clip", 20), ("views", 140), ("cross", 140)]
+)
+def test_the_positive(layout, d):
     """Shortfalls of positives and their gradients, with a zero row and with a pair of equal rows."""
-    rows, name, options = batch(layout, n=19, d=20)
+    rows, name, options = batch(layout, n=19, d=d)
     rows[0][3], rows[1][5] = 0.0, rows[0][5]
     found = []
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
@@ -355,17 +366,26 @@ def test_statistics(layout):
     assert float(engine.stats.lam.max()) > 0.01, "a case in which the gate is shut tests nothing"
 
 
-def test_the_tail_of_a_small_batch_with_small_tiles(monkeypatch):
+@pytest.mark.parametrize("n", [12, 48])
+def test_the_tail_of_a_small_batch_with_small_tiles(monkeypatch, n):
     """With tiles of 32 columns, as on a GPU with little shared memory, the last columns of the buffer stay unwritten.
     Here they hold zeros, which would be the smallest shortfalls."""
     monkeypatch.setattr(search, "blocks", lambda *_: {"BM": 64, "BN": 32})
     monkeypatch.setattr(torch, "empty", torch.zeros)
-    check_stats(TailConfig(k=0.5, k_min=4), views(12, 16), "views", (3,))
+    check_stats(TailConfig(k=0.5, k_min=4), views(n, 16), "views", (3,))
 
 
-def test_the_released_tail():
-    config = TailConfig(beta=1.0, drop=0.05, soft_cap=False, gate="rho", rho0=0.3)
-    check_stats(config, views(10, 24))
+def test_the_hardest_of_hundreds():
+    z_i, z_j = views(4, 16)
+    check_stats(TailConfig(k=4), (z_i, z_j, torch.randn(300, 16, device=DEVICE)), "cross", (260, 7))
+
+
+@pytest.mark.parametrize(("layout", "drop"), [("views", 0.05), ("views, ignore", 0.3)])
+def test_the_released_tail(layout, drop):
+    """With ignored pairs, anchors differ in how many negatives the fit leaves out."""
+    config = TailConfig(k=0.5, k_min=4, beta=1.0, drop=drop, soft_cap=False, gate="rho", rho0=0.3)
+    rows, name, options = batch(layout, n=10, d=24)
+    check_stats(config, rows, name, **options)
 
 
 def blended(engine, numbers):
@@ -403,6 +423,17 @@ def test_bfloat16_to_the_error_of_rounding_the_inputs():
     assert float((ours - theirs).abs().max()) < 1e-4
     for mine, own, other in zip(our_gradients[:2], gradients[:2], free[:2], strict=True):
         assert float((mine - own).norm()) <= float((own - other).norm())
+
+
+def test_bfloat16_rows_of_any_length_and_stride():
+    """Lengths whose squares overflow or underflow float32, and rows that are part of wider ones."""
+    rows = views(12, 16, dtype=torch.bfloat16)
+    scale = torch.linspace(-100, 100, 12, device=DEVICE).round().exp2().bfloat16()
+    wide = [torch.cat([scale[:, None] * row, row], 1)[:, :16] for row in rows]
+    values = [
+        Fused(contests("cross", *each)[0]).evaluate([Part(SoftmaxLink(0.3), "lse")]) for each in (rows, wide)
+    ]
+    torch.testing.assert_close(*values)
 
 
 @pytest.mark.parametrize("case", ["one pass", "two passes", "too few", "too many"])
@@ -541,12 +572,21 @@ def test_survivors(monkeypatch, ids, plan, columns, span):
     assert not ids or torch.equal(seen.long(), Dense(engine.contest).negatives())
 
 
+def test_flags_of_later_chunks(monkeypatch):
+    """One anchor, in the third chunk, has a negative near the cap; its flag is the second."""
+    Sampled(monkeypatch, shapes.TailPlan(16, 0, 0, 128), 64, 9)
+    z_i, z_j = torch.randn(2, 70, 16, device=DEVICE)
+    z_j[2] = beside(z_i[66], 1e-4)
+    _, _, flags = Fused(contests("cross", z_i, z_j)[0], Need(TailConfig(k=9))).near
+    assert flags.tolist() == [0, 1, 0]
+
+
 def test_the_exact_search_of_some_anchors(monkeypatch):
     """Some anchors have enough survivors; others in the same tile have too few, too many, or few negatives at all."""
     sampled = Sampled(monkeypatch, shapes.TailPlan(4, 0, 0, 32), 64, 9)
     ignore = torch.zeros(40, 150, dtype=torch.bool, device=DEVICE)
     ignore[33:35, 6:] = ignore[36, 1:] = True
-    engine = check_stats(TailConfig(k=9), noise(5), "cross", (7, 10), ignore=ignore)
+    engine = check_stats(TailConfig(k=9, gate="aic"), noise(5), "cross", (7, 10), ignore=ignore)
     enough, kept, seen = sampled.check(engine.contest)
     assert 0 < int((enough < seen.clamp(max=11)).sum()) < 10
     assert 0 < int((kept > 32).sum()) < 10
@@ -598,6 +638,18 @@ def test_ties_and_duplicates():
     )
 
 
+def check_nearest(engine, exact):
+    """Compare the nearest negatives that an engine found with ``exact`` shortfalls, infinite for other pairs."""
+    columns, values, _ = engine.near
+    wanted = exact.sort(1).values[:, :4]
+    torch.testing.assert_close(values.sort(1).values.double(), wanted, rtol=1e-5, atol=0)
+    found = exact.gather(1, columns.clamp_min(0).long()).where(columns >= 0, torch.inf)
+    torch.testing.assert_close(found, values.double(), rtol=1e-5, atol=0)
+    for row in columns.tolist():
+        real = [column for column in row if column >= 0]
+        assert len(set(real)) == len(real)
+
+
 def test_nearest_negatives_of_every_anchor():
     """Columns and exact shortfalls, also if the last program of the fit has rows to spare, and -1 and infinity after
     them if an anchor has fewer than four negatives."""
@@ -605,12 +657,19 @@ def test_nearest_negatives_of_every_anchor():
     ignore = torch.zeros(35, 35, dtype=torch.bool, device=DEVICE)
     ignore[4, 2:] = ignore[34, 1:] = True
     (contest,) = contests("cross", z_i, z_j, ignore=ignore)
-    columns, values, _ = Fused(contest, Need(TailConfig(k=4))).near
     exact = contest.hide(shortfalls(contest.anchors.double(), contest.candidates.double()), torch.inf)
-    wanted = exact.sort(1).values[:, :4]
-    torch.testing.assert_close(values.sort(1).values.double(), wanted, rtol=1e-5, atol=0)
-    found = exact.gather(1, columns.clamp_min(0).long()).where(columns >= 0, torch.inf)
-    torch.testing.assert_close(found, values.double(), rtol=1e-5, atol=0)
+    check_nearest(Fused(contest, Need(TailConfig(k=4))), exact)
+
+
+def test_nearest_negatives_that_tie():
+    """The kernel reads 64 candidates at a time: of the first anchor three tie in either half, of the second two."""
+    z_i, z_j = views(4, 16, noise=1.0, dtype=torch.bfloat16)  # exact products, so that equal rows tie
+    others = torch.randn(96, 16, device=DEVICE).bfloat16()
+    others[[10, 20, 30, 70, 80, 90]] = z_i[0] + 0.2 * others[0]
+    others[[12, 22, 72, 82]] = z_i[1] + 0.2 * others[0]
+    (contest,) = contests("cross", z_i, z_j, negatives=others)
+    exact = contest.hide(shortfalls(contest.anchors.double(), contest.candidates.double()), torch.inf)
+    check_nearest(Fused(contest, Need(TailConfig(k=4))), exact)
 
 
 @pytest.mark.parametrize("known", ["tail", "no tail", "labels"])
@@ -620,6 +679,8 @@ def test_near_the_cap(shortfall, known):
     z_i, z_j = views(14, 32, noise=1.0)
     step = torch.nn.functional.normalize(torch.randn(32, device=DEVICE), dim=0)
     z_j[0] = torch.nn.functional.normalize(z_i[1], dim=0) + (2 * shortfall) ** 0.5 * step
+    for row in (5, 7, 9):  # four in all
+        z_j[row] = beside(z_i[1], shortfall)
     options = {}
     if known == "labels":
         options["labels"] = torch.arange(14, device=DEVICE) // 2
@@ -635,14 +696,37 @@ def test_near_the_cap(shortfall, known):
     assert (float(engines[0].near[1].min()) < 2 * shortfall) or shortfall > launch.CLOSE
 
 
+def test_a_negative_at_the_cap():
+    """Equal rows: their shortfall is below the smallest that the links tell apart."""
+    z_i, z_j = views(9, 16)
+    z_j[0] = z_i[1]
+    agree(
+        lambda engine, numbers: [Part(BlendLink(0.4, 2.0, 0.3), "lse"), Part(ShortfallLink(2.0), "lse")],
+        (z_i, z_j),
+    )
+
+
 def beside(row, shortfall):
     """A unit row at about this shortfall from a row."""
     step = torch.nn.functional.normalize(torch.randn_like(row), dim=0)
     return torch.nn.functional.normalize(row, dim=0) + (2 * shortfall) ** 0.5 * step
 
 
-@pytest.mark.parametrize("layout", ["views, ignore, same", "cross, negatives", "labels, ids"])
-def test_sums_and_gradients_in_pieces(monkeypatch, layout):
+def steep(engine, numbers):
+    """A sum that needs exact shortfalls near the cap, and nothing else of a search."""
+    return [Part(ShortfallLink(numbers(2.0)), "lse")]
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        ("views, ignore, same", several),
+        ("cross, negatives", several),
+        ("cross, negatives", steep),
+        ("labels, ids", several),
+    ],
+)
+def test_sums_and_gradients_in_pieces(monkeypatch, layout, parts):
     """As in a large batch: sums and gradients of several spans of columns, and tiles of 32 columns and 128 rows,
     which have two flags. In "cross", only one anchor has a negative near the cap, and its flag is the second."""
     monkeypatch.setattr(launch, "SPAN", 64)
@@ -655,7 +739,7 @@ def test_sums_and_gradients_in_pieces(monkeypatch, layout):
         rows[1][30] = beside(rows[0][5], 1e-4)
         rows[1][31] = beside(rows[0][7], 1e-4)  # has its label
     # Tolerances as in test_near_the_cap.
-    agree(several, rows, name, value=1e-4, gradient=2**-16 / (2e-4) ** 0.5, **options)
+    agree(parts, rows, name, value=1e-4, gradient=2**-16 / (2e-4) ** 0.5, **options)
 
 
 # The engine as a whole
@@ -695,6 +779,15 @@ def test_anchors_that_are_some_of_the_candidates(tmp_path):
         dist.destroy_process_group()
     for mine, exact in zip(spread.stats, Fused(contest, Need(TAIL)).stats, strict=True):
         torch.testing.assert_close(mine, exact)
+
+
+def test_an_anchor_in_the_last_column_of_a_tile(monkeypatch):
+    """That tile holds neither another anchor nor a positive of these 16."""
+    monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 16, "BN": 32})
+    (contest,) = contests("views", *views(60, 16))
+    some = replace(contest.rows(31, 47), symmetric=False)
+    ours, exact = (engine(some).evaluate([Part(SoftmaxLink(0.3), "lse")])[0] for engine in (Fused, Dense))
+    torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5)
 
 
 def test_what_it_does_not_serve():
@@ -893,3 +986,61 @@ def test_the_logarithm_of_the_fit_is_float64s():
     y = torch.empty(4096, dtype=torch.float64, device=DEVICE)
     logarithms[(1,)](x, y, SIZE=4096)
     torch.testing.assert_close(y, x.double().log(), rtol=0, atol=1e-14)
+
+
+@triton.jit
+def lines_kernel(
+    values, sizes, drops, table, out, k, drop, eps, ROWS: tl.constexpr, KP: tl.constexpr, VARIES: tl.constexpr
+):
+    row = tl.arange(0, ROWS)
+    place = tl.zeros((ROWS, 1), tl.int32) + tl.arange(0, KP)[None, :]
+    rank = place % 32 * (KP // 32) + place // 32
+    size, dropped = tl.full((ROWS,), 1, tl.int32) * k, tl.full((ROWS,), 1, tl.int32) * drop
+    if VARIES:
+        size, dropped = tl.load(sizes + row), tl.load(drops + row)
+    found = tl.load(values + row[:, None] * KP + rank)
+    rho = tl.load(values + row * KP)
+    fits, slope, difference = lines(found, rank, place, rho, size, dropped, table, eps, KP, VARIES)
+    tl.store(out + row, fits.to(tl.float32))
+    tl.store(out + ROWS + row, slope)
+    tl.store(out + 2 * ROWS + row, difference)
+
+
+@pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize("drop", [0.0, 0.1])
+def test_two_lines_through_any_tail(drop, varies):
+    """Any shortfalls, some below eps, equal ones, nearly equal ones, those on either line, and few of them."""
+    share = torch.arange(1, 65, dtype=torch.float64) / 65
+    values = torch.rand(8, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sort(1).values
+    values[1, :10] = 0
+    values[2] = 0.3
+    values[3] = 0.3 + 1e-5 * share
+    values[4] = 0.5 * share
+    values[5] = 0.02 / -share.log()
+    sizes = torch.full((8,), 64)
+    if varies:
+        sizes[4:] = torch.tensor([4, 3, 2, 0])
+        values[4:].masked_fill_(torch.arange(64) >= sizes[4:, None], torch.inf)
+    config = TailConfig(drop=drop)
+    dropped = (sizes * drop).floor().clamp_min(1 if drop else 0).int()
+    values, out, first = values.float().to(DEVICE), torch.empty(3, 8, device=DEVICE), int(dropped[0])
+    table = search.fit_table(64, first, 64, torch.device(DEVICE))
+    lines_kernel[(1,)](values, sizes.int().to(DEVICE), dropped.to(DEVICE), table, out, 64, first, config.eps,
+                       ROWS=8, KP=64, VARIES=varies)  # fmt: skip
+    wanted = fit_tail(values.double(), sizes.to(DEVICE), config)
+    exact = torch.stack([wanted.made.double(), wanted.beta, wanted.daic])
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("gate", ["both", "rho", "aic"])
+@pytest.mark.parametrize("given", [False, True])
+def test_the_gate_of_many_anchors(gate, given):
+    """More than the gate's kernel does at once if the pivot is given."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    rho, daic, made = torch.rand(3, 1030, generator=generator, device=DEVICE)
+    rho, daic, made = rho + 0.01, 9 * daic - 4, made < 0.8
+    config = TailConfig(gate=gate, rho0=0.3 if given else None, kappa_rho=7.0, kappa_aic=0.6, margin=1.5)
+    pivot = torch.full((1,), 0.3, device=DEVICE) if given else None
+    lam = search.gated(rho, daic, made.int(), pivot, config)
+    wanted = gated(rho.double(), TailFit(daic, daic.double(), daic, daic, made), config).lam
+    torch.testing.assert_close(lam.double(), wanted, rtol=1e-5, atol=1e-7)

@@ -40,14 +40,16 @@ def wanted(source, grad):
 
 
 def check(source, grad):
-    leaf = source.clone().requires_grad_()
+    leaf = source.detach().requires_grad_()  # a clone would be contiguous
     unit = scores.unit_rows(leaf)
     assert unit.dtype == torch.float32
     unit.backward(grad)
     expected, by_row = wanted(source, grad)
     torch.testing.assert_close(unit.double(), expected, rtol=1e-6, atol=1e-7)
-    # The gradient is a difference of two numbers as large as `peak`, each rounded to float32.
-    peak = (grad.double().norm(dim=1, keepdim=True) / source.double().norm(dim=1, keepdim=True)).nan_to_num(0)
+    # The gradient is a difference of two numbers as large as `peak`, each rounded to float32; 0 for a zero row.
+    peak = (grad.double().norm(dim=1, keepdim=True) / source.double().norm(dim=1, keepdim=True)).nan_to_num(
+        0, posinf=0
+    )
     rounding = max(torch.finfo(source.dtype).eps, torch.finfo(torch.float32).eps) * 4
     assert leaf.grad.dtype == source.dtype
     assert bool(((leaf.grad.double() - by_row).abs() <= rounding * peak + 1e-37).all())
@@ -83,15 +85,18 @@ def test_rows_of_any_length(exponents, seed, zero):
 def test_rows_that_are_not_contiguous():
     whole = torch.randn(12, 40, device=DEVICE)
     for source in (whole[:, ::2], whole[::2, :20], whole[:20].T):
-        check(source, torch.randn(*source.shape[::-1], device=DEVICE).T)
+        n, d = source.shape
+        check(source, torch.randn(d, n, device=DEVICE).T)
+        check(source, torch.randn(n, d + 3, device=DEVICE)[:, :d])
 
 
 @pytest.mark.usefixtures("_by_kernels")
 def test_the_gradient_of_short_float16_rows_keeps_its_direction():
     """A row of the gradient beyond the range of float16 is scaled down as a whole, as without kernels."""
-    source = torch.tensor([[6e-8, 0.0], [0.0, 1.0]], dtype=torch.float16, device=DEVICE).requires_grad_()
-    scores.unit_rows(source).backward(torch.tensor([[0.0, 1.0], [1.0, 0.0]], device=DEVICE))
-    assert source.grad.tolist() == [[0.0, 65504.0], [1.0, 0.0]]
+    rows = [[6e-8, 0.0], [0.0, 1.0], [6e-8, 0.0]]
+    source = torch.tensor(rows, dtype=torch.float16, device=DEVICE).requires_grad_()
+    scores.unit_rows(source).backward(torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0]], device=DEVICE))
+    assert source.grad.tolist() == [[0.0, 65504.0], [1.0, 0.0], [0.0, -65504.0]]
 
 
 @pytest.mark.usefixtures("_by_kernels")

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weince.engines.smallest import smallest
+from weince.engines.smallest import SAMPLE, least, smallest
 
 
 @given(
@@ -28,6 +28,15 @@ def test_rows_whose_smallest_values_stand_together():
     """A few of the sorted runs hold most of the smallest values, so cutting each run to its share would lose some."""
     values = torch.cat([torch.rand(3, 600), 1 + torch.rand(3, 4000)], 1)
     assert torch.equal(smallest(values, 700), values.sort(dim=1).values[:, :700])
+
+
+@pytest.mark.parametrize("smaller", [1.0, 0.001])
+@pytest.mark.parametrize("count", [10, SAMPLE])
+def test_the_least_of_many(count, smaller):
+    """Most values are dropped by a bound from a sample. A sample of smaller values makes it too low: then none is."""
+    values = torch.rand(4 * SAMPLE)
+    values[::4] *= smaller
+    assert torch.equal(least(values, count), values.sort().values[:count])
 
 
 @pytest.mark.usefixtures("fresh_compiler")

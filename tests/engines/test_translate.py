@@ -143,8 +143,10 @@ def test_functions_that_triton_does_not_have(name, largest):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("name", "x"), [("sinh", 90.0), ("sinh", math.inf), ("cosh", 90.0), ("atanh", 1.0), ("atanh", 1.01)]
-)
+    ("name", "x"),
+    [("sinh", 90.0), ("sinh", math.inf), ("cosh", 90.0), ("atanh", 1.0), ("atanh", 1.01), ("expm1", 110.0),
+     ("expm1", math.inf), ("tanh", 60.0), ("sign", 0.5)],
+)  # fmt: skip
 def test_functions_beyond_their_range(name, x):
     x = torch.tensor([x, -x, math.nan, 0.0], device=DEVICE)
     out = torch.empty_like(x)
@@ -162,6 +164,19 @@ def test_powers_are_as_accurate_as_they_say():
     wanted = x.double() ** y.double()
     units = (out.double() - wanted).abs() / wanted * 2.0**23
     assert bool((units <= 4 + 1.5 * (y.double() * x.double().log2()).abs()).all())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: log2(0)
+def test_powers_of_any_base():
+    """Negative bases, where whole exponents keep or drop the sign, zero, infinity, and NaN."""
+    x, y = torch.cartesian_prod(
+        torch.tensor([-4.0, -0.5, 0.0, 0.5, 4.0, math.inf, math.nan]),
+        torch.tensor([-3.0, -2.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0]),
+    ).T.contiguous()
+    out = torch.empty(64, device=DEVICE)
+    x, y = (torch.cat([one, torch.ones(8)]).to(DEVICE) for one in (x, y))
+    two_kernel[(1,)](x, y, out, COUNT=64, FUNCTION=elementwise.power)
+    torch.testing.assert_close(out, x**y, rtol=2e-6, atol=0, equal_nan=True)
 
 
 def trees():
@@ -444,3 +459,12 @@ def test_large_batches(layout, dtype):
         gradient=1e-4 if dtype == torch.float32 else 4e-3,
         **options,
     )
+
+
+@pytest.mark.usefixtures("no_loop")
+def test_no_score_exceeds_1():
+    """A function sees scores of equal rows, too many to be made exact, that are at most 1."""
+    (z_i, _), link = views(12, 16), FunctionLink(lambda s: -(1e-12 + (1 - s)).sqrt())
+    (contest,) = contests("cross", z_i, z_i.roll(1, 0), negatives=z_i.repeat(6, 1))
+    (value,), (exact,) = (engine(contest).evaluate([Part(link, "lse")]) for engine in (Fused, Dense))
+    torch.testing.assert_close(value, exact, rtol=1e-3, atol=1e-3)

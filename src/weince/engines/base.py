@@ -152,7 +152,7 @@ class Engine(ABC):
             return self.negatives().to(self.contest.anchors.dtype).expand(len(self.contest.anchors)).clone()
         if isinstance(one, SoftplusSum):
             if one.among == "positives" and shortfall is not None:
-                return log1pexp(one.link.logit(shortfall))
+                return log1pexp(one.link.logit(shortfall).to(shortfall.dtype))
             return values[0]
         value = values[0]
         alone = None if self.contest.uniform else value == -torch.inf
@@ -160,7 +160,8 @@ class Engine(ABC):
             self.alone = alone if self.alone is None else self.alone | alone
             value = torch.where(alone, 0.0, value)
         if shortfall is not None:
-            return Summed(value, one.positive.logit(shortfall), None, one.link, alone)
+            positive = one.positive.logit(shortfall).to(shortfall.dtype)
+            return Summed(value, positive, None, one.link, alone)
         assert positives is not None
         _, together, total = values
         mean = total / positives.clamp_min(1)

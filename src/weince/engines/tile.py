@@ -110,7 +110,7 @@ class Tile:
     def _sum(self, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
         custom = part.link.custom
         shortfall = self._taking_part(part, threshold) if custom else self.shortfall
-        logits = part.link.logit(shortfall)
+        logits = part.link.logit(shortfall).to(shortfall.dtype)  # a user's may read float64 constants
         if part.kind == "lse":
             value, weight = self._log_sum_exp(logits, part, threshold)
         elif part.kind == "softplus":

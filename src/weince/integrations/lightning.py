@@ -44,10 +44,10 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 class TailLogger(Callback):
     """Logs mean and quantiles of ``rho``, ``beta``, ``daic`` and ``lam`` over the anchors of a training batch.
 
-    On every n-th training batch it asks the losses for the statistics that they compute anyway; this changes neither
-    value nor gradient. (InfoNCE computes the statistics only for this purpose, which may change its value in the last
-    digit.) Other batches are not touched, and each logged batch costs one transfer from the device. With several
-    devices, the statistics cover the anchors of the device that logs.
+    On every n-th training batch it asks the losses for these statistics. Losses that use them compute them anyway.
+    Others, such as InfoNCE, compute them only for this purpose, which may change their value in the last digit.
+    Other batches are not touched, and each logged batch costs one transfer from the device. With several devices, the
+    statistics cover the anchors of the device that logs.
 
     The names are ``tail/lam_mean``, ``tail/lam_p10`` and so on; in a module with several losses
     ``tail/<name of the loss>/lam_mean``. They go to the trainer's loggers and to ``trainer.callback_metrics``.

@@ -76,8 +76,8 @@ class ContrastiveLoss(nn.Module):
         gather: In a process group of several ranks, contrast the local anchors with the candidates of all ranks; the
             average of the ranks' losses and gradients is that of one process (:mod:`weince.distributed`). ``"ring"``
             passes candidates from rank to rank, so that no rank holds all of them.
-        check_finite: Raise on NaN or infinity in the embeddings. By default only on a CPU, where the check needs no
-            device sync.
+        check_finite: Raise an error on NaN or infinity in the embeddings. By default only on a CPU, where the check
+            needs no device sync.
         graph: On CUDA, record the forward and backward pass as CUDA graphs and replay them for later batches of the
             same shape; this removes most of the CPU launch overhead. Each thread records its own graphs. By default
             only for the losses of this library and up to 8,192 pairs of views. True: for any size and for your own
@@ -100,7 +100,8 @@ class ContrastiveLoss(nn.Module):
     """Whether the loss is defined for several positives per anchor, ``candidates="labels"``."""
 
     needs_negatives: ClassVar[bool] = True
-    """If True, an anchor without negatives has loss 0. If False, its loss is what :meth:`combine` returns."""
+    """If True, an anchor without negatives for a :class:`weince.LogSumExp` has loss 0. If False, and with other sums,
+    its loss is what :meth:`combine` returns."""
 
     same_view: ClassVar[bool] = False
     """Whether the loss contrasts within a view, and so needs ``candidates="views"``."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import FunctionLink, SoftmaxLink, check_positive
+from weince.engines.choose import warn_once
+from weince.links import FunctionLink, SoftmaxLink, check_fixed
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.sums import LogSumExp, Summed
 
@@ -30,7 +31,8 @@ class KLBallLoss(ContrastiveLoss):
 
     Args:
         radius: ``r`` in nats. Near 0 all ``N`` negatives weigh the same, near ``log N`` only the hardest counts.
-        min_temperature: Smallest temperature of an anchor. Without such a bound, training starts with a collapse.
+        min_temperature: Smallest temperature of an anchor, and that of an anchor with so few negatives that ``log N``
+            is below ``r``. Without such a bound, training starts with a collapse.
         **options: As in :class:`weince.ContrastiveLoss`.
 
     Examples:
@@ -46,15 +48,17 @@ class KLBallLoss(ContrastiveLoss):
         self, radius: float = 1.2, *, min_temperature: float = 0.05, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
-        check_positive("radius", radius)
-        check_positive("min_temperature", min_temperature)
+        check_fixed("radius", radius)
+        check_fixed("min_temperature", min_temperature)
         self.radius, self.min_temperature = radius, min_temperature
 
     def sums(self, batch: Engine) -> LogSumExp:
         most = batch.contest.most_negatives
-        if self.radius >= math.log(most):
-            raise ValueError(
-                f"radius must be less than log(number of negatives) = {math.log(most):.3g}; got {self.radius}"
+        if not torch.compiler.is_compiling() and self.radius >= math.log(most):
+            warn_once(
+                f"weince: a softmax over {most} negatives is at most log({most}) = {math.log(most):.3g} nats from "
+                f"uniform, and radius is {self.radius:g}: all anchors of such a batch have temperature "
+                f"{self.min_temperature:g}"
             )
         scales = scales_at(batch, self.radius, 1 / self.min_temperature)
         return LogSumExp(SoftmaxLink((1 / scales).clamp_min(self.min_temperature)))  # against rounding
@@ -94,7 +98,7 @@ def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
         step = step.clamp_max(end)
         inside = (step >= low) & (step <= high)  # at the root, the step stays on an end of the bracket
         at = torch.where(inside, step, (low + high) / 2)
-    return at.exp()
+    return at.masked_fill(log_count <= radius, end).exp()  # no softmax over so few reaches the radius
 
 
 # In shortfalls, which are small if all negatives are near the cap: there the variance of scores would cancel.

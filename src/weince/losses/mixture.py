@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, SoftmaxLink, check_positive, is_number
+from weince.links import Scalar, SoftmaxLink, check_fixed, is_number
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss
 from weince.sums import LogSumExp, Summed
@@ -53,7 +53,7 @@ class TemperatureMixtureLoss(TemperatureLoss):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(temperature, max_scale=max_scale, **options)
-        check_positive("spread", spread)
+        check_fixed("spread", spread)
         if not is_number(nodes, int) or not 2 <= nodes <= 20:
             raise ValueError(f"nodes must be an int between 2 and 20; got {nodes!r}")
         self.spread, self.nodes = spread, nodes

@@ -1,4 +1,4 @@
-"""RINCE: InfoNCE that tolerates wrong positives, ``-exp(q s+/t) / q + (l (exp(s+/t) + sum exp(s/t)))^q / q``.
+"""RINCE: InfoNCE that tolerates wrong positives, ``-exp(q s+/t) / q + (w (exp(s+/t) + sum exp(s/t)))^q / q``.
 
 Chuang et al. 2022, "Robust Contrastive Learning against Noisy Views".
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, SoftmaxLink, check_positive, is_number
+from weince.links import Scalar, SoftmaxLink, check_fixed, is_number
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss, temperatures
 from weince.scores import free_to_look
@@ -24,7 +24,7 @@ class RINCELoss(TemperatureLoss):
         temperature: A number, or an ``nn.Parameter`` to learn it. At least ``q / 60``, for float64 embeddings
             ``q / 600``: the loss grows as ``exp(q / temperature)``.
         q: Robustness, in (0, 1].
-        weight: ``l``: weight of the denominator.
+        weight: ``w``: factor of the denominator.
         max_scale: Largest inverse of a learned temperature.
         **options: As in :class:`weince.ContrastiveLoss`.
 
@@ -50,7 +50,7 @@ class RINCELoss(TemperatureLoss):
         super().__init__(temperature, max_scale=max_scale, **options)
         if not is_number(q) or not 0 < q <= 1:
             raise ValueError(f"q must lie in (0, 1]; got {q!r}")
-        check_positive("weight", weight)
+        check_fixed("weight", weight)
         self.q, self.weight = q, weight
 
     def sums(self, batch: Engine) -> LogSumExp:

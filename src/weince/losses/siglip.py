@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, check_positive, is_number
+from weince.links import AffineLink, check_fixed, is_number
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.losses.temperature import keep_within
 from weince.sums import SoftplusSum, Sum
@@ -52,11 +52,13 @@ class SigLIPLoss(ContrastiveLoss):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        check_positive("scale", scale)
+        check_fixed("scale", scale)
         if not is_number(bias) or not math.isfinite(bias):
             raise ValueError(f"bias must be a finite number; got {bias!r}")
-        if max_scale is not None and not scale <= max_scale:
-            raise ValueError(f"max_scale must be at least the scale of {scale}; got {max_scale}")
+        if max_scale is not None:
+            check_fixed("max_scale", max_scale)
+            if max_scale < scale:
+                raise ValueError(f"max_scale must be at least the scale of {scale}; got {max_scale}")
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)), requires_grad=learn)
         self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learn)
         self.max_scale = max_scale

@@ -11,7 +11,7 @@ from weince.sums import LogSumExp, Summed
 
 
 class WeibitLoss(ContrastiveLoss):
-    """Weibit: softmax of ``-beta * log(endpoint - s)``. An endpoint above 1 is Student-t (t-SimCNE).
+    """Weibit: softmax of ``-beta * log(endpoint - s)``. An endpoint above 1 gives a Student-t kernel (t-SimCNE).
 
     Args:
         beta: Slope; a number, or an ``nn.Parameter`` to learn it.
