@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from weince.diagnose.reading import Pairs
 
 DIAGNOSE = """\
-Tell whether softmax is the right link for paired embeddings, and write a page to look at.
+Tell which temperature or link fits paired embeddings, and write a page. (A link turns a score, the cosine of two
+embeddings, into a logit.)
 
 input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
        pairs with equal ids never compete), or with z (rows, dim) and labels (rows,); .npy of shape
@@ -31,7 +32,7 @@ examples:
 def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "diagnose",
-        help="tell whether softmax is the right link for your embeddings",
+        help="tell which temperature or link fits your embeddings",
         description=DIAGNOSE,
         epilog=DIAGNOSE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -51,8 +52,9 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--candidates",
         choices=("views", "cross"),
-        help="rows that compete, as in the loss that trained the models: all other rows of both views, as in SimCLR "
-        "(views); or cross, for a row of z_i only the rows of z_j, as in CLIP",
+        help="candidates of an anchor, as in the loss that trained the models: views, all other rows of both views, "
+        "as in SimCLR; or cross, where the anchors are the rows of z_i and the candidates those of z_j, as in CLIP "
+        "(views)",
     )
     parser.add_argument(
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
@@ -63,7 +65,9 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--sentences", type=Path, metavar="TSV", help="file with two tab-separated sentences a line, "
                         "no header; the inputs are folders of sentence-transformers models")  # fmt: skip
     parser.add_argument(
-        "--quick", action="store_true", help="compute fewer batches and simulations: a look, not a result"
+        "--quick",
+        action="store_true",
+        help="compute fewer batches and simulations: a first look, not a result",
     )
     amount = parser.add_argument_group(
         "how much to compute (defaults in parentheses, those of --quick in brackets)"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from diagnose.synthetic import small, two_encoders, views
 from weince import evt
 from weince.diagnose import bank as module
-from weince.diagnose.bank import build_bank, larger_sizes, plan, view_gap
+from weince.diagnose.bank import build_bank, count_beaten, larger_sizes, plan, view_gap
 from weince.diagnose.reading import InputError, Pairs, make_pairs
 from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
 
@@ -33,6 +33,19 @@ def test_across_views_the_bank_has_the_scores_of_the_other_view():
     np.testing.assert_allclose(bank.link.scores, np.concatenate([u[r] @ v[r].T for r in order]), atol=1e-12)
     assert bank.link.positives.tolist() == 3 * list(range(32))
     assert bank.negatives.scores.shape == (3 * 32 * 31,)
+
+
+def test_beaten_positives_are_those_that_the_link_test_fits():
+    pairs = make_pairs("small", *views(pairs=256, dim=8, noise=0.35), np.arange(256) // 2)
+    bank = build_bank(pairs, 32, 8, seed=3).link
+    found = evt.link_test(*bank, bootstraps=1, null_draws=1, rng=3)
+    wanted = [
+        max(s for s in row if s == s) > row[positive]
+        for row, positive, batch in zip(*(part.tolist() for part in bank), strict=True)
+        if batch in found.held_in
+    ]
+    assert count_beaten(bank, 3) == (len(wanted), sum(wanted)) != count_beaten(bank, 4)
+    assert any(f"Only {sum(wanted)} of {len(wanted)} fitted anchors" in note for note in found.notes)
 
 
 def test_across_views_pairs_with_equal_ids_do_not_compete():
@@ -94,12 +107,6 @@ def test_pairs_with_equal_ids_do_not_compete():
                 positive = k == (a + 32) % 64
                 assert np.isnan(row[column]) == (twice[a] == twice[k] and not positive)
     assert np.isfinite(bank.negatives.scores).all()
-
-
-def test_ids_that_leave_nothing_to_compete_are_refused():
-    z_i, z_j = views(pairs=64)
-    with pytest.raises(InputError, match="same id"):
-        make_pairs("x", z_i, z_j, np.zeros(64, dtype=int))
 
 
 @given(st.integers(1, 20_000), st.none() | st.integers(FEWEST_PAIRS, 600), st.integers(FEWEST_BATCHES, 64))

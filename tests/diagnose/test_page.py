@@ -4,6 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from weince.diagnose.reading import load_pairs, make_pairs
 from weince.diagnose.report import write_diagnosis
 from weince.diagnose.settings import QUICK
 from weince.diagnose.style import plain, shorten
+from weince.evt import fit_gpd
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5, temperature=0.5)
 HOSTILE = '<img src=x onerror=alert(1)>&"$x^2$'
@@ -78,6 +80,18 @@ def test_terms_are_linked_once_and_the_rest_is_escaped():
     assert re.sub(r"<a class=.*?>|</a>", "", found) == str(
         escape('0.2 nats, <b>λ</b> & λ, nats, "shortfall"')
     )
+
+
+def test_the_glossary_knows_where_the_law_of_random_directions_ends():
+    entry = (files("weince.diagnose") / "templates" / "page.html").read_text(encoding="utf-8")
+    entry = entry.partition('id="term-endpoint"')[2].partition("</dd>")[0]
+    said = re.findall(r"at ([\d.]+) in (\d+)", entry)
+    assert [dim for _, dim in said] == ["16", "64", "512"]
+    for end, dim in said:
+        # (1 + s) / 2 has this beta law if s is the cosine of two random directions; it reaches 1.
+        law = stats.beta((int(dim) - 1) / 2, (int(dim) - 1) / 2, loc=-1, scale=2)
+        fit = fit_gpd(law.isf(0.01 * (np.arange(4000) + 0.5) / 4000), law.isf(0.01))
+        assert fit.endpoint == pytest.approx(float(end), abs=0.01)
 
 
 def test_what_comes_after_the_link_test_is_folded(report, browser):

@@ -128,7 +128,7 @@ def test_sentences_keep_separators_that_end_no_line(tmp_path):
 
 def test_sentence_files(tmp_path):
     path = tmp_path / "pairs.tsv"
-    path.write_text("a b\tc\textra\n\nd\te\n", encoding="utf-8")
+    path.write_text("a b\tc\textra\n \t \n\nd\te\n", encoding="utf-8")
     assert read_sentence_pairs(path) == (["a b", "d"], ["c", "e"])
     path.write_text("a\tb\n\nonly one\n", encoding="utf-8")
     with pytest.raises(InputError, match="line 3"):
@@ -251,7 +251,11 @@ def test_an_npy_file_without_its_pair_is_refused(tmp_path, shape, follows):
         load_pairs(paths)
 
 
-def test_blank_lines_between_sentences_are_left_out(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("a\tb\n \t \n\nc\td\n", encoding="utf-8")
-    assert read_sentence_pairs(path) == (["a", "c"], ["b", "d"])
+def test_a_file_that_zipfile_cannot_read_is_said_in_one_line(tmp_path):
+    path = tmp_path / "pairs.npz"
+    np.savez(path, z_i=np.eye(3), z_j=np.eye(3))
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(b"PK\x01\x02") + 10] = 99  # the method of compression
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match=r"pairs.npz: cannot be read.*compression method"):
+        load_pairs([path])

@@ -1,5 +1,6 @@
 """Measurements around the link test, the rules of the verdict, and the code it prints."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,14 @@ from scipy.special import logsumexp
 from diagnose.synthetic import crowd, small, two_encoders, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.diagnose.bank import build_bank
+from weince.diagnose.figures_link import forest_figures, mean_over, quantities, trend_figures
 from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.rules import THRESHOLDS
-from weince.diagnose.sentences import p_words, tail_kind
+from weince.diagnose.sentences import p_words, tail_kind, times
 from weince.diagnose.settings import QUICK
+from weince.diagnose.style import Gallery
 from weince.diagnose.tables import MINUS, number, temperature
 from weince.diagnose.verdict import decide
 from weince.evt import Gain, LinkRivals, VaryingLink
@@ -379,6 +382,34 @@ def test_a_temperature_that_is_off_is_named(measured):
     assert verdict.code is None
 
 
+def test_a_gain_that_is_not_certain_is_not_denied(measured):
+    """It said "neither gains 0.02 nats" beside the gains, all of them larger."""
+    wide = (-0.02, 0.22)
+    rivals = rivals_of(0.1, 0.05, 0.1, 0.1)
+    anchors, pairs = (replace(x, gain=replace(x.gain, interval=wide)) for x in (rivals.anchors, rivals.pairs))
+    rivals = replace(rivals, blend=replace(rivals.blend, interval=wide), anchors=anchors, pairs=pairs)
+    verdict = decide(replace(with_link(measured, gain=0.1, gain_interval=wide), rivals=rivals), FAST)
+    assert verdict.kind == "unclear"
+    assert verdict.rivals.startswith("Not clear: no gain of 0.02 nats or more is certain.")
+
+
+def test_a_large_factor_has_no_decimals():
+    assert times(np.log(7.688)) == "7.69 times as likely"
+    assert times(np.log(35.46)) == "35 times as likely"
+    assert times(np.log(1234.0)) == "more than 1,000 times as likely"
+
+
+def test_equal_views_are_named_and_no_larger_batch_is_tried():
+    z, _ = views()
+    equal = measure(make_pairs("equal", z, z.copy()), FAST, worth=THRESHOLDS.worth)
+    assert (equal.tried, equal.batch_size) == ((), 32)
+    verdict = decide(equal, FAST)
+    assert verdict.kind == "separated"
+    assert verdict.headline == "No answer: z_i and z_j are equal."
+    # Every negative loses to a copy: harder ones do not help.
+    assert "harder negatives" not in " ".join([verdict.advice, *equal.notes])
+
+
 def test_separated_and_unpaired_data_get_no_advice():
     z, _ = views()
     found = measure(make_pairs("same", z, z + 1e-7), FAST, worth=0.02)
@@ -388,18 +419,20 @@ def test_separated_and_unpaired_data_get_no_advice():
     assert found.rivals is None
     # 400 pairs make 12 batches of 32; larger sizes are tried as long as there are four batches.
     assert (found.tried, found.batch_size, found.batches) == ((32, 64), 100, 4)
-    assert "Larger batches were tried (64, 100 pairs), and every positive that was fitted wins" in same.advice
+    assert "Larger batches were tried (64, 100 pairs): fewer than 10 are beaten there too." in same.advice
     assert not any("12 batches of 32" in note for note in found.notes)
     assert any(note.endswith("so 4 batches of 100 were used.") for note in found.notes)
     fixed = replace(FAST, batch_size=32)
     found = measure(make_pairs("same", z, z + 1e-7), fixed, worth=0.02)
     assert (found.tried, found.batch_size) == ((), 32)
-    assert "Leave out the batch size, and larger batches are tried" in decide(found, fixed).advice
+    assert "Leave out the batch size of 32: then larger batches are tried" in decide(found, fixed).advice
     random = measure(make_pairs("random", z, views(seed=9)[0]), FAST, worth=0.02)
     assert decide(random, FAST).kind == "uninformative"
     opposed = measure(make_pairs("opposed", z, -z + 0.1 * views(seed=9)[0]), FAST, worth=0.02)
     assert opposed.curves is None
-    assert decide(opposed, FAST).kind == "uninformative"
+    verdict = decide(opposed, FAST)
+    assert verdict.kind == "uninformative"
+    assert verdict.link == "No link can be told from another here."  # not τ = ∞ (95 %: — to —)
 
 
 def naive_crowded(bank):
@@ -455,18 +488,35 @@ def test_the_share_above_which_a_crowd_is_named_is_a_rule(crowded):
     assert sum("more than 5 % of the anchors" in line for line in THRESHOLDS.lines) == 1
 
 
-@pytest.mark.long
-def test_larger_batches_are_tried_where_positives_always_win():
-    """These positives lose to about one view in a hundred."""
-    found = measure(make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), FAST, worth=0.02)
-    assert found.tried
-    assert found.batch_size > found.tried[-1] >= 50
+def test_a_few_beaten_positives_make_no_temperature():
+    """Fitted to so few, a temperature is too low on average."""
+    settings = replace(FAST, temperature=0.5)
+    found = measure(make_pairs("easy", *views(pairs=256, dim=12, noise=0.4)), settings, worth=0.02)
+    assert (found.tried, found.batch_size) == ((32,), 64)
     assert not found.link.separated
-    assert any("every positive that was fitted wins, so " in note for note in found.notes)
-    before = replace(FAST, batch_size=found.tried[-1])
-    assert measure(
-        make_pairs("easy", *views(pairs=800, dim=12, noise=0.32)), before, worth=0.02
-    ).link.separated
+    assert 1 < found.beaten < 10
+    verdict = decide(found, settings)
+    assert verdict.kind == "few"
+    assert verdict.headline == f"Too few to tell: {found.beaten} of 256 positives are beaten."
+    assert verdict.code is verdict.train is None
+    assert "Larger batches were tried (64 pairs): fewer than 10 are beaten there too." in verdict.advice
+    assert "Use harder negatives" in verdict.advice
+    assert decide(replace(found, beaten=1), settings).headline.endswith(": 1 of 256 positives is beaten.")
+    fixed = decide(found, replace(settings, batch_size=64))
+    assert "Leave out the batch size of 64: then larger batches are tried." in fixed.advice
+    enough = replace(THRESHOLDS, beaten=found.beaten)
+    assert decide(found, settings, enough).headline.startswith("Lower the temperature from 0.5")
+    assert sum("fewer than 10 of the fitted positives" in line for line in THRESHOLDS.lines) == 1
+
+
+def test_larger_batches_are_tried_where_few_positives_are_beaten():
+    found = measure(make_pairs("easy", *views(pairs=256, dim=8, noise=0.35)), FAST, worth=0.02)
+    assert (found.tried, found.batch_size, found.batches) == ((32,), 64, 4)
+    assert found.beaten >= 10
+    assert decide(found, FAST).kind != "few"
+    assert found.notes == (
+        "In batches of 32 pairs fewer than 10 of the fitted positives are beaten, so 4 batches of 64 were used.",
+    )
 
 
 @pytest.mark.parametrize("dim", [24, 32])
@@ -496,13 +546,40 @@ def test_an_endpoint_beyond_the_cap_is_none(measured):
         return decide(replace(measured, tail=replace(measured.tail, xi=there)), FAST).tail
 
     inside = said(0.93, (0.91, 0.97))
-    assert "is bounded" in inside
-    assert "ends at a cosine of about 0.930 (95 %: 0.910 to 0.970)" in inside
+    assert "looks bounded at this level" in inside
+    # Scores may go on beyond the end of the law that was fitted to them.
+    assert "The fitted law ends at a cosine of about 0.930 (95 %: 0.910 to 0.970)" in inside
     assert "(95 %: 0.910 to the cap)" in said(0.93, (0.91, 1.2))
     beyond = said(1.245, (1.1, 1.4))
     assert "the cap is not visible in this tail" in beyond
     assert "1.245" not in beyond
-    assert "is bounded" not in beyond
+    assert "looks bounded" not in beyond
+
+
+def test_one_temperature_that_is_not_determined_does_not_hide_the_others(measured, tmp_path):
+    link = replace(measured.link, tau0=5.6, tau0_interval=(0.35, 89.6))
+    gallery = Gallery(tmp_path)
+    models = [measured, replace(measured, link=link, name="random 7")]
+    drawn = [forest_figures(gallery, models, mean=True)[-1], trend_figures(gallery, [1, 2], models)[3]]
+    for figure in drawn:
+        assert figure.caption == "Best temperature of softmax"
+        ticks = re.findall(r">([\d.]+)</text>", figure.svg)
+        assert {"0.1", "1", "10"} <= set(ticks), ticks
+    (best,) = [q for q in quantities(models) if q.key == "tau0"]
+    assert mean_over(best.value, best.bounds).interval[0] == 0.0  # no temperature is negative
+
+
+def test_a_weight_without_meaning_does_not_enter_the_mean(measured):
+    """Where higher scores do not win more often, the temperature is infinite and no weight has an effect."""
+    flat = replace(
+        measured,
+        link=replace(measured.link, lam=0.0, tau=np.inf, tau0=np.inf),
+        frechet=replace(measured.frechet, lam_f_full=0.0, tau_full=np.inf),
+    )
+    found = {q.key: mean_over(q.value, q.bounds) for q in quantities([measured, flat, measured])}
+    assert found["lam"][::2] == (measured.link.lam, 2)
+    assert found["lamf"][::2] == (measured.frechet.lam_f_full, 2)
+    assert found["gain"].n == 3
 
 
 def test_bounded_is_said_only_when_the_interval_says_so(measured):

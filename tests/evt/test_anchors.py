@@ -7,17 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2, genpareto, kstest, linregress
+from scipy.stats import kstest, linregress
 
 from weince import tail_stats
 from weince.evt import anchor_tails, compare_anchor_tails, daic_artefact, fit_gpd
 
 
-def naive_anchor(
-    d: list[float], positions: str = "tail", eps: float = 1e-6
-) -> tuple[float, float, float, bool]:
+def naive_anchor(d: list[float], positions: str) -> tuple[float, float, float, bool]:
     """rho, beta, dAIC and whether a fit was made, by the definition with scipy's regression."""
-    d = sorted(max(x, eps) for x in d if math.isfinite(x))
+    d = sorted(max(x, 1e-6) for x in d if math.isfinite(x))
     n = len(d)
     k = min(max(32, round(0.1 * n)), 1024, n)
     tail = [math.log(x) for x in d[:k]]
@@ -124,12 +122,9 @@ class TestComparison:
         for i, row in enumerate(np.sort(d, axis=1)):
             fit = fit_gpd(row[51] - row[:51])
             exponential = -51 * (np.log((row[51] - row[:51]).mean()) + 1.0)
-            beta = 1.0 / np.mean(np.log(row[51] / row[:51]))
-            capped = genpareto.logpdf(row[51] - row[:51], -1 / beta, scale=row[51] / beta).sum()
             assert got.n[i] == 51
             assert got.xi[i] == pytest.approx(fit.xi, abs=1e-6)
             assert got.lr[i] == pytest.approx(2.0 * (fit.loglik - exponential), abs=1e-6)
-            assert got.cap_gain[i] == pytest.approx(capped - exponential, abs=1e-8)
 
     def test_p_values_are_uniform_for_exponential_tails(self) -> None:
         scores = 0.04 * np.random.default_rng(0).standard_exponential((1500, 400))
@@ -138,13 +133,11 @@ class TestComparison:
         assert got.share_bounded == pytest.approx(0.05, abs=0.02)
         assert got.share_negative == pytest.approx(got.null_share_negative, abs=0.05)
         assert got.share_aic == pytest.approx(got.null_share_aic, abs=0.03)
-        assert got.share_chi2 == pytest.approx(got.null_share_chi2, abs=0.02)
 
     def test_finds_bounded_tails_and_not_heavy_ones(self) -> None:
         rng = np.random.default_rng(0)
         bounded = compare_anchor_tails(rng.random((200, 510)) ** 0.5)
         assert bounded.share_bounded > 0.9
-        assert bounded.cap_gain.mean() > 3.0
         assert bounded.p_bounded.min() == 1 / 2001  # beyond all null draws, but never 0
         heavy = compare_anchor_tails(1.0 - 0.001 * rng.pareto(2.0, (200, 510)).clip(max=900.0))
         assert heavy.share_bounded < 0.03
@@ -169,12 +162,10 @@ class TestComparison:
         d = np.random.default_rng(0).random((40, 510)) ** 0.7
         d[:30, 60:] = np.inf
         whole, *parts = (compare_anchor_tails(rows, n_null=300, alpha=0.1) for rows in (d, d[:30], d[30:]))
-        ours = ("share_negative", "share_bounded", "share_aic", "share_chi2")
-        for name in (*ours, "null_share_negative", "null_share_aic", "null_share_chi2"):
+        ours = ("share_negative", "share_bounded", "share_aic")
+        for name in (*ours, "null_share_negative", "null_share_aic"):
             small, large = (getattr(part, name) for part in parts)
             assert getattr(whole, name) == pytest.approx(0.75 * small + 0.25 * large)
-        passed = (whole.xi < 0) & (chi2.sf(whole.lr, 1) < 0.1)
-        assert 0 < whole.share_chi2 == passed.mean() < 1
 
     def test_seed(self) -> None:
         d = np.random.default_rng(0).random((20, 200))

@@ -147,7 +147,7 @@ def test_a_tie_is_no_failure_and_the_floor_of_the_shortfall_is_flat():
     result = risk_gradient(scores, [0, 0], ks=[1], bins=[-0.1, 0.7, 1.1])[0]
     assert result.failure_rate == 0.25  # only the negative at 1.0 beats its positive
     assert result.risk.tolist() == [0.0, 1.0]
-    assert result.shortfall.tolist() == [1.0, 0.0]  # the logit is constant above 1 - eps
+    assert result.shortfall.tolist() == [1.0, 0.0]  # the logit is constant above 1 - EPS
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,17 @@ from weince import evt
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
 from weince.evt.arrays import unit_rows
-from weince.evt.link_test import Competing, others_of, positive_columns, shape_of, view_cosines
+from weince.evt.link_test import (
+    Competing,
+    others_of,
+    positive_columns,
+    shape_of,
+    split_batches,
+    view_cosines,
+)
 
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
-LARGEST = 2048  # the most pairs in a batch, when larger batches are tried because every positive wins
+LARGEST = 2048  # the most pairs in a batch, when larger batches are tried because few positives are beaten
 MOST_SCORES = 2**24  # anchors x candidates; beyond that, some anchors of every batch are left out
 MOST_NEGATIVES = 2**23  # in the tail; beyond that, a random part of them is used
 
@@ -50,7 +57,7 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
 
 
 def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
-    """Batch sizes to try if every positive wins: each doubles the last, as long as enough batches remain."""
+    """Batch sizes to try if too few positives are beaten: each doubles the last, while enough batches remain."""
     most = min(LARGEST, len(pairs.z_i) // FEWEST_BATCHES)
     sizes = []
     while batch_size < most:
@@ -76,6 +83,19 @@ def anchors_kept(batch_size: int, count: int, candidates: Competing = "views") -
     """Number of anchors that are scored in each batch."""
     size, width = shape_of(batch_size, candidates)
     return min(size, max(FEWEST_PAIRS, MOST_SCORES // (count * width)))
+
+
+def count_beaten(bank: evt.LinkBank, seed: int) -> tuple[int, int]:
+    """Number of positives that the link test fits with this seed, and how many of them a negative beats.
+
+    The link test takes a minute where few are beaten; this count takes none.
+    """
+    labels = np.unique(bank.batches)
+    inside, _ = split_batches(len(labels), np.random.default_rng(seed))
+    fitted = np.isin(bank.batches, labels[inside])
+    scores = bank.scores[fitted]
+    positives = np.take_along_axis(scores, bank.positives[fitted, None], axis=1)
+    return len(scores), int((scores > positives).any(axis=1).sum())  # no candidate (NaN) beats nothing
 
 
 def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int, candidates: Competing = "views") -> Bank:

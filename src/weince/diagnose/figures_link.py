@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ from weince.diagnose.style import (
     Figure,
     Gallery,
     legend,
-    log_x_axis,
+    log_axis,
     shorten,
 )
 from weince.evt import AblationPoint
@@ -69,7 +69,7 @@ def _loss_over_temperature(
         ax.set(xlabel="temperature of softmax", ylabel="loss (nats per anchor)")
         low, high = ax.get_xlim()
         steps = [a * 10.0**e for e in range(-4, 2) for a in (1, 2, 5)]
-        log_x_axis(ax, [s for s in steps if low <= s <= high])
+        log_axis(ax, "x", [s for s in steps if low <= s <= high])
         legend(ax)
     return panel.done
 
@@ -207,7 +207,7 @@ def ablation_figures(
                     ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)
                 legend(ax)
             ax.set_xlabel(label)
-            log_x_axis(ax, [v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
+            log_axis(ax, "x", [v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
         out.append(panel.done)
     return out
 
@@ -263,12 +263,14 @@ def quantities(models: Sequence[Measured]) -> list[Quantity]:
     f0, wf = [a.f_over_0 for a in frechet], [a.wf_over_w for a in frechet]
     gains = [(t.gain, t.gain_interval) for t in links]
     best = [(t.tau0, t.tau0_interval) for t in links]
-    lams, heavy = [(t.lam, t.lam_interval) for t in links], [(a.lam_f_full, none) for a in frechet]
+    # A weight has a meaning only at a finite temperature.
+    lams = [(t.lam if np.isfinite(t.tau) else np.nan, t.lam_interval) for t in links]
+    heavy = [(a.lam_f_full if np.isfinite(a.tau_full) else np.nan, none) for a in frechet]
     return [
         _quantity("gain", "Held-out gain of the blend over softmax (W − 0)", GAIN, gains),
         _quantity("lam", "Weight λ of the shortfall", "λ", lams, bounds=(0.0, 1.0)),
         _quantity("xi", "Shape ξ of the tail", "ξ (below 0: bounded)", [(x.fit.xi, x.xi_interval) for x in tails]),
-        _quantity("tau0", "Best temperature of softmax", "τ₀", best, zero=False),
+        _quantity("tau0", "Best temperature of softmax", "τ₀", best, bounds=(0.0, np.inf), zero=False),
         _quantity("f0", "Gain of the heavy tail over softmax (F − 0)", GAIN, [(g.gain, g.interval) for g in f0]),
         _quantity("wf", "Gain of the heavy tail over the blend (WF − W)", GAIN, [(g.gain, g.interval) for g in wf]),
         _quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", heavy, bounds=(0.0, 1.0)),
@@ -318,8 +320,18 @@ def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool =
             ax.set_xlabel(q.label)
             ax.margins(x=0.08)
             ax.locator_params(axis="x", nbins=5)
+            _spread(ax, "x", q)
         out.append(panel.done)
     return out
+
+
+def _spread(ax: Axes, which: Literal["x", "y"], q: Quantity) -> None:
+    """Make the axis of temperatures logarithmic if they differ much: one may be hardly determined, and so large."""
+    known = q.interval[np.isfinite(q.interval) & (q.interval > 0.0)]
+    if q.zero or not known.size or known.max() < 20.0 * known.min():
+        return
+    powers = range(int(np.floor(np.log10(known.min()))), int(np.ceil(np.log10(known.max()))) + 1)
+    log_axis(ax, which, [10.0**e for e in powers[:: len(powers) // 6 + 1]])
 
 
 def trend_figures(gallery: Gallery, x: Sequence[float], models: Sequence[Measured]) -> list[Figure]:
@@ -337,6 +349,7 @@ def trend_figures(gallery: Gallery, x: Sequence[float], models: Sequence[Measure
                 ax.fill_between(x, q.interval[:, 0], q.interval[:, 1], color=colour, alpha=0.2, linewidth=0)
             ax.plot(x, q.value, color=colour, marker="o", markersize=4)
             ax.set(xlabel="checkpoint", ylabel=q.label)
+            _spread(ax, "y", q)
             if np.ptp(x) / min(np.diff(x)) <= 12.0:
                 ax.set_xticks(x)
             else:

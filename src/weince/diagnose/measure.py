@@ -11,8 +11,17 @@ from typing import NamedTuple
 import numpy as np
 
 from weince import evt
-from weince.diagnose.bank import Bank, anchors_kept, build_bank, larger_sizes, plan, view_gap
+from weince.diagnose.bank import (
+    Bank,
+    anchors_kept,
+    build_bank,
+    count_beaten,
+    larger_sizes,
+    plan,
+    view_gap,
+)
 from weince.diagnose.reading import InputError, Pairs
+from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.settings import Settings
 from weince.evt import choice
 from weince.evt.arrays import Floats
@@ -76,8 +85,9 @@ class Measured:
     """Everything measured on one model. Fields that need a fitted link are None when no finite fit exists.
 
     ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
-    positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which every positive won. ``gap`` is
-    how far the mean cosine within views exceeds that across views, ``by_label`` is that of `Pairs`.
+    positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which too few positives were beaten,
+    ``fitted`` and ``beaten`` count the positives in those that were used. ``gap`` is how far the mean cosine within
+    views exceeds that across views, ``by_label`` and ``equal`` are those of `Pairs`.
     """
 
     name: str
@@ -86,6 +96,8 @@ class Measured:
     batch_size: int
     batches: int
     tried: tuple[int, ...]
+    fitted: int
+    beaten: int
     notes: tuple[str, ...]
     tail: Tail
     link: evt.LinkTest
@@ -101,6 +113,7 @@ class Measured:
     risk: tuple[evt.RiskGradient, ...] | None
     gap: float
     by_label: bool
+    equal: bool
 
     @property
     def crowded(self) -> float:
@@ -279,35 +292,41 @@ def measure(pairs: Pairs, settings: Settings, *, worth: float, tell: Tell = lamb
 
 
 class Tested(NamedTuple):
-    """The batches, the link test on them, and smaller batch sizes that were tried, at which every positive won."""
+    """The link test and its batches, smaller sizes that were tried, and the counts of `count_beaten`."""
 
     bank: Bank
     link: evt.LinkTest
     batch_size: int
     batches: int
     tried: tuple[int, ...]
+    fitted: int
+    beaten: int
     notes: tuple[str, ...]
 
 
 def _test_link(pairs: Pairs, settings: Settings) -> Tested:
-    """Run the link test. If every positive wins, try larger batches, unless the settings give a batch size."""
+    """Run the link test. If too few positives are beaten, try larger batches, unless the settings give a batch size.
+
+    Copies of the anchors win in batches of any size.
+    """
     size, count, notes = plan(pairs, settings)
-    larger = larger_sizes(pairs, size) if settings.batch_size is None else []
+    larger = larger_sizes(pairs, size) if settings.batch_size is None and not pairs.equal else []
     tried: tuple[int, ...] = ()
     while True:
         bank = build_bank(pairs, size, count, settings.seed, settings.candidates)
-        link = evt.link_test(
-            *bank.link, bootstraps=settings.bootstraps, null_draws=settings.null_draws, rng=settings.seed
-        )
-        if not (link.separated and larger):
+        fitted, beaten = count_beaten(bank.link, settings.seed)
+        if beaten >= THRESHOLDS.beaten or not larger:
             break
         tried, size = (*tried, size), larger.pop(0)
         count = min(settings.batches, len(pairs.z_i) // size)
+    link = evt.link_test(
+        *bank.link, bootstraps=settings.bootstraps, null_draws=settings.null_draws, rng=settings.seed
+    )
     if tried:
         sizes = " and of ".join(f"{x:,}" for x in tried)
         notes = (
-            f"In batches of {sizes} pairs every positive that was fitted wins, so {count} batches of {size:,} were "
-            "used.",
+            f"In batches of {sizes} pairs fewer than {THRESHOLDS.beaten} of the fitted positives are beaten, so "
+            f"{count} batches of {size:,} were used.",
         )
     kept, (anchors, _) = anchors_kept(size, count, settings.candidates), shape_of(size, settings.candidates)
     if kept < anchors:
@@ -315,13 +334,13 @@ def _test_link(pairs: Pairs, settings: Settings) -> Tested:
             f"Of the {anchors:,} anchors in a batch {kept:,} were drawn, each with all its candidates, so that time "
             "and memory stay bounded.",
         )
-    return Tested(bank, link, size, count, tried, notes)
+    return Tested(bank, link, size, count, tried, fitted, beaten, notes)
 
 
 def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Measured:
     seed, bootstraps = settings.seed, settings.bootstraps
     tell("link test")
-    bank, link, size, count, tried, notes = _test_link(pairs, settings)
+    bank, link, size, count, tried, fitted, beaten, notes = _test_link(pairs, settings)
     tail, more = _tail(bank, settings, tell)
     # There is no finite fit under perfect separation, or if the scores do not help at all.
     usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
@@ -347,6 +366,8 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
         batch_size=size,
         batches=count,
         tried=tried,
+        fitted=fitted,
+        beaten=beaten,
         notes=pairs.notes + notes + more + link.notes,
         tail=tail,
         link=link,
@@ -362,4 +383,5 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
         risk=risk,
         gap=view_gap(pairs),
         by_label=pairs.by_label,
+        equal=pairs.equal,
     )

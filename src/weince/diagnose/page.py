@@ -61,12 +61,13 @@ TERMS = {
     "held-out": r"[Hh]eld[- ]out",
     "link": r"(?:blended |another )?link",
     "anchor": r"anchors?\b|positives?\b",
+    "beaten": r"beaten",
     "difficulty": r"different difficulty",
     "temperature": r"temperature\b|τ₀|τ",
     "lam": r"λ",
     "xi": r"ξ",
     "shortfall": r"shortfall",
-    "endpoint": r"endpoint|geometric cap|the cap\b",
+    "endpoint": r"endpoint|fitted law|geometric cap|the cap\b",
 }
 """The pattern that finds each entry of the glossary in a sentence."""
 

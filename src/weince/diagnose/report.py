@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -134,9 +135,30 @@ def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> list[
         def tell(stage: str, task: TaskID = task) -> None:
             bar.update(task, completed=STAGES.index(stage), said=stage)
 
-        models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
+        with _ticking(bar, task):
+            models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
         bar.update(task, completed=len(STAGES), said="done")
     return models
+
+
+@contextmanager
+def _ticking(bar: Bars, task: TaskID) -> Iterator[None]:
+    """Without a terminal, print lines about a task during long stages too. In a terminal its clock runs anyway."""
+    ended = Event()
+
+    def tick() -> None:
+        while not ended.wait(bar.every / 5.0):
+            bar.update(task)
+
+    thread = Thread(target=tick, daemon=True)
+    if bar.in_lines:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if bar.in_lines:
+            thread.join()
 
 
 def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, average: bool) -> Group | None:
@@ -168,7 +190,7 @@ def check_out(out: Path) -> None:
         raise InputError(str(error)) from None
     if not out.exists():
         return
-    found = sorted(path.name for path in out.iterdir())
+    found = sorted((path.name for path in out.iterdir()), key=lambda name: (name.startswith("."), name))
     if not found:
         return
     try:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from weince.evt.link_fit import FEW_BEATEN
 from weince.scores import CROWD
 
 
@@ -14,6 +15,7 @@ class Thresholds:
             positive 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
         crowded: Largest share of crowded anchors at which the link test is worth reading.
+        beaten: Smallest number of fitted positives that must be beaten (a negative has a higher score) for a verdict.
         gap: Largest excess of the mean cosine within views over that across views at which rows of one view should
             compete with each other.
     """
@@ -21,6 +23,7 @@ class Thresholds:
     worth: float = 0.02
     alpha: float = 0.05
     crowded: float = 0.05
+    beaten: int = FEW_BEATEN
     gap: float = 0.05
 
     @property
@@ -29,14 +32,18 @@ class Thresholds:
         return (
             f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their positive within "
             f"a shortfall of {CROWD:g}, the advice is to look at these first, whatever the link test says.",
+            f"If fewer than {self.beaten} of the fitted positives are beaten (a negative has a higher score), larger "
+            "batches are tried, unless you give a batch size. If that does not help, no temperature and no link is "
+            "advised.",
             f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
             f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
             f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",
             "If your temperature is known and costs more than the link would gain, the temperature comes first.",
-            f"Pairs or anchors of different difficulty (softmax whose temperature varies from pair to pair, or from "
-            f"anchor to anchor) explain a gain as well as a bounded tail unless the blend gains at least "
-            f"{self.worth:g} nats over the former, adds as much to the latter, and both intervals lie above 0; they "
-            f"explain it better if they gain over the blend, or add to it, in the same sense.",
+            "Pairs or anchors of different difficulty may explain a gain: softmax then has a temperature that "
+            "varies from pair to pair, or from anchor to anchor. A bounded tail explains more only if the blend "
+            f"gains at least {self.worth:g} nats over the former, adds at least {self.worth:g} nats to the latter, "
+            "and both intervals lie above 0. Different difficulty explains more if pairs gain as much over the "
+            "blend, or anchors add as much to it, with the interval above 0.",
             f"A gain of at least {self.worth:g} nats that misses one of the other conditions is called "
             f"unclear.",
             f"Another temperature is advised if softmax at the temperature you trained with (the option "
@@ -45,8 +52,8 @@ class Thresholds:
             f"{self.worth:g} nats per anchor: the two rows of a pair then have nothing to do with each other.",
             f"If the mean cosine within views exceeds that of negatives across views by more than {self.gap:g}, a "
             "note says that the two views may come from two encoders, which need the option candidates.",
-            "A tail is called bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
-            "heavy if it lies above 0, and undecided otherwise.",
+            "A tail is said to look bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
+            "heavy if it lies above 0; otherwise it is undecided.",
         )
 
 

@@ -118,9 +118,10 @@ class Writer:
             ("Anderson-Darling p-value of the GPD", lambda m: p_value(m.tail.fit_test.ad_p_value)),
         ]  # fmt: skip
         read = (
-            "Density: the line that follows the shaded histogram describes the hardest negatives. Quantiles: points "
-            "on the diagonal fit; an exponential whose points fall below it predicts cosines that do not occur. "
-            "(Scores of one batch are dependent, so the two fit tests reject too readily: trust the figure.)"
+            "In the first figure, the law whose line follows the shaded histogram describes the hardest negatives. "
+            "In the second, a law fits if its points lie on the diagonal; points below it mean that the law predicts "
+            "higher cosines than occur. The scores of one batch depend on each other, so the two tests of fit in the "
+            "table reject too often: trust the figures."
         )
         draw = self.groups(lambda tag, m: figures_tail.pot_figures(self.gallery, tag, m.tail))
         return Section("pot", "Peaks over a threshold", read, draw, (self.table("pot", "The tail", rows),))
@@ -165,11 +166,11 @@ class Writer:
             ("batches to fit / to judge", lambda m: text(f"{len(m.link.held_in)} / {len(m.link.held_out)}")),
         ]  # fmt: skip
         read = (
-            "The first curve is what a blend with weight λ gains over softmax on batches it was not fitted to: "
-            "a peak well above 0 and away from λ = 0 asks for another link. The second is what softmax loses "
-            "when only its temperature is off; compare the heights of the two. The last one asks what "
-            "explains a gain. Its τ varies because some pairs, or some anchors, are harder than others: where that "
-            "gains as much as another link, no cap of the scores is needed to explain it."
+            "The first figure shows what a blend with weight λ gains over softmax on held-out batches. If the curve "
+            "peaks well above 0 and away from λ = 0, another link fits better. The second figure shows what softmax "
+            "loses at other temperatures. Compare the heights of the two curves: the higher one matters more. The "
+            "last figure shows what else may explain a gain: τ varies because some pairs, or some anchors, are "
+            "harder than others. If that gains as much as another link, the gain is no evidence of a cap."
         )
         draw = self.groups(
             lambda tag, m: figures_link.link_figures(self.gallery, tag, m, settings.temperature)
@@ -209,8 +210,9 @@ class Writer:
             ("λ of the heavy tail, joint fit", lambda m: num(m.frechet.lam_f_full)),
         ]
         read = (
-            "A third coordinate, log((1 + s)/2), stands for a heavy (Frechet) tail, which a cosine cannot have. "
-            "Its gains should sit at 0; if they do not, what helps is flexibility, not the shortfall."
+            "A third coordinate, log((1 + s)/2), stands for a heavy (Frechet) tail, which a cosine cannot have. Its "
+            "gains should be 0. If they are not, a more flexible link fits better whatever its shape, and a gain of "
+            "the shortfall is no evidence of a cap."
         )
         draw = self.groups(lambda tag, m: figures_link.frechet_figures(self.gallery, tag, m.frechet))
         tables = self.fitted_table("frechet", "Gains of the blends", rows)
@@ -231,10 +233,11 @@ class Writer:
             pool = f"Pool from which {m.pool[0].kept} are kept{who}"
             tables.append(_ablation_table(f"pool-{index}", pool, m.pool, m.pool_drawn, "pool"))
         read = (
-            "The link with the hardest negatives alone, and with as many from growing pools. Selecting negatives by "
-            "score moves λ and the gain by itself: the dashed line has positives drawn from one blend that holds for "
-            "all candidates, the fitted one (“drawn” in the tables). Only where the bands of the two gains lie apart "
-            "does the link change towards the top; a band is a 95 % interval over batches."
+            "Here the link is fitted to the hardest negatives alone, then to a fixed number of the hardest from "
+            "growing pools. Choosing negatives by score changes λ and the gain even if one blend holds for all "
+            "candidates. The dashed line shows by how much: its positives are drawn from the fitted blend (“drawn” "
+            "in the tables). The link changes towards the hardest negatives only where the bands of the two gains, "
+            "95 % intervals over batches, do not overlap."
         )
         title, drawn = "Hard negatives and their pool", self.groups(draw)
         return Section("ablations", title, read, drawn, tuple(tables), notes=self.without_fit())
@@ -258,9 +261,9 @@ class Writer:
             tuple(rows),
         )
         read = (
-            "The shaded steps say at which cosine the negatives sit that beat the positive in random subsets; the "
-            "lines say where each link, at its own fitted parameters, spends its gradient. A link whose line "
-            "follows the steps works where the failures are."
+            "A failure is a negative that beats the positive in a random subset of the candidates. The shaded steps "
+            "show the cosines of these negatives. The lines show at which cosines each link, with its own fitted "
+            "parameters, has its gradient. A link whose line follows the steps acts where the failures are."
         )
         tables = (table,) if rows else ()
         return Section(
@@ -294,10 +297,10 @@ class Writer:
             ),
         )
         read = (
-            "WEINCE gates each anchor by ρ and by ΔAIC, but ΔAIC compares squared errors of two different "
-            "responses: the simulation shows it says Weibull even for exponential tails, and changes sign with the "
-            "plotting position. The valid test compares two likelihoods of the same exceedances; count an anchor "
-            "as bounded only by that, against the dashed line."
+            "WEINCE gates each anchor by ρ and by ΔAIC. But ΔAIC compares squared errors of two different responses. "
+            "The simulation shows that it says Weibull even for exponential tails, and that its sign depends on the "
+            "plotting position F. The valid test compares two likelihoods of the same exceedances: count an anchor "
+            "as bounded only by this test, and compare its p-values with the dashed line."
         )
         draw = self.groups(lambda tag, m: figures_tail.anchor_figures(self.gallery, tag, m))
         shared = Group("Simulated tails of known kind", tuple(figures_tail.artefact_figures(self.gallery, d)))

@@ -73,8 +73,8 @@ def _shape_sentence(m: Measured) -> str:
         low, high = xi.endpoint_interval
         ends = f"{number(low)} to {number(high) if high <= 1.0 else 'the cap'}"
         return (
-            f"The tail of the hardest negatives is bounded: {numbers}. It ends at a cosine of about "
-            f"{number(xi.fit.endpoint)} (95 %: {ends}); the geometric cap is 1."
+            f"The tail of the hardest negatives looks bounded at this level: {numbers}. The fitted law ends at a "
+            f"cosine of about {number(xi.fit.endpoint)} (95 %: {ends}); the geometric cap is 1."
         )
     if kind == "heavy":
         return f"The tail of the hardest negatives does not look bounded at this level: {numbers}."
@@ -106,7 +106,7 @@ def softmax_sentence(m: Measured) -> str:
 
 def link_sentence(m: Measured) -> str:
     t = m.link
-    if t.separated:
+    if not np.isfinite(t.tau):  # every positive wins, or higher scores do not win more often
         return "No link can be told from another here."
     return (
         f"The best blend has λ = {number(t.lam)} (95 %: {span(t.lam_interval)}) and τ = {temperature(t.tau)} "
@@ -144,6 +144,8 @@ def rivals_sentence(m: Measured, rules: Thresholds) -> str:
         "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
         "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
     }[explained(m, rules)]
+    if explained(m, rules) == "softmax" and max(r.blend.gain, r.varying.gain.gain) >= rules.worth:
+        said = f"Not clear: no gain of {rules.worth:g} nats or more is certain."
     if explained(m, rules) == "varying" and only_adds(m, rules):
         said = "A bounded tail explains this gain in part: anchors of different difficulty explain the rest."
     return (
@@ -177,7 +179,8 @@ def times(nats: float) -> str:
     """A gain in nats as a ratio of likelihoods, in words."""
     if nats > np.log(1000.0):
         return "more than 1,000 times as likely"
-    return f"{number(float(np.exp(nats)), 2)} times as likely"
+    ratio = float(np.exp(nats))
+    return f"{number(ratio, 2 if ratio < 10.0 else 0)} times as likely"
 
 
 def temperature_headline(m: Measured, settings: Settings, off: bool) -> str:

@@ -7,11 +7,11 @@ colours of the latter are CSS variables, so that it follows the reader's light o
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -166,12 +166,13 @@ def legend(ax: Axes, columns: int = 2) -> None:
     )
 
 
-def log_x_axis(ax: Axes, ticks: list[float]) -> None:
-    """Make the x axis logarithmic, with plain numbers as labels of these ticks."""
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+def log_axis(ax: Axes, which: Literal["x", "y"], ticks: Sequence[float]) -> None:
+    """Make an axis logarithmic, with plain numbers as labels of these ticks."""
+    ax.set(**{f"{which}scale": "log"})
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 
 
 def plain(value: float) -> str:

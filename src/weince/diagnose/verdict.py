@@ -35,7 +35,7 @@ class Verdict:
     Attributes:
         kind: "crowded", "link", "either" (the link, or pairs of different difficulty), "varying" (such pairs
             rather than the link), "both" (temperature first, then link), "temperature", "nothing", "unclear",
-            "separated" or "uninformative".
+            "separated", "few" (beaten positives) or "uninformative".
         headline: One sentence: what to do.
         worth: What that is worth, without statistical terms; empty if there is no advice.
         softmax: How much better than softmax the blended link fits.
@@ -75,9 +75,22 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
     )  # fmt: skip
     if m.crowded > rules.crowded:
         return _crowded(m, said)
+    if m.equal:
+        advice = (
+            "Every positive is a copy of its anchor, so it wins at any temperature. Embed two views of each item, as "
+            "in training: two augmentations, two dropout masks, or the two sentences of a pair."
+        )
+        return Verdict("separated", "No answer: z_i and z_j are equal.", "", *said, advice)
     if m.link.separated:
         headline = "No answer: every positive that was fitted wins."
-        return Verdict("separated", headline, "", *said, _harder(m, settings))
+        return Verdict("separated", headline, "", *said, _harder(m, settings, rules))
+    if m.beaten < rules.beaten:
+        headline = f"Too few to tell: {m.beaten} of {m.fitted:,} positives {'is' if m.beaten == 1 else 'are'} beaten."
+        advice = (
+            f"A negative has a higher score than the positive for {m.beaten} of the fitted anchors, and the "
+            f"temperature and the link below are fitted to these alone. {_harder(m, settings, rules)}"
+        )
+        return Verdict("few", headline, "", *said, advice)
     if m.curves is None or m.curves.over_chance < rules.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
         if m.by_label:
@@ -121,20 +134,22 @@ def _about_temperature(
     return Verdict(kind, headline, worth, *said, advice, code, "\n".join(commands))
 
 
-def _harder(m: Measured, settings: Settings) -> str:
-    """What to do if every positive wins."""
+def _harder(m: Measured, settings: Settings, rules: Thresholds) -> str:
+    """What to do if too few positives are beaten, or none."""
     if settings.batch_size is not None:
         return (
-            f"Nothing follows from batches of {m.batch_size:,} pairs. Leave out the batch size, and larger "
-            "batches are tried; if the positives win there too, use a harder evaluation set."
+            f"Change neither temperature nor link yet. Leave out the batch size of {m.batch_size:,}: then larger "
+            f"batches are tried. If fewer than {rules.beaten} positives are beaten there too, use harder negatives "
+            "(a data set whose items are more alike) or more pairs."
         )
+    tried = ""
     if m.tried:
         sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
-        return (
-            f"Larger batches were tried ({sizes} pairs), and every positive that was fitted wins there too. Nothing "
-            "follows from this: use a harder evaluation set, or more pairs."
-        )
-    return "Nothing follows from this: use more pairs, so that batches can be larger, or a harder evaluation set."
+        tried = f"Larger batches were tried ({sizes} pairs): fewer than {rules.beaten} are beaten there too. "
+    return (
+        f"{tried}Change neither temperature nor link yet. Use harder negatives (a data set whose items are more "
+        "alike), or more pairs, which allow larger batches."
+    )
 
 
 def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
@@ -168,7 +183,7 @@ def _crowded(m: Measured, said: Said) -> Verdict:
         "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
         "they differ, the encoder has hardly been trained, or part of it has collapsed: a diagnosis of earlier "
         "checkpoints tells since when, one of an encoder trained with InfoNCE whether the loss does it. Then "
-        "diagnose again: the link and the temperature above are fitted to these items too, so neither is worth "
+        "diagnose again: the link and the temperature below are fitted to these items too, so neither is worth "
         "a change yet."
     )
     return Verdict("crowded", headline, "", *said, advice)

@@ -92,10 +92,8 @@ def frechet_ablation(
     positives: ArrayLike,
     batches: ArrayLike,
     *,
-    held_in: float = 0.5,
     bootstraps: int = 2000,
     level: float = 0.95,
-    eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> FrechetAblation:
     """Measure whether a heavy-tail coordinate helps, alone or on top of the shortfall. Arguments as in `link_test`.
@@ -111,8 +109,8 @@ def frechet_ablation(
     check_fraction(level, "level")
     generator = np.random.default_rng(rng)
     coordinates = (choice.translation, choice.shortfall, choice.power)
-    choices = choice.read_choices(scores, positives, batches, coordinates=coordinates, eps=eps)
-    inside, outside = split_batches(len(choices.labels), held_in, generator)
+    choices = choice.read_choices(scores, positives, batches, coordinates=coordinates)
+    inside, outside = split_batches(len(choices.labels), generator)
     fitted, judged = choices.take(inside), choices.take(outside)
     separated = any(choice.separated(fitted, j) for j in range(3))
     softmax = w = f = wf = np.full(3, np.nan)
@@ -172,7 +170,7 @@ def _ablation_point(
     bank: LinkBank, kept: int, pool: int, bootstraps: int, rng: np.random.Generator
 ) -> AblationPoint:
     choices = choice.read_choices(*bank)
-    inside, outside = split_batches(len(choices.labels), 0.5, rng)
+    inside, outside = split_batches(len(choices.labels), rng)
     pair = fit_pair(choices.take(inside))
     gain = held_out_gain(batch_gains(choices.take(outside), pair), bootstraps, 0.95, rng)
     return AblationPoint(kept, pool, *pair.lam_tau, pair.tau0, gain, pair.separated)

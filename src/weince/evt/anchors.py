@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
-from scipy.stats import chi2
 
 from weince.evt.arrays import Floats, Integers
 from weince.evt.gpd import maximise_rows
@@ -53,16 +52,13 @@ class AnchorComparison:
 
     xi: Floats  # xi < 0: bounded tail
     lr: Floats  # 2 * (GPD loglik - exponential loglik)
-    cap_gain: Floats  # nats: GPD ending at the cap less exponential, one parameter each
     p_bounded: Floats  # one-sided p-value of a bounded tail, from the simulated null
     n: Integers  # exceedances of each anchor
     share_negative: float  # anchors with xi < 0
     share_bounded: float  # anchors with p_bounded <= alpha; about alpha if all tails are exponential
     share_aic: float  # anchors with xi < 0 and lr > 2: the GPD has the better AIC
-    share_chi2: float  # anchors with xi < 0 and lr beyond the chi-square quantile
-    null_share_negative: float  # this share and the next two, if every tail were exponential
+    null_share_negative: float  # this share and the next, if every tail were exponential
     null_share_aic: float
-    null_share_chi2: float
     alpha: float
 
 
@@ -158,24 +154,21 @@ def anchor_tails(shortfalls: ArrayLike, *, positions: Positions = "tail") -> Anc
     return AnchorTails(rho, beta, daic, lam, sizes, rho0)
 
 
-def _likelihoods(d: Floats, size: int) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
-    """xi, likelihood ratio, gain of the capped law and whether a fit was made, for sorted rows d and K = size."""
+def _ratios(y: Floats) -> tuple[Floats, Floats]:
+    """xi of each row of exceedances (rows, K), and the likelihood ratio of the GPD against the exponential."""
+    xi, _, loglik, _ = maximise_rows(y)
+    return xi, np.maximum(2.0 * (loglik + y.shape[1] * (np.log(y.mean(axis=1)) + 1.0)), 0.0)
+
+
+def _likelihoods(d: Floats, size: int) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """xi, likelihood ratio and whether a fit was made, for sorted rows d and K = size."""
     edge = d[:, size : size + 1]
     y = edge - d[:, :size]
     fitted = y[:, 0] > 1e-12 * edge[:, 0]
-    xi, lr, gain = np.full(len(d), np.nan), np.zeros(len(d)), np.zeros(len(d))
-    if not fitted.any():
-        return xi, lr, gain, fitted
-    y, edge = y[fitted], edge[fitted]
-    shape, _, loglik, _ = maximise_rows(y)
-    exponential = -size * (np.log(y.mean(axis=1)) + 1.0)
-    # For a tail that ends at the cap, the best shape is the mean of log(d / edge); the scale follows from it.
-    capped = np.log(d[fitted, :size] / edge).mean(axis=1)
-    capped_loglik = -size * (np.log(-capped * edge[:, 0]) + capped + 1.0)
-    xi[fitted] = shape
-    lr[fitted] = np.maximum(2.0 * (loglik - exponential), 0.0)
-    gain[fitted] = capped_loglik - exponential
-    return xi, lr, gain, fitted
+    xi, lr = np.full(len(d), np.nan), np.zeros(len(d))
+    if fitted.any():
+        xi[fitted], lr[fitted] = _ratios(y[fitted])
+    return xi, lr, fitted
 
 
 def _signed_root(xi: Floats, lr: Floats) -> Floats:
@@ -183,15 +176,10 @@ def _signed_root(xi: Floats, lr: Floats) -> Floats:
     return np.where(xi < 0.0, 1.0, -1.0) * np.sqrt(lr)
 
 
-def _shares(xi: Floats, lr: Floats, alpha: float) -> tuple[float, float, float]:
-    """Shares with xi < 0; with xi < 0 and the better AIC; with xi < 0 and lr beyond the chi-square quantile."""
+def _shares(xi: Floats, lr: Floats) -> tuple[float, float]:
+    """Shares with xi < 0; with xi < 0 and the better AIC."""
     negative = xi < 0.0
-    limit = float(chi2.ppf(1.0 - alpha, 1))
-    return (
-        float(negative.mean()),
-        float((negative & (lr > 2.0)).mean()),
-        float((negative & (lr > limit)).mean()),
-    )
+    return float(negative.mean()), float((negative & (lr > 2.0)).mean())
 
 
 def compare_anchor_tails(
@@ -222,42 +210,32 @@ def compare_anchor_tails(
     d = _as_shortfalls(shortfalls)
     counts = np.isfinite(d).sum(axis=1)
     n = np.array([min(_tail_size(int(c)), int(c) - 1) if c else 0 for c in counts])
-    xi, lr, gain, p = np.full(len(d), np.nan), np.zeros(len(d)), np.zeros(len(d)), np.ones(len(d))
-    null_shares = np.zeros((len(d), 3))
+    xi, lr, p = np.full(len(d), np.nan), np.zeros(len(d)), np.ones(len(d))
+    null_shares = np.zeros((len(d), 2))
     sizes = np.unique(n[n >= _FEWEST_EXCEEDANCES])
     for size in sizes:
         rows = n == size
-        xi[rows], lr[rows], gain[rows], fitted = _likelihoods(d[rows], int(size))
-        null_xi, null_lr = _simulate_null(int(size), n_null, seed)
+        xi[rows], lr[rows], fitted = _likelihoods(d[rows], int(size))
+        rng = np.random.default_rng([seed, size])
+        null_xi, null_lr = _ratios(rng.standard_exponential((n_null, size)))
         null_roots = np.sort(_signed_root(null_xi, null_lr))
         below = np.searchsorted(null_roots, _signed_root(xi[rows], lr[rows]), side="left")
         p[rows] = np.where(fitted, (n_null - below + 1.0) / (n_null + 1.0), 1.0)
-        null_shares[rows] = _shares(null_xi, null_lr, alpha)
-    share_negative, share_aic, share_chi2 = _shares(xi, lr, alpha)
-    null_negative, null_aic, null_chi2 = (float(share) for share in null_shares.mean(axis=0))
+        null_shares[rows] = _shares(null_xi, null_lr)
+    share_negative, share_aic = _shares(xi, lr)
+    null_negative, null_aic = (float(share) for share in null_shares.mean(axis=0))
     return AnchorComparison(
         xi=xi,
         lr=lr,
-        cap_gain=gain,
         p_bounded=p,
         n=n,
         share_negative=share_negative,
         share_bounded=float((p <= alpha).mean()),
         share_aic=share_aic,
-        share_chi2=share_chi2,
         null_share_negative=null_negative,
         null_share_aic=null_aic,
-        null_share_chi2=null_chi2,
         alpha=alpha,
     )
-
-
-def _simulate_null(size: int, draws: int, seed: int) -> tuple[Floats, Floats]:
-    """xi and likelihood ratio of exponential samples of this size, each of shape (draws,)."""
-    rng = np.random.default_rng([seed, size])
-    y = rng.standard_exponential((draws, size))
-    xi, _, loglik, _ = maximise_rows(y)
-    return xi, np.maximum(2.0 * (loglik + size * (np.log(y.mean(axis=1)) + 1.0)), 0.0)
 
 
 def daic_artefact(*, anchors: int = 256, negatives: int = 510, seed: int = 0) -> DaicArtefact:

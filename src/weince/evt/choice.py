@@ -31,24 +31,26 @@ _BLOCK = 2**17
 _STEPS = 100
 # Scores may leave [-1, 1] by this much through rounding; anything further is not a cosine.
 _ROUNDING = 1e-3
+# Smallest shortfall 1 - s: at the cap its logarithm would be infinite.
+EPS = 1e-6
 
 
-def translation(scores: Floats, eps: float) -> Floats:
+def translation(scores: Floats) -> Floats:
     """The softmax (Gumbel) coordinate: the score itself."""
     return scores
 
 
-def shortfall(scores: Floats, eps: float) -> Floats:
-    """The endpoint (Weibull) coordinate ``-log(1 - s)``, with ``1 - s`` floored at ``eps``."""
-    return np.asarray(-np.log(np.maximum(1.0 - scores, eps)))
+def shortfall(scores: Floats) -> Floats:
+    """The endpoint (Weibull) coordinate ``-log(1 - s)``, with ``1 - s`` floored at ``EPS``."""
+    return np.asarray(-np.log(np.maximum(1.0 - scores, EPS)))
 
 
-def power(scores: Floats, eps: float) -> Floats:
-    """The heavy-tail (Frechet) coordinate ``log((1 + s) / 2)``, with its argument floored at ``eps``."""
-    return np.asarray(np.log(np.maximum(0.5 * (1.0 + scores), eps)))
+def power(scores: Floats) -> Floats:
+    """The heavy-tail (Frechet) coordinate ``log((1 + s) / 2)``, with its argument floored at ``EPS``."""
+    return np.asarray(np.log(np.maximum(0.5 * (1.0 + scores), EPS)))
 
 
-Coordinate = Callable[[Floats, float], Floats]
+Coordinate = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,11 +142,8 @@ def read_choices(
     batches: ArrayLike,
     *,
     coordinates: Sequence[Coordinate] = (translation, shortfall),
-    eps: float = 1e-6,
 ) -> Choices:
     """Check the input and turn scores into features relative to the positive's."""
-    if not 0.0 < eps < 1.0:
-        raise ValueError(f"eps must lie in (0, 1); got {eps}")
     s, columns = read_scores(scores, positives)
     labels, codes = np.unique(as_integers(batches, "batches", len(s), "anchor"), return_inverse=True)
     order = np.argsort(codes, kind="stable")
@@ -160,7 +159,7 @@ def read_choices(
     s = s[~gaps].reshape(len(s), -1) if even else np.where(gaps, positive[:, None], s)
     features = np.empty((len(coordinates), *s.shape))
     for j, coordinate in enumerate(coordinates):
-        np.subtract(coordinate(s, eps), coordinate(positive, eps)[:, None], out=features[j])
+        np.subtract(coordinate(s), coordinate(positive)[:, None], out=features[j])
     # Equal embeddings give equal cosines only up to rounding.
     if features[0].max() - features[0].min() < 1e-12:
         raise ValueError(

@@ -23,6 +23,9 @@ from weince.evt.choice import Choices, Optimum
 # Ends of intervals of tau are searched up to this far from the estimate, in log tau.
 _FAR = 8.0
 
+FEW_BEATEN = 10
+"""A fit on fewer beaten anchors (a candidate has a higher score than the positive) has a note that says so."""
+
 
 @dataclass(frozen=True)
 class LinkFit:
@@ -227,10 +230,10 @@ def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
     if pair.separated:
         return (
             f"Perfect separation: all {n} fitted anchors have their positive at the top, so the likelihood "
-            "rises without end as the temperature falls to 0 and no finite fit exists: use harder negatives.",
+            "rises without end as the temperature falls to 0 and no finite fit exists.",
         )
     notes = []
-    if beaten < 10:
+    if beaten < FEW_BEATEN:
         notes.append(
             f"Only {beaten} of {n} fitted anchors have a candidate above their positive: the fit rests on those."
         )
@@ -259,9 +262,7 @@ def link_fit(choices: Choices, pair: Pair, level: float) -> LinkFit:
     )
 
 
-def fit_link(
-    scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, *, level: float = 0.95, eps: float = 1e-6
-) -> LinkFit:
+def fit_link(scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, *, level: float = 0.95) -> LinkFit:
     """Fit the blended link and the softmax link to all anchors; intervals allow for dependence within batches.
 
     Args:
@@ -269,7 +270,6 @@ def fit_link(
         positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
         level: Level of the intervals.
-        eps: Floor of the shortfall ``1 - s``.
 
     Examples:
         >>> import numpy as np
@@ -280,7 +280,7 @@ def fit_link(
         True
     """
     check_fraction(level, "level")
-    choices = choice.read_choices(scores, positives, batches, eps=eps)
+    choices = choice.read_choices(scores, positives, batches)
     return link_fit(choices, fit_pair(choices), level)
 
 
@@ -302,7 +302,6 @@ def fit_grid(
     lams: int = 21,
     taus: int = 21,
     tau_range: Bounds = (0.01, 2.0),
-    eps: float = 1e-6,
 ) -> GridFit:
     """Make the same fit by exhaustive search, as a cross-check: even steps of lam, logarithmic steps of tau.
 
@@ -316,7 +315,7 @@ def fit_grid(
     """
     if lams < 2 or taus < 2 or not 0.0 < tau_range[0] < tau_range[1]:
         raise ValueError(f"need 2 lams, 2 taus and 0 < low < high; got {lams}, {taus} and {tau_range}")
-    choices = choice.read_choices(scores, positives, batches, eps=eps)
+    choices = choice.read_choices(scores, positives, batches)
     lam, tau = np.linspace(0.0, 1.0, lams), np.geomspace(*tau_range, taus)
     value = np.array(
         [[-choice.log_partitions(choices, np.array([1.0 - x, x]) / y).sum() for y in tau] for x in lam]

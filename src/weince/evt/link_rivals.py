@@ -129,11 +129,8 @@ def link_rivals(
     positives: ArrayLike,
     batches: ArrayLike,
     *,
-    held_in: float = 0.5,
     bootstraps: int = 2000,
     level: float = 0.95,
-    eps: float = 1e-6,
-    nodes: int = 15,
     rng: int | np.random.Generator = 0,
 ) -> LinkRivals:
     """Compare the blend with softmax links whose temperature varies.
@@ -142,11 +139,8 @@ def link_rivals(
         scores: ``(anchors, candidates)`` cosines, as in `link_test`.
         positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor.
-        held_in: Share of the batches to fit on; the gains are judged on the others.
         bootstraps: Resamplings of the held-out batches for the intervals of the gains.
         level: Level of all intervals.
-        eps: Floor of the shortfall ``1 - s``.
-        nodes: Number of Gauss-Hermite nodes in the mean over temperatures.
         rng: Seed or generator; with the seed of a `link_test`, the split is the same.
 
     Examples:
@@ -158,16 +152,16 @@ def link_rivals(
         'softmax'
     """
     check_fraction(level, "level")
-    check_least(bootstraps=(bootstraps, 1), nodes=(nodes, 1))
+    check_least(bootstraps=(bootstraps, 1))
     generator = np.random.default_rng(rng)
-    choices = choice.read_choices(scores, positives, batches, eps=eps)
-    inside, outside = split_batches(len(choices.labels), held_in, generator)
+    choices = choice.read_choices(scores, positives, batches)
+    inside, outside = split_batches(len(choices.labels), generator)
     fitted, judged = choices.take(inside), choices.take(outside)
     pair = fit_pair(fitted)
     softmax, blend = pair.null.theta, pair.full.theta
     if pair.separated or softmax[0] == 0.0:
         return _nothing(pair.separated)
-    halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(nodes), level)
+    halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(15), level)
     s, columns = choice.read_scores(scores, positives)
     mine, others = (_scored(s, columns, batches, choices.labels[which]) for which in (inside, outside))
 

@@ -211,7 +211,6 @@ def draw_positives(
     lam: float,
     tau: ArrayLike,
     *,
-    eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> Integers:
     """Draw a positive (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
@@ -236,18 +235,18 @@ def draw_positives(
     for rows in choice.blocks(*s.shape):
         present = np.isfinite(s[rows])
         block = np.where(present, s[rows], 0.0)
-        logits = ((1.0 - lam) * block + lam * choice.shortfall(block, eps)) / taus[rows]
+        logits = ((1.0 - lam) * block + lam * choice.shortfall(block)) / taus[rows]
         # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
         noise = generator.gumbel(size=block.shape)
         positives[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
     return positives
 
 
-def split_batches(groups: int, held_in: float, rng: np.random.Generator) -> tuple[Integers, Integers]:
-    """Indices of the batches to fit on and to judge on, at least two each."""
+def split_batches(groups: int, rng: np.random.Generator) -> tuple[Integers, Integers]:
+    """Indices of the batches to fit on and to judge on: a random half each, at least two."""
     if groups < 4:
         raise ValueError(f"at least 4 batches are needed, two to fit and two to judge; got {groups}")
-    count = min(max(round(check_fraction(held_in, "held_in") * groups), 2), groups - 2)
+    count = round(groups / 2)
     order = rng.permutation(groups).astype(np.int64)
     return np.sort(order[:count]), np.sort(order[count:])
 
@@ -315,12 +314,10 @@ def link_test(
     positives: ArrayLike,
     batches: ArrayLike,
     *,
-    held_in: float = 0.5,
     bootstraps: int = 2000,
     null_draws: int = 200,
     folds: int = 5,
     level: float = 0.95,
-    eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> LinkTest:
     """Test the softmax link against the blend of softmax and shortfall.
@@ -329,12 +326,10 @@ def link_test(
         scores: ``(anchors, candidates)`` cosines; NaN or -inf marks a column that does not compete.
         positives: ``(anchors,)`` column of each anchor's positive.
         batches: ``(anchors,)`` integer batch of each anchor; at least four batches.
-        held_in: Share of the batches to fit on; the gain is judged on the others.
         bootstraps: Resamplings of the held-out batches for the interval of the gain.
         null_draws: Simulations of the likelihood ratio under softmax.
         folds: Folds of the cross-validation over batches.
         level: Level of all intervals.
-        eps: Floor of the shortfall ``1 - s``.
         rng: Seed or generator of the split, the resampling and the simulations.
 
     Examples:
@@ -349,8 +344,8 @@ def link_test(
     check_fraction(level, "level")
     check_least(bootstraps=(bootstraps, 1), null_draws=(null_draws, 1), folds=(folds, 2))
     generator = np.random.default_rng(rng)
-    choices = choice.read_choices(scores, positives, batches, eps=eps)
-    inside, outside = split_batches(len(choices.labels), held_in, generator)
+    choices = choice.read_choices(scores, positives, batches)
+    inside, outside = split_batches(len(choices.labels), generator)
     fitted = choices.take(inside)
     pair = fit_pair(fitted)
     estimate = link_fit(fitted, pair, level)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from weince.evt.arrays import Floats, Integers, check_least
-from weince.evt.choice import absent_last, negatives_of, read_scores
+from weince.evt.choice import EPS, absent_last, negatives_of, read_scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,6 @@ def risk_gradient(
     lam: ArrayLike = 0.5,
     bins: int | Sequence[float] = 20,
     draws: int = 2,
-    eps: float = 1e-6,
     rng: int | np.random.Generator = 0,
 ) -> tuple[RiskGradient, ...]:
     """Compare where failures come from with where softmax, shortfall and blend put their gradient.
@@ -92,7 +91,6 @@ def risk_gradient(
         lam: Weight of the shortfall in the blend, one number or one per anchor.
         bins: Number of equal bins over the negatives' range, or the edges.
         draws: Random orders of every anchor's negatives; each is cut into all disjoint subsets of size K.
-        eps: Floor of ``1 - s``.
         rng: Seed or generator.
 
     Examples:
@@ -107,8 +105,8 @@ def risk_gradient(
     positive = s[np.arange(len(s)), columns]
     negatives = absent_last(negatives_of(s, columns))
     counts = np.isfinite(negatives).sum(axis=1)
-    if not tau > 0.0 or draws < 1 or not 0.0 < eps < 1.0:
-        raise ValueError(f"need tau > 0, draws >= 1 and eps in (0, 1); got {tau}, {draws} and {eps}")
+    if not tau > 0.0 or draws < 1:
+        raise ValueError(f"need tau > 0 and draws >= 1; got {tau} and {draws}")
     for k in ks:
         if not 1 <= k <= counts.min():
             raise ValueError(
@@ -121,7 +119,7 @@ def risk_gradient(
     totals = {k: np.zeros((3, n_bins)) for k in ks}
     for _ in range(draws):
         drawn = _random_order(negatives, generator)[:, :fewest]
-        links = _links(positive, drawn, tau, *per_anchor, eps)
+        links = _links(positive, drawn, tau, *per_anchor)
         which = _bins(drawn, edges)
         for k in ks:
             totals[k] += [_gradient_mass(link, which, k, n_bins) for link in links]
@@ -175,15 +173,13 @@ class _Link(NamedTuple):
     positive: Floats
 
 
-def _links(
-    positive: Floats, s: Floats, tau: float, beta: Floats, lam: Floats, eps: float
-) -> tuple[_Link, _Link, _Link]:
+def _links(positive: Floats, s: Floats, tau: float, beta: Floats, lam: Floats) -> tuple[_Link, _Link, _Link]:
     """Softmax, shortfall and their blend."""
-    short = np.maximum(1.0 - s, eps)
+    short = np.maximum(1.0 - s, EPS)
     # Below the floor the shortfall's logit is flat, so its slope is zero.
-    slope = np.where(1.0 - s > eps, beta / short, 0.0)
+    slope = np.where(1.0 - s > EPS, beta / short, 0.0)
     softmax = _Link(s / tau, np.full_like(s, 1.0 / tau), positive[:, None] / tau)
-    shortfall = _Link(-beta * np.log(short), slope, -beta * np.log(np.maximum(1.0 - positive, eps))[:, None])
+    shortfall = _Link(-beta * np.log(short), slope, -beta * np.log(np.maximum(1.0 - positive, EPS))[:, None])
     blend = _Link(*((1.0 - lam) * a + lam * b for a, b in zip(softmax, shortfall, strict=True)))
     return softmax, shortfall, blend
 
