@@ -355,6 +355,7 @@ def test_one_view_is_refused(tmp_path, capsys):
         (["--minutes", "1e-6", "--batch-size", "16"], "heads have time for 0 steps each in 1e-06 minutes"),
         (["--steps", "0"], "steps must be at least 1; got 0"),
         (["--seeds", "5", "3", "5"], "every seed must be named once; got 5 twice"),
+        (["--steps", "9", "--seeds", str(2**63)], "a seed must be below 2**63; got 9223372036854775808"),
         (["--jobs", "0"], "jobs must be at least 1; got 0"),
         (["--batch-size", "1"], "batch must be at least 2; got 1"),
         (["--losses", "link"], "predict has no options for the lam and beta of the preset link; got link"),

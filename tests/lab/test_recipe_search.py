@@ -1,10 +1,8 @@
 """The search for a recipe: the recipes of each stage, and a small search from end to end."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
+import programs
 import pytest
 import yaml
 from lab.compare.made import files_of
@@ -15,11 +13,7 @@ from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import add_records
 from weince.lab.settings import load
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recipe_search.py"
-spec = importlib.util.spec_from_file_location("recipe_search", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-sys.modules["recipe_search"] = script  # dataclasses look it up here
-spec.loader.exec_module(script)
+script = programs.script("benchmarks/recipe_search.py")
 
 FACTORS = {
     "rate": {"low": {"optimizer.lr": 0.002}, "high": {"optimizer.lr": 0.01}, "wild": {"optimizer.lr": 1e30}},
@@ -102,7 +96,7 @@ def test_a_small_search(tmp_path, capsys):
 
 
 def test_the_search_that_comes_along_can_be_planned(tmp_path):
-    search = script.read_search(SCRIPT.with_suffix(".yaml"))
+    search = script.read_search(programs.ROOT / "benchmarks" / "recipe_search.yaml")
     assert load(search.config)["data"] == "cifar100"
     recipes = search.single_changes()
     runs = plan(script.stage_table(search, recipes, 12), tmp_path)

@@ -132,8 +132,10 @@ def test_a_wrong_command_line(arguments, message):
         ("a: [", "is not YAML"),
         ("epochs: 3\nlr: 0.1\nepochs: 4", "run.yaml is not YAML: 'epochs' stands twice"),
         ("loss: {preset: infonce, preset: paper}", "run.yaml is not YAML: 'preset' stands twice.* line 1"),
+        ("loss: &a {tail: *a}", "run.yaml is not YAML: found unconstructable recursive node"),
         ("", "must hold keys and values; got NoneType"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
+        ("loss: {preset: later}", r"run.yaml: unknown preset 'later'"),
     ],
 )
 def test_a_wrong_file(file, text, message):
@@ -211,6 +213,15 @@ def test_a_setting_that_is_newer_than_a_run_had_its_default_there(tmp_path):
         settings.claim(Run(epochs=2, lr=0.2), tmp_path, free=())
     settings.claim(Run(epochs=2), tmp_path, free=())
     assert "lr: 0.1" in path.read_text()
+
+
+def test_a_run_with_a_setting_that_this_version_does_not_know_is_another(tmp_path):
+    settings.claim(Run(), tmp_path, free=())
+    newer = (tmp_path / "run.yaml").read_text() + "later: 5\n"
+    (tmp_path / "run.yaml").write_text(newer)
+    with pytest.raises(ValueError, match=r"holds another run \(later 5 -> unknown here\): choose another"):
+        settings.claim(Run(), tmp_path, free=())
+    assert (tmp_path / "run.yaml").read_text() == newer
 
 
 def test_so_had_one_of_a_group(tmp_path):

@@ -240,7 +240,7 @@ def find(name: str, what: str) -> Callable[..., Any]:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
-        raise ValueError(f"a {what} of your own is written package.module:name; got {name!r}")
+        raise ValueError(f"your own {what} is written package.module:name; got {name!r}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

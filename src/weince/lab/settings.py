@@ -47,9 +47,13 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         # no defaults: what the file does not set has its default already
         parsed = parser.parse_args(_as_fields(rest), namespace=asked, defaults=False)
         built = parser.instantiate(parsed)
+        return kind(**{item.name: built[item.name] for item in fields(kind)})
     except argparse.ArgumentError as error:
         raise ValueError(_explained(str(error), kinds)) from None
-    return kind(**{item.name: built[item.name] for item in fields(kind)})
+    except ValueError as error:
+        if chosen is None or rest:  # the error may come from the command line
+            raise
+        raise ValueError(f"{chosen}: {error}") from None
 
 
 def _parser(kind: type[Any], command: str, examples: str) -> Any:
@@ -220,7 +224,14 @@ def _parsed(text: str) -> Any:
 
 
 class _Once(yaml.SafeLoader):
-    """A safe loader that refuses duplicate keys; yaml's own silently uses the last one."""
+    """A safe loader that refuses duplicate keys and values that contain themselves.
+
+    Yaml's own silently uses the last of the keys, and builds endless values.
+    """
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        self.deep_construct = True  # then an alias inside of what it stands for is an error
+        return super().construct_document(node)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -353,6 +364,7 @@ def claim(settings: Any, folder: Path, *, free: Collection[str]) -> None:
             if name not in free
             for change in _changes(name, before[name], value)
         ]
+        changed += [f"{name} {before[name]!r} -> unknown here" for name in before if name not in now]
         if changed:
             raise ValueError(f"{folder} holds another run ({'; '.join(changed)}): choose another --out")
     folder.mkdir(parents=True, exist_ok=True)

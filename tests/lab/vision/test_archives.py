@@ -259,6 +259,26 @@ def test_an_archive_that_reaches_outside(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (8, 1, "is encrypted"),
+        (10, 9, "compression method is not supported"),
+    ],  # 9: Deflate64, as Windows writes it
+)
+def test_a_zip_that_python_cannot_unpack(place, value, message, tmp_path):
+    path = tmp_path / "Imagenet32_train_npz.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("train.npz", "x")
+    raw = bytearray(path.read_bytes())
+    raw[place - 2] = raw[raw.index(b"PK\x01\x02") + place] = (
+        value  # in the member's header and in the list of members
+    )
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=f"{path.name} is damaged or not what its name says: .*{message}"):
+        archives.unpack(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
     ("name", "file", "change", "message"),
     [
         ("cifar10", "data_batch_3.bin", None, "cifar-10-batches-bin has no data_batch_3.bin"),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from weince.lab.vision.encoders import Projector, SimCLR, build
+from weince.lab.vision.encoders import Projector, ProjectorConfig, SimCLR, build
 from weince.lab.vision.resnet import BasicBlock, Bottleneck
 from weince.lab.vision.vit import Attention, VisionTransformer
 
@@ -223,7 +223,7 @@ def test_transformer_depends_on_where_a_patch_is():
 
 
 def test_projector_is_its_definition():
-    projector = Projector(6, 5, 4)
+    projector = Projector(6, ProjectorConfig(hidden=5), out=4)
     assert {name: tuple(x.shape) for name, x in projector.state_dict().items()} == {
         "0.weight": (5, 6),
         "2.weight": (4, 5),
@@ -237,7 +237,7 @@ def test_projector_is_its_definition():
 
 @pytest.mark.parametrize(("norm", "followed"), [("none", []), ("hidden", [0, 1]), ("all", [0, 1, 2])])
 def test_a_deeper_projector_with_batch_norm(norm, followed):
-    projector = Projector(6, 5, 4, layers=3, norm=norm)
+    projector = Projector(6, ProjectorConfig(hidden=5, layers=3, norm=norm), out=4)
     h = x = torch.randn(16, 6)
     linear = [layer for layer in projector if isinstance(layer, nn.Linear)]
     assert [tuple(layer.weight.shape) for layer in linear] == [(5, 6), (5, 5), (4, 5)]
@@ -259,7 +259,7 @@ def test_a_deeper_projector_with_batch_norm(norm, followed):
 )
 def test_a_projector_that_cannot_be(wrong, said):
     with pytest.raises(ValueError, match=said):
-        Projector(6, **wrong)
+        ProjectorConfig(**wrong)
 
 
 def test_simclr_gives_features_and_embeddings():
@@ -268,7 +268,7 @@ def test_simclr_gives_features_and_embeddings():
     h, z = model(x)
     torch.testing.assert_close(h, model.encoder(x))
     torch.testing.assert_close(z, model.projector(h))
-    other = SimCLR(build("tiny", size=32), Projector(64, 16, 8))
+    other = SimCLR(build("tiny", size=32), Projector(64, out=8))
     assert other(x)[1].shape == (4, 8)
 
 

@@ -1,6 +1,8 @@
 """The user's images from an npz or a folder, the embedded digits, and unknown names."""
 
+import struct
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,10 @@ def test_grey_and_oblong_npz(tmp_path):
         ({"train_labels": np.array([0, 1, 2])}, r"train_labels must be .* \(6,\); got int64 of \(3,\)"),
         ({"train_labels": np.array([0, 1, 2, 0, 1, 2.0])}, "train_labels must be integers"),
         ({"train_labels": np.array([0, 1, 3, 0, 1, 3])}, r"no training image of class 2 \(of 0 to 3\)"),
+        (
+            {"train_labels": np.array([0, 1, 2, 0, 1, 10**12])},
+            "6 training images cannot show the classes 0 to 1000000000000 of train_labels: number the classes",
+        ),
         ({"train_labels": np.array([-1, 0, 1, 0, 1, 2])}, "train_labels go from -1 to 2, the classes from 0 to 2"),
         ({"test_labels": np.array([0, 7])}, "test_labels go from 0 to 7, the classes from 0 to 2"),
         ({"class_names": np.array(["a", "b"])}, "train_labels go from 0 to 2, the classes from 0 to 1"),
@@ -119,15 +125,40 @@ def test_npz_that_is_none(tmp_path):
         one_line(error)
 
 
+def test_npz_of_an_odd_kind(tmp_path):
+    """numpy and zipfile have another type of error for each of these, or none."""
+    path = tmp_path / "bad.npz"
+    whole = Path(saved(path, arrays())).read_bytes()
+    np.save(tmp_path / "one.npy", noise(6, 8, 8, 3))
+    with zipfile.ZipFile(tmp_path / "words.npz", "w") as pack:
+        for key in archives.SPLITS:
+            pack.writestr(f"{key}.npy", "hello")
+    listed = whole.index(b"PK\x01\x02")  # where the zip lists its first member
+    faults = {
+        "an .npy file of one array of shape": (tmp_path / "one.npy").read_bytes(),
+        "train_images is no array": (tmp_path / "words.npz").read_bytes(),
+        "encrypted": with_byte(with_byte(whole, listed + 8, 1), 6, 1),
+        "compression method": with_byte(whole, listed + 10, 99),
+        "zip file version": with_byte(whole, listed + 6, 226),
+    }
+    for said, fault in faults.items():
+        path.write_bytes(fault)
+        with pytest.raises(ValueError, match=rf"bad.npz cannot be used.*{said}") as error:
+            load(str(path))
+        one_line(error)
+
+
+def with_byte(content: bytes, place: int, value: int) -> bytes:
+    return content[:place] + bytes([value]) + content[place + 1 :]
+
+
 # --- folders ----------------------------------------------------------------------------------------------------
 
 
-def write_folder(
-    root: Path, counts: dict[str, int], shape=(8, 8, 3), suffix=".png"
-) -> dict[str, list[np.ndarray]]:
+def write_folder(root: Path, counts: dict[str, int], suffix=".png") -> dict[str, list[np.ndarray]]:
     return {
         name: [
-            save_picture(root / name / f"{i:03}{suffix}", noise(*shape, seed=100 * ord(name[0]) + i))
+            save_picture(root / name / f"{i:03}{suffix}", noise(8, 8, 3, seed=100 * ord(name[0]) + i))
             for i in range(n)
         ]
         for name, n in counts.items()
@@ -188,6 +219,15 @@ def test_images_beside_the_folders_of_classes_are_left_out_and_counted(tmp_path)
     ):
         loaded = load(str(tmp_path))
     assert loaded.class_names == ("a", "b")
+
+
+def test_hidden_files_are_no_images(tmp_path):
+    write_folder(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "._loose.png").write_bytes(b"\0\5\x16\7")  # macOS writes such files beside others
+    (tmp_path / "a" / "._000.png").write_bytes(b"\0\5\x16\7")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(load(str(tmp_path)).train_images) == 4
 
 
 def test_npz_without_labels(tmp_path):
@@ -274,7 +314,16 @@ def test_folder_with_other_faults(tmp_path):
     with pytest.raises(ValueError, match=r"broken.png cannot be read as an image") as error:
         load(str(tmp_path))
     one_line(error)
+    (tmp_path / "a" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\3IHDR123....")
+    with pytest.raises(ValueError, match=r"broken.png cannot be read as an image: Truncated IHDR"):
+        load(str(tmp_path))
     (tmp_path / "a" / "broken.png").unlink()
+    Image.fromarray(noise(8, 8, 3)).save(tmp_path / "a" / "huge.bmp")
+    small = (tmp_path / "a" / "huge.bmp").read_bytes()
+    (tmp_path / "a" / "huge.bmp").write_bytes(small[:18] + struct.pack("<2i", 99_999, 99_999) + small[26:])
+    with pytest.raises(ValueError, match=r"huge.bmp cannot be read as an image: Image size .* exceeds"):
+        load(str(tmp_path))
+    (tmp_path / "a" / "huge.bmp").unlink()
     Image.fromarray(noise(8, 8).astype(np.uint16) * 256).save(tmp_path / "a" / "deep.png")
     with pytest.raises(
         ValueError, match=r"deep.png has more than 8 bits a channel \(mode I;16\): convert it first"

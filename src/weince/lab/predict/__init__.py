@@ -150,6 +150,8 @@ def _check(
     if not losses or not seeds:
         raise ValueError(f"want at least one loss and one seed; got {len(losses)} and {len(seeds)}")
     check_once("seed", seeds)
+    if max(map(abs, seeds)) >= 2**63:
+        raise ValueError(f"a seed must be below 2**63; got {max(seeds, key=abs)}")
     if not 0 < minutes < math.inf:
         raise ValueError(f"minutes must be positive; got {minutes}")
     if steps is not None and steps < 1:

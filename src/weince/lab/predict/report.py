@@ -13,6 +13,7 @@ from weince.intervals import t_interval
 from weince.lab.geometry import collapsed
 from weince.lab.predict.features import Prepared
 from weince.lab.predict.heads import Outcome, Probe
+from weince.scores import CROWD
 
 Table = Mapping[str, Sequence[Outcome]]
 """Outcomes of all seeds, by name of the loss."""
@@ -65,17 +66,24 @@ def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command
         "rank": "effective_rank",
         "crowded, %": "crowded",
     }
-    seeds = len(next(iter(table.values())))
+    seeds, axes = len(next(iter(table.values()))), prepared.views.first.shape[1]
+    apart = (
+        "" if prepared.views.ids is None else " Items with equal ids, or drawn by one label, never compete."
+    )
     lines = [
         "# What losses do to a head on these features",
         "",
         NOT_ADVICE,
         "",
-        f"Heads of two layers ({prepared.views.first.shape[1]} axes with {100 * prepared.kept:.1f} % of the "
-        f"variance, {probe.hidden}, {probe.out}), {steps:,} steps of {probe.batch} items, Adam {probe.rate:g}, "
-        f"noise of {probe.noise:g} on standardised features; {items:,} items, a quarter of them held out"
-        f"{'' if prepared.views.ids is None else ', those with equal ids or drawn by one label never compete'}; "
-        f"seeds: {seeds}" + (", mean ± half of a 95 % t-interval." if seeds > 1 else "."),
+        f"A head has two layers, {axes} to {probe.hidden} to {probe.out}; its inputs are the {axes} axes with "
+        f"{100 * prepared.kept:.1f} % of the variance of the features. It trains {steps:,} steps of {probe.batch} "
+        f"items with Adam at {probe.rate:g} and noise of {probe.noise:g} on standardised features. A quarter of the "
+        f"{items:,} items is held out; the figures are theirs.{apart} "
+        + (f"{seeds} seeds: mean ± half the width of a 95 % t-interval." if seeds > 1 else "One seed."),
+        "",
+        "Positive first: how often the second view of an item scores highest among a batch of held-out items, or "
+        "among all of them. Alignment: mean squared distance of the two views. Uniformity: lower is more even. Rank: "
+        f"effective, at most {probe.out}. Crowded: views with another item at a cosine of {1 - CROWD:g} or more.",
         *(["", prepared.remark] if prepared.remark else []),
         "",
         f"| loss | {' | '.join(columns)} | |",
@@ -123,7 +131,7 @@ def _draw(table: Table, path: Path) -> None:
             axes.plot(shares, [place] * len(shares), "o", color=colour, ms=4, alpha=0.7)
         axes.set_yticks(range(len(ordered)), [name for name, _ in ordered], fontsize=7, parse_math=False)
         axes.invert_yaxis()
-        axes.set_xlabel("positive first, % of held-out items (red: collapses)")
+        axes.set_xlabel("positive first, % of held-out items (red: collapses or diverged)")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", alpha=0.3)
         figure.savefig(path, format="svg", metadata={"Date": None})

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import warnings
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,8 @@ def _index(
     path: Path, first: int | None, pairs: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
     """Starts of the lines, their lengths in bytes, hashes of their sentences, and the number of empty lines."""
-    starts, lengths, hashes = _Column(), _Column(), _Column()
+    # Arrays of int64; lists of Python ints would take four times the memory.
+    starts, lengths, hashes = (array("q") for _ in range(3))
     position = empty = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -130,7 +132,7 @@ def _index(
             else:
                 empty += 1
             position += len(line)
-    return starts.array(), lengths.array(), hashes.array(), empty
+    return np.array(starts), np.array(lengths), np.array(hashes), empty
 
 
 def _check_pair(line: str, size: int, where: str) -> None:
@@ -140,26 +142,6 @@ def _check_pair(line: str, size: int, where: str) -> None:
         raise ValueError(f"{where}: want two sentences with a tab between them; got {line[:80]!r}")
     if size > LONGEST:
         raise ValueError(f"{where}: a pair must have at most {LONGEST:,} bytes; got {size:,}")
-
-
-class _Column:
-    """A growing array of int64; a list of Python ints would take four times the memory."""
-
-    def __init__(self) -> None:
-        self._values = np.empty(1024, np.int64)
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def append(self, value: int) -> None:
-        if self._size == len(self._values):
-            self._values = np.concatenate([self._values, np.empty_like(self._values)])
-        self._values[self._size] = value
-        self._size += 1
-
-    def array(self) -> NDArray[np.int64]:
-        return self._values[: self._size].copy()
 
 
 def steps_in_epoch(sentences: int, batch: int) -> int:

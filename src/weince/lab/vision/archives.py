@@ -263,7 +263,15 @@ def unpack(path: Path, folder: Path) -> None:
                 tarfile.open(fileobj=file, mode="r|gz", bufsize=2**20) as tar,
             ):
                 tar.extractall(folder, filter="data")  # the filter refuses them
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    # zipfile raises a RuntimeError for encrypted members, and for compressions that it does not know
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+    ) as error:
         raise ValueError(f"{path} is damaged or not what its name says: {error}") from error
 
 

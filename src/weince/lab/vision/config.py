@@ -40,7 +40,7 @@ class VisionRun:
         projector: The layers between features and embeddings.
         loss: The loss.
         candidates: Where an anchor's negatives come from: ``views`` (both views, SimCLR) or ``clip`` (the other view
-            only). A loss of your own is told so if it takes ``candidates``.
+            only). A loss of your own gets this value if it takes ``candidates``.
         augment: How views are made; ``size`` is their height and width.
         optimizer: How weights are updated.
         epochs: Passes over the images. At a constant rate without warm-up, a run can be extended later.
@@ -92,7 +92,7 @@ class VisionRun:
         check_range(
             self,
             least={**counted, "seed": 0, "snapshot_every": 0, "track_every": 0},
-            below={"width": 31, "projection": 31, "batch": 31, "seed": 63},
+            below={"width": 31, "projection": 31, "epochs": 31, "batch": 31, "seed": 63},
         )
         if self.batch < 2:
             raise ValueError(f"batch must be at least 2 pairs, or there is no negative; got {self.batch}")

@@ -9,8 +9,6 @@ import difflib
 import importlib.util
 import os
 import warnings
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,7 +116,10 @@ def load_named(name: str, cache: Path, size: int | None) -> ImageData:
 def load_npz(path: Path, size: int | None) -> ImageData:
     """Load arrays with the names of :data:`SPLITS` and optional ``class_names``; or images only."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError(f"it is an .npy file of one array of shape {archive.shape}")
+        with archive:
             labelled = any(key.endswith("labels") for key in archive)
             images = [
                 key for key in SPLITS if key == "train_images" or (key == "test_images" and key in archive)
@@ -128,10 +129,15 @@ def load_npz(path: Path, size: int | None) -> ImageData:
             if missing:
                 raise ValueError(f"no array {missing[0]!r} (it has {', '.join(archive.files) or 'none'})")
             arrays = {key: archive[key] for key in wanted}
+            odd = [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]
+            if odd:  # numpy gives the bytes of a member that is no .npy
+                raise ValueError(f"{odd[0]} is no array of numpy's")
             names = None
             if "class_names" in archive:
                 names = [str(name) for name in np.atleast_1d(archive["class_names"])]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # the type depends on where the file is damaged
         # numpy takes an unknown format for a pickle, and its message says how to load that, which is unsafe.
         pickled = "it holds pickled objects, or is not an .npz" if "pickle" in str(error) else error
         raise ValueError(f"{path} cannot be used: {pickled}") from error
@@ -175,7 +181,7 @@ def load_folder(root: Path, size: int | None) -> ImageData:
 def _unlabelled_folder(root: Path, folders: dict[str, Path], size: int | None) -> ImageData:
     """Load image files without classes, from the folders of the splits or from one folder."""
     for folder in folders.values():
-        if not any(x.suffix.lower() in FILES for x in folder.iterdir()):
+        if not any(map(_is_picture, folder.iterdir())):
             raise ValueError(f"{folder} has neither images ({', '.join(FILES)}) nor folders of them by class")
     listed = {split: _pictures(folder) for split, folder in folders.items()}
     size = size or _common_size([path for paths in listed.values() for path in paths])
@@ -203,9 +209,13 @@ def _subfolders(folder: Path) -> list[str]:
     return sorted(x.name for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
 
 
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in FILES and not path.name.startswith(".")
+
+
 def _pictures(folder: Path) -> list[Path]:
-    """The image files in a folder; at least one is required."""
-    found = sorted(x for x in folder.iterdir() if x.is_file() and x.suffix.lower() in FILES)
+    """The image files in a folder; at least one is required. macOS writes hidden ones, ._NAME beside NAME."""
+    found = sorted(x for x in folder.iterdir() if x.is_file() and _is_picture(x))
     if not found:
         raise ValueError(f"{folder} has no images ({', '.join(FILES)})")
     return found
@@ -215,7 +225,7 @@ def _classes(folder: Path) -> list[str]:
     names = _subfolders(folder)
     if not names:
         raise ValueError(f"{folder} has no folders of classes")
-    loose = [x.name for x in folder.iterdir() if x.suffix.lower() in FILES]
+    loose = [x.name for x in folder.iterdir() if _is_picture(x)]
     if loose:
         warnings.warn(
             f"{folder}: {len(loose)} images beside the folders of classes are left out ({_some(sorted(loose))})",
@@ -276,6 +286,11 @@ def _checked(
         key = f"{split}_labels"
         labels[split] = _as_labels(arrays[key], len(images[f"{split}_images"]), f"{where}: {key}")
     count = len(class_names) if class_names is not None else int(labels["train"].max()) + 1
+    if class_names is None and count > len(labels["train"]):  # ids, of which arange could fill the memory
+        raise ValueError(
+            f"{where}: {len(labels['train'])} training images cannot show the classes 0 to {count - 1} of "
+            "train_labels: number the classes from 0, without gaps"
+        )
     absent = np.setdiff1d(np.arange(count), labels["train"])
     if len(absent):
         raise ValueError(

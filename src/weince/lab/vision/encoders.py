@@ -12,7 +12,8 @@ import importlib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, cast, get_args
+from types import ModuleType
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +123,7 @@ def _own(name: str, size: int) -> Foreign:
     return Foreign(model.train(training), features.shape[1])
 
 
-def _import(library: str, name: str) -> object:
+def _import(library: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(library)
     except ImportError as error:
@@ -131,7 +132,7 @@ def _import(library: str, name: str) -> object:
 
 
 def _from_timm(name: str, size: int) -> Foreign:
-    timm = cast("_Timm", _import("timm", name))
+    timm = _import("timm", name)
     try:
         try:
             model = timm.create_model(name, num_classes=0, img_size=size)  # vision transformers need it
@@ -139,11 +140,11 @@ def _from_timm(name: str, size: int) -> Foreign:
             model = timm.create_model(name, num_classes=0)
     except RuntimeError as error:  # timm raises this for an unknown model
         raise ValueError(f"timm has no model {name!r}: {error}") from error
-    return Foreign(model, cast(int, model.num_features))
+    return Foreign(model, model.num_features)
 
 
 def _from_torchvision(name: str) -> Foreign:
-    models = cast("_TorchvisionModels", _import("torchvision.models", name))
+    models = _import("torchvision.models", name)
     if name not in models.list_models():
         raise ValueError(f"torchvision has no model {name!r}: see torchvision.models.list_models()")
     model = models.get_model(name, weights=None)
@@ -151,16 +152,6 @@ def _from_torchvision(name: str) -> Foreign:
     parent, _, child = path.rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
     return Foreign(model, head.in_features)
-
-
-class _Timm(Protocol):
-    def create_model(self, name: str, **options: object) -> nn.Module: ...
-
-
-class _TorchvisionModels(Protocol):
-    def list_models(self) -> list[str]: ...
-
-    def get_model(self, name: str, *, weights: None) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -187,33 +178,16 @@ class ProjectorConfig:
 
 
 class Projector(nn.Sequential):
-    """Linear layers without bias and ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``.
+    """Linear layers without bias and ReLU between them: features ``(n, features)`` to embeddings ``(n, out)``."""
 
-    Args:
-        features: Width of the encoder's features.
-        hidden: Width between the layers, ``features`` by default.
-        out: Width of the embeddings.
-        layers: Number of linear layers.
-        norm: Where batch norm follows a linear layer, see :class:`ProjectorConfig`.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        hidden: int | None = None,
-        out: int = 64,
-        *,
-        layers: int = 2,
-        norm: Norm = "none",
-    ) -> None:
-        config = ProjectorConfig(hidden, layers, norm)
-        widths = [features, *[config.hidden or features] * (layers - 1), out]
+    def __init__(self, features: int, config: ProjectorConfig = ProjectorConfig(), *, out: int = 64) -> None:
+        widths = [features, *[config.hidden or features] * (config.layers - 1), out]
         parts: list[nn.Module] = []
         for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
             parts.append(nn.Linear(inputs, outputs, bias=False))
-            if norm == "all" or (norm == "hidden" and number < layers):
+            if config.norm == "all" or (config.norm == "hidden" and number < config.layers):
                 parts.append(nn.BatchNorm1d(outputs))
-            if number < layers:
+            if number < config.layers:
                 parts.append(nn.ReLU())
         super().__init__(*parts)
 

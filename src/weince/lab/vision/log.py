@@ -105,7 +105,7 @@ def collapse(row: dict[str, float]) -> str | None:
     found = collapsed(row["crowded"], row["effective_rank"])
     if found is None:
         return None
-    return f"the embeddings collapse: {found} in epoch {row['epoch']:.0f}; try another loss or rate"
+    return f"the embeddings collapse: {found} in epoch {row['epoch']:.0f}; try another loss or learning rate"
 
 
 class Bar:

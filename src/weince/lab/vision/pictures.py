@@ -1,11 +1,12 @@
 """Read and resize images with Pillow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from weince.progress import passing_bar
 
@@ -13,21 +14,25 @@ Images = NDArray[np.uint8]
 FILES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
-def open_picture(path: Path) -> Image.Image:
-    """An image file as RGB; grey and palette images are converted."""
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """An image file, of which only the header is read at first; an error names the file."""
     try:
         with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(
-                    f"{path} has more than 8 bits a channel (mode {image.mode}): convert it first"
-                )
-            return image.convert("RGB")
-    except (
-        UnidentifiedImageError,
-        OSError,
-        SyntaxError,
-    ) as error:  # Pillow raises SyntaxError for a broken PNG
+            yield image
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's type depends on where the file is damaged, or if it is too large
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def open_picture(path: Path) -> Image.Image:
+    """An image file as RGB; grey and palette images are converted."""
+    with opened(path) as image:
+        mode = image.mode
+        if not mode.startswith(("I", "F")):
+            return image.convert("RGB")
+    raise ValueError(f"{path} has more than 8 bits a channel (mode {mode}): convert it first")
 
 
 def read_picture(path: Path, size: int) -> Images:
@@ -40,11 +45,8 @@ def read_picture(path: Path, size: int) -> Images:
 
 def picture_size(path: Path) -> tuple[int, int]:
     """Width and height, read from the file's header."""
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+    with opened(path) as image:
+        return image.size
 
 
 def read_pictures(paths: Sequence[Path], size: int, description: str) -> Images:

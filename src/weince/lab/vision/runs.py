@@ -10,7 +10,7 @@ evaluation.json              the results of `weince evaluate`
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -45,16 +45,17 @@ def claim(run: VisionRun) -> None:
     if _moved(before.get("data"), run.data):
         free.add("data")
     had = before.get("epochs", run.epochs)
-    if had < run.epochs and run.optimizer.schedule == "constant" and not run.optimizer.warmup:
+    steady = run.optimizer.schedule == "constant" and not run.optimizer.warmup
+    if steady and isinstance(had, int) and had < run.epochs:
         settings.claim(replace(run, epochs=had), run.out, free=free)  # raises if it is another run
         _set_aside(run.out, had)
         free.add("epochs")
     settings.claim(run, run.out, free=free)
 
 
-def _moved(before: str | None, now: str) -> bool:
+def _moved(before: object, now: str) -> bool:
     """Whether the images have moved: the old path is gone, and the new one has the same name."""
-    return before is not None and Path(before).stem == Path(now).stem and not Path(before).exists()
+    return isinstance(before, str) and Path(before).stem == Path(now).stem and not Path(before).exists()
 
 
 def _set_aside(folder: Path, epochs: int) -> None:
@@ -103,7 +104,7 @@ def build_model(run: VisionRun) -> encoders.SimCLR:
     """The untrained model of a run."""
     encoder = encoders.build(run.encoder, size=run.augment.size, width=run.width)
     features = cast(int, encoder.features)
-    projector = encoders.Projector(features, out=run.projection, **asdict(run.projector))
+    projector = encoders.Projector(features, run.projector, out=run.projection)
     return encoders.SimCLR(encoder, projector)
 
 
