@@ -1,6 +1,7 @@
 """Start Python programs in tests: they fork from a process that has imported torch, which takes seconds."""
 
 import atexit
+import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -20,7 +21,16 @@ IMPORTED_ONCE = [
     "sentence_transformers",
     "frozen",
 ]
+ROOT = Path(__file__).parents[1]
 FORKS = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+
+
+def script(path):
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+    spec.loader.exec_module(module)
+    return module
 
 
 class Program:

@@ -1,18 +1,13 @@
 """Rooms (packages): imports have no cycle, the library never imports the lab, and the drawn graph is current."""
 
 import ast
-import importlib.util
 import re
 import textwrap
-from pathlib import Path
 
 import pytest
+from programs import ROOT, script
 
-ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "tools" / "import_graph.py"
-spec = importlib.util.spec_from_file_location("import_graph", SCRIPT)
-graph = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(graph)
+graph = script("tools/import_graph.py")
 
 
 @pytest.fixture(scope="module")

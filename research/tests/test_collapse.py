@@ -1,18 +1,14 @@
 """Groups of images that share a point, against a search that follows neighbours one by one."""
 
 import csv
-import importlib.util
-from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 import torch
 import torch.nn.functional as F
 
-SCRIPT = Path(__file__).parents[1] / "collapse.py"
-spec = importlib.util.spec_from_file_location("collapse", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+script = programs.script("research/collapse.py")
 
 
 def sizes_by_search(z):

@@ -1,15 +1,11 @@
 """Records of the studies: extracted files equal the stored ones."""
 
-import importlib.util
 import json
-from pathlib import Path
 
+import programs
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "keep.py"
-spec = importlib.util.spec_from_file_location("keep", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+script = programs.script("research/keep.py")
 
 
 def test_files_come_out_of_the_archive_as_they_were(tmp_path, capsys):

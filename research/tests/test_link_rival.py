@@ -1,20 +1,16 @@
 """The page on rivals of the bounded tail is reproduced from the records, and rivals survive a summary."""
 
-import importlib.util
 import json
 import shutil
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 from weince.evt import link_bank, link_rivals
 
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("link_test_benchmark", ROOT / "benchmarks" / "link_test.py")
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+script = programs.script("benchmarks/link_test.py")
 
 
 def test_the_page_is_what_the_records_say(tmp_path, monkeypatch, capsys):

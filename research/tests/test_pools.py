@@ -1,18 +1,14 @@
 """The link under selected negatives, and under known distributions of positives."""
 
 import csv
-import importlib.util
-from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 from weince import evt
 
-SCRIPT = Path(__file__).parents[1] / "pools.py"
-spec = importlib.util.spec_from_file_location("pools", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+script = programs.script("research/pools.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,15 @@
 """Whether heads rank losses as full trainings do: the archive, the ranks, the regrets, and the command."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import run
+from programs import run, script
 from scipy import stats
 
 from weince.lab.configure import LossConfig
 
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-study, views = script("predict_study"), script("two_views")
+study, views = script("research/predict_study.py"), script("research/two_views.py")
 
 
 def test_the_archive_has_the_trainings_of_the_findings():

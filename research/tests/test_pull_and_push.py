@@ -1,17 +1,12 @@
 """The forces of a loss on the sphere, against finite differences of the loss under rotation of an anchor."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
+import programs
 import pytest
 import torch
 import torch.nn.functional as F
 
-SCRIPT = Path(__file__).parents[1] / "pull_and_push.py"
-spec = importlib.util.spec_from_file_location("pull_and_push", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+script = programs.script("research/pull_and_push.py")
 
 
 @pytest.mark.parametrize("name", script.LOSSES)

@@ -1,21 +1,17 @@
 """The comparison of losses on text: its runs, its tables, and that it resumes."""
 
 import csv
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import run
+from programs import ROOT, run, script
 from scipy.stats import ttest_rel
 
-SCRIPT = Path(__file__).parents[1] / "simcse_compare.py"
-spec = importlib.util.spec_from_file_location("simcse_compare", SCRIPT)
-compare = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(compare)
+SCRIPT = ROOT / "research" / "simcse_compare.py"
+compare = script(SCRIPT)
 Config, Result = compare.Config, compare.Result
 
 

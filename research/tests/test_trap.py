@@ -1,20 +1,17 @@
 """Training heads to find out which losses make embeddings crowd."""
 
 import csv
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 import torch
-from programs import run
+from programs import ROOT, run
 from scipy import stats
 
-SCRIPT = Path(__file__).parents[1] / "trap.py"
-spec = importlib.util.spec_from_file_location("trap", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+SCRIPT = ROOT / "research" / "trap.py"
+script = programs.script(SCRIPT)
 
 
 @pytest.fixture

@@ -115,9 +115,9 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="device to run on; auto takes a CUDA device if there is one (default: auto)",
     )
     parser.add_argument("--quick", action="store_true", help="train the probe with one seed for ten epochs "
-                        "(more if the images are few): a look, not a result")  # fmt: skip
+                        "(more if there are few images): a first look, not a result")  # fmt: skip
     parser.add_argument("--sts", type=Path, metavar="TSV", help="file with task, subset, split, score and two "
-                        "sentences a line (needs weince[text])")  # fmt: skip
+                        "sentences per line (needs weince[text])")  # fmt: skip
     parser.add_argument(
         "--published", type=float, help="published figure for STS-B test, to print beside ours; needs --sts"
     )
@@ -155,7 +155,7 @@ def _run_evaluate(options: argparse.Namespace) -> None:
 
 
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("bench", help="time the losses on this machine, beside others")
+    parser = commands.add_parser("bench", help="time the losses on this machine")
     kinds = parser.add_subparsers(title="what to time", required=True, metavar="WHAT")
     loss = kinds.add_parser(
         "loss",
@@ -204,7 +204,7 @@ def _run_bench_loss(options: argparse.Namespace) -> None:
 def _add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "completion",
-        help="print what makes a shell complete these commands",
+        help="print a script for tab completion",
         description="Print a script that makes a shell complete commands, options and their values.",
         epilog=COMPLETION_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -13,8 +13,8 @@ from weince.machine import DEVICES
 
 PREDICT = """\
 Train small heads on frozen features, a grid of losses and temperatures with several seeds, and judge them on
-held-out items. It shows what a loss does to these features, and flags heads that collapse; it is no advice on what to
-train an encoder with.
+held-out items. It shows what a loss does to these features, and flags heads that collapse; do not choose
+the loss of an encoder by it.
 
 input: any file that `weince diagnose` reads, with the features of two views of the same items (z_i and z_j of shape
        (items, dim), and labels if you like), at least four batches of them; or the folder of a run of `weince train`,
@@ -33,10 +33,10 @@ examples:
   weince compare infonce dcl released                             digits with a tiny encoder, on a laptop
   weince compare infonce dcl hcl my_package:MyLoss --config cifar100_resnet18 --dry-run
   weince compare dcl hcl mixture --config cifar100_resnet18 --recipe strong --try-epochs 25 --budget 2h
-  weince compare siglip --config cifar100_resnet18                one loss more; the others are kept
+  weince compare siglip --config cifar100_resnet18                adds a loss; the others are kept
   weince compare infonce dcl --config simcse_infonce --data text=wiki.txt,sts=sts.tsv,model=small-bert
-  weince compare --out compared --add theirs/runs.jsonl           what others ran, if it compares
-  weince compare --out compared --table-only                      the page again, from the records
+  weince compare --out compared --add theirs/runs.jsonl           adds what others ran
+  weince compare --out compared --table-only                      writes the page again, from the records
 The same command again runs what is missing.
 """
 SEEDS_HELP = "one number: how many of 7, 21, 63, 84; several: which"
@@ -194,7 +194,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     _add_shared(parser, "--jobs", help="runs at once (default: one per GPU or core, at most 4)")
     parser.add_argument(
         "--data",
-        help="where the data are: a path; of text, text=PATH,sts=PATH,model=PATH (default: as configured)",
+        help="where the data are: a path; for sentences, text=PATH,sts=PATH,model=PATH (default: as configured)",
     )
     _add_shared(parser, "--device")
     parser.add_argument(
@@ -206,7 +206,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--track",
         type=int,
         metavar="N",
-        help="measure runs on images along the way, every N epochs, and draw it (default: as configured)",
+        help="on images: measure the vote of neighbours every N epochs, and draw it (default: as configured)",
     )
     parser.add_argument(
         "--reuse",
