@@ -69,9 +69,9 @@ def peak_mib() -> float | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train with losses of one's own.")
-    parser.add_argument("--pairs", type=int, default=256)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=256, help="batch size")
+    parser.add_argument("--width", type=int, default=64, help="width of the embeddings")
+    parser.add_argument("--steps", type=int, default=30, help="training steps")
     options = parser.parse_args(arguments)
     losses = {"link": LinkLoss(cubic, engine="chunked"), "subclass": Mine(engine="chunked")}
 
