@@ -14,9 +14,11 @@ from weince.lab.compare import compare
 from weince.lab.compare.grid import read_comparison, write_comparison
 from weince.lab.compare.merge import check_protocol, find_runs
 from weince.lab.compare.sweep import Sweep
+from weince.lab.evaluate import fingerprint
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import add_records
+from weince.lab.vision.data import load
 
 COST = dict.fromkeys(("loss_ms", "loss_mib", "step_ms", "step_mib", "batch", "width"), 9.0) | {
     "hardware": "A"
@@ -288,12 +290,58 @@ def test_runs_of_reproduce_are_taken_over(tmp_path):
     assert [run for run in runs if execute.is_done(run)] == [run for run in runs if run in taken]
 
 
+def test_records_of_another_data_set_are_told_apart_by_name(tmp_path):
+    """Our archives have runs on CIFAR-100 and CIFAR-10 whose settings are equal."""
+    both = EVIDENCE.parents[1] / "paper_recipe" / "runs.jsonl"
+    taken = {}
+    for config in ("cifar100_resnet18", "cifar10_resnet18"):
+        comparison = comparison_of(
+            config, "infonce", "dcl", tries=3, set={"precision": "bf16"}, try_epochs=25
+        )
+        runs = plan(comparison.tries_table(), tmp_path)
+        found = find_runs(runs, [both], of_data=None, ours=None)
+        assert len(found) == len(runs) == 6
+        (taken[config],) = {files["evaluation.json"]["data"] for files in found.values()}
+    assert taken == {"cifar100_resnet18": "cifar100", "cifar10_resnet18": "cifar10"}
+
+
+@pytest.mark.parametrize("names", [("mine", "mine"), ("digits", "digits")], ids=["other", "several"])
+def test_records_whose_names_do_not_say_which_data_they_have_are_refused(tmp_path, names):
+    runs = plan(comparison_of(config_in(tmp_path), "infonce", tries=2).tries_table(), tmp_path)
+    theirs = archived(
+        tmp_path / "theirs",
+        *((run, 50.0, {"fingerprint": mark}) for run, mark in zip(runs, ("01", "02"), strict=True)),
+    )
+    edit(theirs, lambda line: line["run.yaml"].update(data=names[0]))
+    said = rf"runs on {names[0]} \(fingerprint 01\); {names[1]} \(fingerprint 02\).*digits, cannot be read.*--data"
+    with pytest.raises(ValueError, match=said):
+        find_runs(runs, [theirs], of_data=None, ours=None)
+    assert find_runs(runs, [theirs], of_data="02", ours=None).keys() == {runs[1].name}
+
+
+def test_data_that_are_named_say_which_records_to_reuse(two, tmp_path):
+    """Also where nothing is started."""
+    _, theirs = two
+    file = write_data(tmp_path)
+    edit(theirs, lambda line: line["run.yaml"].update(data="mine"))
+    config = str(tmp_path / "small.yaml")
+    options = {"config": config, "out": tmp_path / "new", "reuse": [theirs], "tries": 2, "table_only": True}
+    with pytest.raises(ValueError, match="give their path with --data"):
+        compare(["infonce", "hcl"], **options)
+    with pytest.raises(ValueError, match="none of the"):  # they are on other data
+        compare(["infonce", "hcl"], **options, data=str(file))
+    mark = fingerprint(load(str(file), size=8))
+    edit(theirs, lambda line: line["evaluation.json"].update(fingerprint=mark))
+    compare(["infonce", "hcl"], **options, data=str(file))
+    assert (tmp_path / "new" / "small" / "index.html").is_file()
+
+
 def test_runs_on_other_data_are_not_taken_over(tmp_path, capsys):
     comparison = comparison_of("cifar100_resnet18", "infonce", "dcl", set={"precision": "bf16"})
     runs = plan(comparison.tries_table(), tmp_path)
     assert find_runs(runs, [EVIDENCE], of_data="0123", ours=None) == {}
     assert (
-        "runs not reused, their data have the fingerprint 5e155304522f78cc, those here 0123"
+        "runs not reused, their data have the fingerprint 5e155304522f78cc, not 0123"
         in capsys.readouterr().err
     )
 
@@ -338,10 +386,7 @@ def test_a_dry_run_leaves_reused_runs_in_their_archive(two, capsys, monkeypatch)
     edit(theirs, lambda line: line["evaluation.json"].update(fingerprint="02"))
     monkeypatch.setattr(Sweep, "show", lambda *_: None)
     compare(["hcl"], out=ours, reuse=[theirs], tries=2, dry_run=True, device="cpu")
-    assert (
-        f"2 runs not reused, their data have the fingerprint 02, those here {digits()}"
-        in capsys.readouterr().err
-    )
+    assert f"2 runs not reused, their data have the fingerprint 02, not {digits()}" in capsys.readouterr().err
     assert listing(ours) == before
 
 

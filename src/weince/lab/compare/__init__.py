@@ -124,7 +124,7 @@ def compare(
     if add:
         comparison = merge.add(comparison, add, out, sweep.evaluations())
         sweep = Sweep(comparison, out, data, device, extra, reuse)
-    sweep.take_over(look=not (table_only or add or slurm), write=not dry_run)
+    sweep.take_over(look=bool(data) or not (table_only or add or slurm), write=not dry_run)
     jobs = _jobs(jobs)
     if dry_run:
         sweep.check_start(slurm=slurm)

@@ -45,28 +45,61 @@ def find_runs(
         archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
         of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are left out.
         ours: Evaluation of a finished run here. Records with another protocol are left out; if it is None, those of
-            quick evaluations, and those that differ from the first.
+            quick evaluations, and those that differ from the first. If ``of_data`` is None too, the name of our data
+            says which data set of the records is ours.
 
     Returns:
         The files of the runs that were found, by the names that the runs have here.
+
+    Raises:
+        ValueError: No data set of the records has the name of ours, or several have.
     """
     wanted, result, task = _identities(runs), runs[0].result.name, task_for(runs[0])
+    matching = [
+        (archive, run, files)
+        for archive in archives
+        for files in _read(archive, task).values()
+        if (run := wanted.get(_recorded_identity(files["run.yaml"]))) is not None
+    ]
+    if of_data is None and ours is None:
+        of_data = _data_meant([files for _, _, files in matching], runs[0])
     found: dict[str, Files] = {}
-    for archive in archives:
-        refused: list[str] = []
-        for files in _read(archive, task).values():
-            run = wanted.get(_recorded_identity(files["run.yaml"]))
-            if run is None or run.name in found:
-                continue
-            differs = _difference(files[result], of_data, ours)
-            if differs:
-                refused.append(differs)
-            else:
-                found[run.name] = _as_ours(files, run)
-                ours = ours or files[result]
-        for why in dict.fromkeys(refused):
-            print(f"{archive}: {refused.count(why)} runs not reused, {why}", file=sys.stderr)
+    refused: list[tuple[Path, str]] = []
+    for archive, run, files in matching:
+        if run.name in found:
+            continue
+        differs = _difference(files[result], of_data, ours)
+        if differs:
+            refused.append((archive, differs))
+        else:
+            found[run.name] = _as_ours(files, run)
+            ours = ours or files[result]
+    for (archive, why), count in Counter(refused).items():
+        print(f"{archive}: {count} {'run' if count == 1 else 'runs'} not reused, {why}", file=sys.stderr)
     return found
+
+
+def _data_meant(matching: Sequence[Files], run: Run) -> str | None:
+    """Fingerprint of our data, by their name in the records; None if there is no record, or none in this one.
+
+    Records with the settings of our runs may be on other data, such as CIFAR-10 instead of CIFAR-100.
+    """
+    result, task = run.result.name, task_for(run)
+    ours = _names(settings.as_written(settings_of(run)), task)
+    data = {files[result].get("fingerprint"): _names(files["run.yaml"], task) for files in matching}
+    meant = [mark for mark, names in data.items() if names == ours]
+    if data and len(meant) != 1:
+        there = "; ".join(f"{', '.join(names)} (fingerprint {mark})" for mark, names in data.items())
+        raise ValueError(
+            f"which runs to reuse is unclear: the archives have such runs on {there}, and the data here, "
+            f"{', '.join(ours)}, cannot be read to compare with; give their path with --data"
+        )
+    return meant[0] if meant else None
+
+
+def _names(content: Mapping[str, Any], task: Task) -> list[str]:
+    """Names of the data in the settings of a run, wherever they lie."""
+    return [Path(str(content.get(place))).stem for place in task.places]
 
 
 def _difference(
@@ -74,7 +107,7 @@ def _difference(
 ) -> str | None:
     """Why an evaluation does not compare with the data here and with ``ours``, in words; None if it does."""
     if of_data is not None and evaluation.get("fingerprint") != of_data:
-        return f"their data have the fingerprint {evaluation.get('fingerprint')}, those here {of_data}"
+        return f"their data have the fingerprint {evaluation.get('fingerprint')}, not {of_data}"
     if ours is None:
         return "their evaluation is quick" if evaluation.get("quick") else None
     differs = [key for key in PROTOCOL if evaluation.get(key) != ours.get(key)]

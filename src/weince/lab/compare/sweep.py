@@ -129,7 +129,8 @@ class Sweep:
         """Take over runs from the archives: the tries, then the chosen tries with all seeds.
 
         Args:
-            look: Take only runs on the same data as here, since the missing runs will train on these.
+            look: Take only runs on the same data as here. The missing runs will train on these, or the user named
+                them.
             write: Copy their records into the folder.
         """
         if look and self.archives:
