@@ -14,6 +14,7 @@ from weince.diagnose.reading import (
     load_pairs,
     make_pairs,
     pair_by_label,
+    read_arrays,
     read_sentence_pairs,
 )
 
@@ -259,3 +260,18 @@ def test_a_file_that_zipfile_cannot_read_is_said_in_one_line(tmp_path):
     path.write_bytes(whole)
     with pytest.raises(InputError, match=r"pairs.npz: cannot be read.*compression method"):
         load_pairs([path])
+
+
+def test_a_header_of_more_than_the_memory_is_said_with_the_name_of_the_file(tmp_path):
+    path, header = tmp_path / "a.npy", {"descr": "<f8", "fortran_order": False, "shape": (2, 10**12, 10**5)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    with pytest.raises(InputError, match=r"^a.npy: is damaged, or does not fit into memory \(.*\): save fewer pairs$"):
+        load_pairs([path])
+
+
+def test_a_file_that_the_system_does_not_open_is_not_called_damaged(tmp_path):
+    """As without the right to read it; tests may run with all rights, so here it is a folder."""
+    (tmp_path / "a.npz").mkdir()
+    with pytest.raises(InputError, match=r"^a.npz: (Is a directory|Permission denied)$"):
+        read_arrays(tmp_path / "a.npz")

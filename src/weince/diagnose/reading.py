@@ -191,9 +191,15 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             return {"": loaded}
         with loaded:
             return {key: loaded[key] for key in loaded.files}
-    except (MemoryError, ImportError):
+    except ImportError:
         raise
+    except MemoryError as error:
+        raise InputError(
+            f"{path.name}: is damaged, or does not fit into memory ({_one_line(error)}): save fewer pairs"
+        ) from error
     except Exception as error:  # the type depends on where the file is damaged
+        if isinstance(error, OSError) and error.filename is not None:  # the system does not open it
+            raise InputError(f"{path.name}: {error.strerror}") from error
         if "pickle" in str(error):
             pickled = "holds pickled objects, which can run code when loaded; save plain arrays"
             said = pickled if _may_be_pickled(path) else "is no file of numpy's, whatever its name says"
