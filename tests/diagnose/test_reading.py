@@ -266,7 +266,9 @@ def test_a_header_of_more_than_the_memory_is_said_with_the_name_of_the_file(tmp_
     path, header = tmp_path / "a.npy", {"descr": "<f8", "fortran_order": False, "shape": (2, 10**12, 10**5)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(InputError, match=r"^a.npy: is damaged, or does not fit into memory \(.*\): save fewer pairs$"):
+    with pytest.raises(
+        InputError, match=r"^a.npy: is damaged, or does not fit into memory \(.*\): save fewer pairs$"
+    ):
         load_pairs([path])
 
 
