@@ -59,9 +59,9 @@ class HCLLoss(TemperatureLoss):
         self.hardness, self.false_negatives = hardness, false_negatives
 
     def sums(self, batch: Engine) -> list[Sum]:
-        scale = 1 / self.bounded_temperature()
-        softmax = SoftmaxLink(self.bounded_temperature())
-        harder = LogSumExp(AffineLink((1 + self.hardness) * scale), positive=softmax)
+        temperature = self.bounded_temperature()
+        scale = 1 / temperature
+        harder = LogSumExp(AffineLink((1 + self.hardness) * scale), positive=SoftmaxLink(temperature))
         if not self.hardness:
             return [harder, Count()]
         return [harder, Count(), LogSumExp(AffineLink(self.hardness * scale))]
