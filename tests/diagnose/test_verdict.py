@@ -482,10 +482,23 @@ def test_no_crowd_is_named_where_there_is_none(measured):
 
 
 def test_the_share_above_which_a_crowd_is_named_is_a_rule(crowded):
-    patient = replace(THRESHOLDS, crowded=crowded.crowded)
+    patient = replace(THRESHOLDS, crowded=crowded.crowded - crowded.crowded_by_chance)
     assert decide(crowded, FAST, patient).kind != "crowded"
-    assert decide(crowded, FAST, replace(patient, crowded=crowded.crowded - 1e-9)).kind == "crowded"
+    assert decide(crowded, FAST, replace(patient, crowded=patient.crowded - 1e-9)).kind == "crowded"
     assert sum("more than 5 % of the anchors" in line for line in THRESHOLDS.lines) == 1
+
+
+def test_evenly_spread_embeddings_of_few_dimensions_are_no_crowd(measured):
+    """On a sphere in three dimensions, some of 62 even points lie close together."""
+    found = measure(small(dim=3), FAST, worth=0.02)
+    assert found.crowded == pytest.approx(found.crowded_by_chance, abs=0.05)
+    assert found.crowded_by_chance == pytest.approx(1 - (1 - 0.005) ** 62)  # the cap has 0.5 % of the sphere
+    verdict = decide(found, FAST)
+    assert verdict.headline.startswith("Use a temperature of about 0.1")
+    assert "coincide" not in verdict.tail
+    gathered = measure(make_pairs("crowd", *crowd(0.5, dim=3)), FAST, worth=0.02)
+    assert decide(gathered, FAST).kind == "crowded"
+    assert measured.crowded_by_chance < 1e-3
 
 
 def test_a_few_beaten_positives_make_no_temperature():

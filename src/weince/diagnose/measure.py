@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import betainc
 
 from weince import evt
 from weince.diagnose.bank import (
@@ -87,7 +88,8 @@ class Measured:
     ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
     positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which too few positives were beaten,
     ``fitted`` and ``beaten`` count the positives in those that were used. ``gap`` is how far the mean cosine within
-    views exceeds that across views, ``by_label`` and ``equal`` are those of `Pairs`.
+    views exceeds that across views, ``by_label`` and ``equal`` are those of `Pairs`. ``crowded_by_chance`` is the
+    share of crowded anchors to expect if the rows were spread evenly over the sphere.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Measured:
     curves: Curves | None
     risk: tuple[evt.RiskGradient, ...] | None
     gap: float
+    crowded_by_chance: float
     by_label: bool
     equal: bool
 
@@ -273,6 +276,13 @@ def _anchors(bank: evt.LinkBank, settings: Settings) -> tuple[evt.AnchorTails, e
     return joined, evt.compare_anchor_tails(d, seed=settings.seed)
 
 
+def _crowded_by_chance(bank: evt.LinkBank, dim: int) -> float:
+    """Share of anchors that an even spread over the sphere crowds: near 0 in more than 6 dimensions."""
+    near = 0.5 * betainc((dim - 1) / 2.0, 0.5, 1.0 - (1.0 - CROWD) ** 2)  # share of the sphere within CROWD
+    negatives = np.isfinite(bank.scores).sum(axis=1) - 1
+    return float((1.0 - (1.0 - near) ** negatives).mean())
+
+
 def measure(pairs: Pairs, settings: Settings, *, worth: float, tell: Tell = lambda stage: None) -> Measured:
     """Run every diagnostic on one model.
 
@@ -382,6 +392,7 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
         curves=curves,
         risk=risk,
         gap=view_gap(pairs),
+        crowded_by_chance=_crowded_by_chance(bank.link, pairs.z_i.shape[1]),
         by_label=pairs.by_label,
         equal=pairs.equal,
     )

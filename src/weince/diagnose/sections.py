@@ -285,6 +285,7 @@ class Writer:
             ("median ΔAIC", lambda m: num(float(np.median(m.anchors.daic)), 1)),
             ("mean λ of WEINCE", lambda m: num(m.anchors.lam.mean())),
             (f"crowded: another item within a shortfall of {CROWD:g}", lambda m: percent(m.crowded)),
+            ("the same if embeddings were spread evenly", lambda m: percent(m.crowded_by_chance)),
         ]
         d = simulated
         artefact = Table(

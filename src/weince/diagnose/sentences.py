@@ -43,6 +43,11 @@ def tail_kind(xi: BatchXi) -> str:
     return "bounded" if high < 0.0 else "heavy" if low > 0.0 else "undecided"
 
 
+def too_crowded(m: Measured, rules: Thresholds) -> bool:
+    """Whether more anchors are crowded than the rules and chance allow."""
+    return m.crowded - m.crowded_by_chance > rules.crowded
+
+
 def crowd_text(m: Measured) -> str:
     """The share of crowded anchors in percent."""
     return f"{number(100 * m.crowded, 1)} %"
@@ -50,7 +55,7 @@ def crowd_text(m: Measured) -> str:
 
 def tail_sentence(m: Measured, rules: Thresholds) -> str:
     """Whether the tail is bounded, with a warning if too many anchors are crowded."""
-    if m.crowded <= rules.crowded:
+    if not too_crowded(m, rules):
         return _shape_sentence(m)
     return (
         f"{_shape_sentence(m)} But {crowd_text(m)} of the anchors have another item within a shortfall of {CROWD:g}: "

@@ -22,6 +22,7 @@ from weince.diagnose.sentences import (
     temperature_words,
     temperature_worth,
     times,
+    too_crowded,
     two_encoders,
 )
 from weince.diagnose.settings import Settings
@@ -73,7 +74,7 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         softmax_sentence(m), link_sentence(m), rivals_sentence(m, rules), tail_sentence(m, rules), m.crowded,
         two_encoders(m, settings, rules),
     )  # fmt: skip
-    if m.crowded > rules.crowded:
+    if too_crowded(m, rules):
         return _crowded(m, said)
     if m.equal:
         advice = (
