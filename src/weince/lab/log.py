@@ -16,9 +16,10 @@ def read_log(path: Path) -> list[dict[str, float]]:
         return []
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [
-                {name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)
-            ]
+            cells = list(csv.DictReader(file))
+        if any(None in row.values() for row in cells):
+            raise ValueError("a row is incomplete")
+        rows = [{name: float(value) for name, value in row.items() if value} for row in cells]
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged ({error}): remove it to go on without its rows") from None
     if any("epoch" not in row for row in rows):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weince import TailConfig, WeinceLoss
 from weince.lab.geometry import crowded as share_crowded
 from weince.lab.log import read_log
-from weince.lab.vision.log import COLUMNS, Log, check_finite, measure
+from weince.lab.vision.log import COLUMNS, Log, check_finite, collapse, measure
 from weince.scores import CROWD
 
 
@@ -123,6 +123,21 @@ def test_a_log_from_before_a_column_is_read_and_gone_on_with(tmp_path):
     place = COLUMNS.index("crowded")
     cells = [line.split(",")[place] for line in (tmp_path / "log.csv").read_text().splitlines()]
     assert cells == ["crowded", "", "", "3", "4"]
+
+
+def test_a_log_from_before_figures_of_collapse_gives_no_warning():
+    assert collapse({"epoch": 3.0, "loss": 5.0}) is None
+    assert "20% of the anchors" in collapse({"epoch": 3.0, "crowded": 0.2})
+
+
+def test_a_truncated_log_is_named(tmp_path):
+    log = Log(tmp_path, 0)
+    for epoch in (1, 2):
+        log.add(row(epoch))
+    text = (tmp_path / "log.csv").read_text()
+    (tmp_path / "log.csv").write_text(text[:-20])
+    with pytest.raises(ValueError, match=r"log\.csv is damaged \(a row is incomplete\): remove it to go on"):
+        Log(tmp_path, 2)
 
 
 def test_a_loss_that_is_no_number_stops_the_run():
