@@ -410,6 +410,28 @@ def test_equal_views_are_named_and_no_larger_batch_is_tried():
     assert "harder negatives" not in " ".join([verdict.advice, *equal.notes])
 
 
+def test_positives_beaten_by_rounding_alone_are_not_said_to_win():
+    """Nearly equal views, and a few items twice: differences below the smallest shortfall do not count."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((512, 16))
+    z[1:50:2] = z[:50:2]
+    near = make_pairs(
+        "near", z + 1e-4 * rng.standard_normal(z.shape), z + 1e-4 * rng.standard_normal(z.shape)
+    )
+    found = measure(near, replace(FAST, batch_size=128), worth=0.02)
+    assert found.beaten == 8
+    assert found.link.separated
+    verdict = decide(found, FAST)
+    assert verdict.headline == "No answer: every positive that was fitted wins or coincides with its anchor."
+    assert verdict.softmax == (
+        "No link can be fitted: each positive that is beaten coincides with its anchor, as does what beats it."
+    )
+    assert found.notes[-1] == (
+        "In 8 of 512 fitted anchors a candidate beats the positive, but both lie within a shortfall of 1e-06, where the "
+        "blend cannot tell them apart: no finite fit exists."
+    )
+
+
 def test_separated_and_unpaired_data_get_no_advice():
     z, _ = views()
     found = measure(make_pairs("same", z, z + 1e-7), FAST, worth=0.02)

@@ -88,6 +88,8 @@ def _shape_sentence(m: Measured) -> str:
 
 def softmax_sentence(m: Measured) -> str:
     t = m.link
+    if t.separated and m.beaten:
+        return "No link can be fitted: each positive that is beaten coincides with its anchor, as does what beats it."
     if t.separated:
         return "Every fitted anchor already ranks its positive first, so no finite temperature is best."
     if t.lam == 0.0:

@@ -83,7 +83,8 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
         )
         return Verdict("separated", "No answer: z_i and z_j are equal.", "", *said, advice)
     if m.link.separated:
-        headline = "No answer: every positive that was fitted wins."
+        tie = " or coincides with its anchor" if m.beaten else ""
+        headline = f"No answer: every positive that was fitted wins{tie}."
         return Verdict("separated", headline, "", *said, _harder(m, settings, rules))
     if m.beaten < rules.beaten:
         headline = f"Too few to tell: {m.beaten} of {m.fitted:,} positives {'is' if m.beaten == 1 else 'are'} beaten."

@@ -43,7 +43,8 @@ class LinkFit:
         interval_method: "sandwich" (``lam`` well inside (0, 1)), "profile" (near 0 or 1) or "none". The first two
             are cluster-robust.
         converged: Whether both fits reached their maximum.
-        separated: True when every positive has the top score: then no finite fit exists and all numbers are NaN.
+        separated: True when every positive has the top score, up to a shortfall of 1e-6: then no finite fit of the
+            blend exists, and its numbers are NaN.
         notes: Sentences about what makes this fit doubtful; empty when nothing does.
     """
 
@@ -227,6 +228,11 @@ def _by_factor(tau: float, log_half: float) -> Bounds:
 def _notes(choices: Choices, pair: Pair) -> tuple[str, ...]:
     """What a reader must know before trusting this fit."""
     beaten, n = int(choices.beaten[0].sum()), choices.anchors
+    if pair.separated and beaten:
+        return (
+            f"In {beaten} of {n} fitted anchors a candidate beats the positive, but both lie within a shortfall of "
+            f"{choice.EPS:g}, where the blend cannot tell them apart: no finite fit exists.",
+        )
     if pair.separated:
         return (
             f"Perfect separation: all {n} fitted anchors have their positive at the top, so the likelihood "
