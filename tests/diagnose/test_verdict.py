@@ -427,8 +427,8 @@ def test_positives_beaten_by_rounding_alone_are_not_said_to_win():
         "No link can be fitted: each positive that is beaten coincides with its anchor, as does what beats it."
     )
     assert found.notes[-1] == (
-        "In 8 of 512 fitted anchors a candidate beats the positive, but both lie within a shortfall of 1e-06, where the "
-        "blend cannot tell them apart: no finite fit exists."
+        "In 8 of 512 fitted anchors a candidate beats the positive, but both lie within a shortfall of 1e-06, where "
+        "the blend cannot tell them apart: no finite fit exists."
     )
 
 
