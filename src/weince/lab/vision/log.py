@@ -101,7 +101,7 @@ def measure(z_i: Tensor, z_j: Tensor, tail: TailConfig) -> dict[str, float]:
 
 
 def collapse(row: dict[str, float]) -> str | None:
-    """A warning if the embeddings of an epoch have collapsed or are about to; else None, as for rows without figures."""
+    """A warning if the embeddings of an epoch have collapsed or are about to; None if not, or without figures."""
     found = collapsed(row.get("crowded", 0.0), row.get("effective_rank", math.inf))
     if found is None:
         return None
