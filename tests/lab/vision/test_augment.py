@@ -378,6 +378,14 @@ def test_the_largest_uniform_stays_inside_the_image():
         assert left + w <= height
 
 
+@pytest.mark.parametrize("ratio", [(0.01, 0.02), (100.0, 200.0)])
+def test_ratios_that_leave_less_than_a_pixel_take_a_pixel(ratio):
+    augment, images = Augment(16, crop_ratio=ratio), torch.full((8, 3, 16, 16), 255, dtype=torch.uint8)
+    draws = drawn(augment, 16, 16)
+    assert draws.box[:, 2:].min() == 1
+    assert augment(images, torch.Generator().manual_seed(0)).isfinite().all()
+
+
 # --- errors ----------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +401,9 @@ def test_the_largest_uniform_stays_inside_the_image():
         ({"crop_ratio": (2.0, 1.0)}, "crop_ratio is"),
         ({"jitter": (0.8, 0.8, 0.8)}, "jitter is .brightness, contrast, saturation, hue."),
         ({"jitter": (0.8, 0.8, 0.8, 0.6)}, "hue at most 0.5"),
+        ({"jitter": (float("nan"), 0.8, 0.8, 0.2)}, "none negative"),
+        ({"jitter": (0.8, float("inf"), 0.8, 0.2)}, "none negative"),
+        ({"crop_ratio": (1.0, float("inf"))}, "crop_ratio is"),
         ({"size": 16, "blur_p": 0.5}, "blur needs views of at least 20 px; got 16"),
     ],
 )

@@ -71,10 +71,11 @@ class Augment:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a probability in [0, 1]; got {getattr(self, name)}")
         _check_range("crop_scale", self.crop_scale, most=1.0)
-        _check_range("crop_ratio", self.crop_ratio, most=math.inf)
-        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[HUE] > 0.5:
+        _check_range("crop_ratio", self.crop_ratio, most=1000)
+        finite = all(0 <= strength < math.inf for strength in self.jitter)
+        if len(self.jitter) != 4 or not finite or self.jitter[HUE] > 0.5:
             raise ValueError(
-                "jitter is (brightness, contrast, saturation, hue), none negative and hue at most 0.5; "
+                "jitter is (brightness, contrast, saturation, hue), none negative or infinite and hue at most 0.5; "
                 f"got {self.jitter}"
             )
         if self.blur_p and not blur_radius(self.size):
@@ -306,9 +307,9 @@ def _middle_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[fl
     """Top, left, height and width of the largest centred box with an allowed ratio."""
     h, w = height, width
     if width / height < ratio[0]:
-        h = round(width / ratio[0])
+        h = max(1, round(width / ratio[0]))
     elif width / height > ratio[1]:
-        w = round(height * ratio[1])
+        w = max(1, round(height * ratio[1]))
     return (height - h) // 2, (width - w) // 2, h, w
 
 
