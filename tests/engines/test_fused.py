@@ -133,6 +133,23 @@ def test_links(monkeypatch, link):
     )
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: overflow where a pair takes no part
+@pytest.mark.parametrize("need", [Need(), Need(TailConfig(k=4))], ids=["no tail", "tail"])
+def test_logits_far_below_0(monkeypatch, need):
+    """Their exponentials underflow float32. The nearest negative, which is known with a tail, has the largest logit
+    of one link and the smallest of the other."""
+    monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 16, "BN": 32})
+    agree(
+        lambda engine, numbers: [
+            Part(AffineLink(numbers(scale), numbers(-1000.0)), "lse") for scale in (-150.0, 150.0)
+        ],
+        views(20, 24),
+        need=need,
+        value=1e-6,
+        gradient=1e-3,
+    )
+
+
 @pytest.mark.parametrize(
     "link",
     [SoftmaxLink(0.3), AffineLink(-2.0, 0.5), ShortfallLink(1.2, endpoint=1.3), ShortfallLink(2.0), PowerLink(1.5),
