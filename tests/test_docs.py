@@ -225,6 +225,38 @@ def test_the_figures_of_the_strong_recipe_are_those_of_its_records():
             assert over_seeds.text(1).startswith(said), (name, figure)
 
 
+def test_the_figures_of_the_papers_recipe_are_those_of_its_records():
+    found = {}
+    for line in text(ROOT / "research/results/paper_recipe/runs.jsonl").splitlines():
+        record = json.loads(line)
+        settings_of_run = record["run.yaml"]
+        loss, is_long = settings_of_run["loss"], settings_of_run["epochs"] == 100
+        if is_long and settings_of_run["data"] == "cifar100" and not loss.get("tail"):
+            options = loss.get("options") or {"": loss["temperature"]}
+            setting = " ".join(f"{name} {value:g}".strip() for name, value in list(options.items())[:1])
+            found.setdefault((loss["preset"], setting), []).append(
+                record["evaluation.json"]["linear_test_mean"]
+            )
+    presets = {
+        "KL ball": "kl_ball",
+        "HCL": "hcl",
+        "DCL": "dcl",
+        "mixture": "mixture",
+        "WEINCE, negatives only": "negatives_only",
+        "InfoNCE": "infonce",
+        "`WeinceLoss()`": "released",
+        "WEINCE, Algorithm 1": "paper",
+        "SigLIP": "siglip",
+    }
+    page = text(DOCS / "which-loss.md").partition("In the paper's recipe")[2].partition("\n\n**If you")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if "±" in line]
+    assert {name for name, _, _ in rows} == set(presets)
+    for name, setting, linear in rows:
+        runs = found[presets[name], setting]
+        assert len(runs) == 4
+        assert t_interval(runs).text(1).startswith(linear.partition(",")[0]), name
+
+
 def test_a_loss_that_was_trained_with_is_not_said_to_be_untried():
     archives = (ROOT / "research/results").glob("*/runs.jsonl")
     runs = [json.loads(line) for path in archives for line in text(path).splitlines()]
