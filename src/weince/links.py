@@ -29,9 +29,9 @@ Scalar = float | Tensor
 
 
 class Link:
-    """A map from scores to logits. Subclass it as a frozen dataclass with a ``logit`` (and a ``slope``, its derivative
-    by the score, if autograd is too slow); both get shortfalls, ``1 - s``, which are exact near the cap. Or pass a
-    plain function of the score, as in :class:`FunctionLink`. A field with one value per anchor is read as
+    """A map from scores to logits. Subclass it as a frozen dataclass with a ``logit`` (and a ``slope``, its
+    derivative by the score, if autograd is too slow); both get shortfalls, ``1 - s``, which are exact near the cap.
+    Or pass a plain function of the score, as in :class:`FunctionLink`. A field with one value per anchor is read as
     ``column(self.field, shortfall)`` (from ``weince.links``).
 
     Examples:
