@@ -135,19 +135,21 @@ def test_links(monkeypatch, link):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: overflow where a pair takes no part
 @pytest.mark.parametrize("need", [Need(), Need(TailConfig(k=4))], ids=["no tail", "tail"])
-def test_logits_far_below_0(monkeypatch, need):
-    """Their exponentials underflow float32. The nearest negative, which is known with a tail, has the largest logit
-    of one link and the smallest of the other."""
+@pytest.mark.parametrize(
+    "link",
+    [
+        lambda make: AffineLink(make(-150.0), make(-1000.0)),
+        lambda make: AffineLink(make(150.0), make(-1000.0)),
+        lambda make: ShortfallLink(make(60.0)),
+        lambda make: PowerLink(make(300.0)),
+    ],
+    ids=["affine, falls", "affine, rises", "shortfall", "power"],
+)
+def test_logits_far_from_0(monkeypatch, link, need):
+    """Float32 holds no exponential of them, or of a part of them. With a tail, the nearest negative is known; it
+    has the largest logit of links that rise with the score."""
     monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 16, "BN": 32})
-    agree(
-        lambda engine, numbers: [
-            Part(AffineLink(numbers(scale), numbers(-1000.0)), "lse") for scale in (-150.0, 150.0)
-        ],
-        views(20, 24),
-        need=need,
-        value=1e-6,
-        gradient=1e-3,
-    )
+    agree(lambda engine, numbers: [Part(link(numbers), "lse")], views(20, 24), need=need, gradient=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -721,6 +723,28 @@ def test_a_negative_at_the_cap():
         lambda engine, numbers: [Part(BlendLink(0.4, 2.0, 0.3), "lse"), Part(ShortfallLink(2.0), "lse")],
         (z_i, z_j),
     )
+
+
+def test_negatives_opposite_to_their_anchors():
+    """Their scores are closer to -1 than the links tell apart, or below -1 by rounding: the slope there is 0."""
+    z_i, _ = views(9, 16)
+    z_j = -z_i.roll(1, 0)
+    z_j[0] = beside(-z_i[1], 2e-5)
+    links = PowerLink(2.0, eps=1e-4), AtanhLink(1e-4)
+    agree(lambda engine, numbers: [Part(link, kind) for link in links for kind in ("lse", "sum")], (z_i, z_j))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: overflow where a pair takes no part
+def test_far_negatives_of_anchors_with_near_positives():
+    """A log-sum-exp is relative to the logit of the nearest negative. Relative to that of a positive by label, whose
+    exact shortfall is known too, all exponentials would underflow."""
+    labels = torch.arange(8, device=DEVICE).repeat(3)
+    rows = torch.stack([beside(row, 1e-4) for row in torch.eye(8, 16, device=DEVICE)[labels]])
+    parts = [Part(SoftmaxLink(0.005), "lse"), Part(ShortfallLink(2.0), "sum", "positives")]
+    agree(
+        lambda engine, numbers: parts, (rows,), "labels", Need(TailConfig(k=4)), value=1e-4,
+        gradient=2**-16 / (2e-4) ** 0.5, hardest=(), labels=labels,
+    )  # fmt: skip
 
 
 def beside(row, shortfall):
