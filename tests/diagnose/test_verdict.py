@@ -380,6 +380,12 @@ def test_a_temperature_that_is_off_is_named(measured):
     verdict = decide(fine, hot)
     assert verdict.kind == "nothing"
     assert verdict.code is None
+    assert "Your temperature of 1 is within 0.02 nats of the best (0.001 lost)." in verdict.advice
+    # Where the fitted temperature is judged, on other batches, the one in use may fit better: that loses nothing.
+    better = replace(bad, curves=replace(measured.curves, current_loss=-0.03))
+    assert decide(better, hot).advice.startswith(
+        "Your temperature of 1 fits these scores as well as τ₀ or better."
+    )
 
 
 def test_a_gain_that_is_not_certain_is_not_denied(measured):

@@ -177,6 +177,8 @@ def temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tup
     off = curves.current_loss > rules.worth
     if off:
         words = f"At your temperature of {used}, softmax loses {loss} nats per anchor against its best, τ₀."
+    elif curves.current_loss < 0.0:  # τ₀ was fitted to other batches
+        words = f"Your temperature of {used} fits these scores as well as τ₀ or better."
     else:
         words = f"Your temperature of {used} is within {rules.worth:g} nats of the best ({loss} lost)."
     return words, off
