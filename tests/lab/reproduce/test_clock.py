@@ -11,6 +11,12 @@ from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.tables import read_table
 
 
+def logged(run, epochs, seconds=50.0):
+    run.folder.mkdir(parents=True, exist_ok=True)
+    rows = [f"{epoch},{seconds}" for epoch in range(1, epochs + 1)]
+    (run.folder / "log.csv").write_text("\n".join(["epoch,seconds", *rows]))
+
+
 def test_no_run_is_started_that_would_not_end():
     clock = Clock(seconds=100.0, overhead=20.0, epoch=1.0)
     assert clock.fits(10, 6)
@@ -88,8 +94,51 @@ def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
     """The first run takes far longer than estimated, so no other run is started."""
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
     done = []
-    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: done.append(run))
-    monkeypatch.setattr(execute, "read_log", lambda _: [{"epoch": n, "seconds": 50.0} for n in range(10)])
+
+    def carry_out(run, *_):
+        logged(run, 10)
+        done.append(run)
+
+    monkeypatch.setattr(execute, "carry_out_run", carry_out)
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
     execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
     assert done == runs[:1]
+
+
+def test_a_run_that_was_begun_needs_only_the_rest_of_its_time(tmp_path, monkeypatch):
+    """It was not started, however close to its end, if the time left was less than that of a whole run."""
+    run, other, *_ = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    done = []
+    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: done.append(run))
+    logged(run, 8, seconds=1.0)
+    clock = Clock(25.0, overhead=20.0, epoch=1.0)
+    execute.run_here([run, other], jobs=1, tell=lambda run, what: None, clock=clock)
+    assert done == [run]
+
+
+@pytest.mark.parametrize(("every", "left"), [(1, 3), (2, 4), (5, 5), (10, 10)])
+def test_the_rest_of_a_run_begins_at_its_last_checkpoint(tmp_path, every, left):
+    (run, *_) = plan(
+        read_table(str(small_table(tmp_path, epochs=10))), tmp_path, extra={"checkpoint_every": every}
+    )
+    assert execute.epochs_left(run) == 10
+    logged(run, 7)
+    assert execute.epochs_left(run) == left
+    (run.folder / "log.csv").write_text("damaged,\n1")
+    assert execute.epochs_left(run) == 10
+
+
+def test_epochs_of_an_earlier_call_are_no_part_of_the_time_of_this_one(tmp_path, monkeypatch):
+    """They made the rest of a run's time, its start and its evaluation, seem to be nothing."""
+    (run, *_) = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    logged(run, 8, seconds=0.01)
+
+    def carry_out(run, *_):
+        time.sleep(0.3)
+        logged(run, 10, seconds=0.01)
+
+    monkeypatch.setattr(execute, "carry_out_run", carry_out)
+    clock = Clock(100.0, overhead=20.0, epoch=1.0)
+    execute.run_here([run], jobs=1, tell=lambda run, what: None, clock=clock)
+    assert clock.epoch == 0.01
+    assert 0.28 <= clock.overhead < 20.0

@@ -189,7 +189,7 @@ class Sweep:
         for purpose, run in listed.values():
             done, length = self._is_done(run), epochs_of(run)
             if not done:
-                epochs.append(length)
+                epochs.append(execute.epochs_left(run))
             words = in_words(self.comparison.losses[run.loss][run.try_number])
             begun = "begun" if (run.folder / "log.csv").exists() else "to do"
             state = "in the archives" if run.name in self.found else "done" if done else begun

@@ -310,7 +310,7 @@ def run_here(
     def crowded() -> bool:
         """Whether the first waiting run would end too late if all places are used: runs share the device."""
         at_once = min(jobs, len(active) + len(waiting))
-        return clock is not None and not clock.fits(epochs_of(waiting[0]), at_once)
+        return clock is not None and not clock.fits(epochs_left(waiting[0]), at_once)
 
     def work(run: Run) -> None:
         place = places.get()
@@ -327,7 +327,8 @@ def run_here(
                 while waiting and len(active) < jobs and not crowded():
                     run = waiting.pop(0)
                     tell(run, "started")
-                    active[pool.submit(work, run)] = _Started(run, time.monotonic())
+                    had = 0 if clock is None else len(epoch_seconds(_logged(run)))
+                    active[pool.submit(work, run)] = _Started(run, time.monotonic(), had)
                 for started in active.values():
                     started.at_once = max(started.at_once, len(active))
                 # With a timeout, since an unlimited wait would block Ctrl-C.
@@ -339,7 +340,7 @@ def run_here(
                     if error is not None:
                         failed[started.run.name] = str(error)
                     elif clock is not None:
-                        epochs = epoch_seconds(read_log(started.run.folder / "log.csv"))
+                        epochs = epoch_seconds(_logged(started.run))[started.had :]
                         clock.learn(time.monotonic() - started.at, epochs, started.at_once)
                     tell(started.run, "done" if error is None else "failed")
                     waiting = then(waiting, failed)
@@ -351,11 +352,34 @@ def run_here(
 
 @dataclass
 class _Started:
-    """An active run, its start time, and the largest number of concurrent runs so far, including itself."""
+    """An active run.
+
+    Attributes:
+        run: The run.
+        at: Time of its start.
+        had: Epochs in its log at that time, if an earlier call began it.
+        at_once: Largest number of concurrent runs so far, including itself.
+    """
 
     run: Run
     at: float
+    had: int
     at_once: int = 1
+
+
+def epochs_left(run: Run) -> int:
+    """Epochs that a run has yet to train, from its last checkpoint on if an earlier call began it."""
+    every, log = settings_of(run).checkpoint_every, _logged(run)
+    trained = int(log[-1]["epoch"]) if log and every else 0
+    return epochs_of(run) - (trained - trained % every if trained else 0)
+
+
+def _logged(run: Run) -> list[dict[str, float]]:
+    """The rows of a run's log; none if it is damaged, which the run says when it starts."""
+    try:
+        return read_log(run.folder / "log.csv")
+    except (OSError, ValueError):
+        return []
 
 
 def _places(jobs: int) -> queue.SimpleQueue[dict[str, str]]:
