@@ -89,6 +89,24 @@ def test_what_the_advised_loss_is_worse_in_is_said(tmp_path):
     assert "; hcl is better in MAP@R (+" in found.advice[1]
 
 
+def test_a_loss_with_one_try_is_not_called_tuned(tmp_path):
+    def advice(*losses, tries, seeds=(7, 21, 63, 84)):
+        gains = dict.fromkeys(losses[1:], 6.0)
+        return summarised(tmp_path, *losses, tries=tries, seeds=list(seeds), gains=gains).advice
+
+    assert advice("infonce", "dcl", tries=2)[0].endswith("that of infonce (temperature 0.1), both tuned.")
+    assert advice("infonce", "temperature_free", tries=2)[0].endswith(
+        "that of infonce (temperature 0.1); temperature_free had one try, so it is not tuned."
+    )
+    assert advice("infonce", "dcl", tries=1)[0].endswith("; each had one try, so neither is tuned.")
+    assert advice("infonce", "dcl", tries=2, seeds=[7])[1].startswith(
+        "Tuned by validation, infonce does best at"
+    )
+    assert advice("infonce", "dcl", tries=1, seeds=[7])[1] == (
+        "infonce (temperature 0.1) had one try, so it is not tuned."
+    )
+
+
 def test_how_many_seeds_to_run(tmp_path):
     gains = {"dcl": 0.2}
     found = summarised(tmp_path, "infonce", "dcl", "hcl", gains=gains, left_out=[("hcl", 84), ("hcl", 63)])

@@ -333,7 +333,12 @@ def advise(
     if seeds < 2:
         return (
             "Run more seeds: with one seed no difference can be told from chance.",
-            f"{unfinished}Tuned by validation, {base.loss} does best at {base.words}.",
+            unfinished
+            + (
+                f"Tuned by validation, {base.loss} does best at {base.words}."
+                if base.tries > 1
+                else f"{base.loss} ({base.words}) had one try, so it is not tuned."
+            ),
         )
     return _choice(comparison, base, others), unfinished + _reach(
         comparison, others, verdict, smallest, seeds
@@ -366,9 +371,21 @@ def _choice(comparison: Comparison, base: Line, others: Sequence[Line]) -> str:
         one = best.judged[main]
         return (
             f"Use {best.loss} ({best.words}): its {called} is {one.difference:.2f} ± {one.half:.2f} points "
-            f"better than that of {named}, both tuned."
+            f"better than that of {named}{_tuning(best, base)}."
         )
     return f"Stay with {named}: no loss here is shown to be better in {called}{_others_said(others, main)}."
+
+
+def _tuning(*lines: Line) -> str:
+    """How much two losses were tuned, in words: a single try is no tuning."""
+    untuned = [line.loss for line in lines if line.tries < 2]
+    if not untuned:
+        return ", both tuned"
+    return (
+        f"; {untuned[0]} had one try, so it is not tuned"
+        if len(untuned) == 1
+        else "; each had one try, so neither is tuned"
+    )
 
 
 def _best(others: Sequence[Line], figure: str) -> Line | None:
