@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton", minversion="3.5")
 
-from fused_cases import agree, views
+from fused_cases import DEVICE, agree, views
 
 from weince.candidates import contests
 from weince.engines.dense import Dense
@@ -30,6 +30,14 @@ def test_ids_that_are_a_column_or_expanded(layout):
     table = torch.randint(0, 4, (12, 3), device=rows[0].device) << 32
     agree(two, rows, layout, ids=table[:, 0])
     agree(two, rows, layout, ids=torch.cat([table[:1, 0].expand(6), table[6:, 1]]))
+
+
+def test_labels_that_differ_in_their_upper_half():
+    labels = torch.arange(12, device=DEVICE) % 4 << 32
+    agree(
+        lambda engine, numbers: [Part(SoftmaxLink(0.3), "lse", among) for among in ("negatives", "positives")],
+        views(12, 16), "labels", labels=labels,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", ["cross", "clip", "views"])
