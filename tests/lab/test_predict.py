@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -63,13 +64,29 @@ def alone(views, config, seed, steps, probe):
     loss = build_loss(config)
     optimizer = torch.optim.Adam([first, second, *loss.parameters()], lr=probe.rate)
     for _ in range(steps):
-        rows = kept[torch.randint(len(kept), (probe.batch,), generator=generator)]
+        rows = kept[torch.randperm(len(kept), generator=generator)[: probe.batch]]
         x = torch.cat([views.first[rows], views.second[rows]])
         x = (x + probe.noise * torch.randn(x.shape, generator=generator)).double()
         optimizer.zero_grad()
         loss(*(torch.relu(x @ first) @ second).split(probe.batch)).backward()
         optimizer.step()
     return first.detach(), second.detach()
+
+
+def test_a_batch_holds_no_item_twice(views):
+    """An item that is drawn twice is a negative of itself, the hardest one."""
+    seen = []
+
+    class Watched(torch.nn.Module):
+        def forward(self, z_i, z_j):
+            seen.append(len(z_i.unique(dim=0)))
+            return (z_i - z_j).square().mean()
+
+    training = Training(views, [LOSSES["infonce 0.1"]], 0, replace(SMALL, noise=0.0))
+    training.losses = torch.nn.ModuleList([Watched()])
+    for _ in range(5):
+        training.step()
+    assert seen == [SMALL.batch] * 5
 
 
 @pytest.mark.parametrize("name", LOSSES)

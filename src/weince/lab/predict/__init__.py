@@ -33,7 +33,7 @@ from weince.lab.settings import check_once
 from weince.machine import version
 from weince.progress import bars
 
-FORMAT = "weince prediction 2"
+FORMAT = "weince prediction 3"
 LOSSES = ("infonce", "dcl", "hcl", "released", "paper")
 TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 LEAST_STEPS, MOST_STEPS = 100, 1500

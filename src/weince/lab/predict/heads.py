@@ -129,7 +129,8 @@ class Training:
     def step(self) -> None:
         """Train all heads on one batch."""
         size = self.probe.batch
-        rows = self.kept[torch.randint(len(self.kept), (size,), generator=self.generator)]
+        # Without replacement: an item that is drawn twice would be a negative of itself.
+        rows = self.kept[torch.randperm(len(self.kept), generator=self.generator)[:size]]
         views = torch.cat([self.views.first[rows], self.views.second[rows]])
         views = views + self.probe.noise * torch.randn(views.shape, generator=self.generator)
         z = self.heads(views)
