@@ -247,6 +247,7 @@ def test_a_folder_remembers_its_heads(file, tmp_path):
     assert all(f"\n| {name} | " in text for name in LOSSES)
     assert "no advice" in text
     assert "R@1, %" in text
+    assert "R@1: how often the nearest training item has the item's label. Vote: " in text
     kept = tmp_path / "out" / "heads.json"
     record = json.loads(kept.read_text(encoding="utf-8"))
     # Stored heads are used unchanged; missing ones are trained, with the result of the first call.

@@ -70,6 +70,12 @@ def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command
     apart = (
         "" if prepared.views.ids is None else " Items with equal ids, or drawn by one label, never compete."
     )
+    neighbours = (
+        " R@1: how often the nearest training item has the item's label. Vote: how often a weighted vote of the 50 "
+        "nearest does."
+        if labelled
+        else ""
+    )
     lines = [
         "# What losses do to a head on these features",
         "",
@@ -83,7 +89,8 @@ def markdown(table: Table, prepared: Prepared, steps: int, probe: Probe, command
         "",
         "Positive first: how often the second view of an item scores highest among a batch of held-out items, or "
         "among all of them. Alignment: mean squared distance of the two views. Uniformity: lower is more even. Rank: "
-        f"effective, at most {probe.out}. Crowded: views with another item at a cosine of {1 - CROWD:g} or more.",
+        f"effective, at most {probe.out}. Crowded: views with another item at a cosine of {1 - CROWD:g} or more."
+        + neighbours,
         *(["", prepared.remark] if prepared.remark else []),
         "",
         f"| loss | {' | '.join(columns)} | |",
