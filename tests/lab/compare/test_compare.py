@@ -18,7 +18,7 @@ from programs import Program
 
 from weince.cli import main
 from weince.lab.compare import compare, cost
-from weince.lab.compare.grid import write_comparison
+from weince.lab.compare.grid import read_comparison, write_comparison
 from weince.lab.compare.sweep import Sweep
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.records import add_records
@@ -245,6 +245,18 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, c
         with pytest.raises(ValueError, match="device 'cuda' was asked for; torch finds no CUDA device"):
             compare(["infonce"], config=config, tries=1, seeds=1, jobs=1, out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_of_two_comparisons_that_start_at_once_in_a_folder_none_loses_its_losses(
+    tmp_path, config, monkeypatch
+):
+    """The second replaced the list of losses, and no later call knew those of the first."""
+    first, out = comparison_of(config, "infonce", "dcl"), tmp_path / "out"
+    monkeypatch.setattr(Sweep, "check_start", lambda *_, **__: write_comparison(first, out / first.name))
+    with pytest.raises(ValueError, match="another command has changed the comparison of small"):
+        compare(["infonce", "hcl"], config=config, tries=2, device="cpu", out=out)
+    assert list(read_comparison(out / "small" / "comparison.yaml").losses) == ["infonce", "dcl"]
+    assert not (out / "runs").exists()
 
 
 FAILING = """

@@ -117,7 +117,8 @@ def compare(
     start_nothing = table_only or bool(add) or dry_run
     asked = _Asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set)
     comparison = _comparison(asked, out)
-    if add and seeds is None and find_comparison(out, comparison.config) is None:
+    before = find_comparison(out, comparison.config)
+    if add and seeds is None and before is None:
         comparison = replace(comparison, seeds=merge.seeds_of(comparison, add))
     extra = _tracked(comparison, track)
     sweep = Sweep(comparison, out, data, device, extra, reuse)
@@ -133,12 +134,12 @@ def compare(
     if start_nothing:
         path = sweep.write(command or "weince compare", {})
         # After the page, which raises if no run is done: such a call must leave nothing behind.
-        write_comparison(comparison, path.parent)
+        _save(comparison, before, out)
         return path
     sweep.check_start(slurm=slurm)
     if slurm:
         check_slurm(slurm_options)
-    write_comparison(comparison, out / comparison.name)
+    _save(comparison, before, out)
     options = {"jobs": jobs, "slurm": slurm, "slurm_options": slurm_options}
     failed = sweep.fill(budget, options)
     sweep.time_losses((slurm_options or {}) if slurm else None)
@@ -176,6 +177,20 @@ def _comparison(asked: _Asked, out: Path) -> Comparison:
             f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
         )
     return _of_losses(asked, config or recipe_config(LAPTOP, asked.recipe), known={})
+
+
+def _save(comparison: Comparison, before: Comparison | None, out: Path) -> None:
+    """Save a comparison in place of the one that this call began with.
+
+    Raises:
+        ValueError: Another call has changed that one meanwhile; its losses would be lost.
+    """
+    if find_comparison(out, comparison.config) != before:
+        raise ValueError(
+            f"another command has changed the comparison of {comparison.name} in {out} meanwhile: "
+            "give the same command again"
+        )
+    write_comparison(comparison, out / comparison.name)
 
 
 def _check_recipe(recipe: str, before: Comparison) -> None:
