@@ -42,25 +42,23 @@ class Numbers:
         return self.made[-1]
 
 
-def clear(leaves, layout, numbers, options):
-    """For each contest, which anchors have no near-tie at the last of these numbers of hardest negatives.
+def clear(contest, parts):
+    """Which anchors of a contest have no near-tie at the last of the hardest negatives that a part sums.
 
     A near-tie is a gap below 2**-16 that is not 0: rows stored as two bfloat16 parts have 16 bits.
     """
-    found = []
-    for contest in contests(layout, **named([leaf.detach().double() for leaf in leaves]), **options):
-        hidden = contest.hide(shortfalls(contest.anchors, contest.candidates), torch.inf)
-        nearest = hidden.topk(min(max(numbers, default=0) + 1, hidden.shape[1]), dim=1, largest=False).values
-        gaps = nearest.diff(dim=1)
-        places = [number - 1 for number in numbers if number <= gaps.shape[1]]
-        found.append(~((gaps[:, places] < 2**-16) & (gaps[:, places] > 0)).any(1))
-    return found
+    numbers = [part.hardest for part in parts if part.hardest is not None]
+    hidden = contest.hide(shortfalls(contest.anchors, contest.candidates), torch.inf)
+    nearest = hidden.topk(min(max(numbers, default=0) + 1, hidden.shape[1]), dim=1, largest=False).values
+    gaps = nearest.diff(dim=1)
+    gaps = gaps[:, [number - 1 for number in numbers if number <= gaps.shape[1]]]
+    return ~((gaps < 2**-16) & (gaps > 0)).any(1)
 
 
-def evaluate(engine, dtype, leaves, layout, parts, need, options, judged=None):
+def evaluate(engine, dtype, leaves, layout, parts, need, options, exact=None):
     """Values of all parts, gradients of their weighted sum by embeddings and parameters, and the engines.
 
-    ``judged``: which anchors of each contest to compare; the others count as 0.
+    ``exact``: the contests in float64, to leave out anchors with near-ties: their values count as 0.
     """
     rows = [leaf.detach().to(dtype if leaf.dtype == torch.float32 else leaf.dtype) for leaf in leaves]
     if dtype == torch.float64:
@@ -69,8 +67,10 @@ def evaluate(engine, dtype, leaves, layout, parts, need, options, judged=None):
     numbers, values, engines = Numbers(dtype), [], []
     for index, contest in enumerate(contests(layout, **named(rows), **options)):
         engines.append(engine(contest, need))
-        found = engines[-1].evaluate(parts(engines[-1], numbers))
-        values += found if judged is None else [value.where(judged[index], 0.0) for value in found]
+        own = parts(engines[-1], numbers)
+        found = engines[-1].evaluate(own)
+        judged = torch.ones_like(found[0], dtype=torch.bool) if exact is None else clear(exact[index], own)
+        values += [value.where(judged, 0.0) for value in found]
     weights = 0.5 + torch.rand(len(values), len(values[0]), generator=torch.Generator().manual_seed(1)).to(
         DEVICE
     )
@@ -88,13 +88,12 @@ def agree(
     *,
     value=2e-5,
     gradient=1e-4,
-    hardest=(2, 5),
     engine=Fused,
     **options,
 ):
     """Check an engine's values and gradients against Dense in float64; returns its engines, one per contest."""
     # Rounding decides which of two near-ties enters a sum over the hardest: leave out anchors with near-ties.
-    judged = clear(leaves, layout, need.hardest or hardest, options)
+    judged = contests(layout, **named([leaf.detach().double() for leaf in leaves]), **options)
     ours, our_gradients, engines = evaluate(
         engine, torch.float32, leaves, layout, parts, need, options, judged
     )

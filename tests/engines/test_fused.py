@@ -743,7 +743,7 @@ def test_far_negatives_of_anchors_with_near_positives():
     parts = [Part(SoftmaxLink(0.005), "lse"), Part(ShortfallLink(2.0), "sum", "positives")]
     agree(
         lambda engine, numbers: parts, (rows,), "labels", Need(TailConfig(k=4)), value=1e-4,
-        gradient=2**-16 / (2e-4) ** 0.5, hardest=(), labels=labels,
+        gradient=2**-16 / (2e-4) ** 0.5, labels=labels,
     )  # fmt: skip
 
 
