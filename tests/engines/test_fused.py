@@ -385,6 +385,21 @@ def test_statistics(layout):
     assert float(engine.stats.lam.max()) > 0.01, "a case in which the gate is shut tests nothing"
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: log(0) without negatives
+@pytest.mark.parametrize("who", ["negatives", "positives"])
+def test_who_has_none_does_not_move_the_pivot(who):
+    """Of 24 anchors the last 8 have no negatives, or no positives."""
+    z = views(24, 16)[0]
+    labels, ignore = torch.arange(24, device=DEVICE) % 4, torch.zeros(24, 24, dtype=torch.bool, device=DEVICE)
+    if who == "negatives":
+        ignore[16:] = True
+    else:
+        labels[16:] = torch.arange(100, 108, device=DEVICE)
+        z[16:] = z[:8] + 0.1 * z[8:16]  # with negatives that are near
+    config = TailConfig(k=0.5, k_min=4, gate="rho", rho0_quantile=0.5)
+    check_stats(config, (z,), "labels", labels=labels, ignore=ignore)
+
+
 @pytest.mark.parametrize("n", [12, 48])
 def test_the_tail_of_a_small_batch_with_small_tiles(monkeypatch, n):
     """With tiles of 32 columns, as on a GPU with little shared memory, the last columns of the buffer stay unwritten.
