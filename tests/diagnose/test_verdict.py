@@ -12,6 +12,7 @@ from diagnose.synthetic import crowd, small, two_encoders, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.diagnose.bank import build_bank
 from weince.diagnose.figures_link import forest_figures, mean_over, quantities, trend_figures
+from weince.diagnose.figures_tail import pot_figures
 from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
@@ -499,7 +500,10 @@ def test_a_crowd_is_named_before_any_link(crowded):
         assert f"{percent} of the anchors have another item within a shortfall of 0.01" in verdict.tail
         assert "describe that crowd" in verdict.tail
         assert verdict.advice.startswith("First find out which items these are.")
+        assert verdict.advice.endswith("are fitted to these items too, so neither is worth a change yet.")
         assert verdict.code is None
+    unfitted = replace(crowded, link=replace(crowded.link, separated=True, tau=np.nan), rivals=None)
+    assert decide(unfitted, FAST).advice.endswith("Then diagnose again.")
 
 
 def test_no_crowd_is_named_where_there_is_none(measured):
@@ -595,6 +599,19 @@ def test_an_endpoint_beyond_the_cap_is_none(measured):
     assert "the cap is not visible in this tail" in beyond
     assert "1.245" not in beyond
     assert "looks bounded" not in beyond
+
+
+def test_scores_next_to_the_cap_fill_the_figure_of_their_density(tmp_path):
+    rng = np.random.default_rng(0)
+    line = np.c_[rng.standard_normal(256), 0.02 * rng.standard_normal((256, 15))]
+    near = make_pairs("near", line, line + 0.02 * rng.standard_normal(line.shape))
+    tail = measure(near, FAST, worth=0.02).tail
+    low = tail.xi.fit.threshold
+    assert low > 0.99
+    density, _ = pot_figures(Gallery(tmp_path), "1", tail)
+    ticks = [float(tick) for tick in re.findall(r">([01]\.\d+)</text>", density.svg)]
+    assert len(ticks) > 2
+    assert all(low <= tick <= 1.0 + 0.05 * (1.0 - low) for tick in ticks)  # they went on to 1.02
 
 
 def test_one_temperature_that_is_not_determined_does_not_hide_the_others(measured, tmp_path):

@@ -28,7 +28,8 @@ def pot_figures(gallery: Gallery, tag: str, tail: Tail) -> list[Figure]:
         ax.annotate("cap", (1.0, 0.45), xycoords=("data", "axes fraction"), xytext=(-3, 0),
                     textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
         ax.set(xlabel="cosine of a negative pair", ylabel="density", ylim=(0, 1.15 * c.bin_density.max()))
-        ax.set_xlim(c.bin_edges[0], max(1.02, float(c.bin_edges[-1])))
+        # Just past the cap, however near the threshold is to it.
+        ax.set_xlim(c.bin_edges[0], max(1.04 - 0.04 * c.bin_edges[0], c.bin_edges[-1]))
         legend(ax)
 
     out.append(panel.done)

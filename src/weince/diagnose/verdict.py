@@ -185,10 +185,10 @@ def _crowded(m: Measured, said: Said) -> Verdict:
         "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
         "they differ, the encoder has hardly been trained, or part of it has collapsed: a diagnosis of earlier "
         "checkpoints tells since when, one of an encoder trained with InfoNCE whether the loss does it. Then "
-        "diagnose again: the link and the temperature below are fitted to these items too, so neither is worth "
-        "a change yet."
+        "diagnose again"
     )
-    return Verdict("crowded", headline, "", *said, advice)
+    fitted = ": the link and the temperature below are fitted to these items too, so neither is worth a change yet"
+    return Verdict("crowded", headline, "", *said, f"{advice}{fitted if np.isfinite(m.link.tau) else ''}.")
 
 
 def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
