@@ -500,7 +500,7 @@ def test_a_crowd_is_named_before_any_link(crowded):
         assert f"{percent} of the anchors have another item within a shortfall of 0.01" in verdict.tail
         assert "describe that crowd" in verdict.tail
         assert verdict.advice.startswith("First find out which items these are.")
-        assert verdict.advice.endswith("are fitted to these items too, so neither is worth a change yet.")
+        assert verdict.advice.endswith("are fitted to these items too: neither is worth a change yet.")
         assert verdict.code is None
     unfitted = replace(crowded, link=replace(crowded.link, separated=True, tau=np.nan), rivals=None)
     assert decide(unfitted, FAST).advice.endswith("Then diagnose again.")

@@ -185,10 +185,11 @@ def _crowded(m: Measured, said: Said) -> Verdict:
         "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
         "they differ, the encoder has hardly been trained, or part of it has collapsed: a diagnosis of earlier "
         "checkpoints tells since when, one of an encoder trained with InfoNCE whether the loss does it. Then "
-        "diagnose again"
+        "diagnose again."
     )
-    fitted = ": the link and the temperature below are fitted to these items too, so neither is worth a change yet"
-    return Verdict("crowded", headline, "", *said, f"{advice}{fitted if np.isfinite(m.link.tau) else ''}.")
+    if np.isfinite(m.link.tau):
+        advice += " The link and the temperature below are fitted to these items too: neither is worth a change yet."
+    return Verdict("crowded", headline, "", *said, advice)
 
 
 def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
