@@ -200,7 +200,7 @@ def test_a_clear_gain_asks_for_the_link(measured):
         (
             (0.1, 0.05, 0.11, 0.13),
             "varying",
-            "A bounded tail explains this gain in part: anchors of different difficulty explain the rest.",
+            "A bounded tail does not explain all of this gain: anchors of different difficulty explain the rest.",
         ),
         (
             (0.1, 0.05, 0.06, 0.15),

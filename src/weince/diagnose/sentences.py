@@ -154,7 +154,7 @@ def rivals_sentence(m: Measured, rules: Thresholds) -> str:
     if explained(m, rules) == "softmax" and max(r.blend.gain, r.varying.gain.gain) >= rules.worth:
         said = f"Not clear: no gain of {rules.worth:g} nats or more is certain."
     if explained(m, rules) == "varying" and only_adds(m, rules):
-        said = "A bounded tail explains this gain in part: anchors of different difficulty explain the rest."
+        said = "A bounded tail does not explain all of this gain: anchors of different difficulty explain the rest."
     return (
         f"{said} Softmax whose temperature varies gains {number(r.pairs.gain.gain)} nats if it varies from pair "
         f"to pair and {number(r.anchors.gain.gain)} if it varies from anchor to anchor; the blend gains "
