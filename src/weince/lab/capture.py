@@ -40,6 +40,13 @@ def average_gradients(loss: nn.Module) -> None:
             parameter.grad = average(parameter.grad)
 
 
+@torch.no_grad()
+def finite_weights(*parts: nn.Module) -> bool:
+    """Whether all weights are finite. A step whose loss is finite may still leave NaN. Costs a device sync."""
+    every = [weight.isfinite().all() for part in parts for weight in part.parameters()]
+    return bool(torch.stack(every).all())
+
+
 def set_rate(optimizer: Optimizer, value: float) -> None:
     """Set the learning rate of every group; a tensor is changed in place, since a captured step reads it."""
     for group in optimizer.param_groups:

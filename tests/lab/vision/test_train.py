@@ -1,5 +1,6 @@
 """Training gives the same result however it is interrupted; see also test_train_ranks.py."""
 
+import math
 import os
 import random
 import signal
@@ -357,13 +358,20 @@ def test_a_snapshot_that_a_cut_run_missed_is_taken_when_it_goes_on(data, tmp_pat
     assert [path.stem for path in snapshots(tmp_path)] == ["epoch_0001", "epoch_0002"]
 
 
-def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path):
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ({1.0: 1e30, 1.5: 1e30}, "the loss is nan in epoch 2"),
+        ({1.5: math.nan}, "the weights are not finite after epoch 2"),  # after the last step of the epoch
+    ],
+)
+def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path, rates, said):
     calm = small_run(data, tmp_path, epochs=3, checkpoint_every=1, loss=LossConfig("infonce"))
     with interrupted_after(1), pytest.raises(KeyboardInterrupt):
         train(calm, bar=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_module, "rate", lambda *_: 1e30)
-        with pytest.raises(ValueError, match=r"the loss is nan in epoch 2: try a lower --optimizer\.lr"):
+        patch.setattr(training_module, "rate", lambda _, done, __: rates.get(done, 1e-4))
+        with pytest.raises(ValueError, match=said + r": try a lower --optimizer\.lr"):
             train(calm, bar=False)
     assert checkpoint.newest(tmp_path / "checkpoints").step == 1
 

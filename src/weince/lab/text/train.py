@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weince import files
 from weince.lab import checkpoint, settings
-from weince.lab.capture import Embedded, restore, set_rate
+from weince.lab.capture import Embedded, finite_weights, restore, set_rate
 from weince.lab.configure import LossConfig, build_loss, check_loss
 from weince.lab.log import learned
 from weince.lab.processes import training_lock
@@ -258,6 +258,10 @@ class Job:
                 if not log:
                     continue
                 row = sums.row(self.step, self.step / in_epoch, tail_stats(self.loss, embedded, ids))
+                if evaluate and not finite_weights(self.encoder, self.loss):  # they could not be resumed
+                    raise ValueError(
+                        f"the weights are not finite after step {self.step}: try a lower --lr or --precision fp32"
+                    )
                 if evaluate:
                     row = row._replace(dev=self.evaluate())
                 append_log(run.out, row, learned(self.loss).values())

@@ -34,6 +34,8 @@ COLUMNS = (
     "views_per_second", "seconds", "vote",
 )  # fmt: skip
 
+DIVERGED = "try a lower --optimizer.lr or --precision fp32; the last checkpoint is kept"
+
 GEOMETRY = 1024
 """Largest number of pairs of a batch to measure geometry on: all distances of a large batch would not fit."""
 
@@ -148,7 +150,4 @@ def progress_bar(
 def check_finite(loss: float, epoch: int) -> None:
     """Stop a run whose loss is not finite."""
     if not math.isfinite(loss):
-        raise ValueError(
-            f"the loss is {loss} in epoch {epoch + 1}: try a lower --optimizer.lr or --precision fp32; "
-            "the last checkpoint is kept"
-        )
+        raise ValueError(f"the loss is {loss} in epoch {epoch + 1}: {DIVERGED}")

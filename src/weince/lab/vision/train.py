@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from weince.lab import checkpoint
-from weince.lab.capture import restore, set_rate
+from weince.lab.capture import finite_weights, restore, set_rate
 from weince.lab.configure import build_loss, check_loss
 from weince.lab.evaluate import fingerprint
 from weince.lab.log import learned
@@ -32,7 +32,7 @@ from weince.lab.processes import training_lock
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData, load
 from weince.lab.vision.encoders import SimCLR
-from weince.lab.vision.log import Log, check_finite, collapse, measure, progress_bar
+from weince.lab.vision.log import DIVERGED, Log, check_finite, collapse, measure, progress_bar
 from weince.lab.vision.optim import build_optimizer, rate
 from weince.lab.vision.runs import build_model, claim, save_weights
 from weince.lab.vision.step import Pixels, Step, TwoViews, allow_tf32
@@ -292,6 +292,8 @@ def _row(
     # After the loss was read, which waits for the device to finish.
     seconds = time.perf_counter() - began
     check_finite(mean, epoch)
+    if not finite_weights(step.views, step.loss):  # a checkpoint of them could not be resumed
+        raise ValueError(f"the weights are not finite after epoch {epoch + 1}: {DIVERGED}")
     tail = getattr(step.loss, "tail", None) or TailConfig()
     return {
         "epoch": epoch + 1,
