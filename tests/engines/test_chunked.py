@@ -322,6 +322,19 @@ def test_compiled_without_a_graph_break(monkeypatch, name, reduction):
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(module.MISCOMPILED, reason="miscompiled before torch 2.7: see the next test")
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_compiled_without_gradient(context):
+    """In a validation step nothing is differentiated."""
+    z_i, z_j = torch.randn(2, 20, 8).unbind()
+    loss = InfoNCELoss(engine="chunked")
+    with context():
+        found = torch.compile(loss, fullgraph=True, backend="aot_eager")(z_i, z_j)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, loss(z_i, z_j), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_where_torch_would_compile_it_wrongly_it_runs_uncompiled(monkeypatch):
     monkeypatch.setattr(module, "MISCOMPILED", True)

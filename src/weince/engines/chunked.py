@@ -161,6 +161,9 @@ class Chunked(Engine):
                 self.find(None, tuple(asked - set(self.thresholds)))
             values = self.values(parts)
         parameters = [value for _, _, value in learned_of(parts)]
+        # Torch cannot compile an autograd function that has nothing to differentiate.
+        if not (torch.is_grad_enabled() and any(x.requires_grad for x in (anchors, candidates, *parameters))):
+            return values
         sums = _Swept.apply(  # type: ignore[no-untyped-call]
             partial(self.gradient, parts, values), len(parts), len(parameters), anchors, candidates, *values,
             *parameters, *self._given(parts),
