@@ -672,6 +672,27 @@ def test_ties_and_duplicates():
     )
 
 
+@pytest.mark.parametrize("close", [False, True])
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_copies_of_an_anchors_hardest_negative(number, close):
+    """All copies take part. The search makes the shortfalls of four of them exact; a pass does not, unless another
+    anchor has a negative near the cap."""
+    (z_i, z_j), others = torch.randn(2, 40, 16, device=DEVICE), torch.randn(40, 16, device=DEVICE)
+    if close:
+        z_j[3] = beside(z_i[0], 1e-4)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        left, right = (rows.to(dtype).requires_grad_() for rows in (z_i, z_i + 0.3 * others))
+        if dtype == torch.float32:
+            (contest,) = contests("cross", left, z_j, negatives=right.repeat(number + 1, 1))
+            (value,) = Fused(contest).evaluate([Part(SoftmaxLink(0.3), "lse", "negatives", number)])
+        else:
+            value = torch.cosine_similarity(left, right) / 0.3 + math.log(number + 1)
+        found.append([value[1:], *torch.autograd.grad(value[1:].sum(), [left, right])])
+    for mine, exact in zip(*found, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
+
+
 def check_nearest(engine, exact):
     """Compare the nearest negatives that an engine found with ``exact`` shortfalls, infinite for other pairs."""
     columns, values, _ = engine.near

@@ -127,12 +127,14 @@ def four(values, inside):
 
 
 @triton.jit
-def limit_of(values, rank, number, slack):
-    """Midpoint between the ``number``-th smallest and the next, but at least ``slack`` above the former, in case
-    they are nearly equal; infinite if there is no next."""
-    last = tl.min(tl.where(rank == number - 1, values, float("inf")), axis=1)
-    after = tl.min(tl.where(rank == number, values, float("inf")), axis=1)
-    return tl.maximum((last + after) / 2, last + slack)
+def limit_of(values, rough, rank, number, slack):
+    """Midpoint between the first ``number`` values and the next, but at least ``slack`` above all of the former, also
+    as they were in the search (``rough``), in case they are nearly equal; infinite if there is no next."""
+    first = rank < number
+    last = tl.max(tl.where(first, values, 0.0), axis=1)
+    after = tl.min(tl.where(first, float("inf"), values), axis=1)
+    most = tl.max(tl.where(first, tl.maximum(values, rough), 0.0), axis=1)
+    return tl.maximum((last + after) / 2, most + slack)
 
 
 @triton.jit
@@ -195,14 +197,16 @@ def fit_kernel(
     tl.debug_barrier()
     nearest_0, nearest_1, nearest_2, nearest_3 = four(near_d + row * EXACT, inside)
     tl.atomic_max(close_ptr + row // FLAGS, 1, mask=inside & (nearest_0 < CLOSE), sem="relaxed")
-    values = values.to(tl.float32, bitcast=True)
-    values = tl.where(rank == 0, nearest_0[:, None], values)
+    rough = values.to(tl.float32, bitcast=True)
+    values = tl.where(rank == 0, nearest_0[:, None], rough)
     values = tl.where(rank == 1, nearest_1[:, None], values)
     values = tl.where(rank == 2, nearest_2[:, None], values)
     values = tl.where(rank == 3, nearest_3[:, None], values)
 
+    # Passes compare the exact ones with the thresholds if any anchor of a tile has a negative nearer than CLOSE.
+    rough = tl.where((nearest_0 < CLOSE)[:, None], values, rough)
     for index in tl.static_range(LIMITS):
-        limit = limit_of(values, rank, (HARDEST >> (10 * index)) & 1023, SLACK)
+        limit = limit_of(values, rough, rank, (HARDEST >> (10 * index)) & 1023, SLACK)
         tl.store(thresholds + index * anchors + row, limit, mask=inside)
     if FIT:
         fits, slope, difference = lines(values, rank, place, nearest_0, k, dropped, table, eps, KP, VARIES)
