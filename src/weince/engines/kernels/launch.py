@@ -237,15 +237,15 @@ class Sums(NamedTuple):
     def form(self) -> int:
         return self.coefs.shape[0] // len(self.spec)
 
-    def constants(self, anchors: int, near: Nearest | None) -> dict[str, Any]:
+    def constants(self, near: Nearest | None) -> dict[str, Any]:
         """Compile-time constants of the kernels."""
-        each = self.coefs.shape[1] > 1 or anchors == 1
         packed = any_ = 0
         for index, one in enumerate(self.spec):
             packed |= (one & 0xFFFF) << (16 * index)
             any_ |= one & 0xFFFF
         return {
-            "SPEC": packed, "ANY": any_, "SUMS": len(self.spec), "FORM": self.form, "EACH": each,
+            "SPEC": packed, "ANY": any_, "SUMS": len(self.spec), "FORM": self.form,
+            "EACH": self.coefs.shape[1] > 1,
             "FUNCTION": translate.function(max(one >> 16 for one in self.spec)),
             "NEAREST": 0 if near is None else near.cols.shape[1],
         }  # fmt: skip
@@ -263,7 +263,7 @@ def summed(
     values = torch.empty((number, anchors), dtype=torch.float32, device=device)
     effects = torch.empty((number * asked.form if learn else 0, anchors), dtype=torch.float32, device=device)
     cols, shortfalls, _ = (values, values, values) if near is None else near
-    constants = asked.constants(anchors, near)
+    constants = asked.constants(near)
     launch(
         sums.sum_kernel, (programs, parts),
         (*pairs[:4], *roles.pointers, *roles.views, roles.ignore, cols, shortfalls, asked.coefs, asked.thresholds,
@@ -289,7 +289,7 @@ def gradient(
         *pairs[:4], *roles.pointers, *roles.views, roles.ignore, *near_pointers, asked.coefs, asked.thresholds,
         values, weights, result,
     )  # fmt: skip
-    constants = asked.constants(rows if from_rows else columns, near)
+    constants = asked.constants(near)
     grid = (parts_of(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
     for begin in range(0, columns, SPAN):
         launch(
