@@ -883,11 +883,12 @@ def test_anchors_that_are_some_of_the_candidates(tmp_path):
         torch.testing.assert_close(mine, exact)
 
 
-def test_an_anchor_in_the_last_column_of_a_tile(monkeypatch):
+@pytest.mark.parametrize("begin", [17, 31])
+def test_an_anchor_in_the_first_or_last_column_of_a_tile(monkeypatch, begin):
     """That tile holds neither another anchor nor a positive of these 16."""
     monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 16, "BN": 32})
     (contest,) = contests("views", *views(60, 16))
-    some = replace(contest.rows(31, 47), symmetric=False)
+    some = replace(contest.rows(begin, begin + 16), symmetric=False)
     ours, exact = (engine(some).evaluate([Part(SoftmaxLink(0.3), "lse")])[0] for engine in (Fused, Dense))
     torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5)
 
