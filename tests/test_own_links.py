@@ -1,7 +1,7 @@
 """User-defined links and losses: what they may compute, and which ones are refused because they would be wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import pytest
@@ -497,6 +497,23 @@ def test_a_field_that_a_link_computes_itself(shape, engine):
     found, wanted = (LinkLoss(own, engine=engine)(*rows) for own in (Cached(k), link))
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradients(found, [*rows, k]), gradients(wanted, [*rows, k]))
+
+
+@dataclass(frozen=True)
+class Named(Link):
+    """Takes its fields by name only."""
+
+    _: KW_ONLY
+    k: torch.Tensor
+
+    def logit(self, shortfall):
+        return self.k * (1 - shortfall)
+
+
+def test_a_link_that_takes_its_fields_by_name_only():
+    rows, loss = pairs(), LinkLoss(Named(k=nn.Parameter(torch.tensor(3.0))))
+    torch.testing.assert_close(loss(*rows), InfoNCELoss(1 / 3)(*rows))
+    assert [name for name, _ in loss.named_parameters()] == ["k"]
 
 
 @pytest.mark.parametrize("name", ["tail", "hardest", "link"])
