@@ -526,6 +526,9 @@ def test_an_archive_that_is_none_is_refused_with_its_line(tmp_path, script):
     (tmp_path / "full" / "runs.jsonl").write_text('{"run": "a/b/c"}\n{"run": "a/b/d", "run.y')
     with pytest.raises(ValueError, match=r"line 2: not JSON, it may be cut short: remove this line"):
         read_record(run, "run.yaml")
+    (tmp_path / "full" / "runs.jsonl").write_bytes(b'{"run": "a/b/c"}\n{"run": "a/b/\xff"}\n')
+    with pytest.raises(ValueError, match=r"runs.jsonl, line 2: not JSON"):
+        read_record(run, "run.yaml")
 
 
 @pytest.mark.parametrize(

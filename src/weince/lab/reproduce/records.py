@@ -101,10 +101,10 @@ def read_archive(path: Path) -> dict[str, dict[str, Any]]:
         ValueError: A line is not the record of a run.
     """
     found = {}
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:  # bytes: if they are no text, the error names the line
         for number, line in enumerate(lines, 1):
             try:
-                content = json.loads(line)
+                content = json.loads(line.decode())
             except ValueError:
                 raise ValueError(
                     f"{path}, line {number}: not JSON, it may be cut short: remove this line; its run is then missing"
@@ -113,7 +113,7 @@ def read_archive(path: Path) -> dict[str, dict[str, Any]]:
                 files = dict(content)
                 found[str(files.pop("run"))] = files
             except (ValueError, TypeError, KeyError):
-                got = line.strip()
+                got = line.decode().strip()
                 raise ValueError(
                     f"{path}, line {number}: not the record of a run; wanted a JSON object with the key run; "
                     f"got {got[:60] + '...' * (len(got) > 60)}"
