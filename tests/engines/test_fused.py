@@ -417,7 +417,7 @@ def test_the_hardest_of_hundreds():
 @pytest.mark.parametrize(("layout", "drop"), [("views", 0.05), ("views, ignore", 0.3)])
 def test_the_released_tail(layout, drop):
     """With ignored pairs, anchors differ in how many negatives the fit leaves out."""
-    config = TailConfig(k=0.5, k_min=4, beta=1.0, drop=drop, soft_cap=False, gate="rho", rho0=0.3)
+    config = TailConfig(k=0.5, k_min=4, eps=0.3, beta=1.0, drop=drop, soft_cap=False, gate="rho", rho0=0.3)
     rows, name, options = batch(layout, n=10, d=24)
     check_stats(config, rows, name, **options)
 
