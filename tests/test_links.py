@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weince import AffineLink, AtanhLink, BlendLink, FunctionLink, Link, PowerLink, ShortfallLink, SoftmaxLink
-from weince.links import check_positive
+from weince.links import MomentLink, check_positive
 
 SCORES = torch.tensor([[-1.0, -0.3, 0.0, 0.4], [0.99, 0.99999, 1 - 5e-7, 1.0]], dtype=torch.float64)
 PER_ANCHOR = {"lam": torch.tensor([0.3, 0.8]).double(), "beta": torch.tensor([2.0, 5.0]).double()}
@@ -40,6 +40,8 @@ def test_slope_is_the_derivative_of_the_logit_by_the_score(link):
         (PowerLink(2.0), lambda s: 2 * math.log(max((1 + s) / 2, 1e-6))),
         (AffineLink(3.0, -1.0), lambda s: 3 * s - 1),
         (AtanhLink(), lambda s: math.log(max(1 + s, 1e-6)) - math.log(max(1 - s, 1e-6))),
+        (MomentLink(3.0), lambda s: -3 * (1 - s)),
+        (MomentLink(3.0, 2), lambda s: 2 * math.log(max(1 - s, 1e-30)) - 3 * (1 - s)),
         (FunctionLink(lambda s: 2 * s**3), lambda s: 2 * s**3),
         (
             BlendLink(0.4, 3.0, 0.2),
@@ -57,6 +59,8 @@ def test_slope_is_the_derivative_of_the_logit_by_the_score(link):
         "power",
         "affine",
         "atanh",
+        "moment of power 0",
+        "moment of power 2",
         "function",
         "blend",
         "blend without eps",

@@ -28,6 +28,7 @@ from weince import (
     WeibitLoss,
     WeinceLoss,
 )
+from weince.engines.base import Engine
 from weince.engines.choose import warn_once
 from weince.losses import kl_ball, terms
 from weince.losses.temperature import TemperatureLoss
@@ -1082,6 +1083,18 @@ def test_the_softmax_of_the_kl_ball_is_at_its_radius(kind, radius, min_temperatu
     distance = math.log(126) + (logits.softmax(1) * logits.log_softmax(1)).sum(1)
     bounded = temperature <= min_temperature * (1 + 1e-9)
     assert torch.where(bounded, distance < radius, (distance - radius).abs() < 1e-6).all()
+
+
+def test_on_a_cpu_the_search_of_the_kl_ball_ends_when_no_anchor_moves(monkeypatch):
+    """With a process group every rank takes all steps, since ranks may pass candidates on in each of them."""
+    steps = []
+    whole = Engine.log_sums_exp
+    monkeypatch.setattr(Engine, "log_sums_exp", lambda *args: steps.append(0) or whole(*args))
+    z = pairs(64, dtype=torch.float64)
+    found = Temperatures(reduction="none")(*z)
+    assert len(steps) < kl_ball.STEPS
+    monkeypatch.setattr(kl_ball, "free_to_look", lambda values: False)
+    torch.testing.assert_close(Temperatures(reduction="none")(*z), found, rtol=1e-13, atol=0)
 
 
 def test_the_kl_ball_spreads_out_embeddings_that_are_all_alike():

@@ -387,6 +387,32 @@ class AtanhLink(Link):
         return _inverse(2 - shortfall, self.eps) + _inverse(shortfall, self.eps)
 
 
+SMALLEST = 1e-30
+"""Smallest shortfall in the logarithm of a :class:`MomentLink`."""
+
+
+@dataclass(frozen=True)
+class MomentLink(Link):
+    """``power * log(1 - s) - scale * (1 - s)``: logits whose sums give the moments of shortfalls under a softmax.
+
+    The mean of ``(1 - s) ** power`` under the softmax of ``scale * s`` is the exponential of this link's
+    log-sum-exp minus that of power 0. Moments of shortfalls are accurate where all negatives are near the cap: there
+    the variance of scores would cancel.
+    """
+
+    scale: Scalar
+    power: int = 0
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        scale = column(self.scale, shortfall)
+        if not self.power:
+            return -shortfall * scale
+        log = shortfall.clamp_min(SMALLEST).log()
+        if _may_take(log, scale):
+            return log.mul_(self.power).sub_(shortfall * scale)
+        return self.power * log - shortfall * scale
+
+
 def _may_take(own: Tensor, *others: Scalar) -> bool:
     """Whether a fresh tensor ``own`` may be overwritten with a result of it and ``others``: nothing records
     operations, and the result has the same shape and dtype."""

@@ -35,10 +35,12 @@ from weince.links import (  # noqa: E402
     AtanhLink,
     BlendLink,
     FunctionLink,
+    MomentLink,
     PowerLink,
     ShortfallLink,
     SoftmaxLink,
 )
+from weince.losses.kl_ball import scales_at  # noqa: E402
 from weince.scores import shortfalls  # noqa: E402
 from weince.tail import TailConfig, TailFit, fit_tail, gated  # noqa: E402
 
@@ -120,8 +122,9 @@ def test_one_sum(monkeypatch, layout, n, block):
         lambda make, n: BlendLink(make(0.4, n), make(2.0), make(0.3), endpoint=1.2),
         lambda make, n: PowerLink(make(3.0, n)),
         lambda make, n: AtanhLink(),
+        lambda make, n: MomentLink(make(4.0, n), 2),
     ],
-    ids=["softmax", "affine", "endpoint", "shortfall", "blend", "power", "atanh"],
+    ids=["softmax", "affine", "endpoint", "shortfall", "blend", "power", "atanh", "moment"],
 )
 def test_links(monkeypatch, link):
     """In several tiles, in which the largest logit so far grows."""
@@ -155,7 +158,8 @@ def test_logits_far_from_0(monkeypatch, link, need):
 @pytest.mark.parametrize(
     "link",
     [SoftmaxLink(0.3), AffineLink(-2.0, 0.5), ShortfallLink(1.2, endpoint=1.3), ShortfallLink(2.0), PowerLink(1.5),
-     BlendLink(0.3, 2.0, 0.4), BlendLink(1.0, 1.0, soft_cap=False), BlendLink(0.5, 1.0, endpoint=1.2), AtanhLink()],
+     BlendLink(0.3, 2.0, 0.4), BlendLink(1.0, 1.0, soft_cap=False), BlendLink(0.5, 1.0, endpoint=1.2), AtanhLink(),
+     MomentLink(3.0), MomentLink(3.0, 2)],
 )  # fmt: skip
 def test_what_the_kernels_are_told_of_a_link(link):
     form, d = form_of(link), torch.logspace(-9, 0.301, 200, dtype=torch.float64)
@@ -229,6 +233,25 @@ def test_more_sums_than_fit_into_a_pass():
         return [Part(link, "lse") for link in links]
 
     agree(parts, views(9, 16))
+
+
+def test_the_moments_of_a_softmax_share_a_pass(monkeypatch):
+    passes = []
+    monkeypatch.setattr(launch, "summed", lambda *rest, real=launch.summed: passes.append(0) or real(*rest))
+    scale = torch.linspace(1, 8, 18, device=DEVICE)
+    agree(lambda engine, _: [Part(MomentLink(scale, power), "lse") for power in range(3)], views(9, 16))
+    assert len(passes) == 1
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.05])
+def test_the_scales_of_the_kl_ball(spread):
+    """Also where all scores are near the cap: there the logits differ in their last digits."""
+    z, found = torch.randn(1, 16) + spread * torch.randn(2, 24, 16), []
+    for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
+        [contest] = contests("views", *z.to(DEVICE, dtype))
+        found.append(scales_at(engine(contest), 0.8, 1e5).double())
+    # A shortfall has an error of 1e-6, and those of the near scores differ by 1e-3.
+    torch.testing.assert_close(*found, rtol=1e-4 if spread == 1 else 5e-3, atol=0)
 
 
 def test_a_link_of_ones_own_beside_others():

@@ -17,11 +17,13 @@ from weince.engines.base import Engine, Need
 from weince.engines.chunked import Chunked, Near
 from weince.engines.tile import Part
 from weince.links import (
+    SMALLEST,
     AffineLink,
     AtanhLink,
     BlendLink,
     FunctionLink,
     Link,
+    MomentLink,
     PowerLink,
     Scalar,
     ShortfallLink,
@@ -107,6 +109,10 @@ def form_of(link: Link) -> Form | None:
         return Form(b=unrounded(link.alpha) * -_LOG_2, v=link.alpha, floor=2 * link.eps)
     if isinstance(link, AtanhLink) and kind is AtanhLink:
         return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
+    if isinstance(link, MomentLink) and kind is MomentLink:
+        # b takes the scale off again: the kernels have the score times g, and here the shortfall counts
+        form = Form(g=link.scale, b=-link.scale)
+        return form._replace(w=-float(link.power), cap=(0.0, SMALLEST), falls=False) if link.power else form
     # Not in a compiled graph, which would trace the recording of the function.
     if isinstance(link, FunctionLink) and kind is FunctionLink and not torch.compiler.is_compiling():
         key = translate.key_of(link)

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.engines.choose import warn_once
-from weince.links import FunctionLink, SoftmaxLink, check_fixed
+from weince.links import MomentLink, SoftmaxLink, check_fixed
 from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.scores import free_to_look, unseen
 from weince.sums import LogSumExp, Summed
 
 STEPS = 8
-"""Newton steps, kept within a shrinking bracket; the cases of the tests need at most seven."""
+"""Most Newton steps, kept within a shrinking bracket; the cases of the tests need at most seven, most need three."""
 
 LEAST_SCALE = 1e-2
 """Smallest inverse temperature of the search; the largest is that of the smallest temperature."""
@@ -83,11 +84,12 @@ def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
         like.new_full((len(like),), value) for value in (math.log(LEAST_SCALE), end, min(math.log(10.0), end))
     )
     log_count = batch.negatives().to(like.dtype).log()
+    # Ranks that pass candidates on must take the same number of steps.
+    may_stop = free_to_look(like) and unseen() and batch.contest.ranks is None
+    close = math.sqrt(torch.finfo(like.dtype).eps)  # a step so short leaves about its square
     for _ in range(STEPS):
         scale = at.exp()
-        total, first, second = batch.log_sums_exp(
-            [FunctionLink(function, k=scale) for function in (_logit, _tilted, _tilted_twice)]
-        )
+        total, first, second = batch.log_sums_exp([MomentLink(scale, power) for power in range(3)])
         mean, square = (first - total).exp(), (second - total).exp()  # moments of 1 - s under the softmax
         variance = scale.square() * (square - mean.square())  # of the logits
         distance = log_count - total - scale * mean
@@ -97,25 +99,10 @@ def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
         step = at + ((math.log(radius) - distance.log()) / slope).clamp_min(-1.0)
         step = step.clamp_max(end)
         inside = (step >= low) & (step <= high)  # at the root, the step stays on an end of the bracket
-        at = torch.where(inside, step, (low + high) / 2)
+        before, at = at, torch.where(inside, step, (low + high) / 2)
+        if may_stop and bool((at - before).abs().amax() < close):
+            break
     return at.masked_fill(log_count <= radius, end).exp()  # no softmax over so few reaches the radius
-
-
-# In shortfalls, which are small if all negatives are near the cap: there the variance of scores would cancel.
-
-
-def _logit(s: Tensor, k: Tensor) -> Tensor:
-    return -k * (1 - s)
-
-
-def _tilted(s: Tensor, k: Tensor) -> Tensor:
-    shortfall = 1 - s
-    return shortfall.clamp_min(1e-30).log() - k * shortfall
-
-
-def _tilted_twice(s: Tensor, k: Tensor) -> Tensor:
-    shortfall = 1 - s
-    return 2 * shortfall.clamp_min(1e-30).log() - k * shortfall
 
 
 kl_ball_loss = functional(KLBallLoss, "kl_ball_loss")
