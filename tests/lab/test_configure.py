@@ -116,7 +116,7 @@ def test_candidates_and_engine_reach_the_loss(preset):
         ({"preset": "dcl", "softmax_term": 0.5}, "softmax_term has no meaning for preset 'dcl'"),
         (
             {"preset": "siglip", "temperature": 0.5},
-            "temperature has no meaning for preset 'siglip'; it takes scale",
+            "temperature has no meaning for preset 'siglip'; it takes scale, .*: leave it out, or give null",
         ),
         ({"preset": "temperature_free", "temperature": 0.5}, "temperature has no meaning for preset"),
         ({"preset": "hcl", "options": {"hardnes": 1}}, "hardnes has no meaning for preset 'hcl'"),

@@ -215,8 +215,9 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
     known = [name for name in inspect.signature(loss).parameters if name != "options"]
     for name in given:
         if name not in known:
+            hint = "" if name in config.options else ": leave it out, or give null where a file sets it"
             raise ValueError(
-                f"{name} has no meaning for preset {config.preset!r}; it takes {', '.join(known) or 'nothing'}"
+                f"{name} has no meaning for preset {config.preset!r}; it takes {', '.join(known) or 'nothing'}{hint}"
             )
     try:
         return loss(**given, **of_all)
