@@ -337,6 +337,15 @@ def test_folder_with_other_faults(tmp_path):
         load(str(tmp_path / "empty"))
 
 
+def test_training_images_without_test_images_are_found_a_folder_deeper(tmp_path):
+    write_folder(tmp_path / "train", {"a": 5, "b": 5})
+    with pytest.raises(
+        ValueError, match=r"train has no images \(.*\): if its folders a, b are the classes, give (.*)$"
+    ) as error:
+        load(str(tmp_path))
+    load(str(error.value).rpartition("give ")[2])
+
+
 @given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=60), seed=st.integers(0, 3))
 def test_stratified_split(labels, seed):
     labels = np.array(labels)

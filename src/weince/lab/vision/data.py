@@ -217,7 +217,9 @@ def _pictures(folder: Path) -> list[Path]:
     """The image files in a folder; at least one is required. macOS writes hidden ones, ._NAME beside NAME."""
     found = sorted(x for x in folder.iterdir() if x.is_file() and _is_picture(x))
     if not found:
-        raise ValueError(f"{folder} has no images ({', '.join(FILES)})")
+        inside = _subfolders(folder)
+        hint = f": if its folders {_some(inside)} are the classes, give {folder}" if inside else ""
+        raise ValueError(f"{folder} has no images ({', '.join(FILES)}){hint}")
     return found
 
 
