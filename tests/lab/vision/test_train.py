@@ -500,6 +500,7 @@ def test_the_time_of_an_epoch_ends_when_its_loss_is_known(data, tmp_path):
     step = SimpleNamespace(
         last=SimpleNamespace(z_i=torch.randn(8, 4), z_j=torch.randn(8, 4)),
         total=torch.tensor(6.0),
+        views=torch.nn.Linear(1, 1),
         loss=build_loss(LossConfig("infonce")),
     )
     row = training_module._row(small_run(data, tmp_path), Slow(), step, 4, 3, time.perf_counter())
