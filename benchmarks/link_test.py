@@ -11,7 +11,7 @@ Modes:
     draw      draw the figure again from the table that power wrote
 
 Each writes its table under research/results/. Except for encoders, positives are simulated from a known link, on
-scores of paired Gaussian embeddings.
+scores of paired Gaussian embeddings; for size also as pairs with a known link.
 
 Examples:
     python benchmarks/link_test.py size --banks 1000 --workers 2
@@ -35,12 +35,13 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
+from known_answers import softmax
 from rich.progress import track
 
 from weince.evt import LinkRivals, choice, link_rivals
 from weince.evt.link_fit import fit_grid, fit_link, fit_pair
 from weince.evt.link_rivals import VaryingLink
-from weince.evt.link_test import Gain, LinkBank, draw_positives, link_bank, link_test
+from weince.evt.link_test import Competing, Gain, LinkBank, draw_positives, link_bank, link_test
 from weince.evt.link_varying import Scored, hermite_nodes, link_table, negative_law
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"
@@ -76,7 +77,16 @@ def full_banks() -> Iterator[tuple[str, LinkBank]]:
 
 def one_test(lam: float, seed: int) -> tuple[float, float, float, float]:
     """lam, parametric-bootstrap p, clustered-t p and gain of a bank of 12 batches x 32 anchors x 31."""
-    bank = small_bank(lam, seed, batches=12, pairs=16, dim=8)
+    return tested(small_bank(lam, seed, batches=12, pairs=16, dim=8), seed)
+
+
+def one_test_of_pairs(candidates: Competing, seed: int) -> tuple[float, float, float, float]:
+    """The same for as many pairs drawn from softmax: with "views", both anchors of a pair share its score."""
+    views = softmax(TAU, seed=seed, pairs=192, dim=8)
+    return tested(link_bank(*views, batch_size=16, batches=12, candidates=candidates, rng=seed), seed)
+
+
+def tested(bank: LinkBank, seed: int) -> tuple[float, float, float, float]:
     result = link_test(*bank, bootstraps=200, null_draws=200, folds=2, rng=seed)
     return result.lam, result.lr_p_value, result.t_p_value, result.gain
 
@@ -189,8 +199,18 @@ def size(options: argparse.Namespace) -> None:
         + f"| parametric bootstrap p <= 0.10 | {rate(out[:, 1] <= 0.10)} |\n"
         + f"| clustered t p <= 0.05 (wanted: at most 5) | {rate(out[:, 2] <= 0.05)} |\n"
         + f"| fitted lam = 0 | {rate(none)} |\n"
-        + f"| lam = 0 with gain = 0 and both p = 1, among lam = 0 | {rate(nothing[none])} |\n"
+        + f"| lam = 0 with gain = 0 and both p = 1, among lam = 0 | {rate(nothing[none])} |\n\n"
+        + "There each positive is drawn by itself. With real pairs the two anchors of a pair share its score, if all "
+        + "views compete.\nAs many pairs drawn from the same softmax:\n\n"
+        + "| | all views compete | only the other view |\n|---|---|---|\n"
     )
+    pairs = [
+        spread(partial(one_test_of_pairs, who), options.banks, options.workers, f"banks of pairs, {who}")
+        for who in ("views", "cross")
+    ]
+    for label, column in (("parametric bootstrap", 1), ("clustered t", 2)):
+        text += f"| {label} p <= 0.05 | {' | '.join(rate(found[:, column] <= 0.05) for found in pairs)} |\n"
+    text += f"| both | {' | '.join(rate((found[:, 1:3] <= 0.05).all(axis=1)) for found in pairs)} |\n"
     save("link_test_size.md", options, text)
 
 
