@@ -1,4 +1,7 @@
-"""Atomic writes: a file is written under a temporary name and moved into place, so it is complete or absent."""
+"""Atomic writes: a file is written under a temporary name and moved into place, so it is complete or absent.
+
+Also texts for CSV files.
+"""
 
 import os
 import tempfile
@@ -48,3 +51,8 @@ def write_aside(path: Path, write: Callable[[Path], object], what: str = "file")
 def write_text_aside(path: Path, text: str, what: str = "file") -> None:
     """Write text to a file with :func:`write_aside`, completely or not at all."""
     write_aside(path, lambda part: part.write_text(text, encoding="utf-8", newline="\n"), what)
+
+
+def csv_text(text: str) -> str:
+    """A text as a cell that no spreadsheet takes for a formula: names and records of others may be any text."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -18,6 +18,7 @@ from weince.diagnose.reading import load_pairs, make_pairs
 from weince.diagnose.report import write_diagnosis
 from weince.diagnose.settings import QUICK
 from weince.diagnose.style import plain, shorten
+from weince.diagnose.tables import between, by_model, num
 from weince.evt import fit_gpd
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5, temperature=0.5)
@@ -259,3 +260,9 @@ def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
 )
 def test_tick_labels(value, shown):
     assert plain(value).replace("\N{MINUS SIGN}", "-") == shown
+
+
+def test_no_cell_of_a_csv_is_a_formula(tmp_path):
+    """The names of models come from files of others. Numbers stay numbers."""
+    by_model("t", "T", ["=1+1", "-x"], [("@label", [num(-0.5), between((-1.0, 2.0))])]).write_csv(tmp_path)
+    assert (tmp_path / "t.csv").read_text().splitlines() == [",'=1+1,'-x", "'@label,-0.5,-1.0..2.0"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from weince.files import csv_text
 from weince.intervals import p_text
 
 MINUS = "\N{MINUS SIGN}"
@@ -39,11 +40,13 @@ class Table:
         """Write ``slug.csv``; an interval is written as ``low..high`` in full precision."""
         with (folder / f"{self.slug}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(self.header)
+            writer.writerow(map(csv_text, self.header))
             writer.writerows([_raw(cell.value) for cell in row] for row in self.rows)
 
 
 def _raw(value: Value) -> str:
+    if isinstance(value, str):
+        return csv_text(value)
     return f"{value[0]!r}..{value[1]!r}" if isinstance(value, tuple) else str(value)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from markupsafe import Markup
 
 from weince.diagnose.html import templates
-from weince.files import write_aside, write_text_aside
+from weince.files import csv_text, write_aside, write_text_aside
 from weince.intervals import Interval, p_text
 from weince.lab.evaluate.knn import RECALLS
 from weince.lab.evaluate.protocol import PairedTest, pooled_spread
@@ -338,7 +338,6 @@ def save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def _cell(value: Any) -> Any:
-    """A value as a cell that no spreadsheet takes for a formula: records of others may hold any text."""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{value}"
+    if isinstance(value, str):
+        return csv_text(value)
     return "" if value != value else value
