@@ -285,6 +285,10 @@ OTHERS = [
         ["diagnose", "model", "--sentences", "pairs.tsv"],
         "model: want the folder of a sentence-transformers model; got one without modules.json",
     ),
+    (
+        ["diagnose", "gone", "--sentences", "pairs.tsv"],
+        "gone: no such folder; want one of a sentence-transformers model",
+    ),
     (["bench", "loss", "--d", "0"], "wanted pairs of at least 2, d and repeats of at least 1"),
     (
         ["bench", "loss", "--d", "9" * 20],

@@ -352,6 +352,8 @@ def encode_sentences(
     """Embed sentence pairs with sentence-transformers models in local folders."""
     first, second = read_sentence_pairs(tsv)
     for folder in folders:
+        if not folder.exists():
+            raise InputError(f"{folder}: no such folder; want one of a sentence-transformers model")
         if not (folder / "modules.json").is_file():
             raise InputError(
                 f"{folder.name}: want the folder of a sentence-transformers model; got one without modules.json"
