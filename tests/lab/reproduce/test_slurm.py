@@ -8,6 +8,7 @@ import pytest
 from lab.reproduce import slurm as local
 from lab.reproduce.tables import small_table
 
+from weince.cli import main
 from weince.lab.compare import compare
 from weince.lab.reproduce import plan, read_table, reproduce
 from weince.lab.reproduce import slurm as ours
@@ -81,6 +82,18 @@ def test_data_that_are_not_there_are_refused_before_jobs_are_submitted(tmp_path,
         with pytest.raises(ValueError, match=said):
             compare(["infonce"], dry_run=dry_run, **options)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.posix
+def test_a_submission_that_slurm_refuses_is_an_error_in_a_line(tmp_path, monkeypatch, capsys):
+    table = small_table(tmp_path)
+    refuse = "echo sbatch: error: invalid partition specified: typo >&2; exit 1"
+    commands(tmp_path / "bin", monkeypatch, srun="", sbatch=refuse, squeue="")
+    assert main(["reproduce", str(table), "--out", str(tmp_path), "--device", "cpu", "--slurm"]) == 2
+    said = "weince: Slurm refused the job, see --slurm-options: sbatch: error: invalid partition specified: typo\n"
+    assert capsys.readouterr().err.endswith(said)
+    with pytest.raises(ValueError, match=r"^Slurm refused the job"):
+        ours.call_on_slurm(print, [], out=tmp_path)
 
 
 @pytest.mark.posix

@@ -75,7 +75,8 @@ def call_on_slurm(
         out: Folder of the sweep, on a file system that all nodes see.
         options: Options of sbatch under submitit's names.
     """
-    job = _executor(out.absolute() / "slurm", runs, 1, options or {}).submit(Once(work))
+    executor = _executor(out.absolute() / "slurm", runs, 1, options or {})
+    job = _accepted(lambda: executor.submit(Once(work)))
     while job.job_id in _queued():
         time.sleep(POLL)
 
@@ -197,15 +198,32 @@ def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: P
         return
     for run in runs:
         (run.folder / "error.txt").unlink(missing_ok=True)  # left by an earlier sweep
-    jobs = (
-        [executor.submit(Job(runs[0]))]
-        if len(runs) == 1
-        else executor.submit_array([Job(run) for run in runs])
+    jobs = _accepted(
+        lambda: (
+            [executor.submit(Job(runs[0]))]
+            if len(runs) == 1
+            else executor.submit_array([Job(run) for run in runs])
+        )
     )
     queue |= {str(run.folder): job.job_id for run, job in zip(runs, jobs, strict=True)}
     write_text_aside(folder / "jobs.json", json.dumps(queue, indent=1), "list of jobs")
     for run in runs:
         tell(run, "started")
+
+
+def _accepted(submit: Callable[[], Any]) -> Any:
+    """What a submission returns.
+
+    Raises:
+        ValueError: sbatch refused it, for example because there is no such partition.
+    """
+    from submitit.core.utils import FailedJobError
+
+    try:
+        return submit()
+    except FailedJobError as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"Slurm refused the job, see --slurm-options: {said}") from None
 
 
 def _queued(looks: int = SILENCE) -> set[str]:
