@@ -154,7 +154,9 @@ def test_a_second_measure_joins_the_first(tmp_path, script):
 def test_an_error_is_told_and_not_tried_again(tmp_path, script):
     run = runs_of(tmp_path)[0]
     script(COUNT + "print('no such data'); sys.exit(2)")
-    with pytest.raises(Failed, match=rf"{run.name} ended with status 2: no such data"):
+    with pytest.raises(
+        Failed, match=rf"{run.name} ended with status 2: no such data \(see output.txt in its folder\)$"
+    ):
         carry_out_run(run)
     assert (run.folder / "tries").read_text() == "x"
     assert "no such data" in (run.folder / "error.txt").read_text()

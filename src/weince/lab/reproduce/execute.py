@@ -184,7 +184,8 @@ def _process(
             return
         if process.returncode > 0 and process.returncode != 128 + signal.SIGINT:
             raise Failed(
-                f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')}"
+                f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')} "
+                "(see output.txt in its folder)"
             )
     raise Failed(f"{run.name} was killed {ATTEMPTS} times")
 
