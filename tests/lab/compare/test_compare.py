@@ -204,6 +204,13 @@ def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_
     assert {row["seeds"] for row in rows} == {"1"}
 
 
+def test_a_budget_in_which_no_run_ends_says_so(tmp_path, config, capsys):
+    assert main([*command(config, tmp_path), "--budget", "1s"]) == 2
+    said = "weince: no run is done, and none would end within --budget: give more time\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert not (tmp_path / "small" / "index.html").exists()
+
+
 def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])

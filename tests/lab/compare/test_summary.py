@@ -18,6 +18,7 @@ from weince.lab.compare import compare
 from weince.lab.compare.figures import time_of
 from weince.lab.compare.grid import read_comparison, write_comparison
 from weince.lab.compare.summary import best_of, choose, summarise
+from weince.lab.compare.sweep import Sweep
 from weince.lab.compare.verdict import seeds_to_show, smallest_difference
 from weince.lab.reproduce.execute import record
 from weince.lab.reproduce.plan import plan
@@ -312,6 +313,18 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     # Not by the same command: --table-only starts nothing.
     assert "Unfinished: runs are missing; weince compare with the same --out runs them." in text
     assert "try dcl, temperature 0.2: seed 7" in text
+
+
+def test_why_runs_failed_is_told_where_the_others_are_read(tmp_path):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
+    with pytest.raises(ValueError, match=r"^1 run failed, the page of the others is .*; a run: the reason$"):
+        Sweep(comparison, tmp_path, None, None, {}, ()).write("the command", {"a run": "a run: the reason"})
+    said = "Unfinished: runs failed, What is missing says why; weince compare with the same --out tries them again."
+    for name in ("index.html", "compare.md"):
+        text = (tmp_path / comparison.name / name).read_text()
+        assert said in text
+        assert "failed: a run: the reason" in text
 
 
 def test_a_difference_over_fewer_pairs_than_seeds_says_so(tmp_path):

@@ -47,7 +47,7 @@ def write_page(
     _write_csv(folder / "compare.csv", summary)
     content = as_json(comparison, summary, facts, failed)
     write_text_aside(folder / "compare.json", json.dumps(content, indent=1) + "\n", "comparison")
-    write_text_aside(folder / "compare.md", markdown(comparison, summary, facts), "table")
+    write_text_aside(folder / "compare.md", markdown(comparison, summary, facts, failed), "table")
     page = (
         templates("weince.lab.compare")
         .get_template("compare.html")
@@ -166,7 +166,9 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
     return notes
 
 
-def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str]) -> str:
+def markdown(
+    comparison: Comparison, summary: Summary, facts: Mapping[str, str], failed: Mapping[str, str]
+) -> str:
     """The advice and the leaderboard in Markdown, small enough to keep beside the records."""
     figures = [f for f in comparison.task.figures if any(f in line.measured for line in summary.lines)]
     names = {figure: comparison.task.figures[figure].short for figure in figures}
@@ -183,8 +185,8 @@ def markdown(comparison: Comparison, summary: Summary, facts: Mapping[str, str])
     parts = [f"# Which loss? {plain(comparison.name)}", "", *map(plain, summary.advice), ""]
     parts += markdown_table(["loss", "settings", "seeds", *pairs], rows, {"seeds", *names.values()})
     parts += ["", *(f"- {plain(note)}" for note in _notes(comparison, summary))]
-    parts += ["", "## What is missing", ""] if summary.missing else []
-    parts += [f"- {plain(line)}" for line in summary.missing]
+    missing = [*summary.missing, *(f"failed: {why}" for why in failed.values())]
+    parts += ["", "## What is missing", "", *(f"- {plain(line)}" for line in missing)] if missing else []
     main = comparison.task.main
     tries = [
         (

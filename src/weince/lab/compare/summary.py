@@ -160,6 +160,8 @@ def summarise(
     seeds: Sequence[Run],
     records: Mapping[str, Mapping[str, Any]],
     missing: Sequence[str],
+    *,
+    failed: bool = False,
 ) -> Summary:
     """Summarise the runs that are done.
 
@@ -169,6 +171,7 @@ def summarise(
         seeds: The chosen tries with all seeds; ``try_number`` is the number of the try.
         records: Records of the runs that are done, by name.
         missing: Runs that are planned but not done, in words.
+        failed: Whether some of these have failed.
     """
     counted = {run.name for run in seeds}
     every = {run.name: run for run in (*tries, *seeds)}
@@ -203,7 +206,7 @@ def summarise(
         _tuned(comparison, listed),
         list(done.values()),
         missing,
-        advise(comparison, lines, verdict, smallest, missing),
+        advise(comparison, lines, verdict, smallest, missing, failed=failed),
         budget({line.loss: line.tries for line in lines if line.tries}),
     )
 
@@ -316,12 +319,16 @@ def advise(
     verdict: Verdict,
     smallest: Mapping[str, float],
     missing: Sequence[str],
+    *,
+    failed: bool,
 ) -> tuple[str, str]:
     """Two lines of advice: what to do, and how small a difference these seeds can show."""
     main = comparison.task.main
-    unfinished = (
-        "Unfinished: runs are missing; weince compare with the same --out runs them. " if missing else ""
-    )
+    unfinished, again = "", "weince compare with the same --out"
+    if failed:
+        unfinished = f"Unfinished: runs failed, What is missing says why; {again} tries them again. "
+    elif missing:
+        unfinished = f"Unfinished: runs are missing; {again} runs them. "
     base = next(line for line in lines if line.loss == comparison.baseline)
     others = [line for line in lines if main in line.judged]
     if main not in base.measured or not any(line.judged[main].n for line in others):

@@ -225,6 +225,8 @@ class Sweep:
         if failed and not records:
             first = next(iter(failed.values()))
             raise ValueError(f"{_so_many(len(failed), 'run')} failed, and none is done; {first}")
+        if not records and self.clock is not None:
+            raise ValueError("no run is done, and none would end within --budget: give more time")
         if not records:
             raise ValueError(
                 f"none of the {len(runs)} runs of {self.comparison.name} is in {self.out}; wanted one that is "
@@ -238,7 +240,7 @@ class Sweep:
         for name, why in without_figure(self.comparison, self.tries, records).items():
             print(f"left out of the choice: {name}, its {why}; wanted a finite number", file=sys.stderr)
         keep_records(done, self.out)
-        summary = summarise(self.comparison, self.tries, seeds, records, missing)
+        summary = summarise(self.comparison, self.tries, seeds, records, missing, failed=bool(failed))
         path = write_page(self.comparison, summary, self.out / self.comparison.name, failed, command)
         if failed:
             first = next(iter(failed.values()))
