@@ -26,7 +26,10 @@ FORKS = multiprocessing.get_context("spawn" if sys.platform == "win32" else "for
 
 
 def script(path):
-    """A script of the repository as a module."""
+    """A script of the repository as a module. It can import the scripts beside it, as when Python runs it."""
+    folder = str((ROOT / path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(module)
