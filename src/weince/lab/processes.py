@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,13 @@ else:
     def try_lock(handle: int) -> bool:
         """Lock an open file; False if another process holds the lock.
 
-        The lock ends with the last process that has the file open.
+        The lock ends with the last process that has the file open. Some network file systems have no locks: there
+        no process holds one.
         """
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+        except OSError as error:
+            return not isinstance(error, BlockingIOError)
         return True
 
     def own_group(lock: int) -> dict[str, Any]:
@@ -66,6 +67,23 @@ else:
 
 
 @contextlib.contextmanager
+def waiting_lock(path: Path, pause: Callable[[], None]) -> Iterator[int]:
+    """Wait for the lock on a file and hold it; yields the open file, which processes can inherit.
+
+    Args:
+        path: File to lock; it is created if it is missing, and stays.
+        pause: Called while another process holds the lock, before it is asked for again; it may raise.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while not try_lock(handle):
+            pause()
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def training_lock(folder: Path) -> Iterator[None]:
     """Hold a run's folder while this process trains the run. A killed process lets go of it.
 
@@ -80,11 +98,7 @@ def training_lock(folder: Path) -> Iterator[None]:
     new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        try:
-            locked = try_lock(handle)
-        except OSError:  # some network file systems have no locks
-            locked = True
-        if not locked:
+        if not try_lock(handle):
             raise ValueError(
                 f"{folder}: another process trains this run; wait for it, or choose another --out"
             )

@@ -23,7 +23,7 @@ from programs import run as run_program
 from weince.cli import INTERRUPTED
 from weince.lab import processes, settings
 from weince.lab.evaluate import fingerprint
-from weince.lab.reproduce import execute, reproduce
+from weince.lab.reproduce import execute, records, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
 from weince.lab.reproduce.plan import plan
 from weince.lab.reproduce.records import add_file, add_records, keep_records, read_archive, read_record
@@ -457,7 +457,7 @@ def test_records_that_are_kept_make_the_table_without_weights_or_paths(tmp_path,
     first = reproduce(str(table), out=full, table_only=True, device="cpu", keep=kept).parent
     second = reproduce(str(table), out=kept, table_only=True, device="cpu", keep=kept).parent
     assert (first / "table.csv").read_text() == (second / "table.csv").read_text()
-    assert {path.name for path in kept.iterdir()} == {"runs.jsonl", "small"}
+    assert {path.name for path in kept.iterdir()} == {".runs.lock", "runs.jsonl", "small"}
     text = (kept / "runs.jsonl").read_text(encoding="utf-8")
     assert str(tmp_path) not in text
     lines = [json.loads(line) for line in text.splitlines()]
@@ -509,6 +509,23 @@ def test_an_archive_is_replaced_as_a_whole_and_keeps_its_other_runs(tmp_path):
         "a/b/seed_63": {},
         "a/b/seed_7": {"x.json": 2},
     }
+
+
+def test_two_commands_that_add_records_at_once_keep_those_of_both(tmp_path, monkeypatch):
+    add_records(tmp_path, {"first": {}})
+    other = threading.Thread(target=add_records, args=(tmp_path, {"second": {}}))
+
+    def meanwhile(path):
+        found = read_archive(path)
+        monkeypatch.setattr(records, "read_archive", read_archive)
+        other.start()
+        other.join(0.5)  # it waits until the first has written
+        return found
+
+    monkeypatch.setattr(records, "read_archive", meanwhile)
+    add_records(tmp_path, {"third": {}})
+    other.join()
+    assert list(read_archive(tmp_path / "runs.jsonl")) == ["first", "second", "third"]
 
 
 def test_a_file_joins_the_record_of_its_run(tmp_path):

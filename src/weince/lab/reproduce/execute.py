@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.log import read_log
-from weince.lab.processes import end_group, own_group, try_lock
+from weince.lab.processes import end_group, own_group, waiting_lock
 from weince.lab.reproduce.clock import Clock, epoch_seconds
 from weince.lab.reproduce.plan import Run, epochs_of, flat, has_settings, settings_of, task_for
 from weince.lab.reproduce.records import read_record
@@ -131,7 +131,12 @@ def carry_out_run(
     """
     stop = stop or threading.Event()
     run.folder.mkdir(parents=True, exist_ok=True)
-    with _locked(run.folder, stop) as lock:
+
+    def pause() -> None:
+        if stop.wait(1.0):
+            raise Interrupted
+
+    with waiting_lock(run.folder / ".lock", pause) as lock:
         if is_done(run):
             return
         (run.folder / "error.txt").unlink(missing_ok=True)
@@ -142,19 +147,6 @@ def carry_out_run(
             (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
             raise
         _sign(run)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, stop: threading.Event) -> Iterator[int]:
-    """Wait for the lock on a folder and hold it; yields the locked file, which processes can inherit."""
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        while not try_lock(handle):
-            if stop.wait(1.0):
-                raise Interrupted
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _process(

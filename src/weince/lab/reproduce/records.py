@@ -6,6 +6,7 @@ its ``run.yaml``, ``log.csv`` and JSON files under their names. If a run has bot
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.log import read_log
+from weince.lab.processes import waiting_lock
 from weince.lab.reproduce.plan import Run
 from weince.lab.reproduce.tasks import task_of
 from weince.lab.settings import load
@@ -66,10 +68,12 @@ def keep_records(runs: Sequence[Run], folder: Path) -> None:
 def add_records(folder: Path, new: Mapping[str, Mapping[str, Any]]) -> None:
     """Add records to the archive of a folder; ``new`` maps the name of a run to its files."""
     path = folder / ARCHIVE
-    kept = read_archive(path) if path.is_file() else {}
-    lines = [_line(name, files) for name, files in sorted({**kept, **new}.items())]
     folder.mkdir(parents=True, exist_ok=True)
-    write_text_aside(path, "".join(lines), "archive")
+    # The archive is replaced, so the lock is another file: no command drops what another adds meanwhile.
+    with waiting_lock(folder / ".runs.lock", lambda: time.sleep(0.1)):
+        kept = read_archive(path) if path.is_file() else {}
+        lines = [_line(name, files) for name, files in sorted({**kept, **new}.items())]
+        write_text_aside(path, "".join(lines), "archive")
 
 
 def add_file(run: Run, name: str, content: Any) -> None:
