@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import signal
+import sys
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from diagnose.synthetic import views
 from programs import Program, run
 
+from weince import cli_sweeps
 from weince.cli import build_parser, main
 from weince.diagnose.report import FORMAT
 
@@ -228,6 +230,26 @@ def test_a_missing_package_is_named_with_its_remedy(package, tmp_path):
     done = run("-c", code, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"weince: {package} is missing: pip install 'weince[runs]'\n"
+
+
+@pytest.mark.posix
+def test_a_signal_that_python_swallows_ends_the_command_too(monkeypatch, capsys):
+    class Late:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)  # an exception here is printed and ignored
+
+    def work(options):
+        Late()
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        pytest.fail("the command went on")
+
+    monkeypatch.setattr(cli_sweeps, "_run_compare", work)
+    before = sys.unraisablehook
+    assert main(["compare", "infonce", "dcl"]) == 130
+    assert capsys.readouterr().err == "weince: interrupted, the same command again runs what is missing\n"
+    assert sys.unraisablehook is before
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])

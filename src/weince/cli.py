@@ -5,17 +5,20 @@ Each command is a pair of functions: ``_add_NAME`` declares its options, ``_run_
 needs it.
 """
 
+import _thread
 import argparse
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from weince import cli_diagnose, cli_sweeps
 from weince.machine import DEVICES, find_device, version
@@ -275,6 +278,21 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _stop_later(otherwise: Callable[..., Any], ignored: "sys.UnraisableHookArgs") -> None:
+    """Stop again soon if Python ignored a stop, as it does in ``__del__`` and in callbacks of weak references.
+
+    Args:
+        otherwise: The hook for any other exception that Python ignores.
+        ignored: What Python ignored.
+    """
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        otherwise(ignored)
+        return
+    again = threading.Timer(0.1, _thread.interrupt_main, [signal.SIGTERM])
+    again.daemon = True
+    again.start()
+
+
 def _refuse_empty(given: Sequence[str]) -> None:
     """Refuse an empty value, as an unset shell variable gives: an empty path would mean the current folder."""
     for before, argument in zip(("weince", *given), given, strict=False):
@@ -316,7 +334,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.rest = rest
     options.command_line = _shown(given)
     # Handle SIGTERM like Ctrl-C, so that unfinished files are removed.
-    before = signal.signal(signal.SIGTERM, _stop)
+    before, hook = signal.signal(signal.SIGTERM, _stop), sys.unraisablehook
+    sys.unraisablehook = partial(_stop_later, hook)
     try:
         _refuse_empty(given)
         options.run(options)
@@ -337,4 +356,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     finally:
         signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = hook
     return 0
