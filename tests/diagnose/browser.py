@@ -5,6 +5,7 @@ from itertools import combinations
 
 OVERLAPS = """() => [...document.querySelectorAll('figure')].map(figure => ({
     caption: figure.querySelector('figcaption').textContent,
+    frame: figure.querySelector('svg').getBoundingClientRect().toJSON(),
     texts: [...figure.querySelectorAll('svg text')].map(t => {
         const b = t.getBoundingClientRect();
         return [t.textContent.trim(), b.left, b.top, b.right, b.bottom];
@@ -42,6 +43,9 @@ def sound_page(browser, folder, width, scheme):
     for figure in page.evaluate(OVERLAPS):
         assert len(figure["texts"]) >= 5  # two ticks per axis and a label
         assert list(overlapping(figure["texts"])) == [], figure["caption"]
+        left, right = figure["frame"]["left"] - 1, figure["frame"]["right"] + 1
+        cut = [text for text, *box in figure["texts"] if box[0] < left or box[2] > right]
+        assert cut == [], figure["caption"]
 
     ink, paper = (
         page.evaluate(f"getComputedStyle(document.body).{key}") for key in ("color", "backgroundColor")

@@ -349,6 +349,17 @@ def test_the_table_says_what_each_loss_costs(shown):
     assert "| dcl | 1.25 | 3.5 | 40.0 | 120 | a CPU, torch 2, 256 pairs of width 64 |" in written
 
 
+def test_legends_of_long_names_stay_in_their_figures(tmp_path, browser):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", "hcl", "released", "mixture")
+    names = "infonce", "losses:InfoNCE", "losses:FirstOfMine", "losses:SecondOfMine", "losses:ThirdOfMine"
+    renamed = dict(zip(names, comparison.losses.values(), strict=True))
+    comparison = replace(comparison, losses=renamed, seeds=[7, 21])
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(comparison, tmp_path)
+    with sound_page(browser, compare(out=tmp_path, table_only=True).parent, 390, "light") as page:
+        assert any("…" in text for text in page.locator("figure svg text").all_text_contents())
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_in_a_browser(shown, browser, width, scheme):
     with sound_page(browser, shown, width, scheme) as page:

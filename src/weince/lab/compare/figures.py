@@ -103,8 +103,17 @@ def _along(
                 )  # fmt: skip
         panel.ax.set(xlabel=label, ylabel=f"{short}, {unit}")
         panel.ax.margins(0.08)
-        legend(panel.ax, 3)
+        _legend(panel.ax)
     return panel.done
+
+
+def _legend(ax: Axes) -> None:
+    """Draw a legend in up to three columns, as many as fit beside the labels of the y axis."""
+    for columns in (3, 2, 1):
+        legend(ax, columns)
+        drawn = ax.get_legend()
+        if drawn is None or drawn.get_window_extent().width < 0.85 * ax.figure.bbox.width:
+            return
 
 
 def told(comparison: Comparison, one: Done) -> str:
@@ -201,7 +210,7 @@ def _course(
             _through_means(panel.ax, of_loss, x, main, colour)
         panel.ax.set(xlabel=label, ylabel=f"{called}, {comparison.task.unit}")
         panel.ax.margins(0.08)
-        legend(panel.ax, 3)
+        _legend(panel.ax)
     return _titled(panel.done, titles)
 
 
@@ -233,5 +242,5 @@ def _tuned(gallery: Gallery, comparison: Comparison, tuned: Mapping[str, Sequenc
         panel.ax.set(xlabel="k, number of tries", ylabel=f"{called}, {comparison.task.unit}")
         panel.ax.set_xticks(range(1, max(map(len, tuned.values())) + 1))
         panel.ax.margins(0.08)
-        legend(panel.ax, 3)
+        _legend(panel.ax)
     return panel.done
