@@ -716,6 +716,17 @@ def test_copies_of_an_anchors_hardest_negative(number, close):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
 
 
+def test_copies_of_the_hardest_negative_and_a_link_that_the_kernels_lack():
+    """The chunked engine sums them, and its shortfalls are rounded in another way than those of the kernels."""
+    z_i, z_j, others = torch.randn(3, 64, 128, device=DEVICE)
+    link = FunctionLink(lambda s: 3 * torch.special.i0(s))
+    assert form_of(link) is None
+    (contest,) = contests("cross", z_i, z_j, negatives=(z_i + 0.3 * others).repeat(21, 1))
+    (value,) = Fused(contest).evaluate([Part(link, "lse", "negatives", 20)])
+    taken = (value - link.function(torch.cosine_similarity(z_i, z_i + 0.3 * others))).exp()
+    assert float(taken.min()) > 19.9, "copies that take part, at least 20 of 21"
+
+
 def check_nearest(engine, exact):
     """Compare the nearest negatives that an engine found with ``exact`` shortfalls, infinite for other pairs."""
     columns, values, _ = engine.near

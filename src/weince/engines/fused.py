@@ -167,7 +167,6 @@ class Fused(Engine):
         self.nearest_known = False  # near holds the nearest of every anchor, also far from the cap
         self.thresholds: dict[int, Tensor] = {}
         self._negatives: Tensor | None = None
-        self._loop: Chunked | None = None
         if self.need.tail is not None:
             self._search(self.need.tail, self.need.hardest)
 
@@ -228,11 +227,10 @@ class Fused(Engine):
         return super()._positive_shortfall() if found is None else found
 
     def _chunked(self) -> Chunked:
-        """The chunked engine for the same contest; it supports every link."""
-        if self._loop is None:
-            self._loop = Chunked(self.contest)
-            self._loop.sharp = self.need.tail is not None
-        return self._loop
+        """A chunked engine for the same contest; it supports every link."""
+        loop = Chunked(self.contest)
+        loop.sharp = self.need.tail is not None
+        return loop
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         values: list[Tensor | None] = [None] * len(parts)
@@ -242,10 +240,11 @@ class Fused(Engine):
                 values[place] = value
         if others:
             own = [parts[place] for place in others]
-            self._prepare([part for part in own if (part.hardest or 0) < LARGEST_TAIL])
             loop = self._chunked()
-            loop.thresholds |= self.thresholds
-            loop.near = Near(*self.near[:2]) if self.near else None
+            # The hardest are by its own shortfalls: thresholds of the kernels differ by rounding, which splits ties.
+            if all(part.hardest is None for part in own):
+                self._prepare(own)
+                loop.near = Near(*self.near[:2]) if self.near else None
             found = loop.evaluate(own)
             for place, value in zip(others, found, strict=True):
                 values[place] = value
