@@ -326,6 +326,14 @@ def test_if_all_runs_fail_the_error_says_why(tmp_path, config, monkeypatch):
         compare(["infonce"], config=config, tries=1, seeds=1, jobs=1, device="cpu", out=tmp_path / "out")
 
 
+# Names of losses that are broken into several lines.
+BROKEN = """all => [...new Set(all.filter(th => {
+    const range = document.createRange();
+    range.selectNodeContents(th);
+    return range.getClientRects().length > 1;
+}).map(th => th.textContent))]"""
+
+
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     """A page with many losses, short tries, a missing run and costs."""
@@ -381,6 +389,10 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
         assert page.locator("#temperatures td.chosen").count() >= 4
         assert page.locator("#cost tbody td").first.inner_text() == "1.25"
         assert "a CPU, torch 2, 256 pairs of width 64" in page.locator("#cost caption").inner_text()
+        if width == 1280:
+            page.set_viewport_size({"width": 718, "height": 1000})  # A4
+            page.emulate_media(media="print")
+            assert not {"infonce", "mixture"} & {*page.locator("#runs tbody th").evaluate_all(BROKEN)}
         page.locator("#runs summary").click()
         assert page.locator("#runs tbody tr").count() == 19 + 7 * 4 - 1
         assert page.evaluate("document.documentElement.scrollWidth") <= width
