@@ -342,7 +342,13 @@ def test_autocast_does_not_touch_the_scores(name, dtype):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["DCLW", "AlignUniform", "KLBall", "released", "one's own"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DCLW", "AlignUniform", "released", "one's own",
+        pytest.param("KLBall", marks=pytest.mark.skipif(kl_ball.ENDLESS, reason="see the next test")),
+    ],
+)  # fmt: skip
 def test_compiled_without_a_graph_break(name, monkeypatch):
     monkeypatch.setattr(kl_ball, "STEPS", 3)  # a graph unrolls them
     z_i, z_j = pairs()
@@ -351,6 +357,19 @@ def test_compiled_without_a_graph_break(name, monkeypatch):
     backend = "inductor" if name == "released" else "aot_eager"
     compiled = gradients(torch.compile(MAKERS[name](), fullgraph=True, backend=backend), z_i, z_j)
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_where_torch_would_compile_without_end_kl_ball_runs_uncompiled(monkeypatch):
+    monkeypatch.setattr(kl_ball, "ENDLESS", True)
+    monkeypatch.setattr(kl_ball, "STEPS", 3)  # torch still compiles the search alone, which needs no gradient
+    z_i, z_j = pairs()
+    eager = gradients(MAKERS["KLBall"](), z_i, z_j)
+    compiled = gradients(torch.compile(MAKERS["KLBall"](), backend="aot_eager"), z_i, z_j)
+    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+    torch.compiler.reset()
+    with pytest.raises((torch._dynamo.exc.Unsupported, RuntimeError)):  # torch 2.6 hides the message
+        torch.compile(MAKERS["KLBall"](), fullgraph=True, backend="aot_eager")(z_i, z_j)
 
 
 @pytest.mark.parametrize("name", MAKERS)

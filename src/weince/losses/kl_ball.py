@@ -23,6 +23,10 @@ from weince.sums import LogSumExp, Summed
 STEPS = 8
 """Most Newton steps, kept within a shrinking bracket; the cases of the tests need at most seven, most need three."""
 
+ENDLESS = torch.__version__ < (2, 7)  # type: ignore[operator]  # a TorchVersion compares with tuples
+"""Whether this torch takes time exponential in ``STEPS`` to compile the search on the dense engine: its partitioner
+visits an operation once for each path to it."""
+
 LEAST_SCALE = 1e-2
 """Smallest inverse temperature of the search; the largest is that of the smallest temperature."""
 
@@ -54,6 +58,10 @@ class KLBallLoss(ContrastiveLoss):
         self.radius, self.min_temperature = radius, min_temperature
 
     def sums(self, batch: Engine) -> LogSumExp:
+        if ENDLESS and torch.compiler.is_compiling() and batch.name == "dense":
+            raise RuntimeError(
+                "KL ball in a compiled graph wants torch 2.7 or newer; got an older one: compile the encoder alone"
+            )
         most = batch.contest.most_negatives
         if not torch.compiler.is_compiling() and self.radius >= math.log(most):
             warn_once(
