@@ -34,6 +34,8 @@ def test_archives_hold_the_package(built):
     with tarfile.open(archive) as source:
         files = {name.split("/", 1)[1] for name in source.getnames() if "/" in name}
     assert {"README.md", "LICENSE", "CITATION.cff", "src/weince/py.typed", "tests/reference.py"} <= files
+    # Tests and pages read the records.
+    assert {"research/results/records.jsonl", "research/results/strong/runs.jsonl"} <= files
 
 
 def test_the_wheel_installs_and_imports_in_an_empty_environment(built, tmp_path):
