@@ -629,7 +629,9 @@ def test_survivors(monkeypatch, ids, plan, columns, span):
     assert len(sampled.chunks) == 2
     assert int(enough.min()) >= 11
     assert int(kept.max()) <= 128
-    assert not ids or torch.equal(seen.long(), Dense(engine.contest).negatives())
+    if ids:
+        assert torch.equal(seen.long(), Dense(engine.contest).negatives())
+        assert torch.equal(engine.negatives(), seen.long())
 
 
 def test_flags_of_later_chunks(monkeypatch):
