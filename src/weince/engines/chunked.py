@@ -154,9 +154,10 @@ class Chunked(Engine):
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         check_compiled()
         anchors, candidates = self.contest.anchors, self.contest.candidates
+        # Not under both contexts: on Python 3.13 torch cannot compile a comprehension with a condition there.
+        asked = {part.hardest for part in parts if part.hardest is not None}
         with torch.no_grad(), no_autocast(anchors.device):
             self.sharp = self.sharp or any(part.link.near_cap for part in parts)
-            asked = {part.hardest for part in parts if part.hardest is not None}
             if asked - set(self.thresholds):
                 self.find(None, tuple(asked - set(self.thresholds)))
             values = self.values(parts)
