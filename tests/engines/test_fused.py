@@ -437,7 +437,9 @@ def test_the_hardest_of_hundreds():
     check_stats(TailConfig(k=4), (z_i, z_j, torch.randn(300, 16, device=DEVICE)), "cross", (260, 7))
 
 
-@pytest.mark.parametrize(("layout", "drop"), [("views", 0.05), ("views, ignore", 0.3)])
+@pytest.mark.parametrize(
+    ("layout", "drop"), [("views", 0.05), ("views, ignore", 0.05), ("views, ignore", 0.3)]
+)
 def test_the_released_tail(layout, drop):
     """With ignored pairs, anchors differ in how many negatives the fit leaves out."""
     config = TailConfig(k=0.5, k_min=4, eps=0.3, beta=1.0, drop=drop, soft_cap=False, gate="rho", rho0=0.3)
@@ -929,6 +931,19 @@ def test_anchors_that_are_some_of_the_candidates(tmp_path):
         dist.destroy_process_group()
     for mine, exact in zip(spread.stats, Fused(contest, Need(TAIL)).stats, strict=True):
         torch.testing.assert_close(mine, exact)
+
+
+def test_the_gradient_of_anchors_that_are_some_of_the_candidates():
+    """The views of the anchors are not those of the first candidates."""
+    found = []
+    for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
+        leaves = [rows.to(dtype).requires_grad_() for rows in views(12, 16)]
+        (contest,) = contests("views", *leaves, views=True)
+        some = replace(contest.rows(8, 16), symmetric=False)
+        (value,) = engine(some).evaluate([Part(SoftmaxLink(0.3), "lse", "same view")])
+        found.append([value, *torch.autograd.grad(value.sum(), leaves)])
+    for mine, exact in zip(*found, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("begin", [17, 31])
