@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import re
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -49,13 +50,42 @@ def test_named_pairs_in_memory_give_a_page_that_replaces_the_last(tmp_path):
 
 
 def test_a_failure_leaves_the_earlier_page_alone(tmp_path):
-    """The first model is measured; the second one fails."""
+    """The first model is measured; the second one fails, and one model has no mean."""
     out = tmp_path / "page"
     earlier(out)
-    with pytest.raises(InputError, match="two to judge it"):
-        write_diagnosis([small(pairs=128), small("few", pairs=40)], out, FAST, progress=False)
+    with pytest.raises(InputError, match=r"needs two models or more.*; got 1; few: want .* two to judge it"):
+        write_diagnosis([small(pairs=128), small("few", pairs=40)], out, FAST, average=True, progress=False)
     assert (out / "index.html").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["page"]
+
+
+def on_one_point(name, share=0.2, pairs=128):
+    """A model that maps this share of its items onto one point, so that the tail of its negatives is one score."""
+    z_i, z_j = views(pairs=pairs)
+    z_i[: round(share * pairs)] = z_j[: round(share * pairs)] = 1.0
+    return make_pairs(name, z_i, z_j)
+
+
+@pytest.mark.parametrize("trend", [False, True])
+def test_a_model_that_cannot_be_measured_is_named_and_the_others_are_diagnosed(tmp_path, capsys, trend):
+    models = [small("first", pairs=128), on_one_point("collapsed"), small("last", pairs=128, seed=1)]
+    index = write_diagnosis(models, tmp_path / "page", FAST, trend=trend)
+    summary = json.loads((index.parent / "summary.json").read_text(encoding="utf-8"))
+    assert [model["name"] for model in summary["models"]] == ["first", "last"]
+    (reason,) = summary["left_out"]
+    assert re.match(r"collapsed: \d\.\d % of the negative pairs have a cosine of 1", reason)
+    assert f"not diagnosed: {reason}" in capsys.readouterr().err
+    page = index.read_text(encoding="utf-8")
+    assert page.index("Not diagnosed") < page.index(reason) < page.index("What to change")
+
+
+def test_models_that_can_none_be_measured_are_refused_with_every_reason(tmp_path):
+    message = r"^one: .* cosine of 1.*; two: want 4 batches"
+    with pytest.raises(InputError, match=message):
+        write_diagnosis(
+            [on_one_point("one"), small("two", pairs=40)], tmp_path / "page", FAST, progress=False
+        )
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -25,6 +25,7 @@ class Page:
         title: Title of the page.
         command: How to make it again, in one line.
         models: What was measured, with a verdict for each.
+        left_out: Why other models were not diagnosed, a sentence each, which begins with the model's name.
         compared: Figures of the models side by side, or of the run over time; None if there is one model.
         trend: Whether the models are checkpoints of one run.
         average: Whether they are one recipe with several seeds.
@@ -37,6 +38,7 @@ class Page:
     title: str
     command: str
     models: Sequence[tuple[Measured, Verdict]]
+    left_out: Sequence[str]
     compared: Group | None
     trend: bool
     average: bool

@@ -72,19 +72,22 @@ def write_diagnosis(
     _check_number(len(pairs), trend, average)
     check_out(out)
     with finished_folder(out) as folder, telling_bars(shown=progress) as bar:
-        models = _measure_all(pairs, settings, bar)
+        models, left_out = _measure_all(pairs, settings, bar)
+        _check_number(len(models), trend, average, left_out)
         drawing = bar.add_task("page", total=None, said="simulations")
         simulated = evt.daic_artefact(seed=settings.seed)
         judged = [(m, decide(m, settings)) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
-        compared = _compare(gallery, models, trend, average)
+        names = [p.name for p in pairs]
+        steps = dict(zip(names, steps_of(names), strict=True)) if trend else None
+        compared = _compare(gallery, models, steps, average)
         shown = models[-1:] if trend else models
         sections = write_sections(gallery, models, simulated, settings, shown=shown)
         for section in sections:
             for table in section.tables:
                 table.write_csv(folder / "tables")
-        summary = summarise(judged, settings, command)
+        summary = summarise(judged, settings, command) | {"left_out": left_out}
         if average:
             summary["mean_over_seeds"] = _means(models)
         (folder / "summary.json").write_text(
@@ -95,6 +98,7 @@ def write_diagnosis(
             title=_title(models, trend),
             command=command,
             models=judged,
+            left_out=left_out,
             compared=compared,
             trend=trend,
             average=average,
@@ -108,17 +112,20 @@ def write_diagnosis(
     if progress:
         for m, verdict in judged[-len(shown) :]:
             print(f"{m.name}: {verdict.headline}", file=sys.stderr)
+        for reason in left_out:
+            print(f"not diagnosed: {reason}", file=sys.stderr)
     return out / "index.html"
 
 
-def _check_number(models: int, trend: bool, average: bool) -> None:
-    """Raise an error if there are too few models for a page, a trend or a mean."""
+def _check_number(models: int, trend: bool, average: bool, left_out: Sequence[str] = ()) -> None:
+    """Raise an error if too few models are there for a page, a trend or a mean; it tells why others were left out."""
+    why = "".join(f"; {reason}" for reason in left_out)
     if not models:
-        raise InputError("want at least one model; got none")
+        raise InputError(why[2:] or "want at least one model; got none")
     if trend and models < 2:
-        raise InputError("a trend needs at least two checkpoints; got 1")
+        raise InputError(f"a trend needs at least two checkpoints; got 1{why}")
     if average and (trend or models < 2):
-        raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}")
+        raise InputError(f"a mean over seeds needs two models or more, and no trend; got {models}{why}")
 
 
 def _title(models: Sequence[Measured], trend: bool) -> str:
@@ -127,18 +134,24 @@ def _title(models: Sequence[Measured], trend: bool) -> str:
     return f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
 
 
-def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> list[Measured]:
-    models = []
+def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> tuple[list[Measured], list[str]]:
+    """The models that can be measured, and why others cannot; each reason begins with the model's name."""
+    models, left_out = [], []
     tasks = [bar.add_task(p.name, total=len(STAGES), said="waiting") for p in pairs]
     for p, task in zip(pairs, tasks, strict=True):
 
         def tell(stage: str, task: TaskID = task) -> None:
             bar.update(task, completed=STAGES.index(stage), said=stage)
 
-        with _ticking(bar, task):
-            models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
-        bar.update(task, completed=len(STAGES), said="done")
-    return models
+        try:
+            with _ticking(bar, task):
+                models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
+        except InputError as error:
+            left_out.append(str(error))
+            bar.update(task, completed=len(STAGES), said="not diagnosed")
+        else:
+            bar.update(task, completed=len(STAGES), said="done")
+    return models, left_out
 
 
 @contextmanager
@@ -161,10 +174,12 @@ def _ticking(bar: Bars, task: TaskID) -> Iterator[None]:
             thread.join()
 
 
-def _compare(gallery: Gallery, models: Sequence[Measured], trend: bool, average: bool) -> Group | None:
-    names = [m.name for m in models]
-    if trend:
-        drawn = figures_link.trend_figures(gallery, steps_of(names), models)
+def _compare(
+    gallery: Gallery, models: Sequence[Measured], steps: Mapping[str, float] | None, average: bool
+) -> Group | None:
+    """Figures of the models side by side, or over the steps of a trend."""
+    if steps is not None:
+        drawn = figures_link.trend_figures(gallery, [steps[m.name] for m in models], models)
     elif len(models) > 1:
         drawn = figures_link.forest_figures(gallery, models, mean=average)
     else:
