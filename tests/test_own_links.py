@@ -1,7 +1,7 @@
 """User-defined links and losses: what they may compute, and which ones are refused because they would be wrong."""
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 
 import pytest
@@ -497,6 +497,53 @@ def test_a_field_that_a_link_computes_itself(shape, engine):
     found, wanted = (LinkLoss(own, engine=engine)(*rows) for own in (Cached(k), link))
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradients(found, [*rows, k]), gradients(wanted, [*rows, k]))
+
+
+@dataclass(frozen=True)
+class Changed(Link):
+    """Changes a field from which copies are made, so that a copy changes it once more."""
+
+    k: torch.Tensor
+
+    def __post_init__(self):
+        object.__setattr__(self, "k", self.k.exp())
+
+    def logit(self, shortfall):
+        return column(self.k, shortfall) * (1 - shortfall)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shape", [(), (16,)], ids=["one", "of every anchor"])
+def test_a_field_that_a_link_changes_is_refused(shape, engine):
+    """Its gradient would be wrong."""
+    k = torch.full(shape, 0.7, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match=r"computes into a field\(init=False\); got Changed"):
+        LinkLoss(Changed(k), engine=engine)(*pairs())
+
+
+@dataclass(frozen=True)
+class Scaled(Link):
+    """Takes a number that is no field."""
+
+    factor: InitVar[float]
+    k: float | torch.Tensor = 2.0
+    scale: torch.Tensor = field(init=False)
+
+    def __post_init__(self, factor):
+        object.__setattr__(self, "scale", self.k * factor)
+
+    def logit(self, shortfall):
+        return self.scale * (1 - shortfall)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_link_that_takes_what_is_no_field(engine):
+    rows = pairs()
+    torch.testing.assert_close(LinkLoss(Scaled(5.0), engine=engine)(*rows), InfoNCELoss(0.1)(*rows))
+    with pytest.raises(ValueError, match=r"(?s)must be determined by its fields.* got .*argument: 'factor'"):
+        LinkLoss(Scaled(5.0, nn.Parameter(torch.tensor(2.0))), engine=engine)
+    with pytest.raises(ValueError, match=r"(?s)must be determined by its fields.* got .*argument: 'factor'"):
+        LinkLoss(Scaled(5.0, torch.tensor(2.0)), engine=engine)(*rows)
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,8 @@ class Link:
         if "logit" in vars(cls):  # what is inherited belongs to another logit
             cls.slope = vars(cls).get("slope", Link.slope)  # type: ignore[method-assign]
             cls.near_cap = vars(cls).get("near_cap", Link.near_cap)
-        kinds = {name: str(kind) for name, kind in get_annotations(cls).items()}
-        own = [name for name, kind in kinds.items() if not ("ClassVar" in kind or "KW_ONLY" in kind)]
+        kinds, no_field = get_annotations(cls), ("ClassVar", "InitVar", "KW_ONLY")
+        own = [name for name, kind in kinds.items() if not any(word in str(kind) for word in no_field)]
         # A field(init=False) is computed by the link itself, also in a copy.
         taken = [name for name in own if getattr(vars(cls).get(name), "init", True)]
         cls.names += tuple(name for name in taken if name not in cls.names)

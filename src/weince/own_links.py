@@ -48,7 +48,7 @@ def check_elementwise(link: Link, like: Tensor) -> None:
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     with torch.no_grad():
-        two = link.replace({name: _of_two_anchors(value) for name, value in link.tensors().items()})
+        two = copied(link, {name: _of_two_anchors(value) for name, value in link.tensors().items()})
         both = two.logit(like.new_tensor([[0.5, 0.3], [0.5, 0.3]]))
         each = torch.cat([two.logit(like.new_tensor([[d], [d]])) for d in (0.5, 0.3)], 1)
         if each.shape != both.shape or not torch.allclose(each, both, rtol=1e-4, equal_nan=True):
@@ -57,7 +57,26 @@ def check_elementwise(link: Link, like: Tensor) -> None:
                 "as column(self.name, shortfall), from weince.links; "
                 f"got {link!r}, whose logits depend on other scores or anchors"
             )
+        # __post_init__ would change a parameter in each copy once more.
+        anchors = max((value.numel() for value in link.tensors().values()), default=1)
+        whole = link.logit(like.new_full((anchors, 1), 0.5))
+        if not torch.allclose(both[0, 0], whole[0, 0], rtol=1e-4, equal_nan=True):
+            raise ValueError(f"{COPIES}; got {link!r}")
     known.add(tried)
+
+
+COPIES = (
+    "a link must be determined by its fields, since sums work with copies made of them; put what __post_init__ "
+    "computes into a field(init=False)"
+)
+
+
+def copied(link: Link, values: dict[str, Tensor]) -> Link:
+    """``link.replace``, with an error that says what to do."""
+    try:
+        return link.replace(values)
+    except TypeError as error:  # __init__ takes something else, such as an InitVar
+        raise ValueError(f"{COPIES}; got {link!r}, and {error}") from error
 
 
 def _mark(value: object) -> object:

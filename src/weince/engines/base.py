@@ -135,8 +135,8 @@ class Engine(ABC):
             parts = [part for each in own for part in each]
             for part in parts:
                 part.link.check_anchors(len(self.contest.anchors))
-                check_learned(part.link, self.contest.anchors)
                 check_elementwise(part.link, self.contest.anchors)
+                check_learned(part.link, self.contest.anchors)
             values = self.evaluate(parts)
             found: list[Summed | Tensor] = []
             for one, each in zip(sums, own, strict=True):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from weince.engines.base import Engine
 from weince.links import FunctionLink, as_link
 from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.own_links import copied
 from weince.sums import AnyLink, LogSumExp, Summed
 
 
@@ -39,6 +40,7 @@ class LinkLoss(ContrastiveLoss):
                     f"a learned parameter of a link needs a name that LinkLoss does not use; got {name!r}"
                 )
             self.register_parameter(name, self.link.tensors()[name])  # type: ignore[arg-type]
+        copied(self.link, self.link.tensors())  # raises if sums could not
 
     def sums(self, batch: Engine) -> LogSumExp:
         return LogSumExp(self.link.replace({name: getattr(self, name) for name in self._learned}))
