@@ -327,6 +327,41 @@ def test_why_runs_failed_is_told_where_the_others_are_read(tmp_path):
         assert "failed: a run: the reason" in text
 
 
+def test_a_run_that_failed_in_an_earlier_call_is_not_only_missing(tmp_path, capsys):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    write_comparison(comparison, tmp_path / comparison.name)
+    first = replace(comparison, losses=comparison.losses | {"dcl": comparison.losses["dcl"][:1]})
+    fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
+    fill(first, tmp_path, seeds=False)
+    run = next(
+        run for run in plan(comparison.tries_table(), tmp_path) if (run.loss, run.try_number) == ("dcl", 1)
+    )
+    run.folder.mkdir(parents=True)
+    (run.folder / "error.txt").write_text(f"{run.name}: the reason\nand more\n")
+    page = compare(out=tmp_path, table_only=True)
+    said = capsys.readouterr().err
+    assert (
+        f"failed: {run.name}: the reason\nweince compare with the same --out tries what failed again\n"
+        in said
+    )
+    assert "missing: dcl, temperature 0.1: seed 21\n" in said
+    assert "missing: try dcl" not in said
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert found["failed"] == {run.name: f"{run.name}: the reason"}
+    assert found["missing"] == ["dcl, temperature 0.1: seed 21"]
+    assert "Unfinished: runs failed, What is missing says why" in page.read_text()
+
+
+def test_if_every_run_failed_in_an_earlier_call_the_error_says_why(tmp_path):
+    comparison = comparison_of(config_in(tmp_path), "infonce", seeds=[7])
+    write_comparison(comparison, tmp_path / comparison.name)
+    for run in plan(comparison.tries_table(), tmp_path):
+        run.folder.mkdir(parents=True)
+        (run.folder / "error.txt").write_text("the reason\n")
+    with pytest.raises(ValueError, match=r"^2 runs failed, and none is done; the reason$"):
+        compare(out=tmp_path, table_only=True)
+
+
 def test_a_difference_over_fewer_pairs_than_seeds_says_so(tmp_path):
     page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21, 63])
     assert "(n = " not in (page.parent / "compare.md").read_text()

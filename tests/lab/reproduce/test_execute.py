@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -337,7 +338,7 @@ if folder == pathlib.Path({str(second.folder)!r}): sys.exit("broken")
     assert not (fourth.folder / "begun").exists()
 
 
-def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
+def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script, capsys):
     table = small_table(tmp_path)
     figures = {f"{name}_{kind}_mean": 50.0 for name in ("linear", "r1") for kind in ("validation", "test")}
     text = json.dumps({**figures, "data": "digits", "fingerprint": "01"})
@@ -352,6 +353,13 @@ def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script):
     assert "| digits\\_small | InfoNCE | as configured | 50.00 ± 0.00 | 2 |" in markdown
     assert "| digits\\_small | paper | as configured | — | 0 of 2 |" in markdown
     assert markdown.count("broken") == 2
+    capsys.readouterr()
+    reproduce(str(table), out=tmp_path, device="cpu", table_only=True)
+    said = capsys.readouterr().err
+    assert len(re.findall(r"^failed: .* status 1: broken \(see output", said, re.MULTILINE)) == 2
+    assert said.endswith("\nthe same command without --table-only tries what failed again\n")
+    assert "missing" not in said
+    assert (tmp_path / "small" / "table.md").read_text() == markdown
 
 
 def finished(tmp_path, script, table):

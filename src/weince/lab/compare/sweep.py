@@ -15,7 +15,13 @@ from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, check_devices, check_losses, epochs_of, plan
 from weince.lab.reproduce.records import ARCHIVE, add_records, keep_records, read_archive
 from weince.lab.reproduce.slurm import call_on_slurm
-from weince.lab.reproduce.sweep import carry_out, check_given_data, check_same_data, data_here
+from weince.lab.reproduce.sweep import (
+    carry_out,
+    check_given_data,
+    check_same_data,
+    data_here,
+    print_failed,
+)
 from weince.lab.reproduce.tables import Table
 
 EVALUATION = 20.0
@@ -164,10 +170,14 @@ class Sweep:
         print("timing a few steps of the configuration", file=sys.stderr)
         return measure_cost(run)
 
-    def missing(self, seeds: Sequence[Run]) -> list[str]:
-        """Runs that are not done, in words: a line for each loss and try."""
-        found = _grouped(self.comparison, [run for run in self.tries if not execute.is_done(run)], "try ")
-        found += _grouped(self.comparison, [run for run in seeds if not execute.is_done(run)], "")
+    def missing(self, seeds: Sequence[Run], failed: Mapping[str, str]) -> list[str]:
+        """Runs that are neither done nor failed, in words: a line for each loss and try."""
+
+        def is_missing(run: Run) -> bool:
+            return run.name not in failed and not execute.is_done(run)
+
+        found = _grouped(self.comparison, [run for run in self.tries if is_missing(run)], "try ")
+        found += _grouped(self.comparison, [run for run in seeds if is_missing(run)], "")
         chosen = {run.loss for run in seeds}
         for loss in self.comparison.losses:
             if loss not in chosen:
@@ -222,9 +232,11 @@ class Sweep:
         seeds = self.seeds()
         runs = list({run.folder: run for run in (*self.tries, *seeds)}.values())
         records = self.records(runs)
-        if failed and not records:
-            first = next(iter(failed.values()))
-            raise ValueError(f"{_so_many(len(failed), 'run')} failed, and none is done; {first}")
+        earlier = execute.failures([run for run in runs if run.name not in (*records, *failed)])
+        every = {**earlier, **failed}
+        if every and not records:
+            first = next(iter(every.values()))
+            raise ValueError(f"{_so_many(len(every), 'run')} failed, and none is done; {first}")
         if not records and self.clock is not None:
             raise ValueError("no run is done, and none would end within --budget: give more time")
         if not records:
@@ -234,14 +246,15 @@ class Sweep:
             )
         merge.check_protocol([(name, record) for name, record in records.items()])
         done = [run for run in runs if run.name in records]
-        missing = self.missing(seeds)
+        missing = self.missing(seeds, every)
         for line in missing:
             print(f"missing: {line}", file=sys.stderr)
+        print_failed(earlier, "weince compare with the same --out")
         for name, why in without_figure(self.comparison, self.tries, records).items():
             print(f"left out of the choice: {name}, its {why}; wanted a finite number", file=sys.stderr)
         keep_records(done, self.out)
-        summary = summarise(self.comparison, self.tries, seeds, records, missing, failed=bool(failed))
-        path = write_page(self.comparison, summary, self.out / self.comparison.name, failed, command)
+        summary = summarise(self.comparison, self.tries, seeds, records, missing, failed=bool(every))
+        path = write_page(self.comparison, summary, self.out / self.comparison.name, every, command)
         if failed:
             first = next(iter(failed.values()))
             raise ValueError(

@@ -22,7 +22,13 @@ from weince.lab.reproduce.page import Page, reading_notes, write_page
 from weince.lab.reproduce.plan import Run, check_data, check_devices, check_losses, plan, words
 from weince.lab.reproduce.records import ARCHIVE, keep_records
 from weince.lab.reproduce.slurm import check_slurm
-from weince.lab.reproduce.sweep import carry_out, check_given_data, check_same_data, data_named
+from weince.lab.reproduce.sweep import (
+    carry_out,
+    check_given_data,
+    check_same_data,
+    data_named,
+    print_failed,
+)
 from weince.lab.reproduce.tables import Table, check_alone, named_tables, read_table, take_seeds
 
 __all__ = ["named_tables", "print_tables", "reproduce"]
@@ -61,9 +67,9 @@ def reproduce(
         epochs: Epochs instead of the configurations'. Such runs are kept apart from full ones, and the table says so.
         device: ``cpu``, ``cuda`` or ``mps`` instead of the configured device.
         dry_run: Print the plan and start nothing.
-        table_only: Start nothing; write the table from the runs that are done, and print which are missing. A run
-            needs only ``run.yaml`` and its result, in its folder or in the archive ``out/runs.jsonl``; ``made.json``
-            and ``log.csv`` add details.
+        table_only: Start nothing; write the table from the runs that are done, and print which are missing or have
+            failed. A run needs only ``run.yaml`` and its result, in its folder or in the archive ``out/runs.jsonl``;
+            ``made.json`` and ``log.csv`` add details.
         keep: Write the records of the table's finished runs, without weights, into the archive ``keep/runs.jsonl``;
             then ``reproduce(table, out=keep, table_only=True)`` writes the table anywhere.
         command: Command to show in the table.
@@ -109,7 +115,10 @@ def reproduce(
     failed = {} if table_only else carry_out(runs, out, jobs=jobs, slurm=slurm, slurm_options=slurm_options)
     records = {run.folder: execute.record(run) for run in runs if execute.is_done(run)}
     if table_only:
-        _print_missing(asked, [run for run in runs if run.folder not in records])
+        missing = [run for run in runs if run.folder not in records]
+        failed = execute.failures(missing)
+        _print_missing(asked, [run for run in missing if run.name not in failed])
+        print_failed(failed, "the same command without --table-only")
         if not records:
             raise ValueError(
                 f"none of the {len(runs)} runs of {asked.name} is done in {out / 'runs'} or {out / ARCHIVE}: leave "
@@ -120,7 +129,7 @@ def reproduce(
     path = write_page(_page(asked, runs, made, failed, epochs, command), out / asked.name, made)
     if keep is not None:
         keep_records([run for run, _ in made], keep)
-    if failed:
+    if failed and not table_only:
         first = next(iter(failed.values()))
         raise ValueError(
             f"{len(failed)} of {len(runs)} runs failed, the table without them is {path}; {first}"

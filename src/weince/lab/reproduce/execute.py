@@ -149,6 +149,16 @@ def carry_out_run(
         _sign(run)
 
 
+def failures(runs: Sequence[Run]) -> dict[str, str]:
+    """Why those runs failed that were last left with an error, by their names. The runs must not be done."""
+    found = {}
+    for run in runs:
+        with contextlib.suppress(OSError):
+            said = (run.folder / "error.txt").read_text(encoding="utf-8", errors="replace").strip()
+            found[run.name] = said.partition("\n")[0] or f"{run.name} failed"
+    return found
+
+
 def _process(
     run: Run, command: Sequence[str], lock: int, stop: threading.Event, environment: Mapping[str, str]
 ) -> None:

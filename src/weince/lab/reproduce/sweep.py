@@ -1,5 +1,6 @@
 """Carry out the missing ones of many runs, here or on a cluster, with a progress bar."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,14 @@ def check_same_data(runs: Sequence[Run], *, always: bool = False) -> None:
                     f"{run.name} was made on data with the fingerprint {made_on}; the data here have {here}: give "
                     "the --data of that run, or choose another --out"
                 )
+
+
+def print_failed(failed: Mapping[str, str], again: str) -> None:
+    """Print why runs failed in an earlier call, a line for each, and what tries them ``again``."""
+    for why in failed.values():
+        print(f"failed: {why}", file=sys.stderr)
+    if failed:
+        print(f"{again} tries what failed again", file=sys.stderr)
 
 
 def begin(bar: "Bars", name: str, *, total: int, done: int) -> "TaskID":
