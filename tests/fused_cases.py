@@ -101,8 +101,8 @@ def agree(
 
     def same(engine, numbers):  # same statistics in both; other tests compare them
         own = next(before)
-        if own.stats is not None:
-            engine.stats = type(own.stats)(*(line.double() for line in own.stats))
+        if own.surveyed is not None:
+            engine.surveyed = type(own.stats)(*(line.double() for line in own.stats))
         return parts(engine, numbers)
 
     exact, gradients, _ = evaluate(Dense, torch.float64, leaves, layout, same, need, options, judged)

@@ -713,6 +713,10 @@ def test_a_loss_of_ones_own_asks_for_the_tail():
     z_i, z_j = pairs(dtype=torch.float64)
     wanted = InfoNCELoss(0.2)(z_i, z_j) + 0.5 * WeinceLoss.paper(0.2, tail=TailConfig(k=8))(z_i, z_j)
     torch.testing.assert_close(Both(0.2)(z_i, z_j), wanted)
+    loss = Both(0.2)
+    loss.tail = None
+    with pytest.raises(ValueError, match=r"batch.stats wants tail = TailConfig\(\) in the class of the loss"):
+        loss(z_i, z_j)
 
 
 def test_a_loss_of_ones_own_may_look_at_the_whole_batch():

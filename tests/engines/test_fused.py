@@ -474,7 +474,7 @@ def test_bfloat16_to_the_error_of_rounding_the_inputs():
     ours, our_gradients, engines = evaluate(Fused, torch.float32, rounded, "views", blended, need, {})
 
     def same(engine, numbers):
-        engine.stats = type(engine.stats)(*(line.double() for line in engines[0].stats))
+        engine.surveyed = type(engine.stats)(*(line.double() for line in engines[0].stats))
         return blended(engine, numbers)
 
     theirs, gradients, _ = evaluate(Dense, torch.float64, rounded, "views", same, need, {})

@@ -58,8 +58,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    stats: TailStats | None = None
-    """Tail statistics of every anchor; None if the loss did not ask for them."""
+    surveyed: TailStats | None = None  # what the survey found; None if the loss did not ask for it
 
     # The default is None, not NOTHING: torch 2.6 cannot compile a default that is an object.
     def __init__(self, contest: Contest, need: Need | None = None) -> None:
@@ -76,6 +75,15 @@ class Engine(ABC):
     @abstractmethod
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         """The value ``(anchors,)`` of each part, with its gradient."""
+
+    @property
+    def stats(self) -> TailStats:
+        """Tail statistics of every anchor. The loss must ask for them: ``tail = TailConfig()`` in its class."""
+        if self.surveyed is None:
+            raise ValueError(
+                "batch.stats wants tail = TailConfig() in the class of the loss; got a loss with none"
+            )
+        return self.surveyed
 
     def negatives(self) -> Tensor:
         """Number of negatives of each anchor, ``(anchors,)``, or ``(1,)`` if it is the same for all."""

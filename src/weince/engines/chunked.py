@@ -107,15 +107,15 @@ class Chunked(Engine):
         self.found: Hardest | None = None
         self.near: Near | None = None  # None: not known, and each sweep searches
         if self.need.tail is not None:
-            self.stats = self.find(self.need.tail, self.need.hardest).stats()
+            self.surveyed = self.find(self.need.tail, self.need.hardest).stats()
             self.near = self._none_near()
 
     def _none_near(self) -> "Near | None":
         """An empty ``Near`` if the survey found no negative near the cap, which spares later sweeps the search."""
         anchors = self.contest.anchors
-        if self.stats is None or self.contest.labels is not None or not free_to_look(anchors):
+        if self.surveyed is None or self.contest.labels is not None or not free_to_look(anchors):
             return None
-        if not self.stats.rho.amin() >= NEAR:
+        if not self.surveyed.rho.amin() >= NEAR:
             return None
         none = anchors.new_empty(len(anchors), 0)
         return Near(none.long(), none)

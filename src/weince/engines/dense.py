@@ -37,7 +37,7 @@ class Dense(Engine):
         self.thresholds: dict[int, Tensor] = {}
         if self.need.tail is not None:
             self.sharp = True
-            self.stats = self._find(self.need.tail, self.need.hardest, Tile.sharpen).stats()
+            self.surveyed = self._find(self.need.tail, self.need.hardest, Tile.sharpen).stats()
 
     def _find(
         self,

@@ -190,7 +190,7 @@ class Fused(Engine):
         if tail is not None:
             rho, beta, daic = stats
             lam = ops.run("gate", rho, daic, made, self._pivot(rho, tail), ops.pack(tail))
-            self.stats = TailStats(rho, beta, daic, lam)
+            self.surveyed = TailStats(rho, beta, daic, lam)
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
         """Pivot of the gate; None if the kernel computes it."""

@@ -300,7 +300,7 @@ class ContrastiveLoss(nn.Module):
             losses = losses.masked_fill(engine.alone, 0)
         if engine.counted is not None:
             losses = losses.masked_fill(~engine.counted, 0)
-        return _Result(losses, engine.counted, engine.stats)
+        return _Result(losses, engine.counted, engine.surveyed)
 
     def _asked(self, engine: Engine) -> list[Sum]:
         """The sums of the loss, checked: a user may have written it."""

@@ -124,7 +124,6 @@ class WeinceLoss(TemperatureLoss):
     def link(self, batch: Engine, temperature: Scalar) -> BlendLink:
         """The blend link, with one ``lam`` (and ``beta``) per anchor from the tail statistics."""
         stats, tail = batch.stats, self.tail
-        assert stats is not None
         beta: Any = stats.beta if tail.beta == "fit" else tail.beta
         if tail.beta == "slope":
             nearest = stats.rho.where(stats.rho.isfinite(), 0.0)  # inf without negatives, where lam is 0
