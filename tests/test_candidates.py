@@ -56,6 +56,7 @@ Z = torch.randn(4, 3)
         ("cross", {"z_i": Z, "z_j": Z / 0}, ValueError, "z_j must be finite; got NaN or inf in 4 of 4 rows"),
         ("views", {"z_i": Z[:1], "z_j": Z[:1]}, ValueError, "wanted at least 2 pairs, .*; got 1 "),
         ("cross", {"z_i": Z[:1], "z_j": Z[:1]}, ValueError, "wanted at least 1 anchor and 2 candidates; got "),
+        ("views", {"z_i": [Z, Z]}, TypeError, "z_i must be a torch.Tensor; got list"),
         ("views", {"z_i": Z}, TypeError, 'candidates="views" wants two tensors .*; got z_i alone'),
         ("labels", {"z_i": Z}, TypeError, 'candidates="labels" wants labels=; got none'),
         ("cross", {"z_i": Z, "z_j": Z, "labels": torch.arange(4)}, TypeError, "takes no labels; got some"),

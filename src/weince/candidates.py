@@ -194,8 +194,8 @@ def contests(
         views: Store the view of each row in the contest.
     """
     check_choice("candidates", candidates, LAYOUTS)
-    _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
     _check_embeddings(z_i, z_j, negatives, check_finite)
+    _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
     n = len(z_i)
     _check_integers("ids", ids, (n,) if negatives is None else (n, n + len(negatives)))
     _check_integers("labels", labels, (n,))
