@@ -148,7 +148,9 @@ class LossAdapter(nn.Module):
 
     @property
     def citation(self) -> str:
-        """BibTeX entry for the model card."""
+        """BibTeX entry for the model card; other losses than WEINCE have none, and the card leaves them out."""
+        if not isinstance(self.loss, weince.WeinceLoss):
+            raise AttributeError(f"no citation for {type(self.loss).__name__}")
         return CITATION
 
 
