@@ -311,7 +311,7 @@ def _explained(error: Exception) -> str | None:
         return f"{package} is missing: pip install 'weince[{_EXTRAS.get(package, 'runs')}]'"
     said = " ".join(str(error).split())
     if type(error).__name__ == "OutOfMemoryError":  # by name, since torch may not be imported
-        return f"{said.partition('. GPU')[0]}: take a smaller batch, encoder or --loss.engine chunked"
+        return f"{said.partition('. GPU')[0]}: take a smaller batch or encoder, or loss.engine chunked"
     if isinstance(error, MemoryError) or "can't allocate memory" in said:  # numpy and torch on a CPU
         asked = re.search(r"allocate ([\d.]+ \w+)", said)
         return f"not enough memory{f' for {asked[1]}' if asked else ''}: ask for less at once"

@@ -320,7 +320,10 @@ def test_why_runs_failed_is_told_where_the_others_are_read(tmp_path):
     fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
     with pytest.raises(ValueError, match=r"^1 run failed, the page of the others is .*; a run: the reason$"):
         Sweep(comparison, tmp_path, None, None, {}, ()).write("the command", {"a run": "a run: the reason"})
-    said = "Unfinished: runs failed, What is missing says why; weince compare with the same --out tries them again."
+    said = (
+        "Unfinished: runs failed, What is missing says why; weince compare with the same --out tries them again. "
+        "To change a setting that a reason names, give --set NAME=VALUE and another --out."
+    )
     for name in ("index.html", "compare.md"):
         text = (tmp_path / comparison.name / name).read_text()
         assert said in text

@@ -409,13 +409,13 @@ def test_missing_files(run, tmp_path, change, message):
 
 
 def test_a_run_that_diverges_says_what_to_do(run):
-    with pytest.raises(ValueError, match=r"the loss is nan at step \d: try a lower --lr"):
+    with pytest.raises(ValueError, match=r"the loss is nan at step \d: set a lower lr, or"):
         train(replace(run, lr=1e30), bar=False)
 
 
 def test_a_step_that_ruins_the_weights_writes_neither_checkpoint_nor_encoder(run, monkeypatch):
     monkeypatch.setattr(module, "set_rate", lambda optimizer, _: set_rate(optimizer, math.nan))
-    with pytest.raises(ValueError, match=r"the weights are not finite after step 1: try a lower --lr"):
+    with pytest.raises(ValueError, match=r"the weights are not finite after step 1: set a lower lr, or"):
         train(replace(run, eval_every=1), bar=False)
     assert not (run.out / "checkpoints").exists()
     assert not (run.out / "best").exists()

@@ -24,7 +24,10 @@ def advise(
     main = comparison.task.main
     unfinished, again = "", "weince compare with the same --out"
     if failed:
-        unfinished = f"Unfinished: runs failed, What is missing says why; {again} tries them again. "
+        unfinished = (
+            f"Unfinished: runs failed, What is missing says why; {again} tries them again. "
+            "To change a setting that a reason names, give --set NAME=VALUE and another --out. "
+        )
     elif missing:
         unfinished = f"Unfinished: runs are missing; {again} runs them. "
     base = next(line for line in lines if line.loss == comparison.baseline)

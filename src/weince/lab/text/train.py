@@ -260,7 +260,7 @@ class Job:
                 row = sums.row(self.step, self.step / in_epoch, tail_stats(self.loss, embedded, ids))
                 if evaluate and not finite_weights(self.encoder, self.loss):  # they could not be resumed
                     raise ValueError(
-                        f"the weights are not finite after step {self.step}: try a lower --lr or --precision fp32"
+                        f"the weights are not finite after step {self.step}: set a lower lr, or precision fp32"
                     )
                 if evaluate:
                     row = row._replace(dev=self.evaluate())
@@ -309,7 +309,7 @@ class _Sums:
         means = torch.stack([self.loss / self.steps, stats.lam.mean(), stats.beta.mean()])
         loss, lam, beta = means.tolist()
         if not math.isfinite(loss):
-            raise ValueError(f"the loss is {loss} at step {step}: try a lower --lr or --precision fp32")
+            raise ValueError(f"the loss is {loss} at step {step}: set a lower lr, or precision fp32")
         seconds = time.perf_counter() - self.since
         return Row(step, epoch, loss, lam, beta, None, self.sentences / seconds, seconds)
 

@@ -34,7 +34,8 @@ COLUMNS = (
     "views_per_second", "seconds", "vote",
 )  # fmt: skip
 
-DIVERGED = "try a lower --optimizer.lr or --precision fp32; the last checkpoint is kept"
+DIVERGED = "set a lower optimizer.lr, or precision fp32; the last checkpoint is kept"
+"""It names settings, not options of ``weince train``: a run of a sweep shows it to users of other commands."""
 
 GEOMETRY = 1024
 """Largest number of pairs of a batch to measure geometry on: all distances of a large batch would not fit."""
