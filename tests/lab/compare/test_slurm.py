@@ -1,12 +1,13 @@
-"""A comparison on a real one-machine Slurm cluster: jobs train and time."""
+"""A comparison on Slurm: on a real one-machine cluster jobs train and time; a timing job that is refused."""
 
 import json
 
 import pytest
-from lab.compare.made import CONFIG, config_in
+from lab.compare.made import CONFIG, comparison_of, config_in, fill
 from lab.reproduce import slurm as local
 
 from weince.lab.compare import compare
+from weince.lab.compare.grid import write_comparison
 from weince.lab.reproduce import slurm as ours
 
 
@@ -24,3 +25,21 @@ def test_runs_and_costs_come_from_jobs(tmp_path, monkeypatch, capfd):
     assert "not timed" not in capfd.readouterr().err
     submitted = list((tmp_path / "out" / "slurm").glob("*_submitted.pkl"))
     assert len({path.name for path in submitted}) == 5  # two runs of each loss and one timing job
+
+
+@pytest.mark.posix
+def test_a_timing_job_that_slurm_refuses_does_not_cost_the_page(tmp_path, monkeypatch, capsys):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(comparison, tmp_path)
+    (tmp_path / "bin").mkdir()
+    refuse = "echo sbatch: error: too many jobs >&2; exit 1"
+    for name, script in {"srun": "", "squeue": "", "sbatch": refuse}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    page = compare(out=tmp_path, slurm=True)
+    assert "the losses were not timed alone" in page.read_text()
+    said = capsys.readouterr().err
+    assert "Slurm refused the job, see --slurm-options: sbatch: error: too many jobs\n" in said
+    assert "not timed: dcl, infonce; the same command tries again\n" in said

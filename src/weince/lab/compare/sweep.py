@@ -284,11 +284,18 @@ class Sweep:
         wanted = [run for loss, run in firsts.items() if loss not in known]
         if not wanted:
             return
-        print(f"timing the losses: {', '.join(run.loss for run in wanted)}", file=sys.stderr)
+        where = "" if slurm_options is None else ", in a job; meanwhile --table-only writes the page"
+        print(f"timing the losses: {', '.join(run.loss for run in wanted)}{where}", file=sys.stderr)
         if slurm_options is None:
             Timing(wanted)()
         else:
-            call_on_slurm(Timing(wanted), wanted, out=self.out, options=slurm_options)
+            try:
+                call_on_slurm(Timing(wanted), wanted, out=self.out, options=slurm_options)
+            except (
+                ValueError,
+                OSError,
+            ) as error:  # the runs are done, so the page can do without their costs
+                print(error, file=sys.stderr)
         left = [run.loss for run in wanted if cost_of_run(run) is None]
         if left:
             print(f"not timed: {', '.join(left)}; the same command tries again", file=sys.stderr)
