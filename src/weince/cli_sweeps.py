@@ -226,7 +226,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="ARCHIVE",
         help="add what others ran (their runs.jsonl), if data, recipe and protocol are the same; start nothing",
     )
-    _add_shared(parser, "--dry-run", help="print the runs and the minutes, start nothing")
+    _add_shared(parser, "--dry-run", help="print the runs and the time that they take, start nothing")
     _add_shared(parser, "--table-only", help="start nothing, write the page from the runs that are there")
     _add_shared(parser, "--slurm")
     _add_shared(parser, "--slurm-options")

@@ -211,7 +211,7 @@ def test_a_budget_in_which_no_run_ends_says_so(tmp_path, config, capsys):
     assert not (tmp_path / "small" / "index.html").exists()
 
 
-def test_a_dry_run_prints_runs_and_minutes(tmp_path, config, capsys, monkeypatch):
+def test_a_dry_run_prints_runs_and_time(tmp_path, config, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
     fill(comparison_of(config, "infonce", seeds=[7, 21]), tmp_path, fingerprint=digits())

@@ -94,7 +94,7 @@ def compare(
         track: Epochs between two evaluations during training, for runs on images; by default as configured.
         reuse: Archives from which to take runs with the same settings.
         add: Archives of other people, to add as a whole; nothing is started then.
-        dry_run: Print the runs, which of them are done, and the minutes that the rest would take here.
+        dry_run: Print the runs, which of them are done, and how long the rest would take here.
         table_only: Start nothing; write the page from the runs that are done.
         command: Command to show on the page.
 

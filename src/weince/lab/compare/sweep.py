@@ -217,9 +217,9 @@ class Sweep:
             cost = self._probe()
             clock = Clock(0.0, cost["start_seconds"] + EVALUATION, cost["epoch_seconds"])
             # Concurrent runs share the device: their epochs take as long as one after the other.
-            minutes = (clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)) / 60
+            seconds = clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)
             console.print(
-                f"About {_so_many(max(1, round(minutes)), 'minute')} here, {jobs} at once: an epoch takes "
+                f"About {in_time(seconds)} here, {jobs} at once: an epoch takes "
                 f"{cost['epoch_seconds']:.1f} s on {cost['hardware']}, timed over a few steps.",
                 highlight=False,
                 markup=False,
@@ -309,6 +309,19 @@ def _grouped(comparison: Comparison, runs: Sequence[Run], what: str) -> list[str
         f"{what}{loss}, {in_words(comparison.losses[loss][number])}: seed {', '.join(map(str, seeds))}"
         for (loss, number), seeds in groups.items()
     ]
+
+
+def in_time(seconds: float) -> str:
+    """A duration in minutes, hours or days, whichever is easiest to read.
+
+    >>> in_time(10), in_time(89 * 60), in_time(2.5 * 3600), in_time(33_160 * 60)
+    ('1 minute', '89 minutes', '2.5 hours', '23 days')
+    """
+    minutes = max(1, round(seconds / 60))
+    if minutes < 90:
+        return _so_many(minutes, "minute")
+    hours = minutes / 60
+    return f"{hours:.2g} hours" if hours < 71.5 else _so_many(round(hours / 24), "day")
 
 
 def _so_many(number: int, what: str) -> str:
