@@ -167,6 +167,29 @@ def test_an_error_is_told_and_not_tried_again(tmp_path, script):
     assert not (run.folder / "error.txt").exists()
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("raise RuntimeError('no room\\nTry this.')", "1: RuntimeError: no room"),
+        ("raise RuntimeError", "1: RuntimeError"),
+        ("sys.stderr.write(chr(10) * 2); sys.exit(3)", "3: it printed nothing"),
+        ("try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError(7) from e", "1: KeyError: 7"),
+        (
+            "import traceback\ntry:\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"
+            "sys.exit('weince: no such data')",
+            "1: weince: no such data",
+        ),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_first_line_of_its_error(tmp_path, script, ends, said):
+    """The last line of an error of CUDA is about a variable to set; with no output it was our own line."""
+    run = runs_of(tmp_path)[0]
+    script(ends)
+    with pytest.raises(Failed) as caught:
+        carry_out_run(run)
+    assert str(caught.value) == f"{run.name} ended with status {said} (see output.txt in its folder)"
+
+
 @pytest.mark.parametrize("death", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(130)"])
 @pytest.mark.posix
 def test_a_killed_run_is_started_again(tmp_path, script, death):

@@ -291,10 +291,7 @@ class Sweep:
         else:
             try:
                 call_on_slurm(Timing(wanted), wanted, out=self.out, options=slurm_options)
-            except (
-                ValueError,
-                OSError,
-            ) as error:  # the runs are done, so the page can do without their costs
+            except (ValueError, OSError) as error:  # the page can do without costs
                 print(error, file=sys.stderr)
         left = [run.loss for run in wanted if cost_of_run(run) is None]
         if left:

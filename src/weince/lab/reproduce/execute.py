@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import queue
+import re
 import shlex
 import signal
 import subprocess
@@ -37,6 +38,12 @@ from weince.machine import find_device, version
 
 ATTEMPTS = 3
 """How often to start a run that gets killed."""
+
+READ = 20_000
+"""Bytes at the end of a run's output in which to look for its error."""
+
+RAISED = re.compile(r'^  File "[^\n]+\n(?: +[^\n]*\n)*(\S[^\n]*)', re.MULTILINE)
+"""The end of a traceback: the line after its last frame."""
 
 NOT_RECORDED = {"hardware": "not recorded", "commit": "not recorded"}
 
@@ -167,6 +174,7 @@ def _process(
         with (run.folder / "output.txt").open("ab") as output:
             output.write(f"$ {shlex.join(command)}\n".encode())
             output.flush()
+            begun = output.tell()
             # In its own process group: Ctrl-C in a terminal reaches only us, and we end what we started.
             process = subprocess.Popen(
                 command,
@@ -186,15 +194,25 @@ def _process(
             return
         if process.returncode > 0 and process.returncode != 128 + signal.SIGINT:
             raise Failed(
-                f"{run.name} ended with status {process.returncode}: {_last_line(run.folder / 'output.txt')} "
+                f"{run.name} ended with status {process.returncode}: {_reason(run.folder / 'output.txt', begun)} "
                 "(see output.txt in its folder)"
             )
     raise Failed(f"{run.name} was killed {ATTEMPTS} times")
 
 
-def _last_line(path: Path) -> str:
-    text = path.read_bytes()[-4000:].decode(errors="replace").strip()
-    return text.splitlines()[-1].strip() if text else "it printed nothing"
+def _reason(path: Path, begun: int) -> str:
+    """Why a process ended: its last line, or of an exception with several lines the first.
+
+    Args:
+        path: File with its output.
+        begun: Bytes of the file that were there before.
+    """
+    text = path.read_bytes()[begun:][-READ:].decode(errors="replace").strip()
+    if not text:
+        return "it printed nothing"
+    last = text.splitlines()[-1].strip()
+    raised = RAISED.findall(text)
+    return last if last.startswith("weince: ") or not raised else str(raised[-1])
 
 
 def _sign(run: Run) -> None:
