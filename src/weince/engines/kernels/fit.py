@@ -127,13 +127,16 @@ def four(values, inside):
 
 
 @triton.jit
-def limit_of(values, rough, rank, number, slack):
+def limit_of(values, rough, rank, number, exact, slack):
     """Midpoint between the first ``number`` values and the next, but at least ``slack`` above all of the former, also
-    as they were in the search (``rough``), in case they are nearly equal; infinite if there is no next."""
+    as they were in the search (``rough``), in case they are nearly equal; infinite if there is no next.
+
+    ``exact``: passes are sure to have the ``values`` up to this one; copies of it may have rough ones."""
     first = rank < number
     last = tl.max(tl.where(first, values, 0.0), axis=1)
     after = tl.min(tl.where(first, float("inf"), values), axis=1)
     most = tl.max(tl.where(first, tl.maximum(values, rough), 0.0), axis=1)
+    most = tl.where(last + slack < exact, last, most)
     return tl.maximum((last + after) / 2, most + slack)
 
 
@@ -204,9 +207,9 @@ def fit_kernel(
     values = tl.where(rank == 3, nearest_3[:, None], values)
 
     # Passes compare the exact ones with the thresholds if any anchor of a tile has a negative nearer than CLOSE.
-    rough = tl.where((nearest_0 < CLOSE)[:, None], values, rough)
+    exact = tl.where(nearest_0 < CLOSE, nearest_3, 0.0)
     for index in tl.static_range(LIMITS):
-        limit = limit_of(values, rough, rank, (HARDEST >> (10 * index)) & 1023, SLACK)
+        limit = limit_of(values, rough, rank, (HARDEST >> (10 * index)) & 1023, exact, SLACK)
         tl.store(thresholds + index * anchors + row, limit, mask=inside)
     if FIT:
         fits, slope, difference = lines(values, rank, place, nearest_0, k, dropped, table, eps, KP, VARIES)
