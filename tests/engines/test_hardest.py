@@ -10,12 +10,15 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton", minversion="3.5")
 
-from fused_cases import DEVICE
+from fused_cases import DEVICE, agree, views
 
 from weince.candidates import contests
+from weince.engines.base import Need
+from weince.engines.dense import Dense
 from weince.engines.fused import Fused
 from weince.engines.tile import Part
-from weince.links import SoftmaxLink
+from weince.links import BlendLink, SoftmaxLink
+from weince.tail import TailConfig
 
 
 def at(rows, shortfall):
@@ -38,3 +41,21 @@ def test_the_hardest_near_the_cap(number, copies):
     taken = (value - 1).exp()  # each adds exp(1)
     wanted = number if copies == 1 else copies
     torch.testing.assert_close(taken, torch.full_like(taken, wanted), rtol=1e-3, atol=0)
+
+
+def test_a_thousand_hardest():
+    """A tail of 1,024, the largest that the kernels fit; a sum over the hardest 1,023, the most that they find; one
+    over 1,024, which the chunked engine computes. With more than 1,024 candidates, the search begins with a sample.
+    """
+    rows = (*views(3, 16), torch.randn(1200, 16, device=DEVICE))
+    need = Need(TailConfig(k=1024), (1023,))
+
+    def parts(engine, numbers):
+        link = SoftmaxLink(numbers(0.4))
+        blend = BlendLink(engine.stats.lam.to(numbers.dtype), engine.stats.beta.to(numbers.dtype), 0.3)
+        return [Part(blend, "lse"), *(Part(link, "lse", "negatives", number) for number in (1023, 1024))]
+
+    (engine,) = agree(parts, rows, "cross", need)
+    (contest,) = contests("cross", *(row.double() for row in rows[:2]), negatives=rows[2].double())
+    for mine, exact in zip(engine.stats, Dense(contest, need).stats, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-5)
