@@ -1,6 +1,6 @@
 """SimCLR on handwritten digits in Lightning, with the tail of the negatives logged beside the loss.
 
-    python examples/lightning_simclr.py                a minute on a CPU; needs pip install pytorch-lightning scikit-learn
+    python examples/lightning_simclr.py        a minute on a CPU; needs pip install pytorch-lightning scikit-learn
     python examples/lightning_simclr.py --epochs 2 --out runs/lightning
 
 The CSV file named at the end has columns like ``tail/lam_mean`` and ``tail/rho_p10`` for every 10th batch.
