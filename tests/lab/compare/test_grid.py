@@ -237,8 +237,11 @@ def test_losses_tries_and_seeds_are_added():
     assert [len(tries) for tries in both.losses.values()] == [4, 3, 3]
     assert (both.seeds, both.baseline, both.level_within) == ([7, 21, 63], "hcl", 0.7)
     for changes, said in (
-        ({"set": {"precision": "bf16"}}, "set must be none, as in .*; got {'precision': 'bf16'}"),
-        ({"try_epochs": 5}, "try epochs must be none, as in .*; got 5"),
+        (
+            {"set": {"precision": "bf16", "epochs": 3}},
+            "--set must be left out, as .*; got precision=bf16 epochs=3: ",
+        ),
+        ({"try_epochs": 5}, "--try-epochs must be left out, as in .*; got 5"),
     ):
         with pytest.raises(ValueError, match=said):
             joined(before, comparison_of(config, "infonce", "hcl", **changes))

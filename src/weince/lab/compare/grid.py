@@ -257,8 +257,8 @@ def joined(before: Comparison, now: Comparison) -> Comparison:
         had, wants = getattr(before, what), getattr(now, what)
         if had != wants:
             raise ValueError(
-                f"{what.replace('_', ' ')} must be {_said(had)}, as in the comparison that is there; "
-                f"got {_said(wants)}: for another recipe choose another --out"
+                f"--{what.replace('_', '-')} must be {_said(had) or 'left out'}, as in the comparison that is there; "
+                f"got {_said(wants) or 'none'}: for another recipe choose another --out"
             )
     losses = {**before.losses, **now.losses}
     for name in before.losses.keys() & now.losses.keys():
@@ -268,7 +268,11 @@ def joined(before: Comparison, now: Comparison) -> Comparison:
 
 
 def _said(value: Any) -> str:
-    return "none" if value is None or value == {} else str(value)
+    """The value of an option as a user gives it; empty if it was not given."""
+    if isinstance(value, Mapping):
+        pairs = {name: own if isinstance(own, str) else json.dumps(own) for name, own in value.items()}
+        return " ".join(f"{name}={own}" for name, own in pairs.items())
+    return "" if value is None else str(value)
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
