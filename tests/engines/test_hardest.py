@@ -14,6 +14,7 @@ from fused_cases import DEVICE, agree, views
 
 from weince.candidates import contests
 from weince.engines.base import Need
+from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
 from weince.engines.fused import Fused
 from weince.engines.tile import Part
@@ -28,16 +29,18 @@ def at(rows, shortfall):
     return rows + (2 * shortfall) ** 0.5 * torch.nn.functional.normalize(step)
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("engine", [Dense, Chunked, Fused])
+@pytest.mark.parametrize("number", [1, 3, 4])
 @pytest.mark.parametrize("copies", [1, 6])
-def test_the_hardest_near_the_cap(number, copies):
-    """A pass has exact shortfalls of four negatives, which tell them apart. Of six copies of one negative it has
+def test_the_hardest_near_the_cap(copies, number, engine):
+    """Engines have exact shortfalls of four negatives, which tell them apart. Of six copies of one negative they have
     rounded ones too, and all take part."""
     z_i, z_j = torch.randn(2, 40, 16, device=DEVICE)
     z_i = torch.nn.functional.normalize(z_i)
     near = [at(z_i, 1e-5 + 2e-6 * k) for k in range(4)] if copies == 1 else [at(z_i, 1e-5)] * copies
     (contest,) = contests("cross", z_i, z_j, negatives=torch.cat(near))
-    (value,) = Fused(contest).evaluate([Part(SoftmaxLink(1.0), "lse", "negatives", number)])
+    need = Need() if engine is Fused else Need(TailConfig(k=4), (number,))  # with a tail, all have exact ones
+    (value,) = engine(contest, need).evaluate([Part(SoftmaxLink(1.0), "lse", "negatives", number)])
     taken = (value - 1).exp()  # each adds exp(1)
     wanted = number if copies == 1 else copies
     torch.testing.assert_close(taken, torch.full_like(taken, wanted), rtol=1e-3, atol=0)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from weince.candidates import Contest
 from weince.engines.smallest import smallest
+from weince.engines.tile import EXACT
 from weince.tail import TailConfig, TailFit, TailStats, fit_tail, gated
 
 
@@ -50,7 +51,7 @@ class Hardest:
         self.contest, self.tail, self.numbers = contest, tail, numbers
         most = contest.most_negatives
         self.size = 0 if tail is None else tail.tail_size(most)
-        self.depth = min(max((self.size, *(number + 1 for number in numbers))), most)
+        self.depth = min(max((self.size, *(max(number + 1, EXACT) for number in numbers))), most)
         anchors = len(contest.anchors)
         self._nearest, self._counted = Column(anchors), Column(anchors)
         self._negatives = Column(1 if contest.uniform else anchors)
@@ -103,7 +104,11 @@ def between(ordered: Tensor, number: int) -> Tensor:
     if number >= ordered.shape[1]:
         return ordered.new_full((len(ordered),), torch.inf)
     last, after = ordered[:, number - 1], ordered[:, number]
-    return torch.where(after.isfinite(), (last + after) / 2, torch.inf)
+    middle = (last + after) / 2
+    # All copies of a negative take part, but EXACT of them have exact shortfalls, and the others rounded ones.
+    rounded = last + 4 * torch.finfo(last.dtype).eps
+    copied = ordered[:, min(max(number, EXACT), ordered.shape[1]) - 1] <= rounded
+    return torch.where(after.isfinite(), torch.where(copied, middle.maximum(rounded), middle), torch.inf)
 
 
 def whole(parts: Sequence[Tensor]) -> Tensor:
