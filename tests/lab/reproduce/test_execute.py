@@ -385,6 +385,49 @@ def test_a_table_with_failed_runs_is_written_and_says_so(tmp_path, script, capsy
     assert (tmp_path / "small" / "table.md").read_text() == markdown
 
 
+OWN = """
+import weince
+
+class Base(weince.DCLLoss):
+    pass
+
+class Mine(Base):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("", "", False),
+        ("class Mine", "def another():\n    pass\n\nclass Mine", False),
+        ("class Mine(Base):\n    pass", "class Mine(Base):\n    search_space = ()", True),
+        ("DCLLoss):\n    pass", "InfoNCELoss):\n    pass", True),  # a class that it inherits from
+        ("class Mine", "class Other", False),  # no longer there, or on another machine
+    ],
+)
+def test_a_loss_that_was_changed_after_its_runs_is_told(
+    tmp_path, script, monkeypatch, capsys, old, new, told
+):
+    """A run is known by its settings: a corrected loss of the user's own kept its old runs, without a word."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_{tmp_path.name}"  # another in each test: Python imports a module once
+    code = tmp_path / f"{name}.py"
+    code.write_text(OWN)
+    table = small_table(tmp_path)
+    table.write_text(table.read_text().replace("loss.preset: paper", f'loss.preset: "{name}:Mine"'))
+    script(WRITE)
+    runs = plan(read_table(str(table)), tmp_path, device="cpu")
+    for run in runs:
+        carry_out_run(run)
+    code.write_text(OWN.replace(old, new))
+    sys.modules.pop(name)  # as in another process
+    reproduce(str(table), out=tmp_path, dry_run=True)
+    assert ("the code of paper has changed since 2 of its runs were made" in capsys.readouterr().err) is told
+    for run in runs:
+        assert ("loss_code" in read_record(run, "made.json")) is (run.loss == "paper")
+
+
 def finished(tmp_path, script, table):
     """The runs of a small table, all with figures, settings and a file of weights."""
     runs = plan(read_table(str(table)), tmp_path / "full", device="cpu")

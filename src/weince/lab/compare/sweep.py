@@ -21,6 +21,7 @@ from weince.lab.reproduce.sweep import (
     check_same_data,
     data_here,
     print_failed,
+    tell_changed_losses,
 )
 from weince.lab.reproduce.tables import Table
 
@@ -93,6 +94,7 @@ class Sweep:
         """
         runs = [*self.tries, *self.seeds()]
         left = [run for run in runs if not self._is_done(run)]
+        tell_changed_losses(list({run.folder: run for run in runs}.values()))
         if slurm:
             if self.data is not None:
                 check_given_data(left)

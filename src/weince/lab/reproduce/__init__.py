@@ -28,6 +28,7 @@ from weince.lab.reproduce.sweep import (
     check_same_data,
     data_named,
     print_failed,
+    tell_changed_losses,
 )
 from weince.lab.reproduce.tables import Table, check_alone, named_tables, read_table, take_seeds
 
@@ -103,6 +104,7 @@ def reproduce(
         check_data(left)
     elif data is not None:  # data as configured may be in folders that only the nodes see
         check_given_data(left)
+    tell_changed_losses(runs)
     if dry_run:
         _print_plan(asked, runs)
         return out / asked.name

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from weince.files import write_text_aside
+from weince.lab.configure import code_of
 from weince.lab.log import read_log
 from weince.lab.processes import end_group, own_group, waiting_lock
 from weince.lab.reproduce.clock import Clock, epoch_seconds
@@ -91,6 +92,13 @@ def _made(run: Run) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return found
+
+
+def loss_has_changed(run: Run) -> bool:
+    """Whether the code of a user's own loss has changed since this run, which is done, was made with it."""
+    made_with = _made(run).get("loss_code")
+    now = None if made_with is None else code_of(settings_of(run).loss.preset)
+    return now is not None and now != made_with
 
 
 def commands(run: Run) -> list[list[str]]:
@@ -224,7 +232,7 @@ def _sign(run: Run) -> None:
     path, made = run.folder / "made.json", {}
     with contextlib.suppress(OSError, ValueError):
         made = _made(run)
-    measures = made.get("measures", {}) if made.get("key") == run.key else {}
+    before = made if made.get("key") == run.key else {}
     where = {
         "hardware": hardware(str(run.extra.get("device", "auto"))),
         "commit": commit(),
@@ -235,8 +243,10 @@ def _sign(run: Run) -> None:
     made = {
         "key": run.key,
         "command": _repeatable(run),
-        "measures": {**measures, run.measure: where},
+        "measures": {**before.get("measures", {}), run.measure: where},
     }
+    if (code := before.get("loss_code") or code_of(settings_of(run).loss.preset)) is not None:
+        made["loss_code"] = code
     text = json.dumps(made, indent=1) + "\n"
     write_text_aside(path, text, "record")
 

@@ -1,6 +1,7 @@
 """Carry out the missing ones of many runs, here or on a cluster, with a progress bar."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,17 @@ def check_same_data(runs: Sequence[Run], *, always: bool = False) -> None:
                     f"{run.name} was made on data with the fingerprint {made_on}; the data here have {here}: give "
                     "the --data of that run, or choose another --out"
                 )
+
+
+def tell_changed_losses(runs: Sequence[Run]) -> None:
+    """Print which of the user's own losses have changed since runs that are done; a run is known by its settings."""
+    changed = Counter(run.loss for run in runs if execute.is_done(run) and execute.loss_has_changed(run))
+    for loss, count in changed.items():
+        print(
+            f"the code of {loss} has changed since {count} of its runs were made, and they are kept: to run them "
+            "again, give the loss another name or choose another --out",
+            file=sys.stderr,
+        )
 
 
 def print_failed(failed: Mapping[str, str], again: str) -> None:
