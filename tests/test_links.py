@@ -41,7 +41,7 @@ def test_slope_is_the_derivative_of_the_logit_by_the_score(link):
         (AffineLink(3.0, -1.0), lambda s: 3 * s - 1),
         (AtanhLink(), lambda s: math.log(max(1 + s, 1e-6)) - math.log(max(1 - s, 1e-6))),
         (MomentLink(3.0), lambda s: -3 * (1 - s)),
-        (MomentLink(3.0, 2), lambda s: 2 * math.log(max(1 - s, 1e-30)) - 3 * (1 - s)),
+        (MomentLink(3.0, 2, 0.5), lambda s: 2 * math.log(max(1 - s, 1e-30)) - 3 * (1 - s - 0.5)),
         (FunctionLink(lambda s: 2 * s**3), lambda s: 2 * s**3),
         (
             BlendLink(0.4, 3.0, 0.2),

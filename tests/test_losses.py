@@ -1095,16 +1095,32 @@ def test_the_softmax_of_the_kl_ball_is_at_its_radius(kind, radius, min_temperatu
     torch.manual_seed(0)
     z_i = UGLY[kind]().double()
     z_j = z_i + 0.1 * torch.randn_like(z_i)
-    temperature = Temperatures(radius, min_temperature=min_temperature, reduction="none")(z_i, z_j)[:64]
-    rows = nn.functional.normalize(torch.cat([z_i, z_j]), dim=1)
-    scores = rows[:64] @ rows.T
-    here = torch.arange(64)
-    negatives = torch.ones_like(scores, dtype=torch.bool)
-    negatives[here, here] = negatives[here, here + 64] = False
-    logits = scores[negatives].reshape(64, 126) / temperature[:, None]
-    distance = math.log(126) + (logits.softmax(1) * logits.log_softmax(1)).sum(1)
+    temperature = Temperatures(radius, min_temperature=min_temperature, reduction="none")(z_i, z_j)
+    distance = distances(z_i, z_j, temperature)
     bounded = temperature <= min_temperature * (1 + 1e-9)
     assert torch.where(bounded, distance < radius, (distance - radius).abs() < 1e-6).all()
+
+
+def distances(z_i, z_j, temperature):
+    """KL divergence of each anchor's softmax from uniform, in views of 64 pairs."""
+    rows = nn.functional.normalize(torch.cat([z_i, z_j]).double(), dim=1)
+    here = torch.arange(128)
+    negatives = torch.ones(128, 128, dtype=torch.bool)
+    negatives[here, here] = negatives[here, here.roll(64)] = False
+    logits = (rows @ rows.T)[negatives].reshape(128, 126) / temperature.double()[:, None]
+    return math.log(126) + (logits.softmax(1) * logits.log_softmax(1)).sum(1)
+
+
+def test_the_softmax_of_the_kl_ball_is_at_its_radius_in_float32():
+    """Some rows are alike, others far from all: at a temperature of 0.001 their logits are 1,000 apart."""
+    torch.manual_seed(0)
+    z_i, z_j = torch.ones(128) + (5 * torch.randn(2, 64, 1) - 8).exp() * torch.randn(2, 64, 128)
+    for radius in (0.4, 1.2, 2.5):
+        temperature = Temperatures(radius, min_temperature=1e-3, reduction="none")(z_i, z_j)
+        distance = distances(z_i, z_j, temperature)
+        bounded = temperature <= 1e-3 * (1 + 1e-6)
+        # Scores have errors of 1e-7 or so, logits of 1e-4.
+        assert torch.where(bounded, distance < radius + 1e-2, (distance - radius).abs() < 1e-2).all()
 
 
 def test_on_a_cpu_the_search_of_the_kl_ball_ends_when_no_anchor_moves(monkeypatch):

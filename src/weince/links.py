@@ -393,24 +393,23 @@ SMALLEST = 1e-30
 
 @dataclass(frozen=True)
 class MomentLink(Link):
-    """``power * log(1 - s) - scale * (1 - s)``: logits whose sums give the moments of shortfalls under a softmax.
+    """``power * log(1 - s) - scale * (1 - s - origin)``: logits whose sums give the moments of shortfalls.
 
     The mean of ``(1 - s) ** power`` under the softmax of ``scale * s`` is the exponential of this link's
     log-sum-exp minus that of power 0. Moments of shortfalls are accurate where all negatives are near the cap: there
-    the variance of scores would cancel.
+    the variance of scores would cancel. An ``origin`` near that mean keeps the sums small, whose difference counts.
     """
 
     scale: Scalar
     power: int = 0
+    origin: Scalar = 0.0
 
     def logit(self, shortfall: Tensor) -> Tensor:
-        scale = column(self.scale, shortfall)
+        softmax = (column(self.origin, shortfall) - shortfall) * column(self.scale, shortfall)
         if not self.power:
-            return -shortfall * scale
+            return softmax
         log = shortfall.clamp_min(SMALLEST).log()
-        if _may_take(log, scale):
-            return log.mul_(self.power).sub_(shortfall * scale)
-        return self.power * log - shortfall * scale
+        return log.mul_(self.power).add_(softmax) if _may_take(log, softmax) else self.power * log + softmax
 
 
 def _may_take(own: Tensor, *others: Scalar) -> bool:

@@ -159,7 +159,7 @@ def test_logits_far_from_0(monkeypatch, link, need):
     "link",
     [SoftmaxLink(0.3), AffineLink(-2.0, 0.5), ShortfallLink(1.2, endpoint=1.3), ShortfallLink(2.0), PowerLink(1.5),
      BlendLink(0.3, 2.0, 0.4), BlendLink(1.0, 1.0, soft_cap=False), BlendLink(0.5, 1.0, endpoint=1.2), AtanhLink(),
-     MomentLink(3.0), MomentLink(3.0, 2)],
+     MomentLink(3.0), MomentLink(3.0, 2, 0.5)],
 )  # fmt: skip
 def test_what_the_kernels_are_told_of_a_link(link):
     form, d = form_of(link), torch.logspace(-9, 0.301, 200, dtype=torch.float64)
@@ -239,7 +239,8 @@ def test_the_moments_of_a_softmax_share_a_pass(monkeypatch):
     passes = []
     monkeypatch.setattr(launch, "summed", lambda *rest, real=launch.summed: passes.append(0) or real(*rest))
     scale = torch.linspace(1, 8, 18, device=DEVICE)
-    agree(lambda engine, _: [Part(MomentLink(scale, power), "lse") for power in range(3)], views(9, 16))
+    links = [MomentLink(scale, power, 1 / scale) for power in range(3)]
+    agree(lambda engine, _: [Part(link, "lse") for link in links], views(9, 16))
     assert len(passes) == 1
 
 

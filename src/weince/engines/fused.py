@@ -111,7 +111,7 @@ def form_of(link: Link) -> Form | None:
         return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
     if isinstance(link, MomentLink) and kind is MomentLink:
         # b takes the scale off again: the kernels have the score times g, and here the shortfall counts
-        form = Form(g=link.scale, b=-link.scale)
+        form = Form(g=link.scale, b=link.scale * (link.origin - 1))
         return form._replace(w=-float(link.power), cap=(0.0, SMALLEST), falls=False) if link.power else form
     # Not in a compiled graph, which would trace the recording of the function.
     if isinstance(link, FunctionLink) and kind is FunctionLink and not torch.compiler.is_compiling():

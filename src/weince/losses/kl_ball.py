@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.engines.choose import warn_once
-from weince.links import MomentLink, SoftmaxLink, check_fixed
+from weince.links import MomentLink, Scalar, SoftmaxLink, check_fixed
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.scores import free_to_look, unseen
 from weince.sums import LogSumExp, Summed
@@ -94,13 +94,15 @@ def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
     log_count = batch.negatives().to(like.dtype).log()
     # Ranks that pass candidates on must take the same number of steps.
     may_stop = free_to_look(like) and unseen() and batch.contest.ranks is None
+    origin: Scalar = 0.0  # the mean of the last step, so that sums of large logits do not cancel
     close = math.sqrt(torch.finfo(like.dtype).eps)  # a step so short leaves about its square
     for _ in range(STEPS):
         scale = at.exp()
-        total, first, second = batch.log_sums_exp([MomentLink(scale, power) for power in range(3)])
+        total, first, second = batch.log_sums_exp([MomentLink(scale, power, origin) for power in range(3)])
         mean, square = (first - total).exp(), (second - total).exp()  # moments of 1 - s under the softmax
         variance = scale.square() * (square - mean.square())  # of the logits
-        distance = log_count - total - scale * mean
+        distance = log_count - total - scale * (mean - origin)
+        origin = mean.nan_to_num()  # an anchor without negatives has none
         distance = torch.where(distance < small, variance / 2, distance).clamp_min(tiny)
         low, high = torch.where(distance < radius, at, low), torch.where(distance < radius, high, at)
         slope = (variance / distance).clamp_min(tiny)
