@@ -515,11 +515,12 @@ def test_the_search_with_good_and_bad_thresholds(monkeypatch, case):
 
 
 def test_ties_at_the_last_place_of_an_exact_search(monkeypatch):
-    """Many first candidates tie for it, and the harder ones come last: ties must not take their places. The ties are
-    opposite to the first anchor: a shortfall of 2, the largest."""
+    """Many first candidates tie for it, and the harder ones come last: ties must not take their places, nor, since
+    they are more than the buffer holds, those of the next anchor. The ties are opposite to the first anchor: a
+    shortfall of 2, the largest."""
     monkeypatch.setattr(search, "ALL_KEPT", 16)
     monkeypatch.setattr(shapes, "SAMPLE", 32)
-    monkeypatch.setattr(search, "plan", lambda count, k: shapes.TailPlan(1, 0, 0, 64))  # too few survive
+    monkeypatch.setattr(search, "plan", lambda count, k: shapes.TailPlan(1, 0, 0, 32))  # too few survive
     z_i, z_j = views(8, 16, clusters=1, noise=1.0)
     ties = -z_i[:1].expand(40, -1)
     harder = z_j + 0.1 * torch.randn_like(z_j)
