@@ -1,7 +1,7 @@
 """A loss of your own: three lines of torch, and every engine computes it.
 
     python examples/own_loss.py                             256 pairs, 30 steps with each loss: a few seconds
-    python examples/own_loss.py --pairs 16384 --steps 1     32,768 rows against each other, in linear memory
+    python examples/own_loss.py --pairs 16384 --steps 1     32,768 rows against each other: minutes, in linear memory
 
 There are two ways to write a loss. A link is a plain function of the score; the loss is the cross-entropy of the
 positive under it. A subclass says what is summed over an anchor's candidates, and how the sums combine. Neither needs
