@@ -327,8 +327,8 @@ def run_here(
         runs: The runs, the most important first.
         jobs: Number of concurrent runs; each gets its part of the CPUs, also when fewer are left.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
-        clock: A deadline. A run that would end after it is not started. The runs that are active end first; then the
-            last that wait are dropped, and `tell` gets `LATE`, until the first would end in time.
+        clock: A deadline. A run waits while it or an active one would end after the deadline if they shared the
+            device. If it would end too late even alone, it is dropped, and `tell` gets `LATE`.
         then: Called when a run has ended; it may add runs to those that wait.
 
     Returns:
@@ -338,10 +338,10 @@ def run_here(
     waiting, failed = list(runs), dict[str, str]()
     active: dict[Future[None], _Started] = {}
 
-    def crowded() -> bool:
-        """Whether the first waiting run would end too late if all places are used: runs share the device."""
-        at_once = min(jobs, len(active) + len(waiting))
-        return clock is not None and not clock.fits(epochs_left(waiting[0]), at_once)
+    def fits() -> bool:
+        """Whether the first waiting run and the active ones would end in time: they share the device."""
+        together = [waiting[0], *(started.run for started in active.values())]
+        return clock is None or clock.fits(max(map(epochs_left, together)), len(together))
 
     def work(run: Run) -> None:
         place = places.get()
@@ -353,9 +353,9 @@ def run_here(
     with ThreadPoolExecutor(jobs) as pool:
         try:
             while waiting or active:
-                while waiting and not active and crowded():
-                    tell(waiting.pop(), LATE)
-                while waiting and len(active) < jobs and not crowded():
+                while waiting and not active and not fits():
+                    tell(waiting.pop(0), LATE)
+                while waiting and len(active) < jobs and fits():
                     run = waiting.pop(0)
                     tell(run, "started")
                     had = 0 if clock is None else len(epoch_seconds(_logged(run)))
