@@ -99,7 +99,7 @@ def test_a_run_took_as_long_as_with_the_most_runs_at_once(tmp_path, monkeypatch)
     learned = []
     monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: time.sleep(0.4 if run is runs[0] else 0.0))
     monkeypatch.setattr(execute, "read_log", lambda _: [])
-    monkeypatch.setattr(Clock, "learn", lambda self, took, epochs, at_once: learned.append(at_once))
+    monkeypatch.setattr(Clock, "learn", lambda self, took, epochs, at_once, loss: learned.append(at_once))
     execute.run_here(runs, jobs=2, tell=lambda run, what: None, clock=Clock(1000.0, overhead=1.0, epoch=0.1))
     assert learned == [2, 2]
 
@@ -131,6 +131,30 @@ def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
     execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
     assert done == runs[:1]
+
+
+def test_a_slow_loss_does_not_keep_the_runs_of_a_fast_one_from_their_time(tmp_path, monkeypatch):
+    """After its run the others were dropped, each taken to be as slow; and after theirs it was begun in vain."""
+    runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
+    fast, slow = ([run for run in runs if run.loss == loss] for loss in ("InfoNCE", "paper"))
+    done = []
+
+    def carry_out(run, *_):
+        logged(run, 10, seconds=50.0 if run in slow else 0.1)
+        done.append(run)
+
+    monkeypatch.setattr(execute, "carry_out_run", carry_out)
+    clock = Clock(100.0, overhead=1.0, epoch=0.1)
+    runs = [slow[0], fast[0], slow[1], fast[1]]
+    execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
+    assert done == [slow[0]]  # nothing is known of the fast loss yet
+    done.clear()
+    clock = Clock(100.0, overhead=1.0, epoch=0.1)
+    for folder in {run.folder for run in runs}:
+        (folder / "log.csv").unlink(missing_ok=True)
+    runs = [fast[0], slow[0], slow[1], fast[1]]
+    execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
+    assert done == [fast[0], slow[0], fast[1]]
 
 
 def test_a_run_that_was_begun_needs_only_the_rest_of_its_time(tmp_path, monkeypatch):

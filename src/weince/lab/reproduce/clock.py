@@ -20,31 +20,38 @@ class Clock:
     def __init__(self, seconds: float, overhead: float, epoch: float) -> None:
         self.began = time.monotonic()
         self.seconds, self.overhead, self.epoch = seconds, overhead, epoch
+        self.of: dict[str, tuple[float, float]] = {}  # overhead and epoch of each loss that had a run
 
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.began + self.seconds - time.monotonic()
 
-    def estimate(self, epochs: int, at_once: int) -> float:
-        """Seconds that a run of ``epochs`` epochs takes while ``at_once`` runs share the device."""
-        return self.overhead + MARGIN * epochs * self.epoch * at_once
+    def estimate(self, epochs: int, at_once: int, loss: str = "") -> float:
+        """Seconds that a run of ``epochs`` epochs takes while ``at_once`` runs share the device.
 
-    def fits(self, epochs: int, at_once: int) -> bool:
+        A loss without a run so far is taken to be as fast as that of the last run.
+        """
+        overhead, epoch = self.of.get(loss, (self.overhead, self.epoch))
+        return overhead + MARGIN * epochs * epoch * at_once
+
+    def fits(self, epochs: int, at_once: int, loss: str = "") -> bool:
         """Whether ``at_once`` runs of ``epochs`` epochs, all started now, would end in time."""
-        return self.estimate(epochs, at_once) <= self.left()
+        return self.estimate(epochs, at_once, loss) <= self.left()
 
-    def learn(self, took: float, epochs: Sequence[float], at_once: int) -> None:
+    def learn(self, took: float, epochs: Sequence[float], at_once: int, loss: str = "") -> None:
         """Update the estimates from a run.
 
         Args:
             took: Seconds of the whole run.
             epochs: Seconds of each epoch.
             at_once: Largest number of concurrent runs meanwhile, including this one.
+            loss: Its loss, which may be slower than others.
         """
         if epochs:
             usual = sorted(epochs)[len(epochs) // 2]  # a median, since the first epoch compiles
             self.epoch = usual / at_once
             self.overhead = max(took - usual * len(epochs), 0.0)
+            self.of[loss] = self.overhead, self.epoch
 
 
 def epoch_seconds(log: Sequence[Mapping[str, float]]) -> list[float]:

@@ -341,7 +341,7 @@ def run_here(
     def fits() -> bool:
         """Whether the first waiting run and the active ones would end in time: they share the device."""
         together = [waiting[0], *(started.run for started in active.values())]
-        return clock is None or clock.fits(max(map(epochs_left, together)), len(together))
+        return clock is None or all(clock.fits(epochs_left(run), len(together), run.loss) for run in together)
 
     def work(run: Run) -> None:
         place = places.get()
@@ -372,7 +372,7 @@ def run_here(
                         failed[started.run.name] = str(error)
                     elif clock is not None:
                         epochs = epoch_seconds(_logged(started.run))[started.had :]
-                        clock.learn(time.monotonic() - started.at, epochs, started.at_once)
+                        clock.learn(time.monotonic() - started.at, epochs, started.at_once, started.run.loss)
                     tell(started.run, "done" if error is None else "failed")
                     waiting = then(waiting, failed)
         finally:
