@@ -199,11 +199,19 @@ def test_a_killed_run_is_started_again(tmp_path, script, death):
     assert (run.folder / "tries").read_text() == "xxx"
 
 
+@pytest.mark.parametrize(
+    ("death", "by"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", ", by SIGKILL: is the memory full?"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ", by SIGSEGV"),
+        ("sys.exit(130)", ""),
+    ],
+)
 @pytest.mark.posix
-def test_a_run_that_is_always_killed_is_given_up(tmp_path, script):
-    script(COUNT + "os.kill(os.getpid(), signal.SIGKILL)")
+def test_a_run_that_is_always_killed_is_given_up(tmp_path, script, death, by):
+    script(COUNT + death)
     run = runs_of(tmp_path)[0]
-    with pytest.raises(Failed, match="was killed 3 times"):
+    with pytest.raises(Failed, match=re.escape(f"was killed 3 times{by} (see output.txt in its folder)")):
         carry_out_run(run)
     assert (run.folder / "tries").read_text() == "xxx"
 

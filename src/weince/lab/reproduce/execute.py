@@ -205,7 +205,16 @@ def _process(
                 f"{run.name} ended with status {process.returncode}: {_reason(run.folder / 'output.txt', begun)} "
                 "(see output.txt in its folder)"
             )
-    raise Failed(f"{run.name} was killed {ATTEMPTS} times")
+    raise Failed(
+        f"{run.name} was killed {ATTEMPTS} times{_by(process.returncode)} (see output.txt in its folder)"
+    )
+
+
+def _by(status: int) -> str:
+    """The signal that killed a process, in words: it tells a lack of memory from a crash. Empty for no signal."""
+    name = {int(one): one.name for one in signal.Signals}.get(-status)
+    hint = ": is the memory full?" if name == "SIGKILL" else ""
+    return f", by {name}{hint}" if name else ""
 
 
 def _reason(path: Path, begun: int) -> str:
