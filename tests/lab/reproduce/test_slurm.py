@@ -97,6 +97,19 @@ def test_a_submission_that_slurm_refuses_is_an_error_in_a_line(tmp_path, monkeyp
 
 
 @pytest.mark.posix
+def test_a_submission_that_is_refused_after_others_says_where_these_are(tmp_path, monkeypatch, capsys):
+    """The second job is refused, for example by a limit on the jobs of a user."""
+    table = small_table(tmp_path)
+    once = f"if [ -e {tmp_path}/one ]; then echo too many jobs >&2; exit 1; fi; : > {tmp_path}/one"
+    commands(tmp_path / "bin", monkeypatch, srun="", sbatch=f"{once}; echo Submitted batch job 12", squeue="")
+    monkeypatch.setattr(ours, "POLL", 0.0)
+    assert main(["reproduce", str(table), "--out", str(tmp_path), "--device", "cpu", "--slurm"]) == 2
+    said = capsys.readouterr().err
+    assert "jobs that were submitted stay in the queue; the same command finds them\n" in said
+    assert said.endswith("weince: Slurm refused the job, see --slurm-options: too many jobs\n")
+
+
+@pytest.mark.posix
 def test_a_queue_that_does_not_answer_at_the_start_is_an_error_at_once(tmp_path, monkeypatch):
     table = small_table(tmp_path)
     mute = "echo slurm_load_jobs error: >&2; echo Unable to contact slurm controller >&2; exit 1"

@@ -162,7 +162,7 @@ def carry_out(
             # By the number of all runs, not of those that are left: with another number of threads an interrupted
             # sweep would end with other figures, since sums would be rounded otherwise.
             return execute.run_here(left, jobs=min(jobs, total), tell=tell, clock=clock, then=missing)
-        except KeyboardInterrupt:  # the command says that it was interrupted, and how to go on
+        except (KeyboardInterrupt, ValueError, OSError):  # Ctrl-C, or Slurm refuses a job or does not answer
             if slurm:
-                bar.say("the jobs stay in the queue")
+                bar.say("jobs that were submitted stay in the queue; the same command finds them")
             raise
