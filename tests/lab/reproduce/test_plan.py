@@ -260,7 +260,10 @@ def test_a_data_set_may_be_named_as_the_place_of_images(tmp_path, capsys):
         ({"rows": []}, "a table needs rows"),
         ({"figures": ["linaer"]}, r"unknown figure of measure evaluation 'linaer' \(did you mean linear\?\)"),
         ({"measure": "evaluate"}, r"unknown measure 'evaluate' \(did you mean evaluation\?\)"),
-        ({"baseline": "infonce"}, r"unknown baseline 'infonce' \(did you mean InfoNCE\?\); known: InfoNCE, paper"),
+        (
+            {"baseline": "infonce"},
+            r"unknown baseline 'infonce' \(did you mean InfoNCE\?\); known: InfoNCE, paper",
+        ),
         ({"seeds": [7, 7]}, "every seed must be named once; got 7 twice"),
         ({"losses": {"InfoNCE": {"sets": {}}}}, r"unknown key of loss InfoNCE 'sets' \(did you mean set\?\)"),
         ({"losses": {"InfoNCE": 3}}, "wanted keys and values for a loss; got 3"),
