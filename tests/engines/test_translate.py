@@ -468,3 +468,17 @@ def test_no_score_exceeds_1():
     (contest,) = contests("cross", z_i, z_i.roll(1, 0), negatives=z_i.repeat(6, 1))
     (value,), (exact,) = (engine(contest).evaluate([Part(link, "lse")]) for engine in (Fused, Dense))
     torch.testing.assert_close(value, exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("no_loop")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: log2(0)
+def test_no_score_is_below_minus_1():
+    """A function sees scores of opposite rows, whose rounding may exceed 1, that are at least -1, also of a positive.
+    Below -1 this one would be NaN."""
+    (z_i, z_j), link = views(20, 7, clusters=20), FunctionLink(lambda s: (1 + s) ** 1.5)
+    rows = z_i, -z_i, torch.cat([-z_j, -1.7 * z_i.roll(1, 0)])
+    # A score near -1 has an error of 2e-7, its slope one of 1.5 times the root of that.
+    agree(lambda engine, numbers: [Part(link, "lse")], rows, "cross", gradient=1e-3)
+    (contest,) = contests("cross", *rows[:2], negatives=rows[2])
+    positive, exact = (link.logit(1 - engine(contest).positive_scores()) for engine in (Fused, Dense))
+    torch.testing.assert_close(positive, exact, rtol=0, atol=1e-6)

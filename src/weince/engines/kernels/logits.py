@@ -89,8 +89,9 @@ def logits(constant, link, d, log_gap, log_rest, ONE: tl.constexpr, ACROSS: tl.c
 def by_function(constant, link, d, FUNCTION: tl.constexpr, ACROSS: tl.constexpr):
     """Logits in bits, with ``constant`` added, their slopes by the score, and their derivatives by the four
     numbers of the link. The compiler drops unused results."""
+    score = tl.maximum(1 - d, -1.0, tl.PropagateNan.ALL)  # rounding may take it lower
     found = FUNCTION(
-        1 - d, along(link[0], ACROSS), along(link[1], ACROSS), along(link[2], ACROSS), along(link[3], ACROSS)
+        score, along(link[0], ACROSS), along(link[1], ACROSS), along(link[2], ACROSS), along(link[3], ACROSS)
     )
     z = found[0] * LOG2E + along(constant, ACROSS)
     return z, found[1], (found[2], found[3], found[4], found[5])

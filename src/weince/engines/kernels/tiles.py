@@ -310,7 +310,7 @@ def exact_pairs(a, c, row, col, inside, d, stride_a, stride_c, BR: tl.constexpr,
         length_c += tl.sum(v * v, axis=1)
     # For a zero row ``|a - c|² / 2`` is half a unit less than ``1 - a.c``.
     zeros = tl.where(length_a > 0.5, 0.0, 1.0) + tl.where(length_c > 0.5, 0.0, 1.0)
-    return (total + zeros) / 2
+    return tl.minimum((total + zeros) / 2, 2.0, tl.PropagateNan.ALL)
 
 
 @triton.jit
