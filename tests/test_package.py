@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -36,6 +37,17 @@ def test_archives_hold_the_package(built):
     assert {"README.md", "LICENSE", "CITATION.cff", "src/weince/py.typed", "tests/reference.py"} <= files
     # Tests and pages read the records.
     assert {"research/results/records.jsonl", "research/results/strong/runs.jsonl"} <= files
+
+
+def test_links_of_the_readme_work_on_a_package_index(built):
+    """A relative link would lead nowhere there."""
+    with zipfile.ZipFile(built[0]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        links = re.findall(r"\]\((.*?)\)", wheel.read(name).decode())
+    assert [link for link in links if not link.startswith("https://")] == []
+    paths = [link.split("/main/")[1].split("#")[0] for link in links if "/weince/weince/" in link]
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_wheel_installs_and_imports_in_an_empty_environment(built, tmp_path):
