@@ -114,7 +114,7 @@ class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
 
 
 class WeinceLoss(LossAdapter):
-    """WEINCE over labels (SupCon, outside the logarithm).
+    """WEINCE over labels; the mean over positives is outside the logarithm, as in SupCon.
 
     Args:
         temperature: Temperature of the softmax part; a number or an ``nn.Parameter``.
