@@ -64,6 +64,8 @@ def _parser(kind: type[Any], command: str, examples: str) -> Any:
         prog=command,
         exit_on_error=False,
         allow_abbrev=False,
+        description="Train an encoder and write the run's folder: on images (SimCLR), or on sentences if the\n"
+        "file of --config says so. The defaults below are those of the file.",
         epilog=examples,
         formatter_class=_help_formatter(),
     )
