@@ -158,6 +158,13 @@ def test_every_public_name_has_an_entry(name):
     assert f"#{name})" in text(DOCS / "reference" / "index.md"), "the list of all names does not have it"
 
 
+@pytest.mark.parametrize("name", PUBLIC)
+def test_an_entry_of_a_docstring_names_one_thing(name):
+    """Of ``lam, tau: ...`` the site would make an entry called "lam," of the type "(tau)"."""
+    entries = re.findall(r"^ {4}(\w+, .*?): ", inspect.cleandoc(resolved(name).__doc__), re.MULTILINE)
+    assert entries == []
+
+
 def resolved(name):
     module, _, last = name.rpartition(".")
     return getattr(importlib.import_module(module), last)

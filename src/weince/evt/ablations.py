@@ -24,14 +24,17 @@ from weince.evt.link_test import Gain, LinkBank, batch_gains, held_out_gain, spl
 class FrechetAblation:
     """Result of `frechet_ablation`. All numbers are NaN when the positives are perfectly separated.
 
+    In the names, 0 is softmax, ``w`` the shortfall (Weibull) and ``f`` the heavy tail (Frechet).
+
     Attributes:
         w_over_0: Gain of the shortfall blend over softmax.
         f_over_0: Gain of the heavy-tail blend over softmax.
         wf_over_w: Gain of the blend of all three over the shortfall blend.
-        lam_w: Weight of the shortfall in the W blend.
-        lam_f: Weight of the heavy-tail coordinate in the F blend.
-        lam_w_full, lam_f_full: Weights of the two in the WF blend.
-        tau_full: Temperature of the WF blend.
+        lam_w: Weight of the shortfall in its blend with softmax.
+        lam_f: Weight of the heavy-tail coordinate in its blend with softmax.
+        lam_w_full: Weight of the shortfall in the blend of all three.
+        lam_f_full: Weight of the heavy-tail coordinate in that blend.
+        tau_full: Temperature of that blend.
         separated: True when no finite fit exists.
     """
 
@@ -53,7 +56,9 @@ class AblationPoint:
     Attributes:
         kept: Number of hard negatives that compete with the positive.
         pool: Number of negatives they were picked from.
-        lam, tau, tau0: The fit on the held-in batches.
+        lam: Weight of the shortfall coordinate, fitted to the held-in batches.
+        tau: Temperature of the blend fitted to them.
+        tau0: Temperature of softmax fitted to them.
         gain: Held-out gain of the blend over softmax.
         separated: True when no finite fit exists; the numbers are then NaN.
     """

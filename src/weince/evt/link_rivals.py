@@ -76,7 +76,8 @@ class LinkRivals:
         anchors: Softmax whose temperature varies from anchor to anchor.
         pairs: Softmax whose temperature varies from pair to pair.
         both: The blend whose temperature varies from anchor to anchor.
-        blend_over_anchors, blend_over_pairs: Gain of the blend over each of them; below 0 where the rival is better.
+        blend_over_anchors: Gain of the blend over ``anchors``; below 0 where the rival is better.
+        blend_over_pairs: Gain of the blend over ``pairs``.
         both_over_anchors: Gain of adding the shortfall to `anchors`.
         both_over_blend: Gain of letting the temperature of the blend vary from anchor to anchor.
         separated: True when every positive has the top score: then no finite fit exists.

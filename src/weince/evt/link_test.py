@@ -51,19 +51,31 @@ class LinkTest:
     """Result of `link_test`; estimates and the likelihood ratio come from the held-in batches.
 
     Attributes:
-        lam, tau, tau0, lam_interval, tau_interval, tau0_interval, interval_method, converged, separated: As in
-            `LinkFit`.
+        lam: Weight of the shortfall coordinate.
+        tau: Temperature of the blended link.
+        tau0: Temperature of the softmax link alone.
+        lam_interval: Interval for ``lam``.
+        tau_interval: Interval for ``tau``.
+        tau0_interval: Interval for ``tau0``.
+        interval_method: How the first two intervals were made, as in `LinkFit`.
         gain: Held-out mean of ``log p1 - log p0`` in nats per anchor (a mean of batch means).
         gain_ratio: ``exp(gain)``: how many times likelier the blend makes the positive, as a geometric mean.
         gain_interval: Interval of ``gain`` from resampling held-out batches, see `resampled_interval`.
         gain_by_batch: The gain of each held-out batch, in the order of ``held_out``.
-        t_statistic, t_p_value: One-sided t test over the held-out batches, against a gain <= 0.
-        lr_statistic, lr_p_value: Held-in likelihood ratio, and its parametric-bootstrap p-value.
+        t_statistic: Statistic of a one-sided t test over the held-out batches, against a gain <= 0.
+        t_p_value: Its p-value.
+        lr_statistic: Held-in likelihood ratio.
+        lr_p_value: Its p-value, by a parametric bootstrap.
         lr_null: The likelihood ratios simulated under softmax.
-        cv_gain, cv_gain_sd, cv_gains, cv_lams: Cross-validation over batches: mean gain, its standard deviation over
-            folds, and the gain and lam of each fold.
-        held_in, held_out: Labels of the batches used to fit and to judge.
+        cv_gain: Mean gain of a cross-validation over batches.
+        cv_gain_sd: Its standard deviation over folds.
+        cv_gains: The gain of each fold.
+        cv_lams: The ``lam`` of each fold.
+        held_in: Labels of the batches used to fit.
+        held_out: Labels of the batches used to judge.
         top1: Share of all anchors whose positive has the top score.
+        converged: Whether both fits reached their maximum.
+        separated: True when every positive has the top score, as in `LinkFit`.
         notes: Sentences about what makes the result doubtful; empty when nothing does.
     """
 

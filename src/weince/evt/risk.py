@@ -27,7 +27,9 @@ class RiskGradient:
         k: Negatives in a subset.
         edges: ``(bins + 1,)`` edges of the bins.
         risk: ``(bins,)`` share of failures by the culprit's score; exact.
-        softmax, shortfall, blend: ``(bins,)`` share of each link's gradient magnitude; averaged over subsets.
+        softmax: ``(bins,)`` share of softmax's gradient magnitude; averaged over subsets.
+        shortfall: The same for the shortfall link.
+        blend: The same for the blend.
         failure_rate: Probability that a random subset beats a random anchor's positive; exact.
         negatives: ``(bins,)`` share of all negatives in each bin, for comparison.
     """
