@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weince import (
     AffineLink,
+    AtanhLink,
     ContrastiveLoss,
     Count,
     FunctionLink,
@@ -401,6 +402,13 @@ def test_what_sums_may_return():
         Own(lambda: LogSumExp(SoftmaxLink(0.1), same_view=True), cross_entropy)(*pairs())
     with pytest.raises(ValueError, match="among must be one of negatives, positives; got 'positive'"):
         SoftplusSum(AffineLink(1.0), among="positive")
+
+
+@pytest.mark.parametrize("made", [SoftmaxLink, AtanhLink])
+def test_a_link_without_its_parentheses_is_refused(made):
+    """Called with scores, the class would take them for its first field."""
+    with pytest.raises(TypeError, match=f"a link must be a Link, like .*; got <class .*{made.__name__}"):
+        LinkLoss(made)
 
 
 def test_the_one_positive_of_several_is_refused():

@@ -184,7 +184,7 @@ def as_link(link: Link | Callable[..., Tensor]) -> Link:
     """Return a link unchanged; wrap a plain function in a :class:`FunctionLink`."""
     if isinstance(link, Link):
         return link
-    if not callable(link):
+    if isinstance(link, type) or not callable(link):
         raise TypeError(
             f"a link must be a Link, like SoftmaxLink(0.5), or a function of the score; got {link!r}"
         )
