@@ -411,6 +411,15 @@ def test_a_link_without_its_parentheses_is_refused(made):
         LinkLoss(made)
 
 
+def test_a_wrong_option_names_the_right_ones_however_a_loss_calls_the_rest():
+    class Mine(ContrastiveLoss):
+        def __init__(self, steepness=1.0, **kwargs):
+            super().__init__(**kwargs)
+
+    with pytest.raises(TypeError, match="Mine has no option 'steep'; it takes steepness, candidates, red"):
+        Mine(steep=1.0)
+
+
 def test_the_one_positive_of_several_is_refused():
     class Scores(ContrastiveLoss):
         def sums(self, batch):

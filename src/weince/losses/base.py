@@ -148,8 +148,7 @@ class ContrastiveLoss(nn.Module):
     def _check_known(self, options: Options) -> None:
         for name in options:
             if name not in Options.__annotations__:
-                own = [parameter for parameter in _parameters(type(self)) if parameter != "options"]
-                takes = ", ".join([*own, *Options.__annotations__])
+                takes = ", ".join([*_parameters(type(self)), *Options.__annotations__])
                 raise TypeError(f"{type(self).__name__} has no option {name!r}; it takes {takes}")
 
     def sums(self, batch: Engine) -> Sum | Sequence[Sum]:
@@ -373,7 +372,7 @@ class ContrastiveLoss(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         """Arguments of the loss by name; learned ones have their current values."""
-        own = [name for name in _parameters(type(self)) if name != "options" and hasattr(self, name)]
+        own = [name for name in _parameters(type(self)) if hasattr(self, name)]
         return {name: getattr(self, name) for name in (*own, "candidates", "reduction")}
 
     def extra_repr(self) -> str:
@@ -393,7 +392,9 @@ def _as_they_are(values: Tensor) -> Tensor:
 
 
 def _parameters(loss: type) -> list[str]:
-    return [name for name in signature(loss.__init__).parameters if name != "self"]  # type: ignore[misc]
+    """Arguments of a loss by name, without ``self`` and its ``**options``, whatever a user's loss calls them."""
+    found = signature(loss.__init__).parameters.values()  # type: ignore[misc]
+    return [one.name for one in found if one.name != "self" and one.kind is not one.VAR_KEYWORD]
 
 
 def _in_words(value: Any) -> str:
