@@ -50,7 +50,7 @@ def test_infonce_is_cross_entropy_on_the_masked_matrix(views):
 
 
 def test_infonce_across_is_that_of_query_and_key(views):
-    """The loss of MoCo, SimCSE and the package info-nce-pytorch: each query has one matching key."""
+    """The loss of SimCSE and the package info-nce-pytorch: each query has one matching key."""
 
     def theirs(query, key):
         logits = F.normalize(query) @ F.normalize(key).T / 0.1
@@ -66,6 +66,21 @@ def test_infonce_across_with_further_negatives(views):
 
     def ours(query, key, negatives):
         return InfoNCELoss(0.1, candidates="cross")(query, key, negatives=negatives)
+
+    same(ours, theirs, *views, torch.randn(9, 16, dtype=torch.float64))
+
+
+def test_infonce_of_moco(views):
+    """Also info-nce-pytorch with ``negative_keys``: only the queue holds negatives, since all pairs have one id."""
+
+    def theirs(query, key, queue):
+        query, key = F.normalize(query), F.normalize(key)
+        logits = torch.cat([(query * key).sum(1, keepdim=True), query @ F.normalize(queue).T], dim=1)
+        return F.cross_entropy(logits / 0.1, torch.zeros(40, dtype=torch.long))
+
+    def ours(query, key, queue):
+        one_id = torch.zeros(40, dtype=torch.long)
+        return InfoNCELoss(0.1, candidates="cross")(query, key, negatives=queue, ids=one_id)
 
     same(ours, theirs, *views, torch.randn(9, 16, dtype=torch.float64))
 
