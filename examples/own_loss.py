@@ -1,4 +1,4 @@
-"""A loss of your own: three lines of torch, and every engine computes it.
+"""A loss of your own: a few lines of torch, and every engine computes it.
 
     python examples/own_loss.py                             256 pairs, 30 steps with each loss: a few seconds
     python examples/own_loss.py --pairs 16384 --steps 1     32,768 rows against each other: minutes, in linear memory

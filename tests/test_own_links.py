@@ -420,6 +420,27 @@ def test_a_wrong_option_names_the_right_ones_however_a_loss_calls_the_rest():
         Mine(steep=1.0)
 
 
+class SoftTriplet(ContrastiveLoss):
+    """``sum log(1 + exp(10 (s - s+)))``: the positive's score is in the logit of each negative."""
+
+    def sums(self, batch):
+        return SoftplusSum(AffineLink(10.0, -10 * batch.positive_scores()))
+
+    def combine(self, total):
+        return total
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_score_of_the_positive_in_a_link_has_a_gradient(engine):
+    rows = pairs()
+    scores = nn.functional.normalize(rows[0]) @ nn.functional.normalize(rows[1]).T
+    wanted = nn.functional.softplus(10 * (scores - scores.diag().unsqueeze(1)))
+    wanted = wanted.masked_fill(torch.eye(8, dtype=torch.bool), 0).sum(1).mean()
+    found = SoftTriplet(candidates="cross", engine=engine)(*rows)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients(found, rows), gradients(wanted, rows))
+
+
 def test_the_one_positive_of_several_is_refused():
     class Scores(ContrastiveLoss):
         def sums(self, batch):

@@ -129,8 +129,8 @@ class Engine(ABC):
             return self.evaluate([Part(link, "lse") for link in links])
 
     def positive_scores(self) -> Tensor:
-        """``(anchors,)`` score of each anchor's one positive, without gradient."""
-        return 1 - self._positive_shortfall().detach()
+        """``(anchors,)`` score of each anchor's one positive, with its gradient."""
+        return 1 - self._positive_shortfall()
 
     def sums(self, sums: Sequence[Sum]) -> list[Summed | Tensor]:
         """Results of the sums, in order: ``Summed`` for a log-sum-exp, a tensor ``(anchors,)`` for others."""

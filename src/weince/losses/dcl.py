@@ -69,7 +69,7 @@ class DCLWLoss(DCLLoss):
 
     def sums(self, batch: Engine) -> LogSumExp:
         temperature = self.bounded_temperature()
-        own = batch.positive_scores() / self.sigma
+        own = batch.positive_scores().detach() / self.sigma
         ranks = batch.contest.ranks
         every = own if ranks is None else ranks.gather(own)
         weight = 2 - len(every) * (own - torch.logsumexp(every, 0)).exp()
