@@ -82,6 +82,9 @@ def test_two_users_records_are_merged(two):
         (lambda line: line["evaluation.json"].update(probe_seeds=[1, 2]), r"seeds of the probe is \[1, 2\]"),
         (lambda line: line["run.yaml"].update(batch=128), "another recipe: it has batch 128, not 256"),
         (lambda line: line["run.yaml"]["optimizer"].update(lr=0.1), "it has optimizer.lr 0.1, not 0.002"),
+        (lambda line: line["run.yaml"].update(dropout=0.5), "it has dropout 0.5, unknown here"),
+        (lambda line: line["run.yaml"]["loss"].update(margin=0.5), r"it has loss.margin 0.5, unknown here"),
+        (lambda line: line["run.yaml"]["optimizer"].update(beta=0.5), "it has optimizer.beta 0.5, unknown"),
         (lambda line: line["run.yaml"].update(epochs=9), r"it has epochs 9, not 4 \(--try-epochs"),
         (
             lambda line: line.pop("evaluation.json"),
