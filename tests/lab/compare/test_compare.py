@@ -368,6 +368,20 @@ def test_legends_of_long_names_stay_in_their_figures(tmp_path, browser):
         assert any("…" in text for text in page.locator("figure svg text").all_text_contents())
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_long_name_leaves_room_for_the_figures(tmp_path, browser, width):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
+    long = "our_research_package.losses.contrastive:TemperatureScheduledDecoupledLoss"
+    renamed = dict(zip(("infonce", long), comparison.losses.values(), strict=True))
+    comparison = replace(comparison, losses=renamed)
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(comparison, tmp_path)
+    with sound_page(browser, compare(out=tmp_path, table_only=True).parent, width, "light") as page:
+        figures = page.locator("#leaderboard tbody tr").first.locator("td.n")
+        box = figures.nth(0 if width == 390 else 3).bounding_box()  # the first on a phone, else all four
+        assert box["x"] + box["width"] <= width - 14
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_in_a_browser(shown, browser, width, scheme):
     with sound_page(browser, shown, width, scheme) as page:
