@@ -315,6 +315,14 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     assert "try dcl, temperature 0.2: seed 7" in text
 
 
+def test_one_missing_seed_is_said_in_the_singular(tmp_path, capsys):
+    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7])
+    write_comparison(comparison, tmp_path / comparison.name)
+    fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
+    compare(out=tmp_path, table_only=True)
+    assert "missing: dcl: 1 seed at the try to be chosen\n" in capsys.readouterr().err
+
+
 def test_why_runs_failed_is_told_where_the_others_are_read(tmp_path):
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
     fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)

@@ -183,7 +183,8 @@ class Sweep:
         chosen = {run.loss for run in seeds}
         for loss in self.comparison.losses:
             if loss not in chosen:
-                found.append(f"{loss}: {len(self.comparison.seeds)} seeds at the try to be chosen")
+                seeds_to_run = _so_many(len(self.comparison.seeds), "seed")
+                found.append(f"{loss}: {seeds_to_run} at the try to be chosen")
         return found
 
     def show(self, jobs: int) -> None:
