@@ -13,7 +13,7 @@ expensive part and does not depend on which candidates were chosen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -75,14 +75,16 @@ class Choices:
     def anchors(self) -> int:
         return int(self.features.shape[1])
 
+    def rows(self, rows: Integers) -> Choices:
+        """The choices of some anchors."""
+        absent = None if self.absent is None else self.absent[rows]
+        return Choices(self.features[:, rows], absent, self.batches[rows], self.labels, self.beaten[:, rows])
+
     def take(self, which: Integers) -> Choices:
         """The choices of the batches ``which`` (indices, not labels)."""
         which = np.sort(which)
-        rows = np.flatnonzero(np.isin(self.batches, which))
-        absent = None if self.absent is None else self.absent[rows]
-        codes = np.searchsorted(which, self.batches[rows])
-        features = self.features[:, rows]
-        return Choices(features, absent, codes, self.labels[which], self.beaten[:, rows])
+        some = self.rows(np.flatnonzero(np.isin(self.batches, which)))
+        return replace(some, batches=np.searchsorted(which, some.batches), labels=self.labels[which])
 
     def using(self, *which: int) -> Choices:
         """The same choices with only some of the features."""

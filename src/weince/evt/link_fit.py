@@ -18,7 +18,7 @@ from scipy import optimize, stats
 
 from weince.evt import choice
 from weince.evt.arrays import Bounds, Floats, check_fraction
-from weince.evt.choice import Choices, Optimum
+from weince.evt.choice import Choices, Optimum, Partition
 
 # Ends of intervals of tau are searched up to this far from the estimate, in log tau.
 _FAR = 8.0
@@ -120,33 +120,26 @@ def _slopes(theta: Floats) -> Floats:
     return np.asarray(np.array([[-theta[1], theta[0]], [-total, -total]]) / total**2)
 
 
+def _along(choices: Choices, origin: Floats, direction: Floats) -> Partition:
+    """``A`` at the weights ``origin + x * direction``, with its derivatives by ``x``."""
+    partition = choice.partition_of(choices)
+
+    def evaluate(x: Floats) -> tuple[float, Floats, Floats]:
+        value, gradient, hessian = partition(origin + x[0] * direction)
+        return value, (gradient @ direction)[None], np.atleast_2d(direction @ hessian @ direction)
+
+    return evaluate
+
+
 def _profile_lam(choices: Choices, lam: float, start: float) -> float:
     """Best log-likelihood with ``lam`` held fixed."""
-    direction = np.array([1.0 - lam, lam])
-
-    def along(scale: Floats) -> tuple[float, Floats, Floats]:
-        value, mean, cov = choice.moments(choices, scale[0] * direction)
-        return (
-            float(value.sum()),
-            (mean.sum(0) @ direction)[None],
-            np.atleast_2d(direction @ cov.sum(0) @ direction),
-        )
-
+    along = _along(choices, np.zeros(2), np.array([1.0 - lam, lam]))
     return choice.maximise(along, np.zeros(1), np.array([start])).value
 
 
 def _profile_tau(choices: Choices, tau: float, start: float) -> float:
     """Best log-likelihood with ``tau`` held fixed."""
-    turn = np.array([-1.0, 1.0]) / tau
-
-    def along(lam: Floats) -> tuple[float, Floats, Floats]:
-        value, mean, cov = choice.moments(choices, np.array([1.0 / tau, 0.0]) + lam[0] * turn)
-        return (
-            float(value.sum()),
-            (mean.sum(axis=0) @ turn)[None],
-            np.atleast_2d(turn @ cov.sum(axis=0) @ turn),
-        )
-
+    along = _along(choices, np.array([1.0 / tau, 0.0]), np.array([-1.0, 1.0]) / tau)
     # The likelihood is concave in lam: if it still rises at 1, the best allowed lam is 1, otherwise lower.
     value, descent, _ = along(np.ones(1))
     return -value if descent[0] <= 0.0 else choice.maximise(along, np.zeros(1), np.array([start])).value

@@ -162,7 +162,8 @@ def link_bank(
     for b, pairs in enumerate(order.reshape(count, batch_size)):
         cosines = view_cosines(first[pairs], second[pairs], candidates)
         scores[b * anchors : (b + 1) * anchors] = cosines[others].reshape(anchors, width)
-    return in_batches(scores, batch_size, candidates)
+    positives = np.tile(positive_columns(batch_size, candidates), count)
+    return LinkBank(scores, positives, np.repeat(np.arange(count), anchors).astype(np.int64))
 
 
 def check_competing(candidates: str) -> None:
@@ -202,20 +203,6 @@ def positive_columns(batch_size: int, candidates: Competing = "views") -> Intege
     other = (anchor + batch_size) % len(anchor)
     # Without the anchor's own column, the columns after it move one to the left.
     return (other - (other > anchor)).astype(np.int64)
-
-
-def in_batches(scores: Floats, batch_size: int, candidates: Competing = "views") -> LinkBank:
-    """Build a bank from the scores of full batches; in each batch, all first views come before all second ones.
-
-    Args:
-        scores: ``(batches * anchors, candidates)``, with the numbers of `shape_of`.
-        batch_size: Pairs in a batch.
-        candidates: Who competes.
-    """
-    size, _ = shape_of(batch_size, candidates)
-    count = len(scores) // size
-    positives = np.tile(positive_columns(batch_size, candidates), count)
-    return LinkBank(scores, positives, np.repeat(np.arange(count), size).astype(np.int64))
 
 
 def draw_positives(

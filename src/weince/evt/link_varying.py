@@ -132,11 +132,7 @@ def _at_node(choices: Choices, theta: Floats, x: float) -> tuple[Floats, Floats,
 
 def fit_anchors(choices: Choices, weights: Floats, nodes: Nodes) -> Varying:
     """Fit a link whose temperature varies from anchor to anchor, starting from its ``weights`` at one temperature."""
-    rows = _few(choices.anchors)
-    absent = None if choices.absent is None else choices.absent[rows]
-    some = Choices(
-        choices.features[:, rows], absent, choices.batches[rows], choices.labels, choices.beaten[:, rows]
-    )
+    some = choices.rows(_few(choices.anchors))
     found = _maximise(
         lambda theta: _partition(anchor_moments(some, theta, nodes)),
         lambda theta: _partition(anchor_moments(choices, theta, nodes)),

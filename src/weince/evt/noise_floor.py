@@ -44,9 +44,7 @@ class NoiseFloor:
     softmax_line: Floats  # bias^2 + V / n
     shortfall: LinkTheory
     softmax: LinkTheory
-    undefined: (
-        Floats  # share of replicates left out because all positives have the lowest or the highest score
-    )
+    undefined: Floats  # share of replicates left out: all positives have the lowest, or the highest, score
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,6 @@ def _as_candidates(scores: ArrayLike) -> Floats:
             f"scores must lie below 1 and not be all equal; got {s.size} from {s.min()} to {s.max()}"
         )
     return s
-
-
-def _check_beta(beta: float) -> float:
-    if not (np.isfinite(beta) and beta > 0.0):
-        raise ValueError(f"beta must be a positive number; got {beta}")
-    return float(beta)
 
 
 def fit_slope(feature: Floats, mean: Floats) -> Floats:
@@ -184,7 +176,9 @@ def noise_floor(
     counts_of = np.array(sizes, dtype=np.int64)
     if counts_of.size == 0 or counts_of.min() < 1 or replicates < 2:
         raise ValueError(f"sizes must be positive and replicates at least 2; got {sizes} and {replicates}")
-    p = softmax(_check_beta(beta) * coordinate)
+    if not 0.0 < beta < np.inf:
+        raise ValueError(f"beta must be a positive number; got {beta}")
+    p = softmax(beta * coordinate)
     target = float(np.log(p[-1] / p[0]))
     right, wrong = link_theory(coordinate, p), link_theory(s, p)
     rng = np.random.default_rng(seed)
