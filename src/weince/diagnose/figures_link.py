@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001  (Greek letters and minus signs are meant)
 """Figures of the link: the test, its ablations, risk, and models side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -114,43 +114,50 @@ def _rivals(gallery: Gallery, tag: str, r: evt.LinkRivals) -> Figure:
         "τ varies by pair": r.pairs.gain,
         "link, and τ by anchor": r.both.gain,
     }
-    with gallery.panel(f"link-rivals-{tag}", "Held-out gain over softmax with one τ", height=2.4) as panel:
-        ax = panel.ax
-        ax.axvline(0.0, color=INK, linewidth=1.0)
-        rows = list(range(len(gains)))[::-1]
-        mid, spans = (np.array([getattr(g, key) for g in gains.values()]) for key in ("gain", "interval"))
-        _whiskers(ax, rows, mid, spans, (BLUE, ORANGE, GREEN, PURPLE))
-        ax.set_yticks(rows, list(gains))
-        ax.set_ylim(-0.6, len(gains) - 0.4)
-        ax.grid(visible=False, axis="y")
-        _room(ax, spans)
-        ax.set_xlabel(GAIN)
-    return panel.done
-
-
-def _whiskers(ax: Axes, y: Sequence[float], mid: Floats, intervals: Floats, colours: Sequence[str]) -> None:
-    for at, x, (low, high), colour in zip(y, mid, intervals, colours, strict=True):
-        ax.plot([low, high], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
-        ax.plot([x], [at], "o", color=colour, markersize=6)
+    caption = "Held-out gain over softmax with one τ"
+    return _gains(gallery, f"link-rivals-{tag}", caption, 2.4, gains, (BLUE, ORANGE, GREEN, PURPLE))
 
 
 def frechet_figures(gallery: Gallery, tag: str, a: evt.FrechetAblation) -> list[Figure]:
     """The three gains with their intervals."""
     if a.separated:
         return []
-    gains = [a.w_over_0, a.f_over_0, a.wf_over_w]
-    labels = ["shortfall over softmax", "heavy tail over softmax", "heavy tail over shortfall"]
-    with gallery.panel(f"frechet-{tag}", "Held-out gains of the three blends", height=2.2) as panel:
+    gains = {
+        "shortfall over softmax": a.w_over_0,
+        "heavy tail over softmax": a.f_over_0,
+        "heavy tail over shortfall": a.wf_over_w,
+    }
+    caption = "Held-out gains of the three blends"
+    return [_gains(gallery, f"frechet-{tag}", caption, 2.2, gains, (BLUE, RED, PURPLE))]
+
+
+def _gains(
+    gallery: Gallery,
+    slug: str,
+    caption: str,
+    height: float,
+    gains: Mapping[str, evt.Gain],
+    colours: Sequence[str],
+) -> Figure:
+    with gallery.panel(slug, caption, height=height) as panel:
         ax = panel.ax
         ax.axvline(0.0, color=INK, linewidth=1.0)
-        mid, spans = np.array([g.gain for g in gains]), np.array([g.interval for g in gains])
-        _whiskers(ax, [2, 1, 0], mid, spans, (BLUE, RED, PURPLE))
-        ax.set_yticks([2, 1, 0], labels)
-        ax.set_ylim(-0.6, 2.6)
-        ax.grid(visible=False, axis="y")
+        mid, spans = (np.array([getattr(g, key) for g in gains.values()]) for key in ("gain", "interval"))
+        _rows(ax, list(gains), mid, spans, colours)
         _room(ax, spans)
         ax.set_xlabel(GAIN)
-    return [panel.done]
+    return panel.done
+
+
+def _rows(ax: Axes, names: Sequence[str], mid: Floats, intervals: Floats, colours: Sequence[str]) -> None:
+    """A row for each name, the first one on top: a dot and its interval."""
+    places = range(len(names))[::-1]
+    for at, x, (low, high), colour in zip(places, mid, intervals, colours, strict=True):
+        ax.plot([low, high], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
+        ax.plot([x], [at], "o", color=colour, markersize=6)
+    ax.set_yticks(places, names)
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    ax.grid(visible=False, axis="y")
 
 
 def _room(ax: Axes, spans: Floats) -> None:
@@ -237,23 +244,17 @@ class Quantity:
     key: str
     title: str
     label: str
-    value: Floats  # (models,)
-    interval: Floats  # (models, 2); NaN where there is none
-    zero: bool = True
+    by_model: Sequence[tuple[float, Bounds]]  # each value with its interval; NaN where there is none
+    zero: bool = True  # whether 0 is a value to compare with
     bounds: Bounds = (-np.inf, np.inf)  # values that it can have
 
+    @property
+    def value(self) -> Floats:
+        return np.array([value for value, _ in self.by_model])  # (models,)
 
-def _quantity(
-    key: str,
-    title: str,
-    label: str,
-    pairs: Sequence[tuple[float, tuple[float, float]]],
-    *,
-    zero: bool = True,
-    bounds: Bounds = (-np.inf, np.inf),
-) -> Quantity:
-    values, intervals = zip(*pairs, strict=True)
-    return Quantity(key, title, label, np.array(values), np.array(intervals), zero, bounds)
+    @property
+    def interval(self) -> Floats:
+        return np.array([interval for _, interval in self.by_model])  # (models, 2)
 
 
 def quantities(models: Sequence[Measured]) -> list[Quantity]:
@@ -267,13 +268,13 @@ def quantities(models: Sequence[Measured]) -> list[Quantity]:
     lams = [(t.lam if np.isfinite(t.tau) else np.nan, t.lam_interval) for t in links]
     heavy = [(a.lam_f_full if np.isfinite(a.tau_full) else np.nan, none) for a in frechet]
     return [
-        _quantity("gain", "Held-out gain of the blend over softmax (W − 0)", GAIN, gains),
-        _quantity("lam", "Weight λ of the shortfall", "λ", lams, bounds=(0.0, 1.0)),
-        _quantity("xi", "Shape ξ of the tail", "ξ (below 0: bounded)", [(x.fit.xi, x.xi_interval) for x in tails]),
-        _quantity("tau0", "Best temperature of softmax", "τ₀", best, bounds=(0.0, np.inf), zero=False),
-        _quantity("f0", "Gain of the heavy tail over softmax (F − 0)", GAIN, [(g.gain, g.interval) for g in f0]),
-        _quantity("wf", "Gain of the heavy tail over the blend (WF − W)", GAIN, [(g.gain, g.interval) for g in wf]),
-        _quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", heavy, bounds=(0.0, 1.0)),
+        Quantity("gain", "Held-out gain of the blend over softmax (W − 0)", GAIN, gains),
+        Quantity("lam", "Weight λ of the shortfall", "λ", lams, bounds=(0.0, 1.0)),
+        Quantity("xi", "Shape ξ of the tail", "ξ (below 0: bounded)", [(x.fit.xi, x.xi_interval) for x in tails]),
+        Quantity("tau0", "Best temperature of softmax", "τ₀", best, bounds=(0.0, np.inf), zero=False),
+        Quantity("f0", "Gain of the heavy tail over softmax (F − 0)", GAIN, [(g.gain, g.interval) for g in f0]),
+        Quantity("wf", "Gain of the heavy tail over the blend (WF − W)", GAIN, [(g.gain, g.interval) for g in wf]),
+        Quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", heavy, bounds=(0.0, 1.0)),
     ]  # fmt: skip
 
 
@@ -299,7 +300,6 @@ def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool =
     out = []
     every = [m.name for m in models]
     short = [shorten(name, among=every) for name in every]
-    rows = list(range(len(models) + mean))[::-1]
     colours = [BLUE] * len(models) + [RED] * mean
     for q in quantities(models)[:4]:
         if not np.isfinite(q.value).any():
@@ -313,10 +313,7 @@ def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool =
             ax = panel.ax
             if q.zero:
                 ax.axvline(0.0, color=INK, linewidth=1.0)
-            _whiskers(ax, rows, value, spans, colours)
-            ax.set_yticks(rows, names)
-            ax.set_ylim(-0.6, len(names) - 0.4)
-            ax.grid(visible=False, axis="y")
+            _rows(ax, names, value, spans, colours)
             ax.set_xlabel(q.label)
             ax.margins(x=0.08)
             ax.locator_params(axis="x", nbins=5)

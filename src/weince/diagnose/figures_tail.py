@@ -47,37 +47,29 @@ def pot_figures(gallery: Gallery, tag: str, tail: Tail) -> list[Figure]:
     return out
 
 
-def _band(ax: Axes, x: Floats, y: Floats, interval: Floats, colour: str) -> None:
-    ax.fill_between(x, interval[:, 0], interval[:, 1], color=colour, alpha=0.2, linewidth=0)
-    ax.plot(x, y, color=colour, marker="o", markersize=3)
-
-
 def threshold_figures(gallery: Gallery, tag: str, tail: Tail) -> list[Figure]:
     """Shape, modified scale and mean excess over the threshold."""
     s, life, used = tail.stability, tail.residual_life, tail.xi.fit.threshold
     known = np.isfinite(s.modified_scale_interval).all(axis=1)
     out = []
-    with gallery.panel(f"stability-xi-{tag}", "Shape ξ over the threshold") as panel:
-        _band(panel.ax, s.thresholds, s.xi, s.xi_interval, BLUE)
-        panel.ax.axhline(0.0, color=INK, linewidth=1.0)
-        panel.ax.axvline(used, color=ORANGE, linestyle="--", label="threshold in use")
-        panel.ax.set(xlabel="threshold u (cosine)", ylabel="ξ  (below 0: bounded)")
-        legend(panel.ax)
-    out.append(panel.done)
-    with gallery.panel(f"stability-scale-{tag}", "Modified scale σ − ξu over the threshold") as panel:
-        _band(
-            panel.ax, s.thresholds[known], s.modified_scale[known], s.modified_scale_interval[known], PURPLE
-        )
-        panel.ax.axvline(used, color=ORANGE, linestyle="--", label="threshold in use")
-        panel.ax.set(xlabel="threshold u (cosine)", ylabel="σ − ξu (cosine)")
-        legend(panel.ax)
-    out.append(panel.done)
-    with gallery.panel(f"mean-residual-life-{tag}", "Mean excess over the threshold") as panel:
-        _band(panel.ax, life.thresholds, life.mean_excess, life.interval, GREEN)
-        panel.ax.axvline(used, color=ORANGE, linestyle="--", label="threshold in use")
-        panel.ax.set(xlabel="threshold u (cosine)", ylabel="mean excess (cosine)")
-        legend(panel.ax)
-    out.append(panel.done)
+    panels = [
+        ("stability-xi", "Shape ξ", "ξ  (below 0: bounded)", BLUE, (s.thresholds, s.xi, s.xi_interval)),
+        ("stability-scale", "Modified scale σ − ξu", "σ − ξu (cosine)", PURPLE,
+         (s.thresholds[known], s.modified_scale[known], s.modified_scale_interval[known])),
+        ("mean-residual-life", "Mean excess", "mean excess (cosine)", GREEN,
+         (life.thresholds, life.mean_excess, life.interval)),
+    ]  # fmt: skip
+    for slug, what, label, colour, (x, y, interval) in panels:
+        with gallery.panel(f"{slug}-{tag}", f"{what} over the threshold") as panel:
+            ax = panel.ax
+            ax.fill_between(x, interval[:, 0], interval[:, 1], color=colour, alpha=0.2, linewidth=0)
+            ax.plot(x, y, color=colour, marker="o", markersize=3)
+            if slug == "stability-xi":
+                ax.axhline(0.0, color=INK, linewidth=1.0)
+            ax.axvline(used, color=ORANGE, linestyle="--", label="threshold in use")
+            ax.set(xlabel="threshold u (cosine)", ylabel=label)
+            legend(ax)
+        out.append(panel.done)
     return out
 
 

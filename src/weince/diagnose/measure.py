@@ -265,15 +265,10 @@ def _anchors(bank: evt.LinkBank, settings: Settings) -> tuple[evt.AnchorTails, e
     """Tail statistics as the loss would compute them, batch by batch, and the valid comparison."""
     d = _negative_shortfalls(bank)
     parts = [evt.anchor_tails(d[bank.batches == b]) for b in np.unique(bank.batches)]
-    joined = evt.AnchorTails(
-        rho=np.concatenate([p.rho for p in parts]),
-        beta=np.concatenate([p.beta for p in parts]),
-        daic=np.concatenate([p.daic for p in parts]),
-        lam=np.concatenate([p.lam for p in parts]),
-        k=np.concatenate([p.k for p in parts]),
-        rho0=float(np.mean([p.rho0 for p in parts])),
-    )
-    return joined, evt.compare_anchor_tails(d, seed=settings.seed)
+    names = ("rho", "beta", "daic", "lam", "k")
+    joined = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
+    tails = evt.AnchorTails(**joined, rho0=float(np.mean([p.rho0 for p in parts])))
+    return tails, evt.compare_anchor_tails(d, seed=settings.seed)
 
 
 def _crowded_by_chance(bank: evt.LinkBank, dim: int) -> float:

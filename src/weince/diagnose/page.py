@@ -13,7 +13,6 @@ from weince.diagnose.measure import Measured
 from weince.diagnose.rules import Thresholds
 from weince.diagnose.sections import Group, Section
 from weince.diagnose.settings import Settings
-from weince.diagnose.style import Figure
 from weince.diagnose.verdict import Verdict
 
 
@@ -53,11 +52,6 @@ class Page:
         return [m.name for m, _ in self.models if not np.isfinite(m.link.tau0)]
 
 
-def _inline(figure: Figure) -> Markup:
-    """The SVG of a figure, not escaped again: matplotlib has escaped its text."""
-    return Markup(figure.svg)
-
-
 TERMS = {
     "nat": r"nats?\b",
     "held-out": r"[Hh]eld[- ]out",
@@ -93,7 +87,6 @@ def linked(text: str) -> Markup:
 def render(page: Page) -> str:
     """The HTML of a page. Everything except the figures is escaped."""
     environment = templates("weince.diagnose")
-    environment.filters["inline"] = _inline
     environment.filters["linked"] = linked
     return environment.get_template("page.html").render(page=page)
 

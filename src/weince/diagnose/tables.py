@@ -1,7 +1,7 @@
 """Tables for the page and for CSV files: a cell has a text to read and a value to compute with."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,10 +81,7 @@ def tau(value: float) -> Cell:
 
 def taus(interval: tuple[float, float]) -> Cell:
     """An interval of temperatures."""
-    low, high = float(interval[0]), float(interval[1])
-    if np.isnan(low) and np.isnan(high):
-        return Cell("—", (low, high))
-    return Cell(f"[{temperature(low, 4)}, {temperature(high, 4)}]", (low, high))
+    return between(interval, 4, temperature)
 
 
 def count(value: int) -> Cell:
@@ -97,12 +94,14 @@ def text(value: str) -> Cell:
     return Cell(value, value)
 
 
-def between(interval: tuple[float, float], digits: int = 3) -> Cell:
-    """An interval."""
+def between(
+    interval: tuple[float, float], digits: int = 3, shown: Callable[[float, int], str] = number
+) -> Cell:
+    """An interval; ``shown`` makes text of its ends."""
     low, high = float(interval[0]), float(interval[1])
     if np.isnan(low) and np.isnan(high):
         return Cell("—", (low, high))
-    return Cell(f"[{number(low, digits)}, {number(high, digits)}]", (low, high))
+    return Cell(f"[{shown(low, digits)}, {shown(high, digits)}]", (low, high))
 
 
 def p_value(p: float) -> Cell:
