@@ -284,9 +284,7 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--labels", type=Path, help="file with a label for each item (default: the features')"
     )
-    parser.add_argument(
-        "--seeds", type=int, action="extend", nargs="+", help="seeds of each head (default: 0 1 2 3)"
-    )
+    _add_shared(parser, "--seeds", help="seeds of each head (default: 0 1 2 3)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--minutes", type=float, default=5.0, help="about how long it may take (default: %(default)g)"

@@ -2,7 +2,6 @@
 
 import argparse
 from dataclasses import fields
-from typing import Any
 
 from weince.lab import settings
 from weince.lab.configure import PRESETS
@@ -55,5 +54,4 @@ def _train_options() -> dict[str, tuple[str, ...]]:
     for kind in (VisionRun, TextRun):
         found |= settings.options(kind)
     found["loss.preset"] = tuple(PRESETS)
-    tails: dict[str, Any] = {f"loss.tail.{item.name}": () for item in fields(TailConfig)}
-    return {**found, **tails}
+    return found | {f"loss.tail.{item.name}": () for item in fields(TailConfig)}

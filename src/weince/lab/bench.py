@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weince.engines.choose import out_of_memory
-from weince.losses import ContrastiveLoss, DCLLoss, InfoNCELoss, WeinceLoss
+from weince.losses import DCLLoss, InfoNCELoss, WeinceLoss
 from weince.machine import find_device, prepare_cpu_for_bf16
 
 if TYPE_CHECKING:
@@ -139,23 +139,14 @@ def _entries(device: torch.device, compiled: bool) -> Iterator[Entry]:
     yield Entry(YARDSTICK, plain_info_nce)
     if compiled:
         yield Entry(COMPILED, torch.compile(plain_info_nce))
-    yield Entry("weince InfoNCELoss", _scalar(InfoNCELoss()))
-    yield Entry("weince DCLLoss", _scalar(DCLLoss()))
-    yield Entry("weince WeinceLoss (released)", _scalar(WeinceLoss()))
-    yield Entry("weince WeinceLoss.paper", _scalar(WeinceLoss.paper()))
-    yield Entry("weince WeinceLoss.paper, chunked", _scalar(WeinceLoss.paper(engine="chunked")))
+    yield Entry("weince InfoNCELoss", InfoNCELoss())
+    yield Entry("weince DCLLoss", DCLLoss())
+    yield Entry("weince WeinceLoss (released)", WeinceLoss())
+    yield Entry("weince WeinceLoss.paper", WeinceLoss.paper())
+    yield Entry("weince WeinceLoss.paper, chunked", WeinceLoss.paper(engine="chunked"))
     if device.type == "cuda":
-        yield Entry("weince WeinceLoss.paper, dense", _scalar(WeinceLoss.paper(engine="dense")))
+        yield Entry("weince WeinceLoss.paper, dense", WeinceLoss.paper(engine="dense"))
     yield from _peers()
-
-
-def _scalar(loss: ContrastiveLoss) -> Loss:
-    def value(z_i: Tensor, z_j: Tensor) -> Tensor:
-        result = loss(z_i, z_j)
-        assert isinstance(result, Tensor)
-        return result
-
-    return value
 
 
 def _peers() -> Iterator[Entry]:

@@ -4,7 +4,6 @@ Each one is written aside and moved into place, the last two are kept, and one t
 checkpoint is a dict of tensors, numbers, strings and containers of them, so that loading it executes no code.
 """
 
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import torch
 from weince.files import write_aside
 
 _KEPT = 2  # checkpoints per run: if the newest is truncated, the one before is intact
-_NAME = re.compile(r"step_(\d{9})\.pt")
 
 
 class Checkpoint(NamedTuple):
@@ -56,7 +54,7 @@ def newest(folder: Path) -> Checkpoint | None:
             reason = str(error).partition("\n")[0] or type(error).__name__
             warnings.warn(f"{path} cannot be read ({reason}); going back to the one before", stacklevel=2)
             continue
-        return Checkpoint(_step(path), state)
+        return Checkpoint(int(path.stem.removeprefix("step_")), state)
     if paths:
         raise OSError(
             f"none of the {len(paths)} checkpoints in {folder} can be read; remove them to start anew"
@@ -83,10 +81,4 @@ def fitting(folder: Path) -> Iterator[None]:
 
 def _paths(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name))
-
-
-def _step(path: Path) -> int:
-    found = _NAME.fullmatch(path.name)
-    assert found is not None
-    return int(found.group(1))
+    return sorted(folder.glob(f"step_{'[0-9]' * 9}.pt"))

@@ -16,7 +16,7 @@ from weince.lab.reproduce.tables import MEASURES
 from weince.lab.reproduce.tails import figures, measure
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import load
-from weince.lab.vision.runs import embed_pairs
+from weince.lab.vision.runs import two_views
 from weince.lab.vision.train import train
 
 
@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
 
 
 def bank_of(folder):
-    z_i, z_j = embed_pairs(folder, pairs=8192, seed=0)
+    z_i, z_j, _ = two_views(folder, images=8192, seed=0)
     return link_bank(z_i, z_j, batch_size=len(z_i) // 4, batches=32, rng=0)
 
 

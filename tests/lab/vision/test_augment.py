@@ -128,7 +128,7 @@ def pictures(n: int, height: int = 32, width: int = 32, seed: int = 1) -> Tensor
 def test_views_are_those_of_the_definitions(height, width, size, blur_p):
     images = pictures(24, height, width)
     augment = Augment(size, blur_p=blur_p, jitter_p=0.9, grey_p=0.3)
-    draws = augment.draw(images, seeded())
+    draws = augment.draws(images, augment.uniforms(len(images), seeded()))
     views = apply(images, draws, size=size)
     assert views.shape == (24, 3, size, size)
     assert views.dtype == torch.float32
@@ -191,7 +191,7 @@ def test_without_a_look_at_the_values_the_views_are_the_same(monkeypatch):
 def test_nothing_switched_on_leaves_the_image():
     images = pictures(5)
     plain = Augment(32, crop_scale=(1, 1), crop_ratio=(1, 1), flip=0, jitter_p=0, grey_p=0)
-    draws = plain.draw(images, seeded())
+    draws = plain.draws(images, plain.uniforms(len(images), seeded()))
     assert draws.factors is None
     assert draws.grey is None
     assert torch.equal(plain(images, seeded()), images / 255)
@@ -200,7 +200,7 @@ def test_nothing_switched_on_leaves_the_image():
 def test_an_image_that_is_not_jittered_keeps_its_colours():
     images = pictures(200)
     augment = Augment(32, crop_scale=(1, 1), crop_ratio=(1, 1), flip=0, grey_p=0)
-    draws = augment.draw(images, seeded())
+    draws = augment.draws(images, augment.uniforms(len(images), seeded()))
     kept = (draws.factors == torch.tensor([1.0, 1, 1, 0])).all(dim=1)
     assert 20 < kept.sum() < 60  # one in five
     views = apply(images, draws, size=32)
@@ -284,7 +284,8 @@ MANY = 20_000
 
 
 def drawn(augment: Augment, height: int = 32, width: int = 32, n: int = MANY) -> Draws:
-    return augment.draw(torch.empty(1, 3, 1, 1).expand(n, 3, height, width), seeded())
+    images = torch.empty(1, 3, 1, 1).expand(n, 3, height, width)
+    return augment.draws(images, augment.uniforms(n, seeded()))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from weince.lab.vision.optim import OptimizerConfig
 from weince.lab.vision.runs import (
     build_model,
     claim,
-    embed_pairs,
     evaluate_run,
     evaluation_path,
     load_model,
@@ -324,10 +323,10 @@ def test_snapshots_load_and_embed(data, tmp_path):
     settings, model = load_model(tmp_path / "run", found[0])
     assert settings == small_run(data, tmp_path / "run", epochs=2, snapshot_every=1)
     assert not model.training
-    z_i, z_j = embed_pairs(tmp_path / "run", pairs=16)
+    z_i, z_j, _ = two_views(tmp_path / "run", images=16)
     assert z_i.shape == z_j.shape == (16, 8)
-    again, _ = embed_pairs(tmp_path / "run", pairs=16)
-    assert len(embed_pairs(tmp_path / "run")[0]) == 20  # only 20 images are held out
+    again, *_ = two_views(tmp_path / "run", images=16)
+    assert len(two_views(tmp_path / "run").first) == 20  # only 20 images are held out
     assert (again == z_i).all()
     assert (z_i != z_j).any()
     features = two_views(tmp_path / "run", images=12, of="features", part="train")
@@ -390,7 +389,7 @@ def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(t
         ValueError, match=r"photos has no labels, which an evaluation needs: give labelled images"
     ):
         evaluate_run(tmp_path / "cut", device="cpu")
-    z_i, z_j = embed_pairs(tmp_path / "cut")  # needs no labels; uses the held-out fifth
+    z_i, z_j, _ = two_views(tmp_path / "cut")  # needs no labels; uses the held-out fifth
     assert len(z_i) == len(z_j) == 10
 
 
@@ -481,7 +480,7 @@ def test_a_run_trains_on_the_gpu_that_it_names(monkeypatch):
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_a_run_is_judged_with_the_convolutions_it_was_trained_with(data, tmp_path, precision, monkeypatch):
     run(data, tmp_path, {"epochs": 1, "precision": precision})
-    for use in (lambda: evaluate_run(tmp_path, quick=True), lambda: embed_pairs(tmp_path, pairs=4)):
+    for use in (lambda: evaluate_run(tmp_path, quick=True), lambda: two_views(tmp_path, images=4)):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "fp32")
         use()
         assert torch.backends.cudnn.allow_tf32 is (precision == "tf32")

@@ -20,11 +20,11 @@ def measure(kind: str, folder: Path) -> dict[str, Any]:
     """The figures of a run, by their names in tables."""
     from weince.lab.evaluate import fingerprint
     from weince.lab.vision.data import load
-    from weince.lab.vision.runs import embed_pairs, read_run
+    from weince.lab.vision.runs import read_run, two_views
 
     run = read_run(folder)
     data = load(run.data, size=run.augment.size)
-    z_i, z_j = embed_pairs(folder, pairs=PAIRS * BATCHES, seed=SEED)
+    z_i, z_j, _ = two_views(folder, images=PAIRS * BATCHES, seed=SEED)
     return {**figures(kind, z_i, z_j), "data": data.name, "fingerprint": fingerprint(data), "pairs": len(z_i)}
 
 

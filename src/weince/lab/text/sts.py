@@ -136,7 +136,6 @@ class Prepared:
             numbers = order[place : place + batch]
             tokens = tokenise(tokenizer, [sentences[number] for number in numbers], LONGEST)
             self.parts.append((numbers, tokens))
-        self.size = len(sentences)
 
     @torch.inference_mode()
     def embed(self, encoder: SentenceEncoder) -> Tensor:

@@ -91,15 +91,11 @@ class Augment:
         Returns:
             ``(n, 3, size, size)`` float32 in [0, 1].
         """
-        return apply(images, self.draw(images, generator), size=self.size)
-
-    def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
-        """The draws for images ``(n, 3, height, width)``; only their shape and device are used."""
         if images.device.type != generator.device.type:
             raise ValueError(
                 f"images and generator must be on one device; got {images.device} and {generator.device}"
             )
-        return self.draws(images, self.uniforms(len(images), generator))
+        return self.view(images, self.uniforms(len(images), generator))
 
     def uniforms(self, n: int, generator: torch.Generator) -> Tensor:
         """All random numbers for ``n`` images: in [0, 1), ``(n, 35)``, on the generator's device.

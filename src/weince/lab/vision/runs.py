@@ -164,14 +164,6 @@ class ViewPairs(NamedTuple):
     labels: np.ndarray | None
 
 
-def embed_pairs(
-    folder: Path, weights: Path | None = None, *, pairs: int = 8192, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings ``(pairs, d)`` of two random views of held-out images, after the projector."""
-    found = two_views(folder, weights, images=pairs, seed=seed)
-    return found.first, found.second
-
-
 @torch.no_grad()
 def two_views(
     folder: Path,
@@ -242,7 +234,8 @@ def run_pairs(
         for path in paths:
             name = f"{folder.name} {path.stem}" if trend else folder.name
             note = f"Two random views of held-out images, embedded by {name}."
-            found.append(make_pairs(name, *embed_pairs(folder, path, seed=seed), notes=(note,)))
+            seen = two_views(folder, path, seed=seed)
+            found.append(make_pairs(name, seen.first, seen.second, notes=(note,)))
     return rename(found, names)
 
 
