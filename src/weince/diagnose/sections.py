@@ -67,7 +67,6 @@ class Writer:
 
     def __init__(self, gallery: Gallery, models: Sequence[Measured], shown: Sequence[Measured]) -> None:
         self.gallery, self.models, self.shown = gallery, models, shown
-        self.names = [m.name for m in models]
 
     def groups(self, draw: Draw) -> tuple[Group, ...]:
         """Figures of every shown model."""
@@ -344,11 +343,7 @@ def _gain_rows(label: str, gain: Callable[[Measured], Gain]) -> list[Row]:
 
 
 def _ablation_table(
-    slug: str,
-    title: str,
-    points: Sequence[AblationPoint],
-    drawn: Sequence[AblationPoint] | None,
-    over: str,
+    slug: str, title: str, points: Sequence[AblationPoint], drawn: Sequence[AblationPoint] | None, over: str
 ) -> Table:
     rows = tuple(
         (

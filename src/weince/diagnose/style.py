@@ -85,7 +85,7 @@ class Gallery:
             canvas = Canvas(figsize=(4.4, height), layout="constrained")
             panel = Panel(canvas.add_subplot())
             yield panel
-            panel.figure = self._save(canvas, slug, caption)
+            panel.done = self._save(canvas, slug, caption)
 
     def _save(self, canvas: Canvas, slug: str, caption: str) -> Figure:
         self._count += 1
@@ -99,17 +99,13 @@ class Gallery:
         return Figure(name, caption, for_page(svg, name))
 
 
-@dataclass
 class Panel:
     """The axes of a panel, and the figure once it is saved."""
 
-    ax: Axes
-    figure: Figure | None = None
+    done: Figure
 
-    @property
-    def done(self) -> Figure:
-        assert self.figure is not None
-        return self.figure
+    def __init__(self, ax: Axes) -> None:
+        self.ax = ax
 
 
 def as_svg(canvas: Canvas) -> str:

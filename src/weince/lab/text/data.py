@@ -52,7 +52,7 @@ class SentenceFile:
     """
 
     def __init__(self, path: Path, *, first: int | None = None, pairs: bool = False) -> None:
-        self.path, self.pairs = path, pairs
+        self.pairs = pairs
         if not path.is_file():
             raise FileNotFoundError(f"no such text file: {path}; want a file with one sentence a line")
         starts, lengths, hashes, empty = _index(path, first, pairs)

@@ -76,8 +76,6 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, size: int, patch: int, *, dim: int = 384, depth: int = 12, heads: int = 6) -> None:
         super().__init__()
-        if size % patch:
-            raise ValueError(f"size must be a multiple of the patch of {patch} px; got {size}")
         self.features = dim
         self.patch_embed = Patches(patch, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
