@@ -145,18 +145,12 @@ def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monk
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        (
-            ["run", "pairs.npz"],
-            "want runs of weince train or embeddings, not both; got run, pairs.npz",
-        ),
+        (["run", "pairs.npz"], "want runs of weince train or embeddings, not both; got run, pairs.npz"),
         (
             ["run", "--sentences", "pairs.tsv"],
             "--sentences wants a model's folder (a text run's is RUN/best); got the run run",
         ),
-        (
-            ["run", "--trend"],
-            "run: a trend needs weights of two epochs; got 0; train with --snapshot-every",
-        ),
+        (["run", "--trend"], "run: a trend needs weights of two epochs; got 0; train with --snapshot-every"),
     ],
 )
 def test_runs_that_cannot_be_diagnosed_so(inputs, said, tmp_path, capsys, monkeypatch):

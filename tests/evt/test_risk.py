@@ -20,9 +20,7 @@ def bank(pairs=40, seed=0):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    scores=st.lists(st.integers(-9, 9), min_size=1, max_size=8),
-    positive=st.integers(-9, 9),
-    data=st.data(),
+    scores=st.lists(st.integers(-9, 9), min_size=1, max_size=8), positive=st.integers(-9, 9), data=st.data()
 )
 def test_risk_by_enumeration(scores, positive, data):
     k = data.draw(st.integers(1, len(scores)))

@@ -65,10 +65,5 @@ def diagnose(
         raise TypeError(f"inputs must be {{name: (z_i, z_j)}}; got {type(inputs).__name__}")
     pairs = [named_pairs(str(name), views) for name, views in inputs.items()]
     return write_diagnosis(
-        pairs,
-        Path(out),
-        settings_for(quick, **changes),
-        trend=trend,
-        average=average,
-        progress=progress,
+        pairs, Path(out), settings_for(quick, **changes), trend=trend, average=average, progress=progress
     )

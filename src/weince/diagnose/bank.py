@@ -8,14 +8,7 @@ from weince import evt
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
 from weince.evt.arrays import unit_rows
-from weince.evt.link_test import (
-    Competing,
-    others_of,
-    positive_columns,
-    shape_of,
-    split_batches,
-    view_cosines,
-)
+from weince.evt.link_test import Competing, others_of, positive_columns, shape_of, split_batches, view_cosines
 
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
 LARGEST = 2048  # the most pairs in a batch, when larger batches are tried because few positives are beaten

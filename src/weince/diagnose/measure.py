@@ -12,15 +12,7 @@ import numpy as np
 from scipy.special import betainc
 
 from weince import evt
-from weince.diagnose.bank import (
-    Bank,
-    anchors_kept,
-    build_bank,
-    count_beaten,
-    larger_sizes,
-    plan,
-    view_gap,
-)
+from weince.diagnose.bank import Bank, anchors_kept, build_bank, count_beaten, larger_sizes, plan, view_gap
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.settings import Settings

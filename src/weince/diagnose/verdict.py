@@ -113,14 +113,7 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
 
 
 def _about_temperature(
-    kind: str,
-    m: Measured,
-    settings: Settings,
-    rules: Thresholds,
-    said: Said,
-    advice: str,
-    *,
-    rest: str = "",
+    kind: str, m: Measured, settings: Settings, rules: Thresholds, said: Said, advice: str, *, rest: str = ""
 ) -> Verdict:
     """A verdict whose headline is about the temperature; `rest` follows the sentence on what that is worth."""
     _, off = temperature_words(m, settings, rules)

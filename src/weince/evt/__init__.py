@@ -16,14 +16,7 @@ from weince.evt.anchors import (
     daic_artefact,
 )
 from weince.evt.batch_tail import BatchXi, NegativeCosines, xi_over_batches
-from weince.evt.gpd import (
-    CappedFit,
-    ExponentialFit,
-    GPDFit,
-    fit_capped,
-    fit_exponential,
-    fit_gpd,
-)
+from weince.evt.gpd import CappedFit, ExponentialFit, GPDFit, fit_capped, fit_exponential, fit_gpd
 from weince.evt.link_fit import GridFit, LinkFit, fit_grid, fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink, link_rivals
 from weince.evt.link_test import Gain, LinkBank, LinkTest, draw_positives, link_bank, link_test

@@ -206,11 +206,7 @@ def positive_columns(batch_size: int, candidates: Competing = "views") -> Intege
 
 
 def draw_positives(
-    scores: ArrayLike,
-    lam: float,
-    tau: ArrayLike,
-    *,
-    rng: int | np.random.Generator = 0,
+    scores: ArrayLike, lam: float, tau: ArrayLike, *, rng: int | np.random.Generator = 0
 ) -> Integers:
     """Draw a positive (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
 

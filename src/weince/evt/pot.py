@@ -122,10 +122,7 @@ def _modified_scale_interval(y: Floats, fit: GPDFit) -> Bounds:
 
 
 def threshold_stability(
-    x: ArrayLike,
-    thresholds: ArrayLike | None = None,
-    *,
-    level: float = 0.95,
+    x: ArrayLike, thresholds: ArrayLike | None = None, *, level: float = 0.95
 ) -> ThresholdStability:
     """Fit the GPD over several thresholds; xi < 0 means a bounded tail.
 
@@ -209,11 +206,7 @@ def _fit_statistics(y: Floats, xi: Floats, sigma: Floats) -> tuple[Floats, Float
 
 
 def goodness_of_fit(
-    x: ArrayLike,
-    threshold: float = 0.0,
-    *,
-    bootstraps: int = 200,
-    seed: int = 0,
+    x: ArrayLike, threshold: float = 0.0, *, bootstraps: int = 200, seed: int = 0
 ) -> GoodnessOfFit:
     """Test the GPD on the scores above a threshold.
 

@@ -9,27 +9,9 @@ import torch
 pytest.importorskip("transformers", reason="the text runs need weince[text]")
 
 WORDS = [
-    "a",
-    "the",
-    "cat",
-    "dog",
-    "bird",
-    "sun",
-    "tree",
-    "river",
-    "house",
-    "fish",
-    "sees",
-    "eats",
-    "runs",
-    "sings",
-    "near",
-    "under",
-    "old",
-    "small",
-    "red",
-    "and",
-]
+    "a", "the", "cat", "dog", "bird", "sun", "tree", "river", "house", "fish",
+    "sees", "eats", "runs", "sings", "near", "under", "old", "small", "red", "and",
+]  # fmt: skip
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 

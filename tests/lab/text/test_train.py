@@ -477,19 +477,8 @@ def test_ugly_text_trains(run, tmp_path):
 
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
 def test_configurations_that_come_with_the_package(preset):
-    line = [
-        "--config",
-        f"simcse_{preset}",
-        "--text",
-        "a.txt",
-        "--model",
-        "m",
-        "--sts",
-        "b.tsv",
-        "--seed",
-        "3",
-    ]
-    read = settings.read(TextRun, [*line, "--loss.temperature", "0.1"], command="weince train", examples="")
+    line = f"--config simcse_{preset} --text a.txt --model m --sts b.tsv --seed 3 --loss.temperature 0.1"
+    read = settings.read(TextRun, line.split(), command="weince train", examples="")
     assert read == TextRun(
         text=Path("a.txt"),
         model="m",

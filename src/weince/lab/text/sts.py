@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weince.lab.geometry import pair_distances, uniformity, unit_in_double
-from weince.lab.text.encoder import (
-    SentenceEncoder,
-    Tokens,
-    check_model,
-    load_backbone,
-    tokenise,
-)
+from weince.lab.text.encoder import SentenceEncoder, Tokens, check_model, load_backbone, tokenise
 from weince.machine import prepare_cpu_for
 
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R")

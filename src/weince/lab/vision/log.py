@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from weince.files import write_aside
-from weince.lab.geometry import (
-    collapsed,
-    crowded,
-    effective_rank,
-    pair_distances,
-    uniformity,
-    unit_in_double,
-)
+from weince.lab.geometry import collapsed, crowded, effective_rank, pair_distances, uniformity, unit_in_double
 from weince.lab.log import read_log
 from weince.losses import InfoNCELoss
 from weince.tail import TailConfig
