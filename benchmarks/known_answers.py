@@ -29,7 +29,6 @@ from rich.progress import track
 
 from weince.diagnose.measure import Measured, measure
 from weince.diagnose.reading import make_pairs
-from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.settings import Settings
 from weince.diagnose.verdict import decide
 from weince.evt import LinkRivals
@@ -205,7 +204,7 @@ COLUMNS = (
 def verdict_on(case: Case) -> dict[str, str]:
     """A row of the table."""
     settings = replace(Settings(), temperature=case.temperature)
-    found = measure(make_pairs(case.truth, *case.views()), settings, worth=THRESHOLDS.worth)
+    found = measure(make_pairs(case.truth, *case.views()), settings)
     verdict = decide(found, settings)
     value, (low, high) = (np.nan, (np.nan, np.nan)) if case.estimate is None else case.estimate(found)
     gains = [np.nan] * 4 if found.rivals is None else gains_of(found.rivals)

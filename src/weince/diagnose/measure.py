@@ -54,7 +54,7 @@ class Curves:
         lam_gain: Gain over softmax with lam fixed and the temperature refitted, nats per anchor.
         taus: Temperatures of softmax.
         tau_loss: What softmax loses at these compared with its fitted temperature, nats per anchor.
-        tau_range: Temperatures at which it loses at most `worth`.
+        tau_range: Temperatures at which it loses at most `THRESHOLDS.worth`.
         current_loss: The same loss at the temperature the model was trained with, or None.
         beta: Exponent of the pure shortfall link, fitted.
         over_chance: What softmax gains over picking a candidate at random, nats per anchor.
@@ -169,7 +169,7 @@ def _one_feature(choices: choice.Choices, lam: float) -> choice.Choices:
     return replace(choices, features=mixed[None], beaten=(mixed > 0.0).any(axis=1)[None])
 
 
-def _curves(bank: Bank, link: evt.LinkTest, settings: Settings, worth: float) -> Curves:
+def _curves(bank: Bank, link: evt.LinkTest, settings: Settings) -> Curves:
     choices = choice.read_choices(*bank.link)
     fitted, judged = (choices.take(np.array(which)) for which in (link.held_in, link.held_out))
 
@@ -197,23 +197,23 @@ def _curves(bank: Bank, link: evt.LinkTest, settings: Settings, worth: float) ->
         lam_gain=np.array(values) - values[0],
         taus=taus,
         tau_loss=np.array([loss(tau) for tau in taus]),
-        tau_range=(_edge(loss, link.tau0, 0.25, worth), _edge(loss, link.tau0, 4.0, worth)),
+        tau_range=(_edge(loss, link.tau0, 0.25), _edge(loss, link.tau0, 4.0)),
         current_loss=None if current is None else loss(current),
         beta=float(theta[0]),
         over_chance=best - held_out(softmax, np.zeros(1)),
     )
 
 
-def _edge(loss: Callable[[float], float], tau0: float, factor: float, worth: float) -> float:
-    """The temperature between tau0 and factor * tau0 (or beyond) at which softmax loses `worth` nats."""
+def _edge(loss: Callable[[float], float], tau0: float, factor: float) -> float:
+    """The temperature between tau0 and factor * tau0 (or beyond) at which softmax loses what is worth a change."""
     near, far = tau0, tau0 * factor
     for _ in range(8):
-        if loss(far) > worth:
+        if loss(far) > THRESHOLDS.worth:
             break
         near, far = far, far * factor
     for _ in range(20):
         middle = float(np.sqrt(near * far))
-        near, far = (near, middle) if loss(middle) > worth else (middle, far)
+        near, far = (near, middle) if loss(middle) > THRESHOLDS.worth else (middle, far)
     return near
 
 
@@ -270,17 +270,16 @@ def _crowded_by_chance(bank: evt.LinkBank, dim: int) -> float:
     return float((1.0 - (1.0 - near) ** negatives).mean())
 
 
-def measure(pairs: Pairs, settings: Settings, *, worth: float, tell: Tell = lambda stage: None) -> Measured:
+def measure(pairs: Pairs, settings: Settings, *, tell: Tell = lambda stage: None) -> Measured:
     """Run every diagnostic on one model.
 
     Args:
         pairs: Its embeddings.
         settings: How much to compute.
-        worth: Loss in nats per anchor below which a temperature counts as good enough.
         tell: Called with the name of each stage as it begins.
     """
     try:
-        return _measure(pairs, settings, worth, tell)
+        return _measure(pairs, settings, tell)
     except InputError:
         raise
     except ValueError as error:
@@ -334,7 +333,7 @@ def _test_link(pairs: Pairs, settings: Settings) -> Tested:
     return Tested(bank, link, size, count, tried, fitted, beaten, notes)
 
 
-def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Measured:
+def _measure(pairs: Pairs, settings: Settings, tell: Tell) -> Measured:
     seed, bootstraps = settings.seed, settings.bootstraps
     tell("link test")
     bank, link, size, count, tried, fitted, beaten, notes = _test_link(pairs, settings)
@@ -344,7 +343,7 @@ def _measure(pairs: Pairs, settings: Settings, worth: float, tell: Tell) -> Meas
     tell("rivals")
     rivals = evt.link_rivals(*bank.link, bootstraps=bootstraps, rng=seed) if usable else None
     tell("curves")
-    curves = _curves(bank, link, settings, worth) if usable else None
+    curves = _curves(bank, link, settings) if usable else None
     tell("ablations")
     hard, pool = _selections(bank.link, bootstraps, seed)
     hard_drawn = pool_drawn = None

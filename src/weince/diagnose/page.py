@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from weince.diagnose.html import templates
 from weince.diagnose.measure import Measured
-from weince.diagnose.rules import Thresholds
+from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.sections import Group, Section
 from weince.diagnose.settings import Settings
 from weince.diagnose.verdict import Verdict
@@ -30,7 +30,6 @@ class Page:
         average: Whether they are one recipe with several seeds.
         sections: The diagnostics.
         settings: How much was computed.
-        rules: Thresholds of the verdicts.
         version: Version of this package.
     """
 
@@ -43,7 +42,6 @@ class Page:
     average: bool
     sections: Sequence[Section]
     settings: Settings
-    rules: Thresholds
     version: str
 
     @property
@@ -88,7 +86,7 @@ def render(page: Page) -> str:
     """The HTML of a page. Everything except the figures is escaped."""
     environment = templates("weince.diagnose")
     environment.filters["linked"] = linked
-    return environment.get_template("page.html").render(page=page)
+    return environment.get_template("page.html").render(page=page, rules=THRESHOLDS)
 
 
 def write_page(page: Page, path: Path) -> None:

@@ -104,7 +104,6 @@ def write_diagnosis(
             average=average,
             sections=sections,
             settings=settings,
-            rules=THRESHOLDS,
             version=version(),
         )
         write_page(page, folder / "index.html")
@@ -145,7 +144,7 @@ def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> tuple
 
         try:
             with _ticking(bar, task):
-                models.append(measure(p, settings, worth=THRESHOLDS.worth, tell=tell))
+                models.append(measure(p, settings, tell=tell))
         except InputError as error:
             left_out.append(str(error))
             bar.update(task, completed=len(STAGES), said="not diagnosed")

@@ -7,7 +7,7 @@ import numpy as np
 
 from weince.diagnose.lines import short
 from weince.diagnose.measure import Measured
-from weince.diagnose.rules import Thresholds
+from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.settings import Settings
 from weince.diagnose.tables import number, temperature
 from weince.evt import BatchXi
@@ -43,9 +43,9 @@ def tail_kind(xi: BatchXi) -> str:
     return "bounded" if high < 0.0 else "heavy" if low > 0.0 else "undecided"
 
 
-def too_crowded(m: Measured, rules: Thresholds) -> bool:
+def too_crowded(m: Measured) -> bool:
     """Whether more anchors are crowded than the rules and chance allow."""
-    return m.crowded - m.crowded_by_chance > rules.crowded
+    return m.crowded - m.crowded_by_chance > THRESHOLDS.crowded
 
 
 def crowd_text(m: Measured) -> str:
@@ -53,9 +53,9 @@ def crowd_text(m: Measured) -> str:
     return f"{number(100 * m.crowded, 1)} %"
 
 
-def tail_sentence(m: Measured, rules: Thresholds) -> str:
+def tail_sentence(m: Measured) -> str:
     """Whether the tail is bounded, with a warning if too many anchors are crowded."""
-    if not too_crowded(m, rules):
+    if not too_crowded(m):
         return _shape_sentence(m)
     return (
         f"{_shape_sentence(m)} But {crowd_text(m)} of the anchors have another item within a shortfall of {CROWD:g}: "
@@ -128,32 +128,34 @@ def rival(m: Measured) -> str:
     return "pairs" if m.rivals.varying is m.rivals.pairs else "anchors"
 
 
-def only_adds(m: Measured, rules: Thresholds) -> bool:
+def only_adds(m: Measured) -> bool:
     """Whether no rival is certain to beat the blend, so that only what varying anchors add to it is certain."""
     assert m.rivals is not None
     over_anchors, over_pairs = m.rivals.blend_over_anchors, m.rivals.blend_over_pairs
-    return all(gain.gain > -rules.worth or gain.interval[1] >= 0.0 for gain in (over_anchors, over_pairs))
+    return all(
+        gain.gain > -THRESHOLDS.worth or gain.interval[1] >= 0.0 for gain in (over_anchors, over_pairs)
+    )
 
 
-def explained(m: Measured, rules: Thresholds) -> Explanation:
-    return "softmax" if m.rivals is None else m.rivals.explanation(rules.worth)
+def explained(m: Measured) -> Explanation:
+    return "softmax" if m.rivals is None else m.rivals.explanation(THRESHOLDS.worth)
 
 
-def rivals_sentence(m: Measured, rules: Thresholds) -> str:
+def rivals_sentence(m: Measured) -> str:
     r = m.rivals
     if r is None:
         return "Nothing to explain: softmax has no best temperature here."
     who = rival(m)
     said = {
-        "softmax": f"Nothing to explain: neither a link nor a varying temperature gains {rules.worth:g} nats.",
+        "softmax": f"Nothing to explain: neither a link nor a varying temperature gains {THRESHOLDS.worth:g} nats.",
         "cap": f"A bounded tail explains it better than {who} of different difficulty do.",
         "varying": f"{who.capitalize()} of different difficulty explain it better than a bounded tail does.",
         "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
         "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
-    }[explained(m, rules)]
-    if explained(m, rules) == "softmax" and max(r.blend.gain, r.varying.gain.gain) >= rules.worth:
-        said = f"Not clear: no gain of {rules.worth:g} nats or more is certain."
-    if explained(m, rules) == "varying" and only_adds(m, rules):
+    }[explained(m)]
+    if explained(m) == "softmax" and max(r.blend.gain, r.varying.gain.gain) >= THRESHOLDS.worth:
+        said = f"Not clear: no gain of {THRESHOLDS.worth:g} nats or more is certain."
+    if explained(m) == "varying" and only_adds(m):
         said = "A bounded tail does not explain all of this gain: anchors of different difficulty explain the rest."
     return (
         f"{said} Softmax whose temperature varies gains {number(r.pairs.gain.gain)} nats if it varies from pair "
@@ -162,25 +164,25 @@ def rivals_sentence(m: Measured, rules: Thresholds) -> str:
     )
 
 
-def temperature_words(m: Measured, settings: Settings, rules: Thresholds) -> tuple[str, bool]:
+def temperature_words(m: Measured, settings: Settings) -> tuple[str, bool]:
     """What to say about the temperature, and whether the one in use is known to be off."""
     curves = m.curves
     assert curves is not None
     around = tau_span(curves.tau_range)
     if settings.temperature is None or curves.current_loss is None:
         return (
-            f"Any temperature from {around} describes these scores within {rules.worth:g} nats of the best; "
+            f"Any temperature from {around} describes these scores within {THRESHOLDS.worth:g} nats of the best; "
             f"if yours lies outside, {temperature(m.link.tau0)} is the one to try.",
             False,
         )
     used, loss = short(settings.temperature), number(curves.current_loss)
-    off = curves.current_loss > rules.worth
+    off = curves.current_loss > THRESHOLDS.worth
     if off:
         words = f"At your temperature of {used}, softmax loses {loss} nats per anchor against its best, τ₀."
     elif curves.current_loss < 0.0:  # τ₀ was fitted to other batches
         words = f"Your temperature of {used} fits these scores as well as τ₀ or better."
     else:
-        words = f"Your temperature of {used} is within {rules.worth:g} nats of the best ({loss} lost)."
+        words = f"Your temperature of {used} is within {THRESHOLDS.worth:g} nats of the best ({loss} lost)."
     return words, off
 
 
@@ -202,10 +204,10 @@ def temperature_headline(m: Measured, settings: Settings, off: bool) -> str:
     return f"{'Lower' if used > m.link.tau0 else 'Raise'} the temperature from {short(used)} to about {best}."
 
 
-def temperature_worth(m: Measured, settings: Settings, rules: Thresholds, off: bool) -> str:
+def temperature_worth(m: Measured, settings: Settings, off: bool) -> str:
     """What the advice about the temperature is worth."""
     assert m.curves is not None
-    used, little = settings.temperature, f"{100 * np.expm1(rules.worth):.0f} %"
+    used, little = settings.temperature, f"{100 * np.expm1(THRESHOLDS.worth):.0f} %"
     if used is None:
         return f"Any temperature from {tau_span(m.curves.tau_range)} is as good, within {little}."
     if not off:
@@ -221,9 +223,9 @@ def halfway(m: Measured, used: float) -> str:
     return f"{np.sqrt(used * m.link.tau0):.2g}"
 
 
-def two_encoders(m: Measured, settings: Settings, rules: Thresholds) -> tuple[str, ...]:
+def two_encoders(m: Measured, settings: Settings) -> tuple[str, ...]:
     """A warning if the views lie apart and rows of one view compete with each other."""
-    if settings.candidates == "cross" or m.gap <= rules.gap:
+    if settings.candidates == "cross" or m.gap <= THRESHOLDS.gap:
         return ()
     return (
         f"The two views lie apart: the mean cosine of different items is {number(m.gap, 2)} higher within a view "

@@ -6,7 +6,7 @@ import numpy as np
 
 from weince.diagnose.lines import both_code, link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import Measured
-from weince.diagnose.rules import THRESHOLDS, Thresholds
+from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.sentences import (
     crowd_text,
     explained,
@@ -68,13 +68,13 @@ Said = tuple[str, str, str, str, float, tuple[str, ...]]
 """Fields of a `Verdict` that do not depend on the advice: softmax, link, rivals, tail, crowded and notes."""
 
 
-def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> Verdict:
+def decide(m: Measured, settings: Settings) -> Verdict:
     """The verdict on one model."""
     said = (
-        softmax_sentence(m), link_sentence(m), rivals_sentence(m, rules), tail_sentence(m, rules), m.crowded,
-        two_encoders(m, settings, rules),
+        softmax_sentence(m), link_sentence(m), rivals_sentence(m), tail_sentence(m), m.crowded,
+        two_encoders(m, settings),
     )  # fmt: skip
-    if too_crowded(m, rules):
+    if too_crowded(m):
         return _crowded(m, said)
     if m.equal:
         advice = (
@@ -85,15 +85,15 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
     if m.link.separated:
         tie = " or coincides with its anchor" if m.beaten else ""
         headline = f"No answer: every positive that was fitted wins{tie}."
-        return Verdict("separated", headline, "", *said, _harder(m, settings, rules))
-    if m.beaten < rules.beaten:
+        return Verdict("separated", headline, "", *said, _harder(m, settings))
+    if m.beaten < THRESHOLDS.beaten:
         headline = f"Too few to tell: {m.beaten} of {m.fitted:,} positives {'is' if m.beaten == 1 else 'are'} beaten."
         advice = (
             f"A negative has a higher score than the positive for {m.beaten} of the fitted anchors, and the "
-            f"temperature and the link below are fitted to these alone. {_harder(m, settings, rules)}"
+            f"temperature and the link below are fitted to these alone. {_harder(m, settings)}"
         )
         return Verdict("few", headline, "", *said, advice)
-    if m.curves is None or m.curves.over_chance < rules.worth:
+    if m.curves is None or m.curves.over_chance < THRESHOLDS.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
         if m.by_label:
             advice = (
@@ -105,19 +105,19 @@ def decide(m: Measured, settings: Settings, rules: Thresholds = THRESHOLDS) -> V
             )
         headline = "No answer: a higher cosine does not make a positive likelier here."
         return Verdict("uninformative", headline, "", *said, advice)
-    if explained(m, rules) == "varying":
-        return _varying(m, settings, rules, said)
-    if m.link.gain >= rules.worth:
-        return _another_link(m, settings, rules, said)
-    return _keep_softmax(m, settings, rules, said)
+    if explained(m) == "varying":
+        return _varying(m, settings, said)
+    if m.link.gain >= THRESHOLDS.worth:
+        return _another_link(m, settings, said)
+    return _keep_softmax(m, settings, said)
 
 
 def _about_temperature(
-    kind: str, m: Measured, settings: Settings, rules: Thresholds, said: Said, advice: str, *, rest: str = ""
+    kind: str, m: Measured, settings: Settings, said: Said, advice: str, *, rest: str = ""
 ) -> Verdict:
     """A verdict whose headline is about the temperature; `rest` follows the sentence on what that is worth."""
-    _, off = temperature_words(m, settings, rules)
-    worth = " ".join(filter(None, [temperature_worth(m, settings, rules, off), rest]))
+    _, off = temperature_words(m, settings)
+    worth = " ".join(filter(None, [temperature_worth(m, settings, off), rest]))
     headline, used = temperature_headline(m, settings, off), settings.temperature
     if used is not None and not off:  # a temperature known to be good needs no code
         return Verdict(kind, headline, worth, *said, advice)
@@ -129,35 +129,35 @@ def _about_temperature(
     return Verdict(kind, headline, worth, *said, advice, code, "\n".join(commands))
 
 
-def _harder(m: Measured, settings: Settings, rules: Thresholds) -> str:
+def _harder(m: Measured, settings: Settings) -> str:
     """What to do if too few positives are beaten, or none."""
     if settings.batch_size is not None:
         return (
             f"Change neither temperature nor link yet. Leave out the batch size of {m.batch_size:,}: then larger "
-            f"batches are tried. If fewer than {rules.beaten} positives are beaten there too, use harder negatives "
-            "(a data set whose items are more alike) or more pairs."
+            f"batches are tried. If fewer than {THRESHOLDS.beaten} positives are beaten there too, use harder "
+            "negatives (a data set whose items are more alike) or more pairs."
         )
     tried = ""
     if m.tried:
         sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
-        tried = f"Larger batches were tried ({sizes} pairs): fewer than {rules.beaten} are beaten there too. "
+        tried = f"Larger batches were tried ({sizes} pairs): fewer than {THRESHOLDS.beaten} are beaten there too. "
     return (
         f"{tried}Change neither temperature nor link yet. Use harder negatives (a data set whose items are more "
         "alike), or more pairs, which allow larger batches."
     )
 
 
-def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+def _varying(m: Measured, settings: Settings, said: Said) -> Verdict:
     """The verdict if a temperature that varies explains the scores better than the blend: keep softmax."""
     assert m.rivals is not None
     who, found = rival(m), m.rivals.varying
     rest = (
         f"Some {who} are much harder than others: that explains these scores better than another link does."
     )
-    if only_adds(m, rules):
+    if only_adds(m):
         who, found = "anchors", m.rivals.anchors
         rest = "Some anchors are much harder than others, and no other link than softmax explains that."
-    words, off = temperature_words(m, settings, rules)
+    words, off = temperature_words(m, settings)
     advice = (
         f"{words} Keep softmax: another link is not needed to explain these scores. They show {who} that differ: "
         f"from one to the next, the temperature that fits varies by a factor of about "
@@ -166,7 +166,7 @@ def _varying(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> 
         "they show."
     )
     kind = "temperature" if off else "varying"
-    return _about_temperature(kind, m, settings, rules, said, advice, rest=rest)
+    return _about_temperature(kind, m, settings, said, advice, rest=rest)
 
 
 def _crowded(m: Measured, said: Said) -> Verdict:
@@ -185,17 +185,17 @@ def _crowded(m: Measured, said: Said) -> Verdict:
     return Verdict("crowded", headline, "", *said, advice)
 
 
-def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+def _another_link(m: Measured, settings: Settings, said: Said) -> Verdict:
     """The verdict if the blend gains enough: it depends on how certain the gain is, and on the temperature."""
     t, more = m.link, times(m.link.gain)
     code = link_code(t.lam, t.tau, settings.candidates)
-    words, off = temperature_words(m, settings, rules)
-    small_p = t.lr_p_value <= rules.alpha and t.t_p_value <= rules.alpha  # False for NaN
+    words, off = temperature_words(m, settings)
+    small_p = t.lr_p_value <= THRESHOLDS.alpha and t.t_p_value <= THRESHOLDS.alpha  # False for NaN
     if not (small_p and t.gain_interval[0] > 0.0):
         advice = f"{words} Give it more pairs before changing the link."
         rest = f"Another link might make the positive {more}, but the evidence for it is thin."
-        return _about_temperature("unclear", m, settings, rules, said, advice, rest=rest)
-    if explained(m, rules) == "either":
+        return _about_temperature("unclear", m, settings, said, advice, rest=rest)
+    if explained(m) == "either":
         who = rival(m)
         advice = (
             f"{words} These scores give no reason to change the link: easy and hard {who} explain them as well. If "
@@ -206,11 +206,11 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
             f"Softmax with one temperature leaves a factor of {number(t.gain_ratio, 2)}, which easy and hard {who} "
             "explain as well as another link does."
         )
-        return _about_temperature("either", m, settings, rules, said, advice, rest=rest)
+        return _about_temperature("either", m, settings, said, advice, rest=rest)
     if off and lost(m) > t.gain:
         advice = f"{words} Set it there first; the link is the smaller step, and comes second."
         rest = f"Another link would then make it {more} again."
-        first = _about_temperature("both", m, settings, rules, said, advice, rest=rest)
+        first = _about_temperature("both", m, settings, said, advice, rest=rest)
         return replace(first, code=both_code(t.lam, t.tau, t.tau0, settings.candidates))
     advice = f"Worth a try in the next training run. {words}"
     if settings.temperature is None:
@@ -224,15 +224,13 @@ def _another_link(m: Measured, settings: Settings, rules: Thresholds, said: Said
     return Verdict("link", headline, worth, *said, advice, code, train)
 
 
-def _keep_softmax(m: Measured, settings: Settings, rules: Thresholds, said: Said) -> Verdict:
+def _keep_softmax(m: Measured, settings: Settings, said: Said) -> Verdict:
     """The verdict if the blend gains too little: keep softmax, perhaps at another temperature."""
     t = m.link
-    words, off = temperature_words(m, settings, rules)
+    words, off = temperature_words(m, settings)
     if off:
-        return _about_temperature(
-            "temperature", m, settings, rules, said, words, rest="No other link is needed."
-        )
+        return _about_temperature("temperature", m, settings, said, words, rest="No other link is needed.")
     advice = f"{words} No other link is worth the change."
-    if t.gain_interval[1] >= rules.worth:
+    if t.gain_interval[1] >= THRESHOLDS.worth:
         advice += f" A gain of up to {number(t.gain_interval[1])} is not excluded; more pairs would tell."
-    return _about_temperature("nothing", m, settings, rules, said, advice, rest="No other link is needed.")
+    return _about_temperature("nothing", m, settings, said, advice, rest="No other link is needed.")
