@@ -1,4 +1,4 @@
-"""Splits, intervals, paired tests and selection against hand-computed cases, scipy and their definitions."""
+"""Splits, intervals and paired tests against hand-computed cases, scipy and their definitions."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from weince.intervals import t_interval
-from weince.lab.evaluate.protocol import budget, paired_test, pooled_spread, select, split
+from weince.lab.evaluate.protocol import budget, paired_test, pooled_spread, split
 
 
 def test_split_of_a_case_by_hand():
@@ -123,37 +123,6 @@ def test_paired_test_at_its_edges():
         assert math.isnan(one.half)
     with pytest.raises(ValueError, match="as many a as b; got 2 and 1"):
         paired_test([1.0, 2.0], [1.0])
-
-
-PLANTED = [
-    {"name": "plain", "linear_validation_mean": 50.0, "linear_test_mean": 51.0},
-    {"name": "honest", "linear_validation_mean": 52.0, "linear_test_mean": 50.0},
-    {"name": "wins on test", "linear_validation_mean": 51.0, "linear_test_mean": 99.0},
-    {"name": "as good as honest", "linear_validation_mean": 52.0, "linear_test_mean": 60.0},
-]
-
-
-def test_the_planted_winner_on_test_is_not_chosen():
-    assert select(PLANTED, "linear_validation_mean")["name"] == "honest"
-    assert select(PLANTED[::-1], "linear_validation_mean")["name"] == "as good as honest"  # first of a tie
-
-
-def test_selection_on_test_figures_is_refused():
-    with pytest.raises(ValueError, match="by a validation figure; got 'linear_test_mean'"):
-        select(PLANTED, "linear_test_mean")
-
-
-@pytest.mark.parametrize(
-    "figure", [{}, *({"linear_validation_mean": value} for value in (math.nan, math.inf, None))]
-)
-def test_a_configuration_without_a_validation_figure_is_refused(figure):
-    with pytest.raises(ValueError, match="no figure 'linear_validation_mean'"):
-        select([*PLANTED, figure], "linear_validation_mean")
-
-
-def test_nothing_to_choose_from():
-    with pytest.raises(ValueError, match="at least one configuration to choose from; got none"):
-        select([], "linear_validation_mean")
 
 
 def test_the_tuning_budget_is_told():

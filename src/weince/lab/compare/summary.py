@@ -11,7 +11,7 @@ from weince.lab.compare.advice import advise
 from weince.lab.compare.cost import RECORD, Cost
 from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.verdict import Judged, Verdict, judge, reach
-from weince.lab.evaluate.protocol import budget, select
+from weince.lab.evaluate.protocol import budget
 from weince.lab.reproduce.plan import Run, epochs_of
 from weince.lab.reproduce.records import read_record
 from weince.lab.reproduce.tables import MEASURES
@@ -128,13 +128,13 @@ def choose(
     left_out = without_figure(comparison, tries, records)
     key = _choice_key(comparison)
     for loss in comparison.losses:
-        done = [
-            {"number": run.try_number, "validation": records[run.name][key]}
+        figures = {
+            run.try_number: records[run.name][key]
             for run in tries
             if run.loss == loss and run.name in records and run.name not in left_out
-        ]
-        if done:
-            found[loss] = int(select(done, "validation")["number"])
+        }
+        if figures:
+            found[loss] = max(figures, key=figures.__getitem__)
     return found
 
 

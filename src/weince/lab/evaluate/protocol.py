@@ -1,4 +1,4 @@
-"""The protocol of every comparison: how to split data, compute intervals and choose configurations.
+"""The protocol of every comparison: how to split data and compute intervals.
 
 A configuration is chosen only by validation figures, every loss gets the same number of tries, and losses are
 compared seed by seed.
@@ -7,7 +7,7 @@ compared seed by seed.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -116,24 +116,6 @@ def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
         spread = float(differences.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
         p = float(2.0 * stdtr(n - 1, -abs(mean) / spread)) if spread > rounding else math.nan
     return PairedTest(mean, half, p, n)
-
-
-def select(records: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any]:
-    """The configuration with the highest validation figure; the first of equal ones.
-
-    Args:
-        records: One for each configuration that was tried.
-        metric: A key of every record. It must name a validation figure: choosing by test figures would bias them.
-    """
-    if "validation" not in metric:
-        raise ValueError(f"a configuration is chosen by a validation figure; got {metric!r}")
-    if not records:
-        raise ValueError("want at least one configuration to choose from; got none")
-    for record in records:
-        value = record.get(metric)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"a configuration has no figure {metric!r} to be chosen by; got {value!r}")
-    return max(records, key=lambda record: float(record[metric]))
 
 
 def budget(tried: Mapping[str, int]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from weince.intervals import Interval, t_interval
-from weince.lab.evaluate.protocol import PairedTest, paired_test, select
+from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.reproduce.plan import Run, words
 from weince.lab.reproduce.tables import MEASURES, Table
 
@@ -125,16 +125,13 @@ def _choose(table: Table, tries: Mapping[int, Sequence[Run]], records: Mapping[P
     if not begun:
         return next(iter(tries))
     shared = set.intersection(*({run.seed for run in runs} for runs in begun.values()))
-    candidates = [
-        {
-            "number": number,
-            "validation": _validation(table, [r for r in runs if not shared or r.seed in shared], records),
-        }
+    figures = {
+        number: _validation(table, [r for r in runs if not shared or r.seed in shared], records)
         for number, runs in begun.items()
-    ]
+    }
     # Spearman's correlation of an encoder that collapsed is NaN.
-    known = [one for one in candidates if math.isfinite(one["validation"])]
-    return int(select(known, "validation")["number"]) if known else next(iter(begun))
+    known = {number: figure for number, figure in figures.items() if math.isfinite(figure)}
+    return max(known, key=known.__getitem__) if known else next(iter(begun))
 
 
 def _values(key: str, runs: Sequence[Run], records: Mapping[Path, Record]) -> dict[int, float]:
