@@ -7,6 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit  # not scipy.stats, which takes a second to import
 
+LEVEL = 0.95
+"""Confidence level of every interval here."""
+
 
 class Interval(NamedTuple):
     """A mean and the half width of its t-interval over ``n`` values; with one value the half width is NaN."""
@@ -20,16 +23,14 @@ class Interval(NamedTuple):
         return f"{self.mean:.{digits}f}{half_text(self.half, digits)}"
 
 
-def t_interval(values: Iterable[float], level: float = 0.95) -> Interval:
+def t_interval(values: Iterable[float]) -> Interval:
     """Mean and t-interval of independent values, such as the accuracy of each of several pretrained encoders."""
     x = np.fromiter(values, dtype=np.float64)
     if not len(x) or not np.isfinite(x).all():
         raise ValueError(f"an interval needs finite values; got {x.tolist()}")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly between 0 and 1; got {level}")
     half = math.nan
     if len(x) > 1:
-        half = float(stdtrit(len(x) - 1, 0.5 + level / 2.0) * x.std(ddof=1) / math.sqrt(len(x)))
+        half = float(stdtrit(len(x) - 1, 0.5 + LEVEL / 2.0) * x.std(ddof=1) / math.sqrt(len(x)))
     return Interval(float(x.mean()), half, len(x))
 
 

@@ -14,10 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.special import gammaincinv, ndtr, stdtr, stdtrit  # not scipy.stats, which takes a second to import
 
+from weince.intervals import LEVEL  # tests use the significance level 1 - LEVEL
 from weince.lab.evaluate.protocol import Spread
-
-LEVEL = 0.95
-"""Confidence level of intervals; tests use the significance level 1 - LEVEL."""
 
 POWER = 0.8
 MOST_SEEDS = 1000
@@ -128,7 +126,7 @@ def _tested(differences: list[float], spread: Spread | None) -> Judged:
     mean = sum(differences) / n if n else math.nan
     half = p = math.nan
     if n > 1 and spread is not None:
-        half = spread.half(n, LEVEL)
+        half = spread.half(n)
         error = spread.deviation / math.sqrt(n)
         if error > 0:
             p = float(2.0 * stdtr(spread.degrees, -abs(mean) / error))

@@ -6,14 +6,13 @@ compared seed by seed.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit  # importing scipy.stats takes a second
 
-from weince.intervals import Interval, half_text, t_interval
+from weince.intervals import LEVEL, Interval, half_text, t_interval
 
 Indices = NDArray[np.int64]
 
@@ -45,32 +44,29 @@ class PairedTest(NamedTuple):
         return f"{self.difference:+.{digits}f}{half_text(self.half, digits)}"
 
 
-def split(labels: ArrayLike, *, seed: int, fraction: float = 0.2) -> Split:
+def split(labels: ArrayLike, *, seed: int) -> Split:
     """Split a labelled set by class.
+
+    The first fifth of the shuffled rows of each class, rounded down, is for validation. So a class of fewer than five
+    rows is used only for training.
 
     Args:
         labels: ``(n,)`` integers.
         seed: Seed of the shuffles; classes are shuffled in ascending order of their labels.
-        fraction: The first ``floor(fraction * size)`` shuffled rows of each class are for validation. A class that is
-            too small for that is used only for training.
     """
     classes = np.asarray(labels)
     if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
         raise ValueError(f"labels must be (n,) integers; got {classes.dtype} of shape {classes.shape}")
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"fraction must lie strictly between 0 and 1; got {fraction}")
-    exact = Fraction(str(fraction))  # 0.29 * 100 is a little less than 29 in floating point
     rng = np.random.default_rng(seed)
     train, validation = [], []
     for label in np.unique(classes):
         rows = rng.permutation(np.flatnonzero(classes == label))
-        held_out = math.floor(exact * len(rows))
+        held_out = len(rows) // 5
         validation.append(rows[:held_out])
         train.append(rows[held_out:])
     if not sum(map(len, validation)):
         raise ValueError(
-            f"nothing is left to validate on: no class of these {len(classes)} rows has "
-            f"{math.ceil(1 / exact)} or more"
+            f"nothing is left to validate on: no class of these {len(classes)} rows has 5 or more"
         )
     return Split(np.sort(np.concatenate(train)), np.sort(np.concatenate(validation)))
 
@@ -86,17 +82,17 @@ class Spread(NamedTuple):
     deviation: float
     degrees: int
 
-    def half(self, n: int, level: float = 0.95) -> float:
+    def half(self, n: int) -> float:
         """Half width of the t-interval of a mean over ``n`` values; for a difference of two means, times sqrt(2)."""
-        return float(stdtrit(self.degrees, 0.5 + level / 2.0)) * self.deviation / math.sqrt(n)
+        return float(stdtrit(self.degrees, 0.5 + LEVEL / 2.0)) * self.deviation / math.sqrt(n)
 
 
-def pooled_spread(intervals: Iterable[Interval], level: float = 0.95) -> Spread | None:
-    """Pooled spread, from the `t_interval` of each configuration at this level; None if none has two values."""
+def pooled_spread(intervals: Iterable[Interval]) -> Spread | None:
+    """Pooled spread, from the `t_interval` of each configuration; None if none has two values."""
     squares, degrees = 0.0, 0
     for _, half, n in intervals:
         if n > 1:
-            deviation = half * math.sqrt(n) / float(stdtrit(n - 1, 0.5 + level / 2.0))
+            deviation = half * math.sqrt(n) / float(stdtrit(n - 1, 0.5 + LEVEL / 2.0))
             squares += (n - 1) * deviation**2
             degrees += n - 1
     return Spread(math.sqrt(squares / degrees), degrees) if degrees else None

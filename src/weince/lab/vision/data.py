@@ -199,7 +199,7 @@ def _unlabelled(name: str, arrays: dict[str, Array], size: int | None, where: st
         every = images["train_images"]
         if len(every) < 2:
             raise ValueError(f"{where or name}: 2 images are needed, one of them to be held out; got 1")
-        train, test = stratified_split(np.zeros(len(every), np.int64), TEST_SHARE, seed=0)
+        train, test = stratified_split(np.zeros(len(every), np.int64))
         images = {"train_images": every[train], "test_images": every[test]}
     train_images = images["train_images"]
     return ImageData(name, train_images, None, images["test_images"], None, (), train_images)
@@ -260,19 +260,19 @@ def _common_size(paths: Sequence[Path]) -> int:
     return size
 
 
-def stratified_split(labels: Labels, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted rows to keep and rows to hold out: ``share`` of each class, rounded down, but at least one row."""
-    rng = np.random.default_rng(seed)
+def stratified_split(labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sorted rows to keep and rows to hold out: a share of each class, rounded down, but at least one row."""
+    rng = np.random.default_rng(0)
     held = []
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        held.append(rows[: max(1, int(share * len(rows)))])
+        held.append(rows[: max(1, int(TEST_SHARE * len(rows)))])
     out = np.sort(np.concatenate(held))
     return np.setdiff1d(np.arange(len(labels)), out), out
 
 
 def _split(name: str, images: Images, labels: Labels, class_names: Sequence[str]) -> ImageData:
-    train, test = stratified_split(labels, TEST_SHARE, seed=0)
+    train, test = stratified_split(labels)
     taken = images[train], labels[train], images[test], labels[test]
     return _checked(name, dict(zip(SPLITS, taken, strict=True)), class_names, None)
 
