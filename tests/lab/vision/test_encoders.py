@@ -1,10 +1,8 @@
 """Encoders: sizes, names and initialisation of their weights, and the computation of their layers."""
 
 import math
-import re
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -346,15 +344,3 @@ def test_a_timm_model_is_told_the_size_if_it_asks(monkeypatch):
     assert build("timm:vit", size=32).features == 9
     with pytest.raises(ValueError, match="timm has no model 'nothing'"):
         build("timm:nothing", size=32)
-
-
-def test_the_examples_of_the_documentation_run():
-    page = Path(__file__).parents[3] / "docs" / "vision.md"
-    if not page.exists():
-        pytest.skip("a source archive comes without docs")
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    namespace: dict[str, object] = {}
-    for block in blocks:  # in order; test_augment.py tests the real compiler
-        exec(block.replace("fullgraph=True", 'fullgraph=True, backend="eager"'), namespace)
-    assert namespace["h"].shape == (8, 64)
-    assert namespace["data"].train_images.shape == (1442, 32, 32, 3)
