@@ -89,17 +89,13 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _run_diagnose(options: argparse.Namespace) -> None:
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     from weince.diagnose.report import check_out, write_diagnosis
-    from weince.diagnose.settings import settings_for
+    from weince.diagnose.settings import Settings, settings_for
 
-    asked = {
-        key: getattr(options, key)
-        for key in ("batch_size", "batches", "bootstraps", "null_draws", "tail_bootstraps", "quantile", "seed",
-                    "temperature", "candidates")
-        if getattr(options, key) is not None
-    }  # fmt: skip
+    given = {item.name: getattr(options, item.name, None) for item in fields(Settings)}
+    asked = {name: value for name, value in given.items() if value is not None}
     settings = settings_for(options.quick, **asked)
     check_out(options.out)
     pairs, temperature = _pairs_to_diagnose(options, settings.seed)

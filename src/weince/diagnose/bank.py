@@ -8,7 +8,14 @@ from weince import evt
 from weince.diagnose.reading import InputError, Pairs
 from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
 from weince.evt.arrays import unit_rows
-from weince.evt.link_test import Competing, others_of, positive_columns, shape_of, split_batches, view_cosines
+from weince.evt.link_test import (
+    Competing,
+    others_of,
+    positive_columns,
+    shape_of,
+    split_batches,
+    view_cosines,
+)
 
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
 LARGEST = 2048  # the most pairs in a batch, when larger batches are tried because few positives are beaten
@@ -25,8 +32,8 @@ class Bank(NamedTuple):
 
 def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
     """Pairs in a batch, number of batches, and a note if there were too few pairs for the settings."""
-    n, wanted = len(pairs.z_i), settings.batch_size or 256
-    good = min(GOOD_BATCHES, settings.batches)
+    n, usual = len(pairs.z_i), settings.batch_size or 256
+    wanted, good = usual, min(GOOD_BATCHES, settings.batches)
     if settings.batch_size is None and n < good * wanted:
         wanted = max(FEWEST_PAIRS, n // good)
     count = min(settings.batches, n // wanted)
@@ -36,15 +43,15 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
             f"; got {n} pairs, which fill {count}"
             + (f": a smaller batch size may do (at least {FEWEST_PAIRS})" if wanted > FEWEST_PAIRS else "")
         )
-    if (wanted, count) == (settings.batch_size or 256, settings.batches):
+    if (wanted, count) == (usual, settings.batches):
         return wanted, count, ()
     note = (
-        f"The {n:,} pairs do not fill {settings.batches} batches of {settings.batch_size or 256}: "
+        f"The {n:,} pairs do not fill {settings.batches} batches of {usual}: "
         f"{count} batches of {wanted} were used."
     )
     if count < settings.batches:
         note += " Fewer batches mean wider intervals."
-    if wanted < (settings.batch_size or 256):
+    if wanted < usual:
         note += " Smaller batches have fewer candidates: compare models at one batch size."
     return wanted, count, (note,)
 

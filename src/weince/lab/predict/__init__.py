@@ -48,11 +48,7 @@ class Job(NamedTuple):
     seed: int
 
 
-class Found(NamedTuple):
-    """The outcomes of a job."""
-
-    job: Job
-    outcomes: list[Outcome]
+Done = tuple[Job, list[Outcome]]
 
 
 def grid(presets: Iterable[str], temperatures: Iterable[float]) -> dict[str, LossConfig]:
@@ -137,9 +133,9 @@ def predict(
         task = Task(prepared.views, chosen, store.steps, probe)
         with bars(shown=progress) as bar, _workers(task, jobs) as carry_out:
             shown = bar.add_task(f"heads, {store.steps:,} steps each", total=len(missing))
-            for found in carry_out(list(_packed(missing))):
-                store.add(found, chosen)
-                bar.advance(shown, len(found.outcomes))
+            for job, outcomes in carry_out(list(_packed(missing))):
+                store.add(job, outcomes, chosen)
+                bar.advance(shown, len(outcomes))
     table = {name: [store.outcome(name, seed) for seed in seeds] for name in chosen}
     return write_report(folder, table, seeds, prepared, store.steps, probe, command)
 
@@ -220,9 +216,9 @@ class Task(NamedTuple):
     steps: int
     probe: Probe
 
-    def carry_out(self, job: Job) -> Found:
+    def carry_out(self, job: Job) -> Done:
         losses = [self.losses[name] for name in job.names]
-        return Found(job, train_heads(self.views, losses, job.seed, self.steps, self.probe))
+        return job, train_heads(self.views, losses, job.seed, self.steps, self.probe)
 
 
 _task: Task  # of a worker process
@@ -235,7 +231,7 @@ def _begin(task: Task) -> None:
     _task = task
 
 
-def _carry_out(job: Job) -> Found:
+def _carry_out(job: Job) -> Done:
     return _task.carry_out(job)
 
 
@@ -249,7 +245,7 @@ def _context() -> BaseContext:
 
 
 @contextmanager
-def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterable[Found]]]:
+def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterable[Done]]]:
     """A function that carries out jobs, in this process or in several."""
     if jobs == 1:
         with _one_thread():
@@ -318,10 +314,10 @@ class Store:
         """The figures of a head."""
         return self.heads[name, seed][1]
 
-    def add(self, found: Found, losses: Mapping[str, LossConfig]) -> None:
+    def add(self, job: Job, outcomes: Sequence[Outcome], losses: Mapping[str, LossConfig]) -> None:
         """Save the outcomes of a job."""
-        for name, outcome in zip(found.job.names, found.outcomes, strict=True):
-            self.heads[name, found.job.seed] = asdict(losses[name]), outcome
+        for name, outcome in zip(job.names, outcomes, strict=True):
+            self.heads[name, job.seed] = asdict(losses[name]), outcome
         heads = [
             {"name": name, "seed": seed, "loss": loss}
             | {key: None if math.isnan(value) else value for key, value in outcome._asdict().items()}
