@@ -11,6 +11,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,27 +155,24 @@ def load_folder(root: Path, size: int | None) -> ImageData:
     folders = {"train": root} if test is None else {"train": root / "train", "test": test}
     if not any(_subfolders(folder) for folder in folders.values()):
         return _unlabelled_folder(root, folders, size)
-    if test is None:
-        classes = _classes(root)
-        paths, labels = _listed(root, classes)
-        few = [name for label, name in enumerate(classes) if (labels == label).sum() < 2]
-        if few:
-            raise ValueError(
-                f"{root}: a class needs 2 images to be split into train and test; one only: {_some(few)}"
-            )
-        images = read_pictures(paths, size or _common_size(paths), f"reading {root.name}")
-        return _split(root.name, images, labels, classes)
-    classes = _classes(root / "train")
-    for one, other in ((root / "train", test), (test, root / "train")):
+    classes = _classes(folders["train"])
+    for one, other in permutations(folders.values(), 2):
         lacking = sorted(set(_classes(one)) - set(_classes(other)))
         if lacking:
             raise ValueError(f"{other} has no class {_some(lacking)}, {one} has")
-    listed = {"train": _listed(root / "train", classes), "test": _listed(test, classes)}
+    listed = {split: _listed(folder, classes) for split, folder in folders.items()}
+    few = [name for label, name in enumerate(classes) if (listed["train"][1] == label).sum() < 2]
+    if few and test is None:
+        raise ValueError(
+            f"{root}: a class needs 2 images to be split into train and test; one only: {_some(few)}"
+        )
     size = size or _common_size([path for paths, _ in listed.values() for path in paths])
     arrays: dict[str, Array] = {}
     for split, (paths, labels) in listed.items():
-        arrays[f"{split}_images"] = read_pictures(paths, size, f"reading {root.name}/{split}")
-        arrays[f"{split}_labels"] = labels
+        what = f"reading {folders[split].relative_to(root.parent)}"
+        arrays |= {f"{split}_images": read_pictures(paths, size, what), f"{split}_labels": labels}
+    if test is None:
+        return _split(root.name, arrays["train_images"], arrays["train_labels"], classes)
     return _checked(root.name, arrays, classes, size)
 
 
