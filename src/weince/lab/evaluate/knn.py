@@ -111,9 +111,9 @@ def score(
     bank: LabelledFeatures,
     queries: LabelledFeatures,
     recalls: Sequence[int],
-    k: int,
-    temperature: float,
-    chunk: int,
+    k: int = VOTERS,
+    temperature: float = VOTE_TEMPERATURE,
+    chunk: int = 2048,
 ) -> Tensor:
     """Accuracy of the vote, then each recall, in percent: ``(1 + recalls,)``.
 

@@ -207,7 +207,7 @@ def judge(
     if labelled is not None:
         bank, labels = labelled
         bank = LabelledFeatures(unit_rows(bank.features), bank.labels)
-        vote, r1 = (score(bank, LabelledFeatures(u.float(), labels), (1,), 50, 0.1, 2048) / 100).tolist()
+        vote, r1 = (score(bank, LabelledFeatures(u.float(), labels), (1,)) / 100).tolist()
     return Outcome(
         first=float(torch.stack([_first(u[k], v[k], _part(ids, k)) for k in blocks]).mean()),
         first_of_all=float(_first(u, v, ids)),

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from weince.lab.evaluate.features import LabelledFeatures, extract
-from weince.lab.evaluate.knn import VOTE_TEMPERATURE, VOTERS, score
+from weince.lab.evaluate.knn import score
 from weince.lab.evaluate.protocol import split
 from weince.lab.vision.config import VisionRun
 from weince.lab.vision.data import ImageData
@@ -46,4 +46,4 @@ class Tracker:
         found = extract(self.encoder, self.images, device=self.device, progress=False)
         features = unit_rows(found)
         bank, asked = (LabelledFeatures(features[rows], self.labels[rows]) for rows in self.parts)
-        return float(score(bank, asked, (1,), VOTERS, VOTE_TEMPERATURE, len(asked.labels))[0])
+        return float(score(bank, asked, (1,))[0])
