@@ -24,10 +24,11 @@ def clouds(n, classes, width, seed):
     return LabelledFeatures(torch.tensor(features, dtype=torch.float32), torch.tensor(labels))
 
 
-@pytest.mark.parametrize(("chunk", "k"), [(7, 50), (2048, 50), (2048, 5), (2048, 4), (2048, 60)])
-def test_figures_are_scikit_learns(chunk, k):
+@pytest.mark.parametrize(("most", "k"), [(7, 50), (2048, 50), (2048, 5), (2048, 4), (2048, 60)])
+def test_figures_are_scikit_learns(most, k, monkeypatch):
+    monkeypatch.setattr(module, "MOST_QUERIES", most)
     train, test = clouds(400, 6, 8, 0), clouds(150, 6, 8, 1)
-    found = knn(train, test, seeds=(1, 4), chunk=chunk, k=k, progress=False)
+    found = knn(train, test, seeds=(1, 4), k=k, progress=False)
     assert found.seeds == (1, 4)
     x, y = train.features.double().numpy(), train.labels.numpy()
     for place, seed in enumerate((1, 4)):
@@ -61,14 +62,15 @@ def map_at_r(bank, queries):
     return 100.0 * float(np.mean(found))
 
 
-@pytest.mark.parametrize("chunk", [7, 2048])
-def test_map_at_r_is_its_definition(chunk):
+@pytest.mark.parametrize("most", [7, 2048])
+def test_map_at_r_is_its_definition(most, monkeypatch):
+    monkeypatch.setattr(module, "MOST_QUERIES", most)
     train, test = clouds(400, 6, 8, 0), clouds(150, 7, 8, 1)  # the bank lacks one class
     bank, queries = (
         LabelledFeatures(torch.nn.functional.normalize(part.features, dim=1), part.labels)
         for part in (train, test)
     )
-    assert mean_average_precision(bank, queries, chunk) == pytest.approx(map_at_r(bank, queries))
+    assert mean_average_precision(bank, queries) == pytest.approx(map_at_r(bank, queries))
     first, held_out = (
         LabelledFeatures(bank.features[rows], bank.labels[rows])
         for rows in split(train.labels.numpy(), seed=1)

@@ -1,6 +1,6 @@
 """Nearest neighbours by cosine on frozen features: recall at k, a weighted vote, and MAP@R."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,8 +14,8 @@ from weince.scores import product, unit_rows
 RECALLS = (1, 2, 5, 10, 20, 50)
 VOTERS, VOTE_TEMPERATURE = 50, 0.1
 """Number of neighbours that vote, and the temperature of their weights."""
-MOST_SCORES = 2**27
-"""Largest number of scores in memory at once: half a gigabyte."""
+MOST_QUERIES, MOST_SCORES = 2048, 2**27
+"""Largest numbers of queries at a time, and of their scores: half a gigabyte."""
 
 
 class Neighbours(NamedTuple):
@@ -50,7 +50,6 @@ def knn(
     recalls: Sequence[int] = RECALLS,
     k: int = VOTERS,
     temperature: float = VOTE_TEMPERATURE,
-    chunk: int = 2048,
     device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> Knn:
@@ -67,21 +66,20 @@ def knn(
         recalls: The k of the recalls.
         k: Neighbours that vote.
         temperature: Temperature of the vote.
-        chunk: Largest number of queries at a time.
         device: Where to compute.
         progress: Show a bar.
     """
     train.check("train")
     test.check("test")
-    if not seeds or not recalls or min(*recalls, k, chunk) < 1 or not temperature > 0.0:
+    if not seeds or not recalls or min(*recalls, k) < 1 or not temperature > 0.0:
         raise ValueError(
-            f"wanted seeds, every k and chunk at least 1, a positive temperature; got {list(seeds)}, "
-            f"{[*recalls, k]}, {chunk}, {temperature}"
+            f"wanted seeds, every k at least 1, a positive temperature; got {list(seeds)}, {[*recalls, k]}, "
+            f"{temperature}"
         )
     place = torch.device(device)
     features, queries = (unit_rows(part.features.to(place).float()) for part in (train, test))
     labels, answers = train.labels.to(place), test.labels.to(place)
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[list[Tensor]] = []
     precisions: list[float] = []
     with bars(shown=progress) as bar:
         task = bar.add_task(f"neighbours, {len(seeds)} splits", total=len(seeds))
@@ -90,10 +88,9 @@ def knn(
                 torch.from_numpy(i).to(place) for i in split(train.labels.cpu().numpy(), seed=seed)
             )
             bank = LabelledFeatures(features[rows], labels[rows])
-            options = (recalls, k, temperature, chunk)
             asked = LabelledFeatures(features[held_out], labels[held_out]), LabelledFeatures(queries, answers)
-            found.append((score(bank, asked[0], *options), score(bank, asked[1], *options)))
-            precisions = precisions or [mean_average_precision(bank, part, chunk) for part in asked]
+            found.append([score(bank, part, recalls, k, temperature) for part in asked])
+            precisions = precisions or [mean_average_precision(bank, part) for part in asked]
             bar.advance(task)
     validation, judged = (
         _neighbours(list(parts), recalls, precision)
@@ -113,7 +110,6 @@ def score(
     recalls: Sequence[int],
     k: int = VOTERS,
     temperature: float = VOTE_TEMPERATURE,
-    chunk: int = 2048,
 ) -> Tensor:
     """Accuracy of the vote, then each recall, in percent: ``(1 + recalls,)``.
 
@@ -123,13 +119,10 @@ def score(
         recalls: The k of the recalls.
         k: Neighbours that vote.
         temperature: Temperature of the vote.
-        chunk: Largest number of queries at a time.
     """
     classes = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1
     right = torch.zeros(1 + len(recalls), dtype=torch.int64, device=bank.labels.device)
-    chunk = max(1, min(chunk, MOST_SCORES // len(bank.labels)))
-    for start in range(0, len(queries.labels), chunk):
-        rows, truth = (part[start : start + chunk] for part in queries)
+    for rows, truth in _pieces(bank, queries):
         near, cosines = nearest(product(rows, bank.features.mT), max(*recalls, k))
         near = bank.labels[near]
         votes = torch.zeros(len(rows), classes, device=rows.device)
@@ -144,7 +137,7 @@ def score(
     return 100.0 * right.cpu().double() / len(queries.labels)
 
 
-def mean_average_precision(bank: LabelledFeatures, queries: LabelledFeatures, chunk: int = 2048) -> float:
+def mean_average_precision(bank: LabelledFeatures, queries: LabelledFeatures) -> float:
     """MAP@R in percent: the precision at each hit among the R nearest, summed and divided by R.
 
     A query whose class is not in the bank counts as 0.
@@ -152,22 +145,26 @@ def mean_average_precision(bank: LabelledFeatures, queries: LabelledFeatures, ch
     Args:
         bank: Unit rows to look up in.
         queries: Unit rows to look up.
-        chunk: Largest number of queries at a time.
     """
     known = int(torch.maximum(bank.labels.max(), queries.labels.max())) + 1
     of_class = torch.bincount(bank.labels, minlength=known)
     most = int(of_class.max())
     place = torch.arange(1, most + 1, device=bank.labels.device)
     found = []
-    chunk = max(1, min(chunk, MOST_SCORES // len(bank.labels)))
-    for start in range(0, len(queries.labels), chunk):
-        rows, truth = (part[start : start + chunk] for part in queries)
+    for rows, truth in _pieces(bank, queries):
         near, _ = nearest(product(rows, bank.features.mT), most)
         wanted = of_class[truth].unsqueeze(1)
         hits = (bank.labels[near] == truth.unsqueeze(1)) & (place <= wanted)
         precision = hits.cumsum(1).double() / place
         found.append((precision * hits).sum(1) / wanted.squeeze(1).clamp_min(1))
     return 100.0 * float(torch.cat(found).mean())
+
+
+def _pieces(bank: LabelledFeatures, queries: LabelledFeatures) -> Iterable[tuple[Tensor, Tensor]]:
+    """Features and labels of the queries, a piece at a time, so that the scores fit into memory."""
+    size = max(1, min(MOST_QUERIES, MOST_SCORES // len(bank.labels)))
+    features, labels = (part.split(size) for part in queries)  # type: ignore[no-untyped-call]
+    return zip(features, labels, strict=True)
 
 
 def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
