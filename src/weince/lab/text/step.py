@@ -5,9 +5,9 @@ starts one replay.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class Step:
         return self.last
 
     def _run(self, tokens: Tokens, ids: Tensor | None) -> Embedded:
-        with autocast(self.device, self.precision):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             z_i, z_j = self.encoder(Tokens(*(part.repeat(self.views, 1) for part in tokens))).chunk(2)
         loss = self.loss(z_i, z_j, ids=ids)
         assert isinstance(loss, Tensor)
@@ -104,11 +104,6 @@ def tail_stats(loss: nn.Module, embedded: Embedded, ids: Tensor | None) -> TailS
     measured = InfoNCELoss(candidates="cross", engine="dense", check_finite=False)
     measured.tail = getattr(loss, "tail", None) or TailConfig()
     return measured(z_i, z_j, ids=ids, return_stats=True).stats
-
-
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """A context that autocasts to bfloat16 if ``precision`` is ``bf16``."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 @contextmanager
