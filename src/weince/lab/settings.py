@@ -36,7 +36,8 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     except ValueError as error:
         raise ValueError(f"{chosen}: {error}") from None
     helps = not {"-h", "--help"}.isdisjoint(rest)
-    parser = _parser(kind, command, examples) if helps else _kept_parser(kind, command, examples)  # type: ignore[arg-type]
+    make = _parser.__wrapped__ if helps else _parser  # help changes the defaults of its parser
+    parser = make(kind, command, examples)  # type: ignore[arg-type]
     try:
         asked = _checked(parser, (kind, command, examples), given)
     except argparse.ArgumentError as error:
@@ -56,8 +57,9 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         raise ValueError(f"{chosen}: {error}") from None
 
 
+@lru_cache(maxsize=8)
 def _parser(kind: type[Any], command: str, examples: str) -> Any:
-    """A parser for the options of a settings class."""
+    """A parser for the options of a settings class; cached: a table reads the settings of hundreds of runs."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
@@ -77,12 +79,6 @@ def _parser(kind: type[Any], command: str, examples: str) -> Any:
     )
     parser.add_class_arguments(kind, None, as_group=False)
     return parser
-
-
-@lru_cache(maxsize=8)
-def _kept_parser(kind: type[Any], command: str, examples: str) -> Any:
-    """A cached parser: a table reads the settings of hundreds of runs."""
-    return _parser(kind, command, examples)
 
 
 _FILES: dict[tuple[object, ...], Any] = {}
