@@ -62,6 +62,12 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def started_with(folder: Path, key: str) -> Any:
+    """A value of the newest checkpoint, or None if it is missing; :func:`fitting` reports a damaged checkpoint."""
+    found = newest(folder)
+    return found.state.get(key) if found is not None and isinstance(found.state, dict) else None
+
+
 @contextmanager
 def fitting(folder: Path) -> Iterator[None]:
     """Turn an error while restoring a checkpoint into one line that says that it does not fit the run.

@@ -124,11 +124,8 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     if ("STSB", "dev") not in sts:
         raise ValueError(f"{run.sts} holds no dev split of STSB, on which the best encoder is chosen")
     if (run.out / "result.json").is_file():
-        _check_start(
-            run,
-            _finished(run.out / "result.json").get("fingerprint"),
-            fingerprint(run) if run.text.is_file() else None,
-        )
+        before = _finished(run.out / "result.json").get("fingerprint")
+        _check_start(run, before, fingerprint(run) if run.text.is_file() else None)
         settings.claim(run, run.out, free=FREE_TO_CHANGE)
         return run.out / "best"
     if run.precision == "bf16" and find_device(run.device).type == "cpu":
@@ -136,10 +133,8 @@ def train(run: TextRun, *, bar: bool = True) -> Path:
     with ExitStack() as held:
         with matmul_precision(run.precision):
             job = Job(run, sts)
-            found = checkpoint.newest(run.out / "checkpoints")
-            # A checkpoint that is damaged is reported later, by job.resume.
-            readable = found is not None and isinstance(found.state, dict)
-            _check_start(run, found.state.get("fingerprint") if found and readable else None, job.fingerprint)
+            before = checkpoint.started_with(run.out / "checkpoints", "fingerprint")
+            _check_start(run, before, job.fingerprint)
             held.enter_context(training_lock(run.out))
             settings.claim(run, run.out, free=FREE_TO_CHANGE)
             job.resume()

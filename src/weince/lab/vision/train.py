@@ -343,10 +343,8 @@ def _keep(
 def _check_images(run: VisionRun, data: ImageData) -> str:
     """The fingerprint of the data; raises if the run in the folder was trained on other data."""
     now = fingerprint(data)
-    found = checkpoint.newest(run.out / "checkpoints")
-    # A checkpoint that is damaged is reported later, by _resume.
-    before = found.state.get("images", now) if found is not None and isinstance(found.state, dict) else now
-    if before != now:
+    before = checkpoint.started_with(run.out / "checkpoints", "images")
+    if before not in (None, now):
         raise ValueError(
             f"{run.out} was trained on images with the fingerprint {before}; got {run.data} with {now}: "
             "choose another --out"
