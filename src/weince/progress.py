@@ -101,22 +101,16 @@ class Bars(Progress):
         if waited >= self.every or (task.finished and (worth or task_id in self._spoken)):
             self._since[task_id] = now
             self._spoken.add(task_id)
-            self.say(line_about(task))
+            count = "" if task.total is None else f"{task.completed:,.0f} of {task.total:,.0f}"
+            self.say(line_about(task, count, task.fields["said"]))
         if task.finished:
             self._spoken.discard(task_id)
 
 
-def line_about(task: Task) -> str:
-    """A line about a task: its count, its text ``said`` and the remaining time."""
-    parts = []
-    if task.total is not None:
-        parts.append(f"{task.completed:,.0f} of {task.total:,.0f}")
-    if task.fields.get("said"):
-        parts.append(str(task.fields["said"]))
-    left = remaining(task)
-    if left and not task.finished:
-        parts.append(f"{left} left")
-    return f"{task.description}: {', '.join(parts)}"
+def line_about(task: Task, *parts: str) -> str:
+    """A line about a task: the parts that are not empty, and the remaining time."""
+    left = f"{remaining(task)} left" if remaining(task) and not task.finished else ""
+    return f"{task.description}: {', '.join(filter(None, [*parts, left]))}"
 
 
 def remaining(task: Task) -> str:
@@ -187,10 +181,7 @@ class TrainingBar(Bars):
         self.update(self.task, said=fitted(figures, self.room), **changes)
         if self.in_lines:
             task = self.tasks[0]
-            parts = [self.counted(task.completed), *figures]
-            if (left := remaining(task)) and not task.finished:
-                parts.append(f"{left} left")
-            self.say(f"{task.description}: {', '.join(parts)}")
+            self.say(line_about(task, self.counted(task.completed), *figures))
 
     def _tell(self, task_id: TaskID) -> None:
         """Print nothing: only :meth:`show` prints lines."""
