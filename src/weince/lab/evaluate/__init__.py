@@ -19,8 +19,8 @@ from torch import nn
 
 from weince.lab.evaluate.features import LabelledFeatures, Precision, extract
 from weince.lab.evaluate.knn import Knn, Neighbours, knn
-from weince.lab.evaluate.linear import LinearProbe, linear_probe
-from weince.lab.evaluate.protocol import split
+from weince.lab.evaluate.linear import BATCH, EPOCHS, LinearProbe, linear_probe
+from weince.lab.evaluate.protocol import SEEDS, split
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,8 +31,6 @@ __all__ = ["Evaluation", "Knn", "LabelledFeatures", "LinearProbe", "evaluate", "
            "linear_probe", "table"]  # fmt: skip
 
 SPLIT_SEED = 1  # of the linear probe
-PROBE_SEEDS = KNN_SEEDS = (1, 2, 3, 4, 5)
-BATCH, EPOCHS = 256, 100  # of the linear probe
 QUICK_EPOCHS, QUICK_STEPS = 10, 500
 
 
@@ -129,18 +127,17 @@ def evaluate(
         )
     )  # fmt: skip
     parts = split(train_labels, seed=SPLIT_SEED)
+    seeds = SEEDS[:1] if quick else SEEDS
     probes = linear_probe(
         train,
         test,
         split=parts,
-        seeds=PROBE_SEEDS[:1] if quick else PROBE_SEEDS,
+        seeds=seeds,
         epochs=quick_epochs(len(parts.train)) if quick else EPOCHS,
-        batch=BATCH,
         device=device,
         progress=progress,
     )
-    splits = KNN_SEEDS[:1] if quick else KNN_SEEDS
-    neighbours = knn(train, test, seeds=splits, device=device, progress=progress)
+    neighbours = knn(train, test, seeds=seeds, device=device, progress=progress)
     width = train.features.shape[1]
     return Evaluation(data.name, fingerprint(data), width, quick, probes, neighbours)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weince.lab.evaluate.features import LabelledFeatures
-from weince.lab.evaluate.protocol import split
+from weince.lab.evaluate.protocol import SEEDS, split
 from weince.progress import bars
 from weince.scores import product, unit_rows
 
@@ -46,7 +46,7 @@ def knn(
     train: LabelledFeatures,
     test: LabelledFeatures,
     *,
-    seeds: Sequence[int] = (1, 2, 3, 4, 5),
+    seeds: Sequence[int] = SEEDS,
     recalls: Sequence[int] = RECALLS,
     k: int = VOTERS,
     temperature: float = VOTE_TEMPERATURE,

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from weince.lab.capture import run_aside
 from weince.lab.evaluate.features import LabelledFeatures
-from weince.lab.evaluate.protocol import Split
+from weince.lab.evaluate.protocol import SEEDS, Split
 from weince.progress import bars
 from weince.scores import product
 
+EPOCHS, BATCH = 100, 256
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's defaults
 CHUNK = 4096  # rows to evaluate at a time
 
@@ -49,9 +50,9 @@ def linear_probe(
     test: LabelledFeatures,
     *,
     split: Split,
-    seeds: Sequence[int] = (1, 2, 3, 4, 5),
-    epochs: int = 100,
-    batch: int = 256,
+    seeds: Sequence[int] = SEEDS,
+    epochs: int = EPOCHS,
+    batch: int = BATCH,
     lr: float = 3e-4,
     device: str | torch.device = "cpu",
     progress: bool = True,

@@ -16,6 +16,8 @@ from weince.intervals import LEVEL, Interval, half_text, t_interval
 
 Indices = NDArray[np.int64]
 
+SEEDS = (1, 2, 3, 4, 5)  # of the linear probes, and of the splits of the neighbours
+
 
 class Split(NamedTuple):
     """Rows of a labelled set to train on and to validate on, each in rising order."""
