@@ -250,7 +250,7 @@ def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
     (row,) = [row.split(",") for row in rows if row.startswith("crowded")]
     assert [float(cell) for cell in row[1:]] == [crowded["crowded"], fine["crowded"]]
     shown = f"{100 * crowded['crowded']:.1f} %"
-    assert f"<h3>Look at the embeddings first: {shown} of the anchors" in page
+    assert f"<h3>Look at the embeddings first: {shown} of them all but coincide" in page
     assert f">{shown}</td>" in page
 
 

@@ -16,6 +16,7 @@ from weince.evt.link_test import (
     split_batches,
     view_cosines,
 )
+from weince.scores import CROWD
 
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
 LARGEST = 2048  # the most pairs in a batch, when larger batches are tried because few positives are beaten
@@ -24,10 +25,15 @@ MOST_NEGATIVES = 2**23  # in the tail; beyond that, a random part of them is use
 
 
 class Bank(NamedTuple):
-    """Scores of a model's batches: (anchors, candidates) for the link test, and each negative pair once."""
+    """Scores of a model's batches: (anchors, candidates) for the link test, and each negative pair once.
+
+    ``crowded`` is the share of embeddings, of both views, that have one of another item within a shortfall of `CROWD`
+    in their batch, whoever competes: copies within a view are false negatives across views.
+    """
 
     link: evt.LinkBank
     negatives: evt.NegativeCosines
+    crowded: float
 
 
 def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
@@ -119,11 +125,14 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int, candidates:
     columns = positive_columns(batch_size, candidates)
     scores = np.empty((count * kept, width))
     positives, negatives = np.empty(count * kept, dtype=np.int64), []
+    crowded = np.empty(count)
     for b, rows in enumerate(order.reshape(count, batch_size)):
         s = view_cosines(pairs.z_i[rows], pairs.z_j[rows], candidates)
+        both = s if candidates == "views" else view_cosines(pairs.z_i[rows], pairs.z_j[rows])
+        items = np.tile(rows if pairs.ids is None else pairs.ids[rows], 2)
+        crowded[b] = ((1.0 - both <= CROWD) & (items[:, None] != items)).any(axis=1).mean()
         if pairs.ids is not None:
-            ids = np.tile(pairs.ids[rows], size // batch_size)
-            s[(ids[:, None] == ids) & ~positive] = np.nan
+            s[(items[:size, None] == items[:size]) & ~positive] = np.nan
         anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
         here = slice(b * kept, (b + 1) * kept)
         scores[here] = s[anchors][others[anchors]].reshape(kept, width)
@@ -136,4 +145,4 @@ def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int, candidates:
         )
     origin = np.repeat(np.arange(count), [len(x) for x in negatives]).astype(np.int64)
     link = evt.LinkBank(scores, positives, np.repeat(np.arange(count), kept).astype(np.int64))
-    return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin))
+    return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin), float(crowded.mean()))

@@ -19,7 +19,7 @@ from weince.diagnose.settings import Settings
 from weince.evt import choice
 from weince.evt.arrays import Floats
 from weince.evt.gpd import FEWEST_EXCESSES, exceed
-from weince.evt.link_test import shape_of
+from weince.evt.link_test import Competing, shape_of
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
@@ -80,8 +80,8 @@ class Measured:
     ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
     positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which too few positives were beaten,
     ``fitted`` and ``beaten`` count the positives in those that were used. ``gap`` is how far the mean cosine within
-    views exceeds that across views, ``by_label`` and ``equal`` are those of `Pairs`. ``crowded_by_chance`` is the
-    share of crowded anchors to expect if the rows were spread evenly over the sphere.
+    views exceeds that across views, ``by_label`` and ``equal`` are those of `Pairs`, ``crowded`` is that of
+    `Bank`. ``crowded_by_chance`` is the share to expect if the rows were spread evenly over the sphere.
     """
 
     name: str
@@ -106,14 +106,10 @@ class Measured:
     curves: Curves | None
     risk: tuple[evt.RiskGradient, ...] | None
     gap: float
+    crowded: float
     crowded_by_chance: float
     by_label: bool
     equal: bool
-
-    @property
-    def crowded(self) -> float:
-        """Share of anchors that have another item than their positive within a shortfall of `CROWD`."""
-        return float((self.anchors.rho <= CROWD).mean())
 
 
 def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, ...]]:
@@ -263,11 +259,12 @@ def _anchors(bank: evt.LinkBank, settings: Settings) -> tuple[evt.AnchorTails, e
     return tails, evt.compare_anchor_tails(d, seed=settings.seed)
 
 
-def _crowded_by_chance(bank: evt.LinkBank, dim: int) -> float:
-    """Share of anchors that an even spread over the sphere crowds: near 0 in more than 6 dimensions."""
+def _crowded_by_chance(bank: evt.LinkBank, dim: int, candidates: Competing) -> float:
+    """Share of embeddings that an even spread over the sphere crowds: near 0 in more than 6 dimensions."""
     near = 0.5 * betainc((dim - 1) / 2.0, 0.5, 1.0 - (1.0 - CROWD) ** 2)  # share of the sphere within CROWD
     negatives = np.isfinite(bank.scores).sum(axis=1) - 1
-    return float((1.0 - (1.0 - near) ** negatives).mean())
+    others = negatives if candidates == "views" else 2 * negatives  # both views of the other items
+    return float((1.0 - (1.0 - near) ** others).mean())
 
 
 def measure(pairs: Pairs, settings: Settings, *, tell: Tell = lambda stage: None) -> Measured:
@@ -378,7 +375,8 @@ def _measure(pairs: Pairs, settings: Settings, tell: Tell) -> Measured:
         curves=curves,
         risk=risk,
         gap=view_gap(pairs),
-        crowded_by_chance=_crowded_by_chance(bank.link, pairs.z_i.shape[1]),
+        crowded=bank.crowded,
+        crowded_by_chance=_crowded_by_chance(bank.link, pairs.z_i.shape[1], settings.candidates),
         by_label=pairs.by_label,
         equal=pairs.equal,
     )

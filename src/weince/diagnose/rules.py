@@ -14,7 +14,7 @@ class Thresholds:
         worth: Smallest held-out gain, in nats per anchor, that makes a change worth trying: 0.02 makes the
             positive 2 % likelier.
         alpha: Level that both p-values of the link test must reach.
-        crowded: Largest share of crowded anchors at which the link test is worth reading, beyond the share that
+        crowded: Largest share of crowded embeddings at which the link test is worth reading, beyond the share that
             chance makes crowded in few dimensions.
         beaten: Smallest number of fitted positives that must be beaten (a negative has a higher score) for a verdict.
         gap: Largest excess of the mean cosine within views over that across views at which rows of one view should
@@ -31,9 +31,9 @@ class Thresholds:
     def lines(self) -> tuple[str, ...]:
         """The rules, one sentence each."""
         return (
-            f"If more than {100 * self.crowded:g} % of the anchors have a candidate other than their positive within "
-            f"a shortfall of {CROWD:g}, the advice is to look at these first, whatever the link test says. In 6 "
-            "dimensions or fewer, the share of such anchors among evenly spread embeddings is subtracted.",
+            f"If more than {100 * self.crowded:g} % of the embeddings have one of another item within a shortfall of "
+            f"{CROWD:g} in their batch, the advice is to look at these first, whatever the link test says. In 6 "
+            "dimensions or fewer, the share to expect if embeddings were spread evenly is subtracted.",
             f"If fewer than {self.beaten} of the fitted positives are beaten (a negative has a higher score), larger "
             "batches are tried, unless you give a batch size. If that does not help, no temperature and no link is "
             "advised.",

@@ -44,23 +44,23 @@ def tail_kind(xi: BatchXi) -> str:
 
 
 def too_crowded(m: Measured) -> bool:
-    """Whether more anchors are crowded than the rules and chance allow."""
+    """Whether more embeddings are crowded than the rules and chance allow."""
     return m.crowded - m.crowded_by_chance > THRESHOLDS.crowded
 
 
 def crowd_text(m: Measured) -> str:
-    """The share of crowded anchors in percent."""
+    """The share of crowded embeddings in percent."""
     return f"{number(100 * m.crowded, 1)} %"
 
 
 def tail_sentence(m: Measured) -> str:
-    """Whether the tail is bounded, with a warning if too many anchors are crowded."""
+    """Whether the tail is bounded, with a warning if too many embeddings are crowded."""
     if not too_crowded(m):
         return _shape_sentence(m)
     return (
-        f"{_shape_sentence(m)} But {crowd_text(m)} of the anchors have another item within a shortfall of {CROWD:g}: "
-        "part of the embeddings coincide (a collapse of part of the encoder, or duplicates in the data), and the "
-        "tail's figures describe that crowd rather than hard negatives."
+        f"{_shape_sentence(m)} But {crowd_text(m)} of the embeddings lie within a shortfall of {CROWD:g} of another "
+        "item's (a collapse of part of the encoder, or duplicates in the data), so the tail's figures describe that "
+        "crowd rather than hard negatives."
     )
 
 

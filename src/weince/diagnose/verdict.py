@@ -42,8 +42,8 @@ class Verdict:
         softmax: How much better than softmax the blended link fits.
         link: Which link and parameters fit.
         rivals: Whether pairs or anchors of different difficulty explain the same gain.
-        tail: Whether the tail is bounded, and whether it describes crowded anchors rather than hard negatives.
-        crowded: Share of anchors that have another item within a shortfall of 0.01.
+        tail: Whether the tail is bounded, and whether it describes crowded embeddings rather than hard negatives.
+        crowded: Share of embeddings that have one of another item within a shortfall of 0.01 in their batch.
         notes: Sentences to read before the advice is followed.
         advice: What to change, in words.
         code: The same as Python code, or None.
@@ -172,7 +172,7 @@ def _varying(m: Measured, settings: Settings, said: Said) -> Verdict:
 def _crowded(m: Measured, said: Said) -> Verdict:
     """The verdict if part of the embeddings coincide: this comes before any other change."""
     headline = (
-        f"Look at the embeddings first: {crowd_text(m)} of the anchors all but coincide with another item."
+        f"Look at the embeddings first: {crowd_text(m)} of them all but coincide with that of another item."
     )
     advice = (
         "First find out which items these are. If they are duplicates, remove them or give them equal ids. If "
