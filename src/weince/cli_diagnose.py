@@ -47,7 +47,8 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--temperature",
         type=float,
-        help="temperature that the models were trained with (default: unknown, or the run's)",
+        help="temperature that the models were trained with, 1 / scale of other libraries (default: unknown, or the "
+        "run's)",
     )
     parser.add_argument(
         "--candidates",

@@ -250,8 +250,16 @@ def test_nothing_is_explained_where_nothing_gains(measured):
     verdict = decide(replace(with_link(measured, **quiet), rivals=rivals_of(0.0, 0.0, 0.0, 0.0)), FAST)
     assert verdict.kind == "nothing"
     assert verdict.rivals.startswith(
-        "Nothing to explain: neither a link nor a varying temperature gains 0.02"
+        "Nothing to explain: neither the blend nor a varying temperature gains 0.02"
     )
+
+
+def test_wrong_pairs_are_looked_for_among_the_hard_ones():
+    z_i, z_j = views(pairs=640, dim=16)
+    z_j[:32] = z_j[np.roll(np.arange(32), 1)]  # 5 % of the pairs
+    verdict = decide(measure(make_pairs("wrong", z_i, z_j), FAST, worth=0.02), replace(FAST, temperature=0.1))
+    assert "Some pairs are much harder than others" in verdict.worth
+    assert "what makes the hard pairs hard: rows that do not belong together" in verdict.advice
 
 
 def test_the_rivals_are_those_of_the_bank(measured):

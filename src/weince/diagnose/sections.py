@@ -167,9 +167,10 @@ class Writer:
         read = (
             "The first figure shows what a blend with weight λ gains over softmax on held-out batches. If the curve "
             "peaks well above 0 and away from λ = 0, another link fits better. The second figure shows what softmax "
-            "loses at other temperatures. Compare the heights of the two curves: the higher one matters more. The "
-            "last figure shows what else may explain a gain: τ varies because some pairs, or some anchors, are "
-            "harder than others. If that gains as much as another link, the gain is no evidence of a cap."
+            "loses at other temperatures. Compare the peak of the first with the loss at your temperature in the "
+            "second: the higher one matters more. The last figure shows what else may explain a gain: τ varies "
+            "because some pairs, or some anchors, are harder than others. If that gains as much as another link, the "
+            "gain is no evidence of a cap."
         )
         draw = self.groups(
             lambda tag, m: figures_link.link_figures(self.gallery, tag, m, settings.temperature)

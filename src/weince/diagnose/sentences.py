@@ -147,7 +147,7 @@ def rivals_sentence(m: Measured) -> str:
         return "Nothing to explain: softmax has no best temperature here."
     who = rival(m)
     said = {
-        "softmax": f"Nothing to explain: neither a link nor a varying temperature gains {THRESHOLDS.worth:g} nats.",
+        "softmax": f"Nothing to explain: neither the blend nor a varying temperature gains {THRESHOLDS.worth:g} nats.",
         "cap": f"A bounded tail explains it better than {who} of different difficulty do.",
         "varying": f"{who.capitalize()} of different difficulty explain it better than a bounded tail does.",
         "both": f"A bounded tail and {who} of different difficulty both have a part in it.",

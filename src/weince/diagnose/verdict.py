@@ -162,8 +162,8 @@ def _varying(m: Measured, settings: Settings, said: Said) -> Verdict:
         f"{words} Keep softmax: another link is not needed to explain these scores. They show {who} that differ: "
         f"from one to the next, the temperature that fits varies by a factor of about "
         f"{number(float(np.exp(found.sd)), 1)} either way (standard deviation of its logarithm: "
-        f"{number(found.sd, 2)}). Find out what makes the hard {who} hard: their views, their labels, or what "
-        "they show."
+        f"{number(found.sd, 2)}). Find out what makes the hard {who} hard: rows that do not belong "
+        "together, their views, or what they show."
     )
     kind = "temperature" if off else "varying"
     return _about_temperature(kind, m, settings, said, advice, rest=rest)
