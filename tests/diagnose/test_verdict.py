@@ -259,6 +259,7 @@ def test_wrong_pairs_are_looked_for_among_the_hard_ones():
     z_j[:32] = z_j[np.roll(np.arange(32), 1)]  # 5 % of the pairs
     verdict = decide(measure(make_pairs("wrong", z_i, z_j), FAST, worth=0.02), replace(FAST, temperature=0.1))
     assert "Some pairs are much harder than others" in verdict.worth
+    assert "varies by a factor of about 7.4 or more either way" in verdict.advice
     assert "what makes the hard pairs hard: rows that do not belong together" in verdict.advice
 
 

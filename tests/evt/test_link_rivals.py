@@ -9,6 +9,7 @@ from weince.evt.link_fit import fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink
 from weince.evt.link_test import Gain, draw_positives, link_bank, link_test
 from weince.evt.link_varying import (
+    MOST_SPREAD,
     Scored,
     anchor_likelihoods,
     anchor_moments,
@@ -233,6 +234,19 @@ def test_softmax_is_left_alone():
     gains = link_rivals(*bank_of(seed=0))
     assert abs(gains.pairs.gain.gain) < 0.003
     assert abs(gains.anchors.gain.gain) < 0.003
+
+
+def test_wrong_pairs_have_the_largest_spread_and_no_larger_one():
+    """At a few of the 15 nodes alone the likelihood would be higher: at a spread of 6 and a temperature of 30,000."""
+    z, noise = np.random.default_rng(4).standard_normal((2, 1024, 32))
+    z_j = z + 0.5 * noise
+    z_j[:51] = z_j[np.roll(np.arange(51), 1)]
+    found = link_rivals(*link_bank(z, z_j, batch_size=64, batches=16), bootstraps=50)
+    assert found.pairs.sd == MOST_SPREAD
+    assert np.isnan(found.pairs.sd_interval).all()
+    assert found.pairs.converged
+    assert 0.01 < found.pairs.tau < 1.0
+    assert found.pairs.gain.interval[0] > 0.02
 
 
 def test_no_spread_is_no_gain():

@@ -27,6 +27,7 @@ from weince.diagnose.tables import (
     text,
 )
 from weince.evt import AblationPoint, DaicArtefact, Gain, LinkRivals, VaryingLink
+from weince.evt.link_varying import MOST_SPREAD
 from weince.scores import CROWD
 
 NO_FIT = "No finite fit exists for this model (see its verdict), so there is nothing to draw."
@@ -328,7 +329,8 @@ def _up_to_the_cap(interval: tuple[float, float]) -> Cell:
 
 
 def _of_sd(link: VaryingLink) -> Cell:
-    return text("does not vary") if link.sd == 0.0 else between(link.sd_interval)
+    words = {0.0: "does not vary", MOST_SPREAD: "the largest that is fitted"}
+    return text(words[link.sd]) if link.sd in words else between(link.sd_interval)
 
 
 def _good_temperatures(m: Measured) -> Cell:

@@ -27,6 +27,7 @@ from weince.diagnose.sentences import (
 )
 from weince.diagnose.settings import Settings
 from weince.diagnose.tables import number
+from weince.evt.link_varying import MOST_SPREAD
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,12 @@ def _varying(m: Measured, settings: Settings, said: Said) -> Verdict:
         who, found = "anchors", m.rivals.anchors
         rest = "Some anchors are much harder than others, and no other link than softmax explains that."
     words, off = temperature_words(m, settings)
+    most = " or more" if found.sd == MOST_SPREAD else ""
     advice = (
         f"{words} Keep softmax: another link is not needed to explain these scores. They show {who} that differ: "
         f"from one to the next, the temperature that fits varies by a factor of about "
-        f"{number(float(np.exp(found.sd)), 1)} either way (standard deviation of its logarithm: "
-        f"{number(found.sd, 2)}). Find out what makes the hard {who} hard: rows that do not belong "
+        f"{number(float(np.exp(found.sd)), 1)}{most} either way (standard deviation of its logarithm: "
+        f"{number(found.sd, 2)}{most}). Find out what makes the hard {who} hard: rows that do not belong "
         "together, their views, or what they show."
     )
     kind = "temperature" if off else "varying"

@@ -30,6 +30,7 @@ from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import Gain, held_out_gain, split_batches
 from weince.evt.link_varying import (
+    MOST_SPREAD,
     Moments,
     Nodes,
     Scored,
@@ -53,8 +54,9 @@ class VaryingLink:
     Attributes:
         gain: Its held-out gain over softmax.
         tau: Median temperature.
-        sd: Standard deviation of the temperature's logarithm.
-        sd_interval: Its interval, from the cluster-robust (sandwich) covariance; NaN if ``sd`` is 0.
+        sd: Standard deviation of the temperature's logarithm, at most 2: a few percent of wrong pairs would make it
+            huge.
+        sd_interval: Its interval, from the cluster-robust (sandwich) covariance; NaN if ``sd`` is 0 or 2.
         lam: Weight of the shortfall coordinate; 0 if the link has none.
         converged: Whether the fit reached its maximum.
     """
@@ -240,7 +242,7 @@ def _scored(scores: Floats, positives: Integers, batches: ArrayLike, labels: Int
 def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Bounds:
     """Interval of the spread that allows for dependence within a batch."""
     sd, groups = float(found.theta[-1]), len(halves.fitted.labels)
-    if sd == 0.0:
+    if sd in (0.0, MOST_SPREAD):
         return np.nan, np.nan
     covariance = choice.cluster_covariance(halves.fitted, moments.gradient, moments.information)
     error = np.sqrt(covariance[-1, -1])

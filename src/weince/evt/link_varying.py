@@ -31,6 +31,9 @@ _FEW = 1024
 _START, _AGAIN = 0.5, 0.1
 # A fitted spread below this counts as 0.
 _NONE = 1e-3
+MOST_SPREAD = 2.0
+"""The largest spread that is fitted. Beyond it 15 nodes are no mean over k: a few of them, taken as separate
+temperatures, describe wrong pairs, and the spread grows without meaning."""
 # A fit stops when a step should gain less than this share of the log-likelihood, about 1e-8 nats per anchor.
 _TOLERANCE = 1e-9
 # Smallest effective number of negatives in a weighted mean over them.
@@ -71,10 +74,33 @@ class Varying(NamedTuple):
 def _maximise(few: choice.Partition, every: choice.Partition, weights: Floats) -> Varying:
     """The best weights and spread, all at least 0, fitted to a few anchors and then to all of them."""
     nought = np.zeros(len(weights) + 1)
-    first = choice.maximise(few, nought, np.r_[weights, _START], tolerance=1e-6).theta
+    first = choice.maximise(_near(few), nought, np.r_[weights, _START], tolerance=1e-6).theta
+    if first[-1] > MOST_SPREAD:
+        first = np.r_[weights, MOST_SPREAD]
     first[-1] = max(first[-1], _AGAIN)
-    best = choice.maximise(every, nought, first, tolerance=_TOLERANCE)
-    return Varying(best.theta, best.value, best.converged)
+    best = choice.maximise(_near(every), nought, first, tolerance=_TOLERANCE)
+    if best.theta[-1] <= MOST_SPREAD:
+        return Varying(best.theta, best.value, best.converged)
+
+    def widest(theta: Floats) -> tuple[float, Floats, Floats]:
+        value, gradient, hessian = every(np.r_[theta, MOST_SPREAD])
+        return value, gradient[:-1], hessian[:-1, :-1]
+
+    starts = weights, best.theta[:-1]  # there may be two maxima
+    found = [choice.maximise(widest, nought[:-1], start, tolerance=_TOLERANCE) for start in starts]
+    best = max(found, key=lambda one: one.value)
+    return Varying(np.r_[best.theta, MOST_SPREAD], best.value, best.converged)
+
+
+def _near(partition: choice.Partition) -> choice.Partition:
+    """The same where the spread is at most twice the largest one; no step goes further, where ``exp`` overflows."""
+
+    def evaluate(theta: Floats) -> tuple[float, Floats, Floats]:
+        if theta[-1] > 2.0 * MOST_SPREAD:
+            return np.inf, np.zeros(len(theta)), np.eye(len(theta))
+        return partition(theta)
+
+    return evaluate
 
 
 def _partition(found: Moments) -> tuple[float, Floats, Floats]:
