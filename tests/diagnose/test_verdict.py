@@ -179,23 +179,23 @@ def test_a_clear_gain_asks_for_the_link(measured):
         (
             (0.1, 0.05, 0.05, 0.1),
             "link",
-            "A bounded tail explains it better than anchors of different difficulty do.",
+            "A bounded tail explains these scores better than anchors of different difficulty do.",
         ),
         (
             (0.1, 0.05, 0.099, 0.1),
             "either",
-            "Pairs of different difficulty explain it as well as a bounded tail does.",
+            "Pairs of different difficulty explain these scores as well as a bounded tail does.",
         ),
-        ((0.1, 0.101, 0.05, 0.102), "either", "Anchors of different difficulty explain it as well"),
+        ((0.1, 0.101, 0.05, 0.102), "either", "Anchors of different difficulty explain these scores as well"),
         (
             (0.1, 0.05, 0.15, 0.1),
             "varying",
-            "Pairs of different difficulty explain it better than a bounded tail",
+            "Pairs of different difficulty explain these scores better than a bounded tail",
         ),
         (
             (0.1, 0.2, 0.12, 0.2),
             "varying",
-            "Anchors of different difficulty explain it better than a bounded tail",
+            "Anchors of different difficulty explain these scores better than a bounded tail",
         ),
         (
             (0.1, 0.05, 0.11, 0.13),
@@ -254,6 +254,13 @@ def test_nothing_is_explained_where_nothing_gains(measured):
     )
 
 
+def test_a_blend_without_gain_does_not_mean_that_one_temperature_fits(measured):
+    quiet = {**SURE, "gain": 0.0, "gain_interval": (0.0, 0.0), "lam": 0.0}
+    verdict = decide(replace(with_link(measured, **quiet), rivals=rivals_of(0.0, 0.3, 0.0, 0.3)), FAST)
+    assert verdict.softmax.startswith("Nothing to another link: fitted to half of the batches")
+    assert verdict.rivals.startswith("Anchors of different difficulty explain these scores better")
+
+
 def test_wrong_pairs_are_looked_for_among_the_hard_ones():
     z_i, z_j = views(pairs=640, dim=16)
     z_j[:32] = z_j[np.roll(np.arange(32), 1)]  # 5 % of the pairs
@@ -289,7 +296,7 @@ def test_low_temperatures_have_significant_digits(measured):
 
 def test_a_negative_gain_is_nothing_left_on_the_table(measured):
     verdict = decide(with_link(measured, **{**SURE, "gain": -0.0012, "gain_interval": (-0.004, 0.001)}), FAST)
-    assert verdict.softmax.startswith("Nothing: at its best temperature, softmax fits")
+    assert verdict.softmax.startswith("Nothing to another link: at its best temperature, softmax fits")
     assert f"{MINUS}0.0012 nats" in verdict.softmax
     assert "on the table" not in verdict.softmax
 

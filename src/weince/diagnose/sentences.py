@@ -94,14 +94,14 @@ def softmax_sentence(m: Measured) -> str:
         return "Every fitted anchor already ranks its positive first, so no finite temperature is best."
     if t.lam == 0.0:
         return (
-            "Nothing: fitted to half of the batches, the blended link turns into softmax itself (λ = 0), so the "
-            f"gain is exactly 0 ({p_words(t.lr_p_value)})."
+            "Nothing to another link: fitted to half of the batches, the blended link turns into softmax itself "
+            f"(λ = 0), so the gain is exactly 0 ({p_words(t.lr_p_value)})."
         )
     times = number(t.gain_ratio, 2)
     if t.gain <= 0.0:
         return (
-            "Nothing: at its best temperature, softmax fits the held-out batches as well as the link or better "
-            f"(gain of the link: {number(t.gain, 4)} nats per anchor; 95 %: {span(t.gain_interval)}; "
+            "Nothing to another link: at its best temperature, softmax fits the held-out batches as well as the link "
+            f"or better (gain of the link: {number(t.gain, 4)} nats per anchor; 95 %: {span(t.gain_interval)}; "
             f"{p_words(t.lr_p_value)} by likelihood ratio, {p_words(t.t_p_value)} by t over batches)."
         )
     return (
@@ -146,12 +146,13 @@ def rivals_sentence(m: Measured) -> str:
     if r is None:
         return "Nothing to explain: softmax has no best temperature here."
     who = rival(m)
+    differing = f"{who.capitalize()} of different difficulty explain these scores"
     said = {
         "softmax": f"Nothing to explain: neither the blend nor a varying temperature gains {THRESHOLDS.worth:g} nats.",
-        "cap": f"A bounded tail explains it better than {who} of different difficulty do.",
-        "varying": f"{who.capitalize()} of different difficulty explain it better than a bounded tail does.",
+        "cap": f"A bounded tail explains these scores better than {who} of different difficulty do.",
+        "varying": f"{differing} better than a bounded tail does.",
         "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
-        "either": f"{who.capitalize()} of different difficulty explain it as well as a bounded tail does.",
+        "either": f"{differing} as well as a bounded tail does.",
     }[explained(m)]
     if explained(m) == "softmax" and max(r.blend.gain, r.varying.gain.gain) >= THRESHOLDS.worth:
         said = f"Not clear: no gain of {THRESHOLDS.worth:g} nats or more is certain."
