@@ -200,9 +200,9 @@ def _another_link(m: Measured, settings: Settings, said: Said) -> Verdict:
     if explained(m) == "either":
         who = rival(m)
         advice = (
-            f"{words} These scores give no reason to change the link: easy and hard {who} explain them as well. If "
-            f"you try it ({code.splitlines()[-1].removeprefix('loss = ')}), compare several seeds on a validation "
-            "set."
+            f"{words} These scores give no reason to change the link: easy and hard {who}, or some wrong pairs, "
+            f"explain them as well. If you try it ({code.splitlines()[-1].removeprefix('loss = ')}), compare several "
+            "seeds on a validation set."
         )
         rest = (
             f"Softmax with one temperature leaves a factor of {number(t.gain_ratio, 2)}, which easy and hard {who} "
