@@ -267,7 +267,7 @@ def test_a_blend_without_gain_does_not_mean_that_one_temperature_fits(measured):
 def test_wrong_pairs_are_looked_for_among_the_hard_ones():
     z_i, z_j = views(pairs=640, dim=16)
     z_j[:32] = z_j[np.roll(np.arange(32), 1)]  # 5 % of the pairs
-    verdict = decide(measure(make_pairs("wrong", z_i, z_j), FAST, worth=0.02), replace(FAST, temperature=0.1))
+    verdict = decide(measure(make_pairs("wrong", z_i, z_j), FAST), replace(FAST, temperature=0.1))
     assert "Some pairs are much harder than others" in verdict.worth
     assert "varies by a factor of about 7.4 or more either way" in verdict.advice
     assert "what makes the hard pairs hard: rows that do not belong together" in verdict.advice
@@ -517,12 +517,12 @@ def test_copies_within_a_view_are_a_crowd_across_views():
     settings = replace(FAST, batch_size=50, candidates="cross")
     ids = np.arange(400) // 5
     for z_i, z_j in (views, views[::-1]):
-        found = measure(make_pairs("captions", z_i, z_j), settings, worth=0.02)
+        found = measure(make_pairs("captions", z_i, z_j), settings)
         order = np.random.default_rng(settings.seed).permutation(400).reshape(8, 50)
         twice = [sum(image == other for other in batch) > 1 for batch in ids[order] for image in batch]
         assert found.crowded == pytest.approx(np.mean(twice) / 2)  # the captions are not crowded
         assert decide(found, settings).kind == "crowded"
-        told = measure(make_pairs("captions", z_i, z_j, ids), settings, worth=0.02)
+        told = measure(make_pairs("captions", z_i, z_j, ids), settings)
         assert told.crowded == 0.0
         assert decide(told, settings).kind != "crowded"
 

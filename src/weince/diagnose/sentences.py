@@ -148,7 +148,8 @@ def rivals_sentence(m: Measured) -> str:
     who = rival(m)
     differing = f"{who.capitalize()} of different difficulty explain these scores"
     said = {
-        "softmax": f"Nothing to explain: neither the blend nor a varying temperature gains {THRESHOLDS.worth:g} nats.",
+        "softmax": "Nothing to explain: neither the blend nor a varying temperature gains "
+        f"{THRESHOLDS.worth:g} nats.",
         "cap": f"A bounded tail explains these scores better than {who} of different difficulty do.",
         "varying": f"{differing} better than a bounded tail does.",
         "both": f"A bounded tail and {who} of different difficulty both have a part in it.",
