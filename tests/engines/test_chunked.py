@@ -154,6 +154,17 @@ def test_near_the_cap_the_gradient_too_knows_the_shortfall(shortfall, reduction)
     assert relative(got[1], wanted[1]) <= 1e-3
 
 
+def test_shortfalls_below_the_eps_of_the_tail_are_exact():
+    """``rho`` is at least the tail's ``eps``, so it does not tell whether a negative is near the cap. The loss has a
+    term with a smaller ``eps``, whose logits are as steep as 4 / shortfall."""
+    arguments = dict(zip(("z_i", "z_j"), near_the_cap(), strict=True))
+    options = {"tail": TailConfig(eps=0.02), "candidates": "cross", "reduction": "none"}
+    wanted = run(WeinceLoss(engine="dense", **options).eval(), as_leaves(arguments, torch.float64), uneven)
+    got = run(WeinceLoss(engine="chunked", **options).eval(), as_leaves(arguments, torch.float32), uneven)
+    torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-3, atol=1e-3)
+    assert relative(got[1], wanted[1]) <= 1e-3
+
+
 @pytest.mark.parametrize("engine", ["dense", "chunked"])
 def test_the_slope_of_a_batch_is_fitted_to_exact_shortfalls(engine):
     wanted = batch_slope(*(z.double() for z in twins()), engine="dense")

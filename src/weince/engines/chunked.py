@@ -107,15 +107,13 @@ class Chunked(Engine):
         self.found: Hardest | None = None
         self.near: Near | None = None  # None: not known, and each sweep searches
         if self.need.tail is not None:
-            self.surveyed = self.find(self.need.tail, self.need.hardest).stats()
-            self.near = self._none_near()
+            found = self.find(self.need.tail, self.need.hardest)
+            self.surveyed, self.near = found.stats(), self._none_near(found.nearest())
 
-    def _none_near(self) -> "Near | None":
-        """An empty ``Near`` if the survey found no negative near the cap, which spares later sweeps the search."""
+    def _none_near(self, nearest: Tensor) -> "Near | None":
+        """An empty ``Near`` if no negative is near the cap, which spares later sweeps the search."""
         anchors = self.contest.anchors
-        if self.surveyed is None or self.contest.labels is not None or not free_to_look(anchors):
-            return None
-        if not self.surveyed.rho.amin() >= NEAR:
+        if self.contest.labels is not None or not free_to_look(anchors) or not nearest.amin() >= NEAR:
             return None
         none = anchors.new_empty(len(anchors), 0)
         return Near(none.long(), none)

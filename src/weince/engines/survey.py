@@ -83,6 +83,10 @@ class Hardest:
         """Number of negatives of each anchor, ``(anchors,)``, or ``(1,)`` if it is the same for all."""
         return self._negatives.whole()
 
+    def nearest(self) -> Tensor:
+        """``(anchors,)`` smallest shortfall of the negatives, not raised to the tail's ``eps``; needs a tail."""
+        return self._nearest.whole()
+
     def thresholds(self) -> dict[int, Tensor]:
         """For each number, the shortfall ``(anchors,)`` up to which a negative is one of that many hardest."""
         return {number: column.whole() for number, column in self._thresholds.items()}
@@ -95,7 +99,7 @@ class Hardest:
         gather: Callable[[Tensor], Tensor] | None = None
         if self.contest.ranks is not None:
             gather = self.contest.ranks.gather
-        return gated(self._nearest.whole(), fit, self.tail, self._counted.values, gather)
+        return gated(self.nearest(), fit, self.tail, self._counted.values, gather)
 
 
 def between(ordered: Tensor, number: int) -> Tensor:
