@@ -46,6 +46,14 @@ def test_the_hardest_near_the_cap(copies, number, engine):
     torch.testing.assert_close(taken, torch.full_like(taken, wanted), rtol=1e-3, atol=0)
 
 
+def test_the_gradient_has_the_hardest_of_the_sum():
+    """Every row occurs twice, so the last of the hardest is tied with its copy. The kernels have rounded shortfalls
+    of both, and the exact one of a pair that is among the four nearest of its other row. The gradient must compare
+    the threshold with the rounded ones, as the sum does, or it loses negatives of the sum."""
+    rows = [row.repeat(2, 1) for row in views(24, 16)]
+    agree(lambda engine, numbers: [Part(SoftmaxLink(1.0), "lse", "negatives", 5)], rows)
+
+
 def test_a_thousand_hardest():
     """A tail of 1,024, the largest that the kernels fit; a sum over the hardest 1,023, the most that they find; one
     over 1,024, which the chunked engine computes. With more than 1,024 candidates, the search begins with a sample.

@@ -62,10 +62,11 @@ def worth_of(link, values, weights, row, at, n_anchors, ONE: tl.constexpr):
 
 @triton.jit
 def pull_of(
-    link, worth, d, log_gap, log_rest, inv_gap, inv_rest, is_view,
+    link, worth, d, log_gap, log_rest, inv_gap, inv_rest, is_view, compared,
     ONE: tl.constexpr, FUNCTION: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives of a weighted sum by the scores of a tile. The caller masks pairs by role."""
+    """Derivatives of a weighted sum by the scores of a tile. The caller masks pairs by role. ``compared``: the
+    shortfalls that the sum compared with its threshold."""
     slope = along(worth[1], ACROSS)
     z = d
     if BY_FUNCTION & ONE:
@@ -88,7 +89,7 @@ def pull_of(
     if SAME_VIEW & ONE:
         pull = tl.where(is_view, pull, 0.0)
     if ONE >> 12 > 0:
-        pull = tl.where(d > along(link[4], ACROSS), 0.0, pull)
+        pull = tl.where(compared > along(link[4], ACROSS), 0.0, pull)
     return pull
 
 
@@ -145,12 +146,17 @@ def gradient_kernel(
         else:
             score = wide_products(x, rows, y, cols, score, DP, DB, PARTS)
         d = at_least_0(shortfall(score, inv_rows, inv_y, cols, PARTS))
+        # A sum compares its threshold with shortfalls that are exact for the nearest of its own anchors alone.
+        of_rows = d
+        of_cols = d
         if NEAREST > 0 and FROM_ROWS:  # noqa: SIM102
             if close_rows > 0:
                 d = sharpen(d, cols, near_cols, near_d, rows, n_rows, False, NEAREST)
+                of_rows = d
         if NEAREST > 0 and FROM_COLS:  # noqa: SIM102
             if tl.load(close_ptr + start // FLAGS) > 0:
                 d = sharpen(d, cols, near_cols, near_d, rows, n_cols, True, NEAREST)
+                of_cols = sharpen(of_cols, cols, near_cols, near_d, rows, n_cols, True, NEAREST)
         log_gap = d
         inv_gap = d
         if USES_W & ANY:
@@ -171,7 +177,7 @@ def gradient_kernel(
         if FROM_ROWS:
             for k in tl.static_range(SUMS):
                 pull = pull_of(
-                    links[k], worths[k], d, log_gap, log_rest, inv_gap, inv_rest, is_view,
+                    links[k], worths[k], d, log_gap, log_rest, inv_gap, inv_rest, is_view, of_rows,
                     (SPEC >> (16 * k)) & 0xFFFF, FUNCTION, False,
                 )  # fmt: skip
                 if OF_POSITIVES & (SPEC >> (16 * k)):
@@ -200,7 +206,8 @@ def gradient_kernel(
                 link = link_of(coefs, thresholds, k * FORM, cols, n_cols, (SPEC >> (16 * k)) & 0xFFFF, EACH)
                 pull = pull_of(
                     link, worth_of(link, values, weights, k, cols, n_cols, (SPEC >> (16 * k)) & 0xFFFF),
-                    d, log_gap, log_rest, inv_gap, inv_rest, is_view, (SPEC >> (16 * k)) & 0xFFFF, FUNCTION, True,
+                    d, log_gap, log_rest, inv_gap, inv_rest, is_view, of_cols,
+                    (SPEC >> (16 * k)) & 0xFFFF, FUNCTION, True,
                 )  # fmt: skip
                 if OF_POSITIVES & (SPEC >> (16 * k)):
                     pulled_positives += pull
