@@ -89,3 +89,10 @@ def test_who_takes_no_part_has_no_infinite_slope(function, kind, hardest):
         torch.testing.assert_close(found.value[row], total.detach())
         torch.testing.assert_close(slopes[row], wanted)
         torch.testing.assert_close(found.effects["k"][row], by_k[row])
+
+
+def test_only_the_given_shortfalls_are_overwritten():
+    (contest,) = contests("cross", torch.eye(3), torch.eye(3))
+    tile = Tile(contest, torch.ones(3, 3))
+    tile.put(torch.tensor([[0, 2], [-1, 1], [-1, -1]]), torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]))
+    assert torch.equal(tile.shortfall, torch.tensor([[0.1, 1.0, 0.2], [1.0, 0.4, 1.0], [1.0, 1.0, 1.0]]))
