@@ -232,7 +232,7 @@ def test_activations_of_one_micro_batch_at_a_time():
         ({"views": (torch.ones(0, 6),) * 2}, ValueError, r"equally many rows, 1 or more; got \[0\]"),
         ({"views": ([torch.ones(3, 6), torch.tensor(2)],) * 2}, ValueError, r"1 or more; got \[0, 3\]"),
         (
-            {"views": ({"x": encoder()(torch.ones(22, 6).double())},) * 2, "encoder": None},
+            {"views": ([torch.ones(22, 6), encoder()(torch.ones(22, 6).double())],) * 2, "encoder": None},
             ValueError,
             "must be an input.*; got the output of a graph: move what computes it into the encoder",
         ),
