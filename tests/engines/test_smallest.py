@@ -39,6 +39,13 @@ def test_the_least_of_many(count, smaller):
     assert torch.equal(least(values, count), values.sort().values[:count])
 
 
+@given(length=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**31))
+def test_the_least_of_any_number(length, share, seed):
+    values = torch.rand(length, generator=torch.Generator().manual_seed(seed))
+    count = round(share * length)
+    assert torch.equal(least(values, count), values.sort().values[:count])
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("k", [1, 5, 17])
 def test_compiled(k):
