@@ -25,6 +25,7 @@ from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
 from weince.engines.survey import whole
 from weince.engines.tile import Part
+from weince.links import FunctionLink
 from weince.losses.weince import RELEASED_TAIL
 from weince.scores import pair_shortfall, unit_rows
 
@@ -342,6 +343,17 @@ def test_the_smallest_shortfalls_with_gradients_on(engine):
     assert not found.requires_grad
     assert (found[:2] == 0).all()
     assert (found[2:] > 0).all()
+
+
+@pytest.mark.parametrize("engine", [Dense, Chunked])
+def test_the_number_of_negatives_after_an_infinite_derivative(engine):
+    """The slope of this link is infinite at the score of two rows that coincide."""
+    z_i = embeddings(6, 1)
+    z_i.data[1] = z_i.data[0]
+    (contest,) = contests("views", z_i, embeddings(6, 2), ids=torch.tensor([0, 1, 2, 3, 3, 3]))
+    own = engine(contest)
+    own.evaluate([Part(FunctionLink(lambda s: -(1 - s).clamp_min(0).sqrt()), "lse")])
+    assert own.negatives().tolist() == 2 * [10, 10, 10, 6, 6, 6]
 
 
 def test_a_single_part_is_not_copied():

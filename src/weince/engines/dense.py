@@ -53,7 +53,9 @@ class Dense(Engine):
         return found
 
     def count_negatives(self) -> Tensor:
-        return whole([tile.contest.count_negatives(tile.hidden()) for *_, tile in self.tiles])
+        # Not from the shortfalls, whose place derivatives may have taken: those can be infinite.
+        matrices = ((tile.contest, torch.zeros_like(tile.shortfall)) for *_, tile in self.tiles)
+        return whole([contest.count_negatives(contest.hide(own, torch.inf)) for contest, own in matrices])
 
     def smallest(self, count: int) -> Tensor:
         self._check_unspent()
