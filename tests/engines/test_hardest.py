@@ -38,12 +38,15 @@ def test_the_hardest_near_the_cap(copies, number, engine):
     z_i, z_j = torch.randn(2, 40, 16, device=DEVICE)
     z_i = torch.nn.functional.normalize(z_i)
     near = [at(z_i, 1e-5 + 2e-6 * k) for k in range(4)] if copies == 1 else [at(z_i, 1e-5)] * copies
-    (contest,) = contests("cross", z_i, z_j, negatives=torch.cat(near))
+    negatives = torch.cat(near).requires_grad_()
+    (contest,) = contests("cross", z_i, z_j, negatives=negatives)
     need = Need() if engine is Fused else Need(TailConfig(k=4), (number,))  # with a tail, all have exact ones
     (value,) = engine(contest, need).evaluate([Part(SoftmaxLink(1.0), "lse", "negatives", number)])
     taken = (value - 1).exp()  # each adds exp(1)
     wanted = number if copies == 1 else copies
     torch.testing.assert_close(taken, torch.full_like(taken, wanted), rtol=1e-3, atol=0)
+    (by_negative,) = torch.autograd.grad(value.sum(), negatives)
+    assert int(by_negative.any(1).sum()) == 40 * wanted
 
 
 def test_the_gradient_has_the_hardest_of_the_sum():
