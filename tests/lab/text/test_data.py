@@ -175,18 +175,26 @@ def test_ahead_works_in_a_thread_and_passes_errors_on():
     assert len(made) <= 5  # closing it stops the thread
 
 
-def test_pairs_are_drawn_in_two_halves_and_share_an_id_if_they_begin_alike(tmp_path):
+def test_pairs_are_drawn_in_two_halves_and_share_an_id_if_they_share_a_sentence(tmp_path):
+    """Two pairs with the same second sentence would else have a negative that equals the positive."""
     path = tmp_path / "pairs.tsv"
-    path.write_text("a dog\tone dog\nred sun\tthe sun\n\na dog\ta small dog\n")
+    pairs = (
+        "a dog\tone dog",
+        "red sun\tthe sun",
+        "a dog\ta small dog",
+        "a star\tthe sun",
+        "the sun\ta ball",
+        "x\ty",
+    )
+    path.write_text("\n".join(pairs))
     file = _read(path, pairs=True)
     drawn = file.draw(np.array([2, 1, 0]))
     assert drawn.sentences == ["a dog", "red sun", "a dog", "a small dog", "the sun", "one dog"]
-    assert (drawn.ids[:, None] == drawn.ids).tolist() == [
-        [True, False, True],
-        [False, True, False],
-        [True, False, True],
-    ]
-    assert file.draw(np.array([0, 1])).ids is None
+    assert file.draw(np.array([0, 1, 5])).ids is None
+    begin, end, cross, through = [0, 2, 5], [1, 3, 5], [1, 4, 5], [0, 3, 1, 4]
+    for numbers, same in ((begin, [0, 0, 1]), (end, [0, 0, 1]), (cross, [0, 0, 1]), (through, [0, 1, 1, 1])):
+        ids = file.draw(np.array(numbers)).ids
+        assert ((ids[:, None] == ids) == np.equal.outer(same, same)).all()
     file.close()
 
 

@@ -10,7 +10,7 @@ import threading
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -89,12 +89,12 @@ class SentenceFile:
     def draw(self, numbers: NDArray[np.int64]) -> Drawn:
         """The sentences with these numbers; of pairs, all first sentences, then all second ones.
 
-        Pairs with the same first sentence have equal ids.
+        Pairs that share a sentence have equal ids.
         """
         lines, ids = [self[number] for number in numbers], self.hashes[numbers]
         if self.pairs:
             first, second = zip(*(line.split("\t") for line in lines), strict=True)
-            lines, ids = [*first, *second], np.unique(first, return_inverse=True)[1].astype(np.int64)
+            lines, ids = [*first, *second], _related(first, second)
         alike = len(np.unique(ids)) < len(ids)
         return Drawn(lines, ids if alike else None)
 
@@ -133,6 +133,18 @@ def _index(
                 empty += 1
             position += len(line)
     return np.array(starts), np.array(lengths), np.array(hashes), empty
+
+
+def _related(first: Sequence[str], second: Sequence[str]) -> NDArray[np.int64]:
+    """A number for each pair, equal for pairs that share a sentence, directly or by way of other pairs."""
+    from scipy.sparse import coo_array  # here, since it takes time to import and only pairs need it
+    from scipy.sparse.csgraph import connected_components
+
+    different, places = np.unique([*first, *second], return_inverse=True)
+    ends = places[: len(first)], places[len(first) :]
+    joined = coo_array((np.ones(len(first)), ends), shape=(len(different), len(different)))
+    groups: NDArray[np.int64] = connected_components(joined, directed=False)[1].astype(np.int64)
+    return groups[ends[0]]
 
 
 def _check_pair(line: str, size: int, where: str) -> None:
