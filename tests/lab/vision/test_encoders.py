@@ -332,8 +332,13 @@ def test_a_timm_model_is_told_the_size_if_it_asks(monkeypatch):
             raise RuntimeError("Unknown model (nothing)")
         if name == "convnet" and options:
             raise TypeError("unexpected keyword 'img_size'")
-        model = nn.Flatten()
-        model.num_features, model.given = 9, options
+        model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        model.num_features, model.given = (
+            9,
+            options,
+        )  # mobilenetv3 and vgg return wider features than they say
+        if name == "broken":
+            model[0].forward = lambda x: x.missing
         return model
 
     timm = types.ModuleType("timm")
@@ -341,6 +346,10 @@ def test_a_timm_model_is_told_the_size_if_it_asks(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", timm)
     assert build("timm:convnet", size=32).model.given == {}
     assert build("timm:vit", size=32).model.given == {"img_size": 32}
-    assert build("timm:vit", size=32).features == 9
+    assert build("timm:vit", size=32).features == 12
     with pytest.raises(ValueError, match="timm has no model 'nothing'"):
         build("timm:nothing", size=32)
+    with pytest.raises(
+        ValueError, match=r"encoder timm:broken fails on images \(2, 3, 32, 32\): AttributeError"
+    ):
+        build("timm:broken", size=32)

@@ -9,7 +9,9 @@
 
 import difflib
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -87,11 +89,11 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
     if name == "tiny":
         return Tiny()
     if name.startswith("timm:"):
-        return _from_timm(name.removeprefix("timm:"), size)
+        return _foreign(name, partial(_from_timm, name.removeprefix("timm:"), size), size)
     if name.startswith("torchvision:"):
-        return _from_torchvision(name.removeprefix("torchvision:"))
+        return _foreign(name, partial(_from_torchvision, name.removeprefix("torchvision:")), size)
     if ":" in name:
-        return _own(name, size)
+        return _foreign(name, find(name, "encoder"), size)
     near = difflib.get_close_matches(name, NAMES, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise ValueError(
@@ -99,9 +101,8 @@ def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) ->
     )
 
 
-def _own(name: str, size: int) -> Foreign:
-    """A user's encoder; its output for two images gives the width of the features."""
-    make = find(name, "encoder")
+def _foreign(name: str, make: Callable[[], nn.Module], size: int) -> Foreign:
+    """An encoder of others; its output for two images gives the width of the features."""
     try:
         model = make()
         if not isinstance(model, nn.Module):
@@ -111,7 +112,7 @@ def _own(name: str, size: int) -> Foreign:
             features = model.eval()(torch.zeros(2, 3, size, size))
     except ValueError:
         raise
-    except Exception as error:  # whatever a user's encoder raises
+    except Exception as error:  # whatever the code of others raises
         raise ValueError(
             f"encoder {name} fails on images (2, 3, {size}, {size}): {type(error).__name__}: {error}"
         ) from error
@@ -131,8 +132,9 @@ def _import(library: str, name: str) -> ModuleType:
         raise ValueError(f"the encoder {top}:{name} needs {top}: pip install {top}") from error
 
 
-def _from_timm(name: str, size: int) -> Foreign:
+def _from_timm(name: str, size: int) -> nn.Module:
     timm = _import("timm", name)
+    model: nn.Module
     try:
         try:
             model = timm.create_model(name, num_classes=0, img_size=size)  # vision transformers need it
@@ -140,18 +142,18 @@ def _from_timm(name: str, size: int) -> Foreign:
             model = timm.create_model(name, num_classes=0)
     except RuntimeError as error:  # timm raises this for an unknown model
         raise ValueError(f"timm has no model {name!r}: {error}") from error
-    return Foreign(model, model.num_features)
+    return model
 
 
-def _from_torchvision(name: str) -> Foreign:
+def _from_torchvision(name: str) -> nn.Module:
     models = _import("torchvision.models", name)
     if name not in models.list_models():
         raise ValueError(f"torchvision has no model {name!r}: see torchvision.models.list_models()")
-    model = models.get_model(name, weights=None)
-    path, head = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+    model: nn.Module = models.get_model(name, weights=None)
+    path = [path for path, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
     parent, _, child = path.rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
-    return Foreign(model, head.in_features)
+    return model
 
 
 @dataclass(frozen=True)
