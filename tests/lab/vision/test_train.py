@@ -16,6 +16,7 @@ from PIL import Image
 from programs import FORKS
 from programs import run as run_program
 from safetensors.torch import load_file
+from torch import nn
 from training import SIZE, loss_state, run, same_weights, small_run, weights, write_data
 
 from weince import DCLLoss
@@ -522,6 +523,15 @@ def test_what_fails_on_the_first_process_fails_on_all():
         training_module._first(other, full)
     assert training_module._first(first, lambda: 3) == 3
     assert training_module._first(other, full) is None
+
+
+@pytest.mark.parametrize(("loss", "warnings"), [(nn.CosineEmbeddingLoss(), 1), (DCLLoss(0.5), 0)])
+def test_a_loss_that_sees_a_part_of_the_batch_says_so(data, tmp_path, loss, warnings, recwarn):
+    """Only weince's losses, and those of users that inherit from them, gather the embeddings of all processes."""
+    fabric = SimpleNamespace(world_size=2, device=torch.device("cpu"), setup_module=lambda views: views)
+    settings = small_run(data, tmp_path)
+    training_module._set_up(fabric, settings, build_model(settings), loss)
+    assert sum("negatives of its own part of the batch" in str(one.message) for one in recwarn) == warnings
 
 
 def test_the_bar_is_not_in_the_way_of_the_result(data, tmp_path, capsys):

@@ -245,6 +245,12 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) ->
             "on CPUs each process has batch norm statistics of its own part of the batch; devices=1 has those of all",
             stacklevel=2,
         )
+    if fabric.world_size > 1 and not isinstance(loss, ContrastiveLoss):
+        warnings.warn(
+            f"{run.loss.preset} gets the embeddings of one process: unless it gathers those of all, an anchor has "
+            "only the negatives of its own part of the batch; a subclass of weince.ContrastiveLoss has all",
+            stacklevel=2,
+        )
     model.to(fabric.device)
     if _asked(run.compile, fabric.device.type == "cuda"):
         model.encoder.compile()
