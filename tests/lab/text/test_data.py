@@ -73,6 +73,13 @@ def test_what_is_left_out_is_counted(tmp_path):
     ]
 
 
+def test_repeated_pairs_are_counted_as_pairs(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a\tb\na\tc\na\tb\n")
+    with pytest.warns(UserWarning, match="1 of 3 pairs repeat an earlier one; equal pairs of a batch"):
+        SentenceFile(path, pairs=True).close()
+
+
 def test_a_clean_file_says_nothing(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("one\ntwo\n")

@@ -29,7 +29,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Drawn(NamedTuple):
-    """Sentences of a batch. ``ids``, one per anchor, are equal for equal anchors; None if all are different."""
+    """Sentences of a batch. Anchors with equal ``ids`` are not negatives of each other; None if all are different."""
 
     sentences: list[str]
     ids: NDArray[np.int64] | None
@@ -63,9 +63,10 @@ class SentenceFile:
         if empty:
             warnings.warn(f"{path}: left out {empty:,} empty lines", stacklevel=2)
         if repeated:
+            what = "pairs" if pairs else "sentences"
             warnings.warn(
-                f"{path}: {repeated:,} of {len(hashes):,} sentences repeat an earlier one; "
-                "equal sentences of a batch are not taken as negatives of each other",
+                f"{path}: {repeated:,} of {len(hashes):,} {what} repeat an earlier one; "
+                f"equal {what} of a batch are not taken as negatives of each other",
                 stacklevel=2,
             )
         self._file = path.open("rb", buffering=0)
