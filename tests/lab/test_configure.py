@@ -188,6 +188,17 @@ class Plain(torch.nn.Module):
     def forward(self, z_i, z_j):
         return eval(self.returned)
 
+class Fixed(ContrastiveLoss):
+    sums = lambda self, batch: LogSumExp(lambda s: 5 * s)
+    combine = lambda self, lse: lse.value - lse.positive
+
+class Bare(torch.nn.Module):
+    pass
+
+class Typo(Fixed):
+    def sums(self, batch):
+        return LogSumExp(lambda s: s.power(2))
+
 Twice = 2
 """
 
@@ -256,8 +267,18 @@ def test_candidates_and_engine_reach_a_loss_of_ones_own(own):
 def test_an_option_that_a_loss_of_ones_own_does_not_take(own):
     with pytest.raises(ValueError, match=r"my_losses:factory: .*unexpected keyword argument 'steep'"):
         build_loss(LossConfig("my_losses:factory", options={"steep": 2}))
-    with pytest.raises(ValueError, match="my_losses:Mine: Mine has no option 'steep'; it takes temperature"):
+    with pytest.raises(
+        ValueError, match=r"my_losses:Mine: Mine has no option 'steep'; it takes temperature, .*graph$"
+    ):
         build_loss(LossConfig("my_losses:Mine", options={"steep": 2}))
+
+
+@pytest.mark.parametrize("loss", ["Fixed", "Bare"])
+def test_a_file_that_sets_a_temperature_for_a_loss_of_ones_own_without_one(own, loss):
+    message = r"'temperature'.*: leave it out, or give null where a file sets it \(loss.temperature: null\)"
+    with pytest.raises(ValueError, match=f"my_losses:{loss}: .*{message}"):
+        build_loss(LossConfig(f"my_losses:{loss}", temperature=0.5))
+    build_loss(LossConfig(f"my_losses:{loss}"))
 
 
 def test_what_is_found_may_be_any_module():
@@ -306,6 +327,12 @@ DETACHED = (
 def test_a_loss_that_cannot_be_trained_is_refused(own, returned, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         check(plain(returned))
+
+
+def test_an_error_in_a_loss_of_ones_own_names_its_line(own):
+    line = OWN.splitlines().index("        return LogSumExp(lambda s: s.power(2))") + 1
+    with pytest.raises(ValueError, match=rf"no attribute 'power' \(my_losses.py, line {line}\)$"):
+        check(LossConfig("my_losses:Typo"))
 
 
 @pytest.mark.parametrize("config", [LossConfig("released"), LossConfig("siglip"), plain("z_i.mean()")])

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import linecache
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -54,7 +55,7 @@ class LossConfig:
             ``link`` (a blend of fixed weight, as ``weince diagnose`` reports it), ``released`` (WEINCE as in the
             authors' code), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
             ``negatives_only``; or your own loss, ``my_package:MyLoss``.
-        temperature: Temperature of the softmax logit; by default the loss's own. For ``weibit``, 1 / beta.
+        temperature: Temperature of the softmax logit; null takes the loss's own default. For ``weibit``, 1 / beta.
         lam: Weight of the shortfall logit; for ``link``, or your own loss.
         beta: Slope of the shortfall logit; for ``link``, ``weibit`` or your own loss.
         options: Further arguments of the loss by name, for example ``{hardness: 0.5}`` of ``hcl``.
@@ -175,8 +176,16 @@ def check_loss(
         except Exception as error:  # whatever a user's loss raises
             raise ValueError(
                 f"the loss fails on random embeddings {(pairs, width)}: {type(error).__name__}: {error}"
+                f"{_where(error, config.preset)}"
             ) from error
     _check_gradients([z.grad for z in (z_i, z_j) if z.grad is not None])
+
+
+def _where(error: Exception, preset: str) -> str:
+    """The line of the file of a user's loss that raised an error, such as `` (my_package.py, line 7)``."""
+    file = getattr(sys.modules.get(preset.partition(":")[0]), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({Path(file).name}, line {lines[-1]})" if file and lines else ""
 
 
 def _check_value(value: Any) -> None:
@@ -210,7 +219,8 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
         except ValueError:
             raise
         except TypeError as error:  # an option that it does not take
-            raise ValueError(f"{config.preset}: {error}") from error
+            named = [name for name in _arguments(config) if f"'{name}'" in str(error)]
+            raise ValueError(f"{config.preset}: {error}{_leave_out(config, *named[:1])}") from error
         except Exception as error:
             raise ValueError(f"{config.preset}: {type(error).__name__}: {error}") from error
         if not isinstance(made, nn.Module):
@@ -220,14 +230,21 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
     known = [name for name in inspect.signature(loss).parameters if name != "options"]
     for name in given:
         if name not in known:
-            hint = "" if name in config.options else ": leave it out, or give null where a file sets it"
             raise ValueError(
-                f"{name} has no meaning for preset {config.preset!r}; it takes {', '.join(known) or 'nothing'}{hint}"
+                f"{name} has no meaning for preset {config.preset!r}; it takes {', '.join(known) or 'nothing'}"
+                f"{_leave_out(config, name)}"
             )
     try:
         return loss(**given, **of_all)
     except TypeError as error:
         raise ValueError(f"preset {config.preset}: {error}") from None
+
+
+def _leave_out(config: LossConfig, name: str = "") -> str:
+    """What to do about a setting that the loss does not take; nothing about one of ``options``, or about none."""
+    if not name or name in config.options:
+        return ""
+    return f": leave it out, or give null where a file sets it (loss.{name}: null)"
 
 
 def _taken(maker: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
