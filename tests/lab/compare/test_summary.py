@@ -308,6 +308,7 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     assert "missing: try dcl, temperature 0.2: seed 7\n" in said
     assert "missing: dcl, temperature 0.1: seed 21\n" in said
     found = json.loads((page.parent / "compare.json").read_text())
+    assert said.endswith(f"\n{comparison.name}: {found['advice'][0]}\n")
     assert {line["loss"]: line["tries"] for line in found["losses"]} == {"infonce": 2, "dcl": 1}
     text = page.read_text()
     # Not by the same command: --table-only starts nothing.

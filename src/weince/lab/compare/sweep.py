@@ -258,6 +258,7 @@ class Sweep:
         keep_records(done, self.out)
         summary = summarise(self.comparison, self.tries, seeds, records, missing, failed=bool(every))
         path = write_page(self.comparison, summary, self.out / self.comparison.name, every, command)
+        print(f"{self.comparison.name}: {summary.advice[0]}", file=sys.stderr)
         if failed:
             first = next(iter(failed.values()))
             raise ValueError(
