@@ -32,10 +32,11 @@ examples:
   weince diagnose pairs.npz --out report
   weince compare infonce dcl
   weince reproduce --list
-  weince completion bash > ~/.local/share/bash-completion/completions/weince    (tab completion)
+  weince completion --help                             (tab completion)
 """
 COMPLETION_EXAMPLES = """\
 examples:
+  mkdir -p ~/.local/share/bash-completion/completions
   weince completion bash > ~/.local/share/bash-completion/completions/weince
   weince completion zsh > ~/.zfunc/_weince             (a folder of $fpath)
   weince completion tcsh > ~/.weince.csh               (and source it)
