@@ -60,6 +60,7 @@ HOLE = Z.masked_fill(Z.eq(Z[2, 1]), torch.nan)
         ("views", {"z_i": [Z, Z]}, TypeError, "z_i must be a torch.Tensor; got list"),
         ("views", {"z_i": Z}, TypeError, 'candidates="views" wants two tensors .*; got z_i alone'),
         ("labels", {"z_i": Z}, TypeError, 'candidates="labels" wants labels=; got none'),
+        ("labels", {"z_i": Z, "z_j": torch.arange(4)}, TypeError, 'candidates="labels" wants labels=; got none'),
         ("cross", {"z_i": Z, "z_j": Z, "labels": torch.arange(4)}, TypeError, "takes no labels; got some"),
         ("clip", {"z_i": Z, "z_j": Z, "negatives": Z}, TypeError, 'goes with candidates="cross"; got '),
         ("cross", {"z_i": Z, "z_j": Z, "ids": Z[:, 0]}, TypeError, "ids must be an integer tensor .*; got torch.fl"),

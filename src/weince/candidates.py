@@ -194,8 +194,13 @@ def contests(
         views: Store the view of each row in the contest.
     """
     check_choice("candidates", candidates, LAYOUTS)
+    _check_use(candidates, labels=labels, negatives=negatives)  # first: labels may stand in the place of z_j
     _check_embeddings(z_i, z_j, negatives, check_finite)
-    _check_use(candidates, z_j=z_j, labels=labels, negatives=negatives)
+    if z_j is None and candidates != "labels":
+        raise TypeError(
+            f'candidates="{candidates}" wants two tensors of positives row by row; got z_i alone: '
+            "z.chunk(2) splits views that were concatenated"
+        )
     n = len(z_i)
     _check_integers("ids", ids, (n,) if negatives is None else (n, n + len(negatives)))
     _check_integers("labels", labels, (n,))
@@ -308,14 +313,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
-def _check_use(
-    candidates: Candidates, *, z_j: Tensor | None, labels: Tensor | None, negatives: Tensor | None
-) -> None:
-    if z_j is None and candidates != "labels":
-        raise TypeError(
-            f'candidates="{candidates}" wants two tensors of positives row by row; got z_i alone: '
-            "z.chunk(2) splits views that were concatenated"
-        )
+def _check_use(candidates: Candidates, *, labels: Tensor | None, negatives: Tensor | None) -> None:
     if (labels is None) == (candidates == "labels"):
         wants, got = ("wants labels=", "none") if labels is None else ("takes no labels", "some")
         raise TypeError(f'candidates="{candidates}" {wants}; got {got}')
