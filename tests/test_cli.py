@@ -104,7 +104,7 @@ def no_tail(folder):
         (few_pairs, "got 50 pairs, which fill 1"),
         (pickled_npz, "pickled objects"),
         (pickled_npy, "pickled objects"),
-        (text_npz, "is no file of numpy's, whatever its name says"),
+        (text_npz, "not written by numpy, whatever its name says"),
         (truncated, "cannot be read"),
         (truncated_npy, "cannot be read"),
         (truncated_safetensors, "cannot be read"),

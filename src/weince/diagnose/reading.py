@@ -202,7 +202,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             raise InputError(f"{path.name}: {error.strerror}") from error
         if "pickle" in str(error):
             pickled = "holds pickled objects, which can run code when loaded; save plain arrays"
-            said = pickled if _may_be_pickled(path) else "is no file of numpy's, whatever its name says"
+            said = pickled if _may_be_pickled(path) else "not written by numpy, whatever its name says"
             raise InputError(f"{path.name}: {said}") from error
         raise InputError(
             f"{path.name}: cannot be read, it may be cut short or of another format ({_one_line(error)})"
