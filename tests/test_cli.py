@@ -133,7 +133,7 @@ def test_bad_input_ends_in_one_line(make, said, tmp_path, capsys):
         (["--batches", "1"], "at least 4 batches"),
         (["--seed", "-1"], "the seed must be at least 0; got -1"),
         (["--trend"], "at least two checkpoints"),
-        (["--names", "a", "b"], "1 models need as many names; got 2"),
+        (["--names", "a", "b"], "want a name for each model, 1 in all; got 2"),
         (["--temperature", "0"], "temperature must be positive"),
     ],
 )

@@ -39,7 +39,7 @@ def test_every_format_gives_the_same_pairs(tmp_path):
         assert pairs.notes == ()
     named = load_pairs([tmp_path / "a.npz", tmp_path / "b.npy"], names=["x", "x"])
     assert [pairs.name for pairs in named] == ["x", "x (2)"]
-    with pytest.raises(InputError, match="2 models need as many names; got 1"):
+    with pytest.raises(InputError, match="want a name for each model, 2 in all; got 1"):
         load_pairs([tmp_path / "a.npz", tmp_path / "b.npy"], names=["x"])
 
 

@@ -307,7 +307,7 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
 def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
     """Give the models their names; a number is appended to a name that occurs before."""
     if names is not None and len(names) != len(found):
-        raise InputError(f"{len(found)} models need as many names; got {len(names)}")
+        raise InputError(f"want a name for each model, {len(found)} in all; got {len(names)}")
     seen: dict[str, int] = {}
     out = []
     for index, pairs in enumerate(found):
