@@ -341,6 +341,17 @@ def test_autocast_does_not_touch_the_scores(name, dtype):
     torch.testing.assert_close(cast, plain, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("own", "dtype"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+@pytest.mark.parametrize("candidates", ["views", "cross", "labels"])
+def test_embeddings_in_another_half_precision_than_that_of_autocast(candidates, own, dtype):
+    z_i, z_j, negatives = (z.to(own) for z in (*pairs(24, 8), torch.randn(5, 8)))
+    given = {"views": {}, "cross": {"negatives": negatives}, "labels": {"labels": torch.arange(24) % 6}}
+    loss = InfoNCELoss(candidates=candidates)
+    plain = loss(z_i, z_j, **given[candidates])
+    with torch.autocast("cpu", dtype=dtype):
+        torch.testing.assert_close(loss(z_i, z_j, **given[candidates]), plain, rtol=0, atol=0)
+
+
 ENDS = pytest.mark.skipif(kl_ball.ENDLESS, reason="torch 2.6 compiles the search of KL ball without end")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
-from weince.scores import free_to_look, unit_rows
+from weince.scores import free_to_look, no_autocast, unit_rows
 
 if TYPE_CHECKING:
     from weince.distributed import Ranks
@@ -208,10 +208,12 @@ def contests(
     ids = None if ids is None else ids.long()
     labels = None if labels is None else labels.long()
 
-    if candidates == "views" or candidates == "labels":
-        found = [_within(candidates, z_i, z_j, labels, ids, ignore, views)]
-    else:
-        found = _across(candidates, z_i, z_j, negatives, ids, ignore)
+    # Under autocast, torch.cat refuses rows in half precision other than its own.
+    with no_autocast(z_i.device):
+        if candidates == "views" or candidates == "labels":
+            found = [_within(candidates, z_i, z_j, labels, ids, ignore, views)]
+        else:
+            found = _across(candidates, z_i, z_j, negatives, ids, ignore)
     if alone:
         for contest in found:
             _check_enough(contest)
