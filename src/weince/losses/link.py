@@ -1,11 +1,11 @@
 """InfoNCE with any link: for a link of your own, or for one that ``weince diagnose`` suggests."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import FunctionLink, as_link
+from weince.links import FunctionLink, as_link, unrounded
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.own_links import copied
 from weince.sums import AnyLink, LogSumExp, Summed
@@ -43,7 +43,8 @@ class LinkLoss(ContrastiveLoss):
         copied(self.link, self.link.tensors())  # raises if sums could not
 
     def sums(self, batch: Engine) -> LogSumExp:
-        return LogSumExp(self.link.replace({name: getattr(self, name) for name in self._learned}))
+        learned: dict[str, Any] = {name: unrounded(getattr(self, name)) for name in self._learned}
+        return LogSumExp(self.link.replace(learned))
 
     def combine(self, lse: Summed) -> Tensor:
         return lse.cross_entropy()

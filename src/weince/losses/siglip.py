@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, check_fixed, is_number
+from weince.links import AffineLink, check_fixed, is_number, unrounded
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.losses.temperature import keep_within
 from weince.sums import SoftplusSum, Sum
@@ -75,8 +75,12 @@ class SigLIPLoss(ContrastiveLoss):
     def sums(self, batch: Engine) -> list[Sum]:
         if self.max_scale is not None and self.training:
             keep_within(self.log_scale, highest=math.log(self.max_scale))
-        link = AffineLink(self.scale, self.bias)
-        return [SoftplusSum(link), SoftplusSum(AffineLink(-self.scale, -self.bias), among="positives")]
+        # Once for both sums: gradients of opposite signs meet in float32, before they are rounded.
+        scale, bias = self.scale, unrounded(self.bias)
+        return [
+            SoftplusSum(AffineLink(scale, bias)),
+            SoftplusSum(AffineLink(-scale, -bias), among="positives"),
+        ]
 
     def combine(self, negatives: Tensor, positives: Tensor) -> Tensor:
         return positives + negatives

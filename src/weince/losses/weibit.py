@@ -5,7 +5,7 @@ from typing import Unpack
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, ShortfallLink
+from weince.links import Scalar, ShortfallLink, unrounded
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.sums import LogSumExp, Summed
 
@@ -34,7 +34,7 @@ class WeibitLoss(ContrastiveLoss):
         self.beta, self.endpoint = beta, endpoint
 
     def sums(self, batch: Engine) -> LogSumExp:
-        return LogSumExp(ShortfallLink(self.beta, self.endpoint))
+        return LogSumExp(ShortfallLink(unrounded(self.beta), self.endpoint))
 
     def combine(self, lse: Summed) -> Tensor:
         return lse.cross_entropy()
