@@ -352,6 +352,24 @@ def test_embeddings_in_another_half_precision_than_that_of_autocast(candidates, 
         torch.testing.assert_close(loss(z_i, z_j, **given[candidates]), plain, rtol=0, atol=0)
 
 
+def test_kl_ball_stays_at_the_temperature_that_it_found():
+    """At the root, rounding put the next step outside the bracket, and its middle took the place of the root."""
+    rows = torch.tensor(
+        [
+            [-0.11929223744292237, -1.0, -0.18467782851344494],
+            [0.2767540751240255, 0.8440822111977321, -1.0],
+            [1.0, -0.188375, -0.448],
+        ],
+        dtype=torch.float64,
+    )
+    z = rows[[1, 1, 1, 2, 2, 1, 1, 0, 2, 0, 2, 0]]
+    labels = torch.tensor([2, 2, 1, 2, 0, 1, 3, 2, 6, 3, 5, 7])
+    loss = weince.KLBallLoss(0.38857336, candidates="labels", reduction="none")
+    torch.testing.assert_close(
+        loss(z.float(), labels=labels).double(), loss(z, labels=labels), rtol=5e-6, atol=0
+    )
+
+
 ENDS = pytest.mark.skipif(kl_ball.ENDLESS, reason="torch 2.6 compiles the search of KL ball without end")
 
 

@@ -104,9 +104,11 @@ def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
         distance = log_count - total - scale * (mean - origin)
         origin = mean.nan_to_num()  # an anchor without negatives has none
         distance = torch.where(distance < small, variance / 2, distance).clamp_min(tiny)
-        low, high = torch.where(distance < radius, at, low), torch.where(distance < radius, high, at)
+        # One number moves the bracket and the step: with two, rounding puts a step at the root outside.
+        short = math.log(radius) - distance.log()
+        low, high = torch.where(short > 0, at, low), torch.where(short > 0, high, at)
         slope = (variance / distance).clamp_min(tiny)
-        step = at + ((math.log(radius) - distance.log()) / slope).clamp_min(-1.0)
+        step = at + (short / slope).clamp_min(-1.0)
         step = step.clamp_max(end)
         inside = (step >= low) & (step <= high)  # at the root, the step stays on an end of the bracket
         before, at = at, torch.where(inside, step, (low + high) / 2)
