@@ -333,10 +333,8 @@ def test_a_timm_model_is_told_the_size_if_it_asks(monkeypatch):
         if name == "convnet" and options:
             raise TypeError("unexpected keyword 'img_size'")
         model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        model.num_features, model.given = (
-            9,
-            options,
-        )  # mobilenetv3 and vgg return wider features than they say
+        # Features are wider than num_features, as those of mobilenetv3 and vgg.
+        model.num_features, model.given = 9, options
         if name == "broken":
             model[0].forward = lambda x: x.missing
         return model
