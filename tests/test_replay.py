@@ -426,6 +426,7 @@ class TestOnAGpu:
         loss = on_gpu("infonce")
         for seed in range(replay.BEFORE + 2):
             step(loss, seed)
+        gc.collect()  # losses of other tests
         known = len(replay._kept.by_loss)
         del loss
         gc.collect()
