@@ -264,6 +264,21 @@ def test_the_figures_of_the_papers_recipe_are_those_of_its_records():
         assert t_interval(runs).text(1).startswith(linear.partition(",")[0]), name
 
 
+def test_the_number_of_encoders_is_that_of_the_records():
+    """Archives share runs; a run of the same name on other images is another encoder."""
+    archives = (ROOT / "research/results").glob("*/runs.jsonl")
+    runs = [json.loads(line) for path in archives for line in text(path).splitlines()]
+    encoders = {
+        (run["run"], run["evaluation.json"]["fingerprint"]) for run in runs if "evaluation.json" in run
+    }
+    said = [
+        int(number)
+        for page in (ROOT / "research/findings.md", DOCS / "losses/weince.md")
+        for number in re.findall(r"(\d+) (?:image )?encoders(?: to test|, with the records)", text(page))
+    ]
+    assert said == [len(encoders)] * 2
+
+
 def test_a_loss_that_was_trained_with_is_not_said_to_be_untried():
     archives = (ROOT / "research/results").glob("*/runs.jsonl")
     runs = [json.loads(line) for path in archives for line in text(path).splitlines()]
