@@ -46,7 +46,7 @@ examples:
   weince train                                          digits with a tiny encoder, on a laptop
   weince train --config cifar100_resnet18 --loss.preset infonce --loss.temperature 0.2 --seed 21 --out runs/a
   weince train --data photos/ --epochs 50 --out runs/b  a folder of images; no labels are needed
-  weince train --config my.yaml --devices 4             a setting here wins over the file's
+  weince train --config my.yaml --devices 4             a setting here overrides the file's
   weince train --config simcse_paper --text wiki.txt --sts sts.tsv    (needs weince[text])
 The same command again resumes from the last checkpoint.
 """

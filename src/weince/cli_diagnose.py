@@ -54,8 +54,8 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--candidates",
         choices=("views", "cross"),
         help="candidates of an anchor, as in the loss that trained the models: views, all other rows of both views, "
-        "as in SimCLR; or cross, where the anchors are the rows of z_i and the candidates those of z_j, as in CLIP "
-        "(views)",
+        "as in SimCLR; or cross, where the anchors are the rows of z_i and the candidates the rows of z_j, as in "
+        "CLIP (default: views)",
     )
     parser.add_argument(
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"

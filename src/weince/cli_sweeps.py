@@ -80,7 +80,7 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "reproduce",
         help="fill a table of the paper, or your own: train, evaluate, compare",
         description="Plan the runs of a table (configurations x losses x tries x seeds), run those that are\n"
-        "missing, choose on validation alone, and write CSV, Markdown and a page: reported beside measured.",
+        "missing, choose on validation alone, and write CSV, Markdown and a page: the paper's figures beside ours.",
         epilog=REPRODUCE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -152,8 +152,8 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "losses", nargs="*", metavar="LOSS", help="presets of weince train, or your own, my_package:MyLoss; none: "
-        "those of the comparison in --out",
+        "losses", nargs="*", metavar="LOSS", help="presets of weince train, or your own, my_package:MyLoss; if none "
+        "is named, the losses of the comparison in --out",
     )  # fmt: skip
     parser.add_argument(
         "--config", help="what all runs share: a name or a YAML file (default: digits_tiny, for a laptop)"

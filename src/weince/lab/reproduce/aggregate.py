@@ -1,4 +1,4 @@
-"""Aggregate the records of runs into a table: average seeds, choose one try per loss, put reported beside measured.
+"""Aggregate the records of runs into a table: average seeds, choose one try per loss, add the paper's figures.
 
 A run's record already averages the seeds of its probes and splits. Here the encoders of a configuration (one per
 seed) give a mean and a t-interval. For each loss, the configuration with the best mean validation figure is chosen.
