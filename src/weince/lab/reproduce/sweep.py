@@ -1,4 +1,4 @@
-"""Carry out the missing ones of many runs, here or on a cluster, with a progress bar."""
+"""Carry out the runs of a sweep that are missing, here or on a cluster, with a progress bar."""
 
 import sys
 from collections import Counter
