@@ -242,6 +242,6 @@ def test_the_command_and_the_function_have_the_same_defaults():
     )
     helps = {action.dest: action.help for action in actions}
     for name in asked - {"temperature", "batch_size"}:
-        assert f"({getattr(Settings(), name)})" in helps[name]
+        assert f"{getattr(Settings(), name)})" in helps[name]
         if getattr(QUICK, name) != getattr(Settings(), name):
             assert f"[{getattr(QUICK, name)}]" in helps[name]

@@ -38,7 +38,7 @@ class InfoNCELoss(TemperatureLoss):
 
     def __init__(
         self,
-        temperature: Scalar = 0.5,
+        temperature: Scalar = 0.2,
         *,
         softmax_term: float = 0.0,
         shortfall_term: float = 0.0,
