@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import signal
@@ -222,6 +223,30 @@ def test_a_dry_run_prints_runs_and_time(tmp_path, config, capsys, monkeypatch):
     assert "5 runs, and 1 seed at the choice of dcl; 3 to do." in said
     assert re.search(r"About \d+ minutes? here, 2 at once: an epoch takes", said)
     assert not (tmp_path / "small").exists()
+
+
+COUNTING = """
+from pathlib import Path
+import torch
+import weince
+
+class Loss(weince.DCLLoss):
+    def forward(self, *views):
+        Path("threads").write_text(str(torch.get_num_threads()))
+        return super().forward(*views)
+"""
+
+
+def test_steps_are_timed_with_the_threads_of_a_run(tmp_path, config, monkeypatch):
+    """With those of the machine, a step takes many times as long while another program runs."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    loss = "counting:Loss"
+    assert main(["compare", loss, "infonce", "--baseline", loss, "--config", config, "--device", "cpu",
+                 "--jobs", str(os.cpu_count()), "--out", "out", "--dry-run"]) == 0  # fmt: skip
+    assert Path("threads").read_text() == "1"
 
 
 @pytest.mark.parametrize(

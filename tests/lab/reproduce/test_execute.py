@@ -301,6 +301,19 @@ def test_runs_at_once_share_a_machine(machine, threads, gpus):
     assert {place["OMP_NUM_THREADS"] for place in found} == {threads}
 
 
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "extra", "apart"),
+    [(16, 0, {}, 3), (2, 0, {}, 2), (16, 1, {}, 1), (16, 2, {}, 2), (16, 2, {"device": "cuda:1"}, 1),
+     (2, 1, {"device": "cpu"}, 2)],
+)  # fmt: skip
+def test_runs_at_once_have_cores_or_gpus_of_their_own(tmp_path, monkeypatch, cpus, gpus, extra, apart):
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    run = replace(runs_of(tmp_path)[0], extra=extra)
+    assert execute.apart(run, 3) == apart
+
+
 def test_a_run_sees_its_share(tmp_path, script, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     script("(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + WRITE)

@@ -7,11 +7,12 @@ why it could not be measured.
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import IO, Any, NamedTuple
@@ -49,13 +50,19 @@ class NotMeasured(ValueError):
     """The cost of a run could not be measured; the message says why."""
 
 
-def measure_costs(runs: Sequence[Run]) -> Iterator[Cost | NotMeasured]:
-    """Measure the cost of each run on this machine, one after the other in one separate process."""
+def measure_costs(
+    runs: Sequence[Run], environment: Mapping[str, str] | None = None
+) -> Iterator[Cost | NotMeasured]:
+    """Measure the cost of each run on this machine, one after the other in one separate process.
+
+    ``environment`` has additional variables of that process.
+    """
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             # Not -m: this package imports this module, and python would warn that it runs it twice.
             [sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+            env={**os.environ, **(environment or {})},
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
@@ -82,13 +89,13 @@ def _last_line(file: IO[str]) -> str:
     return (file.read().strip().splitlines() or ["it printed nothing"])[-1]
 
 
-def measure_cost(run: Run) -> Cost:
+def measure_cost(run: Run, environment: Mapping[str, str]) -> Cost:
     """The same of one run.
 
     Raises:
         NotMeasured: Its cost could not be measured.
     """
-    (found,) = measure_costs([run])
+    (found,) = measure_costs([run], environment)
     if isinstance(found, NotMeasured):
         raise found
     return found

@@ -111,7 +111,7 @@ class Sweep:
         """
         runs = self._opened(self.tries, {})
         if budget is not None and not all(execute.is_done(run) for run in runs):
-            self.clock = self._clock(budget)
+            self.clock, _ = self._clock(budget, options["jobs"])
         self.failed |= carry_out(
             runs, self.out, clock=self.clock, then=self._opened, total=self._total(), **options
         )
@@ -159,18 +159,19 @@ class Sweep:
         elif found:
             add_records(self.out, found)
 
-    def _clock(self, budget: float) -> Clock:
-        """A deadline that starts now, before the probe that gives its first guesses."""
-        clock = Clock(budget, 0.0, 0.0)
-        cost = self._probe()
-        clock.overhead, clock.epoch = cost["start_seconds"] + EVALUATION, cost["epoch_seconds"]
-        return clock
+    def _clock(self, seconds: float, jobs: int) -> tuple[Clock, Cost]:
+        """A deadline that starts now, and the cost of the baseline's first try, from which it has its first guesses.
 
-    def _probe(self) -> Cost:
-        """The cost of the baseline's first try on this machine."""
+        The try is timed with the threads of a run: with those of the whole machine, a small step takes many times as
+        long as soon as another program runs.
+        """
+        clock, jobs = Clock(seconds, 0.0, 0.0), min(jobs, self._total())
         run = next(run for run in self.tries if run.loss == self.comparison.baseline)
         print("timing a few steps of the configuration", file=sys.stderr)
-        return measure_cost(run)
+        cost = measure_cost(run, execute.places_of(jobs)[0])
+        clock.overhead = cost["start_seconds"] + EVALUATION
+        clock.epoch = cost["epoch_seconds"] / execute.apart(run, jobs)
+        return clock, cost
 
     def missing(self, seeds: Sequence[Run], failed: Mapping[str, str]) -> list[str]:
         """Runs that are neither done nor failed, in words: a line for each loss and try."""
@@ -217,8 +218,7 @@ class Sweep:
         said = _so_many(len(listed), "run") + (later if open_ and further else "")
         console.print(f"{said}; {len(epochs)} to do.", highlight=False, markup=False)
         if epochs:
-            cost = self._probe()
-            clock = Clock(0.0, cost["start_seconds"] + EVALUATION, cost["epoch_seconds"])
+            clock, cost = self._clock(0.0, jobs)
             # Concurrent runs share the device: their epochs take as long as one after the other.
             seconds = clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)
             console.print(

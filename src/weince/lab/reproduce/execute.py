@@ -322,6 +322,15 @@ def environments(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dic
     return [threads | ({"CUDA_VISIBLE_DEVICES": names[i % gpus]} if gpus > 1 else {}) for i in range(jobs)]
 
 
+def apart(run: Run, jobs: int) -> int:
+    """How many of ``jobs`` concurrent runs have cores or a GPU of their own; further runs share these."""
+    import torch
+
+    device = find_device(settings_of(run).device)
+    usable = {"cpu": os.cpu_count() or 1, "cuda": torch.cuda.device_count() if device.index is None else 1}
+    return min(jobs, usable.get(device.type, 1))
+
+
 def run_here(
     runs: Sequence[Run],
     *,
@@ -343,7 +352,9 @@ def run_here(
     Returns:
         Why runs failed, by their names; the others are done or late.
     """
-    stop, places = threading.Event(), _places(jobs)
+    stop, places = threading.Event(), queue.SimpleQueue[dict[str, str]]()
+    for place in places_of(jobs):
+        places.put(place)
     waiting, failed = list(runs), dict[str, str]()
     active: dict[Future[None], _Started] = {}
 
@@ -422,16 +433,15 @@ def _logged(run: Run) -> list[dict[str, float]]:
         return []
 
 
-def _places(jobs: int) -> queue.SimpleQueue[dict[str, str]]:
+def places_of(jobs: int) -> list[dict[str, str]]:
     """The `environments` for this machine; variables that the user has set keep their values."""
     import torch
 
-    places = queue.SimpleQueue[dict[str, str]]()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible):
-        kept = {k: v for k, v in place.items() if k == "CUDA_VISIBLE_DEVICES" or k not in os.environ}
-        places.put(kept)
-    return places
+    return [
+        {k: v for k, v in place.items() if k == "CUDA_VISIBLE_DEVICES" or k not in os.environ}
+        for place in environments(jobs, os.cpu_count() or 1, torch.cuda.device_count(), visible)
+    ]
 
 
 def record(run: Run) -> dict[str, Any]:
