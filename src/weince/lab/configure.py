@@ -240,6 +240,16 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
         raise ValueError(f"preset {config.preset}: {error}") from None
 
 
+def let_nan_pass(loss: nn.Module) -> None:
+    """Switch off the check of the embeddings in a loss and in those that it is made of.
+
+    A loop checks the value instead, on every device, and says what to do.
+    """
+    for part in loss.modules():
+        if isinstance(part, losses.ContrastiveLoss):
+            part.check_finite = False
+
+
 def _leave_out(config: LossConfig, name: str = "") -> str:
     """What to do about a setting that the loss does not take; nothing about one of ``options``, or about none."""
     if not name or name in config.options:

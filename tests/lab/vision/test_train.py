@@ -358,6 +358,21 @@ def test_a_snapshot_that_a_cut_run_missed_is_taken_when_it_goes_on(data, tmp_pat
     assert [path.stem for path in snapshots(tmp_path)] == ["epoch_0001", "epoch_0002"]
 
 
+MADE_OF_ANOTHER = """
+import torch
+import weince
+
+class Loss(torch.nn.Module):
+    def __init__(self, temperature):
+        super().__init__()
+        self.contrast = weince.InfoNCELoss(temperature)
+
+    def forward(self, z_i, z_j):
+        return self.contrast(z_i, z_j)
+"""
+
+
+@pytest.mark.parametrize("loss", ["infonce", "made_of_another:Loss"])
 @pytest.mark.parametrize(
     ("rates", "said"),
     [
@@ -365,8 +380,10 @@ def test_a_snapshot_that_a_cut_run_missed_is_taken_when_it_goes_on(data, tmp_pat
         ({1.5: math.nan}, "the weights are not finite after epoch 2"),  # after the last step of the epoch
     ],
 )
-def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path, rates, said):
-    calm = small_run(data, tmp_path, epochs=3, checkpoint_every=1, loss=LossConfig("infonce"))
+def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path, monkeypatch, rates, said, loss):
+    (tmp_path / "made_of_another.py").write_text(MADE_OF_ANOTHER)
+    monkeypatch.syspath_prepend(tmp_path)
+    calm = small_run(data, tmp_path, epochs=3, checkpoint_every=1, loss=LossConfig(loss, temperature=0.5))
     with interrupted_after(1), pytest.raises(KeyboardInterrupt):
         train(calm, bar=False)
     with pytest.MonkeyPatch.context() as patch:

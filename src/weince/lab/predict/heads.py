@@ -14,12 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weince.lab.configure import LossConfig, build_loss
+from weince.lab.configure import LossConfig, build_loss, let_nan_pass
 from weince.lab.evaluate.features import LabelledFeatures
 from weince.lab.evaluate.knn import score
 from weince.lab.geometry import crowded, effective_rank, pair_distances, uniformity, unit_in_double
 from weince.lab.predict.features import Views
-from weince.losses import ContrastiveLoss
 from weince.scores import unit_rows
 
 WATCHED = 512
@@ -120,9 +119,7 @@ class Training:
         self.held, self.kept = order[: len(order) // 4], order[len(order) // 4 :]
         self.heads = Heads(len(losses), views.first.shape[1], probe, self.generator)
         self.losses = nn.ModuleList(build_loss(config) for config in losses)
-        for loss in self.losses:
-            if isinstance(loss, ContrastiveLoss):
-                loss.check_finite = False  # a head that diverges must not stop the others
+        let_nan_pass(self.losses)  # a head that diverges must not stop the others
         parameters = [*self.heads.parameters(), *self.losses.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=probe.rate, fused=True)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from weince import files
 from weince.lab import checkpoint, settings
 from weince.lab.capture import Embedded, finite_weights, restore, set_rate
-from weince.lab.configure import LossConfig, build_loss, check_loss
+from weince.lab.configure import LossConfig, build_loss, check_loss, let_nan_pass
 from weince.lab.log import learned
 from weince.lab.processes import training_lock
 from weince.lab.text.data import Drawn, SentenceFile, ahead, batches, steps_in_epoch
@@ -38,7 +38,6 @@ from weince.lab.text.encoder import (
 from weince.lab.text.log import Row, append_log, progress_bar, read_rows, start_log
 from weince.lab.text.step import Precision, Step, matmul_precision, tail_stats
 from weince.lab.text.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
-from weince.losses import ContrastiveLoss
 from weince.machine import check_device, find_device, prepare_cpu_for_bf16
 from weince.tail import TailStats
 
@@ -159,8 +158,7 @@ class Job:
         encoder = SentenceEncoder(backbone, head=run.head, pooling=run.pooling)
         self.encoder = encoder.to(self.device, torch.float32).train()
         self.loss = build_loss(run.loss, candidates="cross").to(self.device)
-        if isinstance(self.loss, ContrastiveLoss):
-            self.loss.check_finite = False  # the log checks the value, on every device, and says what to do
+        let_nan_pass(self.loss)
         width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
         check_loss(run.loss, candidates="cross", pairs=run.batch, width=width, device=self.device, ids=None)
         self.take = Step(

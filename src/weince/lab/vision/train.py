@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from weince.lab import checkpoint
 from weince.lab.capture import finite_weights, restore, set_rate
-from weince.lab.configure import build_loss, check_loss
+from weince.lab.configure import build_loss, check_loss, let_nan_pass
 from weince.lab.evaluate import fingerprint
 from weince.lab.log import learned
 from weince.lab.processes import training_lock
@@ -111,8 +111,7 @@ def assemble(fabric: "Fabric", run: VisionRun, data: ImageData) -> tuple[SimCLR,
     torch.manual_seed(run.seed)
     model = build_model(run)
     loss = build_loss(run.loss, candidates=run.candidates).to(fabric.device)
-    if isinstance(loss, ContrastiveLoss):
-        loss.check_finite = False  # the loop checks the value, on every device, and says what to do
+    let_nan_pass(loss)
     part = _part(run.batch, fabric.global_rank, fabric.world_size)
     check_loss(
         run.loss,
