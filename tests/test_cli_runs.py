@@ -123,6 +123,29 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     assert capsys.readouterr().out == ""
 
 
+LATE = """
+import weince
+
+class Loss(weince.DCLLoss):
+    steps = 0
+
+    def forward(self, z_i, z_j):
+        self.steps += 1
+        if self.steps == 3:
+            raise ValueError("no such label")
+        return super().forward(z_i, z_j)
+"""
+
+
+def test_an_error_of_ones_own_loss_names_its_line(tmp_path, capsys, monkeypatch):
+    """A ValueError ends in one line, which did not say where it came from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "late.py").write_text(LATE)
+    assert main(["train", "--loss.preset", "late:Loss", "--epochs", "1", "--out", "run"]) == 2
+    assert capsys.readouterr().err.endswith("weince: no such label (late.py, line 10)\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "same"),
     [

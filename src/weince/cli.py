@@ -75,6 +75,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _run_train(options: argparse.Namespace) -> None:
     from weince.lab import settings
+    from weince.lab.configure import line_named
 
     arguments = options.rest
     chosen, _ = settings.take_config(arguments)
@@ -87,12 +88,15 @@ def _run_train(options: argparse.Namespace) -> None:
         from weince.lab.text.train import train as train_text
 
         run = settings.read(TextRun, arguments, command="weince train", examples=TRAIN_EXAMPLES)
-        print(train_text(run))
+        with line_named(run.loss.preset):
+            print(train_text(run))
         return
     from weince.lab.vision.config import VisionRun
     from weince.lab.vision.train import train
 
-    folder = train(settings.read(VisionRun, arguments, command="weince train", examples=TRAIN_EXAMPLES))
+    images = settings.read(VisionRun, arguments, command="weince train", examples=TRAIN_EXAMPLES)
+    with line_named(images.loss.preset):
+        folder = train(images)
     # Only the first process of a run prints.
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
         print(folder)

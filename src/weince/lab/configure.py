@@ -10,7 +10,8 @@ import inspect
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -186,6 +187,17 @@ def _where(error: Exception, preset: str) -> str:
     file = getattr(sys.modules.get(preset.partition(":")[0]), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" ({Path(file).name}, line {lines[-1]})" if file and lines else ""
+
+
+@contextmanager
+def line_named(preset: str) -> Iterator[None]:
+    """Add to a ``ValueError`` of a user's own loss its line: the command prints no traceback of it."""
+    try:
+        yield
+    except ValueError as error:
+        if where := _where(error, preset):
+            raise ValueError(f"{error}{where}") from error
+        raise
 
 
 def _check_value(value: Any) -> None:
