@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagnose.synthetic import small, views
+from diagnose.synthetic import small, two_encoders, views
 from weince.cli import build_parser
 from weince.diagnose import diagnose, report
 from weince.diagnose.figures_link import mean_over
@@ -77,6 +77,13 @@ def test_a_model_that_cannot_be_measured_is_named_and_the_others_are_diagnosed(t
     assert f"not diagnosed: {reason}" in capsys.readouterr().err
     page = index.read_text(encoding="utf-8")
     assert page.index("Not diagnosed") < page.index(reason) < page.index("What to change")
+
+
+def test_the_printed_verdict_warns_of_views_that_lie_apart(tmp_path, capsys):
+    """It does not hold if only rows of the other view competed, which the page alone said."""
+    write_diagnosis([make_pairs("two", *two_encoders())], tmp_path / "page", FAST)
+    said = capsys.readouterr().err
+    assert re.search(r"\ntwo: .+\. The two views lie apart: .+ use --candidates cross", said)
 
 
 def test_models_that_can_none_be_measured_are_refused_with_every_reason(tmp_path):

@@ -110,7 +110,7 @@ def write_diagnosis(
         bar.update(drawing, total=1, completed=1, said="done")
     if progress:
         for m, verdict in judged[-len(shown) :]:
-            print(f"{m.name}: {verdict.headline}", file=sys.stderr)
+            print(f"{m.name}:", verdict.headline, *verdict.notes, file=sys.stderr)
         for reason in left_out:
             print(f"not diagnosed: {reason}", file=sys.stderr)
     return out / "index.html"
