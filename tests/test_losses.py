@@ -375,14 +375,14 @@ ENDS = pytest.mark.skipif(kl_ball.ENDLESS, reason="torch 2.6 compiles the search
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
-    "name", ["DCLW", "AlignUniform", pytest.param("KLBall", marks=ENDS), "released", "one's own"]
+    "name", ["DCLW", "DHEL", "AlignUniform", pytest.param("KLBall", marks=ENDS), "released", "one's own"]
 )
 def test_compiled_without_a_graph_break(name, monkeypatch):
     monkeypatch.setattr(kl_ball, "STEPS", 3)  # a graph unrolls them
     z_i, z_j = pairs()
     eager = gradients(MAKERS[name](), z_i, z_j)
     # This tests Dynamo and AOTAutograd; building code with the default backend would take long.
-    backend = "inductor" if name == "released" else "aot_eager"
+    backend = "inductor" if name in ("released", "DHEL") else "aot_eager"
     compiled = gradients(torch.compile(MAKERS[name](), fullgraph=True, backend=backend), z_i, z_j)
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
 

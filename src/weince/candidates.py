@@ -143,7 +143,8 @@ class Contest:
     def hide_other_view(self, matrix: Tensor, value: float) -> Tensor:
         """Overwrite the entries of an ``(a, c)`` matrix whose candidate is not in the anchor's view."""
         assert self.views is not None
-        return matrix.masked_fill_(self.views[0].unsqueeze(1) != self.views[1], value)
+        # Not "!=", for which torch's default compiler cannot write code for a CPU here.
+        return matrix.masked_fill_(self.views[0].unsqueeze(1) ^ self.views[1], value)
 
     def count_negatives(self, hidden: Tensor) -> Tensor:
         """``(a,)`` number of negatives of each anchor, or ``(1,)`` if all have the same number.
