@@ -206,6 +206,41 @@ def test_an_overridden_logit_does_not_keep_the_slope_of_its_parent(engine):
 
 
 @dataclass(frozen=True)
+class WithSlope(Link):
+    k: torch.Tensor
+
+    def logit(self, shortfall):
+        return column(self.k, shortfall) * (1 - shortfall) ** 3
+
+    def slope(self, shortfall):
+        return 3 * column(self.k, shortfall) * (1 - shortfall) ** 2
+
+
+class SlopeByShortfall(WithSlope):
+    def slope(self, shortfall):
+        return -super().slope(shortfall)
+
+
+class SlopeByCandidate(WithSlope):
+    """Its slope takes one value per anchor for one per candidate by broadcasting."""
+
+    def slope(self, shortfall):
+        return 3 * self.k * (1 - shortfall) ** 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slope_of_ones_own_must_be_the_derivative_by_the_score(engine):
+    rows, k = pairs(), torch.linspace(2, 6, 8, dtype=torch.float64)
+    options = {"candidates": "cross", "engine": engine}
+    wanted = gradients(LinkLoss(FunctionLink(lambda s, k: k * s**3, k=k), **options)(*rows), rows)
+    found = gradients(LinkLoss(WithSlope(k), **options)(*rows), rows)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    for wrong in (SlopeByShortfall(k), SlopeByCandidate(k)):
+        with pytest.raises(ValueError, match="derivative of the logit by the score, which is minus that by"):
+            LinkLoss(wrong, **options)(*rows)
+
+
+@dataclass(frozen=True)
 class ByCandidate(Link):
     """One value per anchor, taken for one per candidate by broadcasting."""
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weince.links import Link
-from weince.scores import in_transform
+from weince.scores import derivatives, in_transform
 
 _elementwise: "WeakKeyDictionary[object, set[tuple[object, ...]]]" = WeakKeyDictionary()
 """Code of links that :func:`check_elementwise` has found right, each with what it was tried with: the names of the
@@ -29,7 +29,8 @@ def check_learned(link: Link, like: Tensor) -> None:
 
 
 def check_elementwise(link: Link, like: Tensor) -> None:
-    """Raise if a user's logit depends on other scores than its own: its gradient would be wrong.
+    """Raise if a user's logit depends on other scores than its own, or if its slope is not its derivative: the
+    gradient would be wrong.
 
     Reading the result costs a device sync, so each class or function is tried once with the same parameters and the
     same captured functions, objects and flags. A schedule may change captured numbers, tensors and lists in every
@@ -62,7 +63,23 @@ def check_elementwise(link: Link, like: Tensor) -> None:
         whole = link.logit(like.new_full((anchors, 1), 0.5))
         if not torch.allclose(both[0, 0], whole[0, 0], rtol=1e-4, equal_nan=True):
             raise ValueError(f"{COPIES}; got {link!r}")
+        _check_slope(two, like)
     known.add(tried)
+
+
+def _check_slope(link: Link, like: Tensor) -> None:
+    """Raise if a slope that a user wrote is not the derivative of the logit by the score."""
+    if type(link).slope is Link.slope:
+        return
+    at = like.new_tensor([[0.613, 0.287], [0.613, 0.287]])  # logits seldom have a kink at such numbers
+    given = torch.as_tensor(link.slope(at)).to(at)
+    right = -derivatives(lambda values: link.logit(1.0 * values["d"]).sum(), {"d": at})["d"]
+    if not torch.allclose(given, right, rtol=1e-2, atol=1e-4, equal_nan=True):
+        raise ValueError(
+            "slope must return the derivative of the logit by the score, which is minus that by the shortfall; "
+            f"got {given[0].tolist()} at the shortfalls {at[0].tolist()}, and the derivative is {right[0].tolist()}: "
+            f"mend slope in {type(link).__name__}, or leave it out"
+        )
 
 
 COPIES = (
