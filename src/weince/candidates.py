@@ -144,7 +144,7 @@ class Contest:
         """Overwrite the entries of an ``(a, c)`` matrix whose candidate is not in the anchor's view."""
         assert self.views is not None
         # Not "!=", for which torch's default compiler cannot write code for a CPU here.
-        return matrix.masked_fill_(self.views[0].unsqueeze(1) ^ self.views[1], value)
+        return matrix.masked_fill_(torch.logical_xor(self.views[0].unsqueeze(1), self.views[1]), value)
 
     def count_negatives(self, hidden: Tensor) -> Tensor:
         """``(a,)`` number of negatives of each anchor, or ``(1,)`` if all have the same number.
