@@ -63,6 +63,24 @@ def test_anchors_that_do_not_count_have_no_part_in_the_pivot():
     )
 
 
+def test_the_pivot_of_several_ranks_takes_one_exchange_of_numbers():
+    """Torch's default compiler cannot write code for a CPU that uses a gathered mask."""
+    _, hardest = ragged([60, 50, 40, 30, 0, 60], seed=3)
+    negatives, counted = hardest.isfinite().sum(1), torch.tensor([True, True, False, True, True, False])
+    config, here, sent = TailConfig(), slice(0, 4), []
+
+    def gather(values):
+        sent.append(values)
+        return torch.cat([values, torch.tensor([math.inf, math.inf], dtype=values.dtype)])
+
+    whole = tail_stats(hardest, negatives, config, counted)
+    fit = fit_tail(hardest[here], config.tail_sizes(negatives[here]), config)
+    mine = gated(hardest[here, 0], fit, config, counted[here], gather)
+    for own, of_all in zip(mine, whole, strict=True):
+        torch.testing.assert_close(own, of_all[here])
+    assert [values.dtype for values in sent] == [torch.float64]
+
+
 @given(st.integers(1, 5000), st.sampled_from([0.1, 0.05, 0.5, 1.0, 0.013]), st.integers(1, 64))
 @example(90, 0.35, 1)  # 0.35 * 90 is 31.499999999999996, which float32 would round to 31.5
 def test_tail_size_is_the_same_for_numbers_and_tensors(negatives, share, k_min):

@@ -191,7 +191,8 @@ def gated(
     elif gather is None:
         pivot = nearest_rank(rho, has_rho, config.rho0_quantile)
     else:
-        pivot = nearest_rank(gather(rho), gather(has_rho), config.rho0_quantile)
+        every = gather(torch.where(has_rho, rho, torch.inf))
+        pivot = nearest_rank(every, every.isfinite(), config.rho0_quantile)
     lam = torch.where(fit.made, gate(rho, fit.daic, pivot, config), 0.0)
     return TailStats(rho, fit.beta.to(rho.dtype), fit.daic.to(rho.dtype), lam.to(rho.dtype))
 
