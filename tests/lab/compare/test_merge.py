@@ -145,6 +145,28 @@ def test_what_does_not_compare_is_refused_and_changes_nothing(two, change, said)
     assert {path: path.read_bytes() for path in ours.rglob("*.*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda line: line["evaluation.json"].update(linear_test_mean="hello"),
+            "linear_test_mean must be a number; got 'hello', in the run small/dcl",
+        ),
+        (
+            lambda line: line["log.csv"].update(seconds=["hello"] * 4),
+            "log.csv must be columns of numbers, .* 'hello', in the run small/dcl",
+        ),
+        (lambda line: line.update({"evaluation.json": 3}), "evaluation.json of the run small/dcl.*; got 3"),
+    ],
+)
+def test_a_record_of_ours_that_no_page_can_show_is_named(two, change, said):
+    """Somebody edited it; so far 'could not convert string to float' named neither the file nor the run."""
+    ours, _ = two
+    edit(ours, lambda line: change(line) if "dcl" in line["run"] else None)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(ours / 'runs.jsonl'))}: {said}"):
+        compare(out=ours, table_only=True)
+
+
 def test_what_an_honest_record_may_hold_is_taken(two):
     """A loss from my-losses.py, and a cost without all of its figures."""
     ours, theirs = two

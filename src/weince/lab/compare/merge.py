@@ -255,22 +255,31 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
             raise ValueError(
                 f"{path}: wanted run.yaml and {result} of every run; got {name}, which has no {missing[0]}"
             )
-        wrong = [file for file, content in files.items() if not isinstance(content, Mapping)]
-        if wrong:
-            raise ValueError(
-                f"{path}: {wrong[0]} of the run {name} must be names with values; got {files[wrong[0]]!r}"
-            )
+        check_shown(path, name, files, task)
         if flat(files[result]).get(measure.keys.get(figure, figure)) is None:
             raise ValueError(f"{path}: {result} of the run {name} wants {figure}, to choose by; got none")
-        unshown = _unshown(files, task)
-        if unshown:
-            raise ValueError(f"{path}: {unshown}, in the run {name}")
     return found
+
+
+def check_shown(path: Path, name: str, files: Files, task: Task) -> None:
+    """Check that a page can show the record of a run, which may have been edited by hand.
+
+    Raises:
+        ValueError: It cannot; the message names the archive and the run.
+    """
+    wrong = [file for file, content in files.items() if not isinstance(content, Mapping)]
+    if wrong:
+        raise ValueError(
+            f"{path}: {wrong[0]} of the run {name} must be names with values; got {files[wrong[0]]!r}"
+        )
+    unshown = _unshown(files, task)
+    if unshown:
+        raise ValueError(f"{path}: {unshown}, in the run {name}")
 
 
 def _unshown(files: Files, task: Task) -> str | None:
     """What no page could show of a record, in words: once it is copied, no page of the folder could be written."""
-    loss = files["run.yaml"].get("loss", {})
+    loss = files.get("run.yaml", {}).get("loss", {})
     if not isinstance(loss, Mapping):
         return f"loss must be names with values; got {loss!r}"
     preset = loss.get("preset", LossConfig().preset)

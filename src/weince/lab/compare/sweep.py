@@ -13,7 +13,15 @@ from weince.lab.compare.summary import choose, cost_of_run, summarise, without_f
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.plan import Run, check_data, check_devices, check_losses, epochs_of, plan
-from weince.lab.reproduce.records import ARCHIVE, add_records, keep_records, read_archive
+from weince.lab.reproduce.records import (
+    ARCHIVE,
+    add_records,
+    archive_of,
+    archived,
+    has_folder,
+    keep_records,
+    read_archive,
+)
 from weince.lab.reproduce.slurm import call_on_slurm
 from weince.lab.reproduce.sweep import (
     carry_out,
@@ -64,6 +72,8 @@ class Sweep:
 
     def _record(self, run: Run) -> dict[str, Any]:
         if run.name not in self.found:
+            if not has_folder(run):
+                merge.check_shown(archive_of(run), run.name, archived(run), self.comparison.task)
             return execute.record(run)
         files = self.found[run.name]
         return execute.figures_of(run, files[run.result.name], files.get("made.json", {}))

@@ -35,7 +35,7 @@ def read_record(run: Run, name: str) -> Any:
     """
     if has_folder(run):
         return _read(run.folder / name)
-    kept = _archived(run)
+    kept = archived(run)
     if name == "log.csv":
         return _rows(kept.get(name, {}))
     if name not in kept:
@@ -49,7 +49,7 @@ def has_folder(run: Run) -> bool:
         return True
     begun = any((run.folder / name).is_file() for name in ("run.yaml", "log.csv"))
     # A finished record in the archive counts more than a run that was interrupted.
-    return begun and run.result.name not in _archived(run)
+    return begun and run.result.name not in archived(run)
 
 
 def archive_of(run: Run) -> Path:
@@ -62,7 +62,7 @@ def keep_records(runs: Sequence[Run], folder: Path) -> None:
 
     Paths of this machine are removed from ``run.yaml``: data are given by name, and ``out`` is relative.
     """
-    add_records(folder, {run.name: _gathered(run) if has_folder(run) else _archived(run) for run in runs})
+    add_records(folder, {run.name: _gathered(run) if has_folder(run) else archived(run) for run in runs})
 
 
 def add_records(folder: Path, new: Mapping[str, Mapping[str, Any]]) -> None:
@@ -81,10 +81,10 @@ def add_file(run: Run, name: str, content: Any) -> None:
     if has_folder(run):
         write_text_aside(run.folder / name, json.dumps(content, indent=1) + "\n", "record")
     else:
-        add_records(archive_of(run).parent, {run.name: {**_archived(run), name: content}})
+        add_records(archive_of(run).parent, {run.name: {**archived(run), name: content}})
 
 
-def _archived(run: Run) -> Mapping[str, Any]:
+def archived(run: Run) -> Mapping[str, Any]:
     """The files of a run in the archive; empty if it has none."""
     path = archive_of(run)
     if not path.is_file():
