@@ -179,6 +179,10 @@ def test_an_error_is_told_and_not_tried_again(tmp_path, script):
             "sys.exit('weince: no such data')",
             "1: weince: no such data",
         ),
+        (  # as faulthandler prints it: no error follows; each further line doubled the time that the search took
+            "print(('  File \"x.py\", line 1 in f\\n' + '    f()\\n') * 40 + '\\nmodules: x'); sys.exit(1)",
+            "1: modules: x",
+        ),
     ],
 )
 def test_the_reason_of_a_failure_is_the_first_line_of_its_error(tmp_path, script, ends, said):

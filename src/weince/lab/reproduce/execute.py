@@ -43,7 +43,7 @@ ATTEMPTS = 3
 READ = 20_000
 """Bytes at the end of a run's output in which to look for its error."""
 
-RAISED = re.compile(r'^  File "[^\n]+\n(?: +[^\n]*\n)*(\S[^\n]*)', re.MULTILINE)
+RAISED = re.compile(r'^  File "[^\n]+\n(?: [^\n]*\n)*(\S[^\n]*)', re.MULTILINE)
 """The end of a traceback: the line after its last frame."""
 
 NOT_RECORDED = {"hardware": "not recorded", "commit": "not recorded"}
