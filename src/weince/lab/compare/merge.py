@@ -261,7 +261,7 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
     return found
 
 
-def check_shown(path: Path, name: str, files: Files, task: Task) -> None:
+def check_shown(path: Path, name: str, files: Mapping[str, Any], task: Task) -> None:
     """Check that a page can show the record of a run, which may have been edited by hand.
 
     Raises:
@@ -277,7 +277,7 @@ def check_shown(path: Path, name: str, files: Files, task: Task) -> None:
         raise ValueError(f"{path}: {unshown}, in the run {name}")
 
 
-def _unshown(files: Files, task: Task) -> str | None:
+def _unshown(files: Mapping[str, Any], task: Task) -> str | None:
     """What no page could show of a record, in words: once it is copied, no page of the folder could be written."""
     loss = files.get("run.yaml", {}).get("loss", {})
     if not isinstance(loss, Mapping):
