@@ -22,6 +22,7 @@ from weince.lab.compare import compare, cost
 from weince.lab.compare.grid import read_comparison, write_comparison
 from weince.lab.compare.sweep import Sweep
 from weince.lab.reproduce import execute
+from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.records import add_records
 
 
@@ -80,6 +81,7 @@ sys.path.insert(0, {tests!r})
 from lab.compare.made import files_of, value_of
 from weince.lab.compare import cost
 from weince.lab.reproduce import execute
+from weince.lab.reproduce.clock import Clock
 def commands(run):
     files = files_of(run, value_of(run, {{}}), fingerprint={digits!r})
     texts = {{name: json.dumps(files[name]) for name in ("run.yaml", "evaluation.json")}}
@@ -223,6 +225,21 @@ def test_a_dry_run_prints_runs_and_time(tmp_path, config, capsys, monkeypatch):
     assert "5 runs, and 1 seed at the choice of dcl; 3 to do." in said
     assert re.search(r"About \d+ minutes? here, 2 at once: an epoch takes", said)
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize(("left", "said"), [(1, "12 minutes"), (2, "12 minutes"), (3, "18 minutes")])
+def test_the_time_of_a_dry_run_is_that_of_runs_beside_each_other(
+    tmp_path, config, capsys, monkeypatch, left, said
+):
+    """Each of 2 cores takes 732 s for a run; one run was announced as if both worked on it."""
+    clock = Clock(0.0, overhead=600.0, epoch=60.0, apart=2)
+    cost = {"epoch_seconds": 60.0, "hardware": "a CPU"}
+    monkeypatch.setattr(Sweep, "_clock", lambda *_: (clock, cost))
+    sweep = Sweep(comparison_of(config, "infonce", "dcl", seeds=[7]), tmp_path, None, "cpu", {}, [])
+    sweep.found = {run.name: {} for run in sweep.tries[left:]}
+    monkeypatch.setattr(Sweep, "seeds", lambda *_: sweep.tries)
+    sweep.show(2)
+    assert f"About {said} here, 2 at once" in capsys.readouterr().out
 
 
 COUNTING = """

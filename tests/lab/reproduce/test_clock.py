@@ -29,6 +29,15 @@ def test_no_run_is_started_that_would_not_end():
     assert not clock.fits(100, 2)
 
 
+def test_a_run_with_cores_of_its_own_takes_as_long_alone_as_beside_another():
+    """A run alone on one of two cores was taken to be twice as fast, and ended long after the deadline."""
+    clock = Clock(seconds=100.0, overhead=0.0, epoch=6.0, apart=2)
+    assert clock.estimate(10, 1) == clock.estimate(10, 2) == MARGIN * 60
+    assert clock.estimate(10, 4) == MARGIN * 120
+    clock.learn(took=82.0, epochs=[8.0] * 10, at_once=2)
+    assert clock.estimate(10, 1) == 2.0 + MARGIN * 80
+
+
 # Estimates for runs of 10 epochs: 31 s alone, 42 s with two at once, 53 s with three.
 @pytest.mark.parametrize(("seconds", "first"), [(1000.0, 4), (58.0, 3), (45.0, 2), (35.0, 1), (25.0, 0)])
 def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monkeypatch, seconds, first):

@@ -180,7 +180,7 @@ class Sweep:
         print("timing a few steps of the configuration", file=sys.stderr)
         cost = measure_cost(run, execute.places_of(jobs)[0])
         clock.overhead = cost["start_seconds"] + EVALUATION
-        clock.epoch = cost["epoch_seconds"] / execute.apart(run, jobs)
+        clock.epoch, clock.apart = cost["epoch_seconds"], execute.apart(run, jobs)
         return clock, cost
 
     def missing(self, seeds: Sequence[Run], failed: Mapping[str, str]) -> list[str]:
@@ -229,8 +229,8 @@ class Sweep:
         console.print(f"{said}; {len(epochs)} to do.", highlight=False, markup=False)
         if epochs:
             clock, cost = self._clock(0.0, jobs)
-            # Concurrent runs share the device: their epochs take as long as one after the other.
-            seconds = clock.estimate(sum(epochs), 1) + clock.overhead * (len(epochs) / jobs - 1)
+            at_once = min(jobs, len(epochs))
+            seconds = (clock.estimate(sum(epochs), at_once) + clock.overhead * (len(epochs) - 1)) / at_once
             console.print(
                 f"About {in_time(seconds)} here, {jobs} at once: an epoch takes "
                 f"{cost['epoch_seconds']:.1f} s on {cost['hardware']}, timed over a few steps.",

@@ -14,12 +14,13 @@ class Clock:
     Args:
         seconds: Seconds until the deadline.
         overhead: First guess of a run's seconds besides its epochs: start, compilation, evaluation.
-        epoch: First guess of the device's seconds for an epoch; concurrent runs share the device.
+        epoch: First guess of the seconds of an epoch of a run alone.
+        apart: Number of concurrent runs that have cores or a GPU of their own; more of them slow each other.
     """
 
-    def __init__(self, seconds: float, overhead: float, epoch: float) -> None:
+    def __init__(self, seconds: float, overhead: float, epoch: float, apart: int = 1) -> None:
         self.began = time.monotonic()
-        self.seconds, self.overhead, self.epoch = seconds, overhead, epoch
+        self.seconds, self.overhead, self.epoch, self.apart = seconds, overhead, epoch, apart
         self.of: dict[str, tuple[float, float]] = {}  # overhead and epoch of each loss that had a run
 
     def left(self) -> float:
@@ -27,12 +28,12 @@ class Clock:
         return self.began + self.seconds - time.monotonic()
 
     def estimate(self, epochs: int, at_once: int, loss: str = "") -> float:
-        """Seconds that a run of ``epochs`` epochs takes while ``at_once`` runs share the device.
+        """Seconds that a run of ``epochs`` epochs takes while ``at_once`` runs are active.
 
         A loss without a run so far is taken to be as fast as that of the last run.
         """
         overhead, epoch = self.of.get(loss, (self.overhead, self.epoch))
-        return overhead + MARGIN * epochs * epoch * at_once
+        return overhead + MARGIN * epochs * epoch * self._slower(at_once)
 
     def fits(self, epochs: int, at_once: int, loss: str = "") -> bool:
         """Whether ``at_once`` runs of ``epochs`` epochs, all started now, would end in time."""
@@ -49,9 +50,13 @@ class Clock:
         """
         if epochs:
             usual = sorted(epochs)[len(epochs) // 2]  # a median, since the first epoch compiles
-            self.epoch = usual / at_once
+            self.epoch = usual / self._slower(at_once)
             self.overhead = max(took - usual * len(epochs), 0.0)
             self.of[loss] = self.overhead, self.epoch
+
+    def _slower(self, at_once: int) -> float:
+        """How many times as long an epoch takes if so many runs are active as in a run alone."""
+        return max(at_once / self.apart, 1.0)
 
 
 def epoch_seconds(log: Sequence[Mapping[str, float]]) -> list[float]:
