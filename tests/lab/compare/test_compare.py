@@ -207,6 +207,13 @@ def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_
     assert {row["seeds"] for row in rows} == {"1"}
 
 
+def test_few_images_are_taken_to_be_evaluated_in_a_short_time(tmp_path, config):
+    """20 seconds were added to every run, so a budget of 20 seconds started nothing, though a run takes 3."""
+    sweep = Sweep(comparison_of(config, "infonce", seeds=[7]), tmp_path, None, "cpu", {}, [])
+    clock, cost = sweep._clock(0.0, 1)
+    assert 0.0 < clock.overhead - cost["start_seconds"] < 1.0
+
+
 def test_a_budget_in_which_no_run_ends_says_so(tmp_path, config, capsys):
     assert main([*command(config, tmp_path), "--budget", "1s"]) == 2
     said = "weince: no run is done, and none would end within --budget: give more time\n"

@@ -33,8 +33,9 @@ from weince.lab.reproduce.sweep import (
 )
 from weince.lab.reproduce.tables import Table
 
-EVALUATION = 20.0
-"""First guess of the seconds that evaluating a run takes; its start and its epochs are timed."""
+EVALUATION, IMAGES = 20.0, 50_000
+"""First guess of the seconds that evaluating a run takes, as for the training images of CIFAR on a GPU, and less for
+fewer images; the start of a run and its epochs are timed."""
 
 
 class Sweep:
@@ -179,7 +180,8 @@ class Sweep:
         run = next(run for run in self.tries if run.loss == self.comparison.baseline)
         print("timing a few steps of the configuration", file=sys.stderr)
         cost = measure_cost(run, execute.places_of(jobs)[0])
-        clock.overhead = cost["start_seconds"] + EVALUATION
+        images = cost["batch"] * cost["epoch_seconds"] / (cost["step_ms"] / 1000)
+        clock.overhead = cost["start_seconds"] + EVALUATION * min(images / IMAGES, 1.0)
         clock.epoch, clock.apart = cost["epoch_seconds"], execute.apart(run, jobs)
         return clock, cost
 
