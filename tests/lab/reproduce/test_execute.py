@@ -23,6 +23,7 @@ from programs import run as run_program
 
 from weince.cli import INTERRUPTED
 from weince.lab import processes, settings
+from weince.lab.configure import code_of
 from weince.lab.evaluate import fingerprint
 from weince.lab.reproduce import execute, records, reproduce
 from weince.lab.reproduce.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
@@ -451,6 +452,23 @@ def test_a_loss_that_was_changed_after_its_runs_is_told(
     assert ("the code of paper has changed since 2 of its runs were made" in capsys.readouterr().err) is told
     for run in runs:
         assert ("loss_code" in read_record(run, "made.json")) is (run.loss == "paper")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["class Mine(", OWN.replace("class Mine", "x = 1\n\nclass Mine(Base):\n    y = 1\n\nclass Mine")],
+)
+def test_a_run_is_signed_with_the_code_that_it_began_with(tmp_path, script, monkeypatch, change):
+    """A file that was edited meanwhile gave the run the new code, or ended the sweep if it did not parse."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    run = next(run for run in runs_of(tmp_path) if run.loss == "paper")
+    run = replace(run, changes={**run.changes, "loss.preset": f"{name}:Mine"})
+    began = code_of(f"{name}:Mine")
+    script(f"open({str(tmp_path / f'{name}.py')!r}, 'w').write({change!r})\n" + WRITE)
+    carry_out_run(run)
+    assert read_record(run, "made.json")["loss_code"] == began
 
 
 def finished(tmp_path, script, table):

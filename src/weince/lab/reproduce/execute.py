@@ -155,13 +155,14 @@ def carry_out_run(
         if is_done(run):
             return
         (run.folder / "error.txt").unlink(missing_ok=True)
+        code = code_of(settings_of(run).loss.preset)  # now: it may change before the run has ended
         try:
             for command in commands(run):
                 _process(run, command, lock, stop, {**os.environ, **(environment or {})})
         except Failed as error:
             (run.folder / "error.txt").write_text(f"{error}\n", encoding="utf-8")
             raise
-        _sign(run)
+        _sign(run, code)
 
 
 def failures(runs: Sequence[Run]) -> dict[str, str]:
@@ -232,11 +233,11 @@ def _reason(path: Path, begun: int) -> str:
     return last if last.startswith("weince: ") or not raised else str(raised[-1])
 
 
-def _sign(run: Run) -> None:
+def _sign(run: Run, code: str | None) -> None:
     """Write ``made.json``: which settings and command made the results, on which hardware, and in what time.
 
     The time is the logged training time over all resumes plus that of measuring. A second measure of the same run is
-    added to the first.
+    added to the first. ``code`` is `code_of` its loss.
     """
     path, made = run.folder / "made.json", {}
     with contextlib.suppress(OSError, ValueError):
@@ -254,8 +255,8 @@ def _sign(run: Run) -> None:
         "command": _repeatable(run),
         "measures": {**before.get("measures", {}), run.measure: where},
     }
-    if (code := before.get("loss_code") or code_of(settings_of(run).loss.preset)) is not None:
-        made["loss_code"] = code
+    if (made_with := before.get("loss_code", code)) is not None:
+        made["loss_code"] = made_with
     text = json.dumps(made, indent=1) + "\n"
     write_text_aside(path, text, "record")
 
