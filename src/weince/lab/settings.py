@@ -21,6 +21,9 @@ from weince.lab.configure import unknown
 LAPTOP = "digits_tiny"
 """The configuration that ``weince train`` uses without ``--data`` and ``--config``."""
 
+LARGEST = 1e30
+"""Largest learning rate; numbers of float32 end at 3e38."""
+
 
 def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: str) -> Any:
     """Make an instance of ``kind`` from a command line such as ``--config FILE --loss.temperature 0.2``.
@@ -103,6 +106,13 @@ def check_range(run: Any, least: Mapping[str, int], below: Mapping[str, int]) ->
     for name, power in below.items():
         if getattr(run, name) >= 2**power:
             raise ValueError(f"{name} must be below 2**{power}; got {getattr(run, name)}")
+
+
+def check_positive(run: Any, *names: str) -> None:
+    """Refuse rates that are not above 0, or so large that an optimizer's products overflow float32."""
+    for name in names:
+        if not 0 < getattr(run, name) <= LARGEST:
+            raise ValueError(f"{name} must be above 0 and at most {LARGEST:g}; got {getattr(run, name)}")
 
 
 def check_once(what: str, values: Sequence[Any]) -> None:

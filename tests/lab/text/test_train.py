@@ -383,6 +383,7 @@ def test_training_helps_on_the_toy(run):
         ({"max_length": 2**31}, r"max_length must be below 2\*\*31; got 2147483648"),
         ({"epochs": 2**31}, r"epochs must be below 2\*\*31; got 2147483648"),
         ({"lr": math.nan}, "lr must be above 0"),
+        ({"lr": 1e38}, r"lr must be above 0 and at most 1e\+30; got 1e\+38"),
         ({"sentences": 1}, "sentences must be at least 2"),
         ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16; got 'fp16'"),
     ],

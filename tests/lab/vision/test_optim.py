@@ -94,16 +94,31 @@ def test_rates():
     [
         {"lr": 0.0},
         {"lr": math.nan},
+        {"lr": 1e38},
         {"weight_decay": -1.0},
+        {"weight_decay": 1e38},
         {"warmup": -1.0},
         {"warmup": 10.0},
         {"momentum": 1.0},
         {"trust": 0.0},
+        {"trust": math.inf},
     ],
 )
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         OptimizerConfig(**wrong)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars"])
+def test_the_largest_settings_do_not_overflow_in_the_optimizer(name):
+    """It raises an error then, a traceback without a word about settings; a loss of nan says what to do."""
+    layer = torch.nn.Linear(3, 3)
+    optimizer = build_optimizer(
+        layer.parameters(), OptimizerConfig(name, lr=1e30, weight_decay=1e6, trust=1e30)
+    )
+    for _ in range(3):
+        layer(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
 
 
 def test_settings_reach_the_optimizer():

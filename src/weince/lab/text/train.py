@@ -105,9 +105,7 @@ class TextRun:
             raise ValueError(f"precision must be fp32, tf32 or bf16; got {self.precision!r}")
         if self.sentences is not None and self.sentences < 2:
             raise ValueError(f"sentences must be at least 2; got {self.sentences}")
-        for name in ("lr", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+        settings.check_positive(self, "lr", "clip")
         check_device(self.device)
 
 

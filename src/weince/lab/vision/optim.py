@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from weince.lab.settings import check_positive
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -35,11 +37,9 @@ class OptimizerConfig:
     trust: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("lr", "trust"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
+        check_positive(self, "lr", "trust")
+        if not 0 <= self.weight_decay <= 1e6:  # times the largest rate it is still a number of float32
+            raise ValueError(f"weight_decay must lie in [0, 1e6]; got {self.weight_decay}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is a share of the epochs in [0, 1]; got {self.warmup}")
         if not 0 <= self.momentum < 1:
