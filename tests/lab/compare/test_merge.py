@@ -429,6 +429,18 @@ def test_an_archive_that_is_not_there(two):
         compare(out=two[0], add=[Path("nowhere.jsonl")])
 
 
+def test_two_archives_in_a_new_folder_need_one_loss(two, tmp_path):
+    ours, theirs = two
+    config = {"config": str(tmp_path / "small.yaml"), "out": tmp_path / "new", "add": [ours, theirs]}
+    said = "^--add wants one of the losses, and the --config and --tries .*; got none, and no comparison in "
+    with pytest.raises(ValueError, match=said):
+        compare(**config)
+    page = compare(["dcl"], tries=2, **config)
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert {line["loss"] for line in found["losses"]} == {"infonce", "dcl", "hcl"}
+    assert found["missing"] == ["dcl, temperature 0.1: seed 63"]
+
+
 def test_records_are_added_to_what_is_named(two):
     """A comparison may start from records of others."""
     ours, theirs = two

@@ -116,7 +116,7 @@ def compare(
     check_folder(out)
     start_nothing = table_only or bool(add) or dry_run
     asked = _Asked(losses, config, recipe, tries, seeds, baseline, level_within, try_epochs, set)
-    comparison = _comparison(asked, out)
+    comparison = _comparison(asked, out, adds=bool(add))
     before = find_comparison(out, comparison.config)
     if add and seeds is None and before is None:
         comparison = replace(comparison, seeds=merge.seeds_of(comparison, add))
@@ -161,7 +161,7 @@ class _Asked:
     set: Mapping[str, Any] | None
 
 
-def _comparison(asked: _Asked, out: Path) -> Comparison:
+def _comparison(asked: _Asked, out: Path, *, adds: bool) -> Comparison:
     """The comparison that the arguments ask for, joined with the one in the folder."""
     if asked.tries is not None and asked.tries < 1:
         raise ValueError(f"--tries must be at least 1; got {asked.tries}")
@@ -173,9 +173,12 @@ def _comparison(asked: _Asked, out: Path) -> Comparison:
             _check_recipe(asked.recipe, before)
         return _continued(before, asked, config or before.config)
     if not asked.losses:
-        raise ValueError(
-            f"weince compare wants losses, such as infonce dcl; got none, and no comparison in {out}"
-        )
+        wants = "weince compare wants losses, such as infonce dcl"
+        if adds:
+            wants = (
+                "--add wants one of the losses, and the --config and --tries that the archives were made with"
+            )
+        raise ValueError(f"{wants}; got none, and no comparison in {out}")
     return _of_losses(asked, config or recipe_config(LAPTOP, asked.recipe), known={})
 
 
