@@ -10,6 +10,7 @@ The other candidates are its negatives, except
 Ids and ``ignore`` remove negatives only: a positive stays a positive.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -331,7 +332,9 @@ def _check_embeddings(
         if rows is None and name != "z_i":
             continue
         if not isinstance(rows, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor; got {type(rows).__name__}")
+            columns = isinstance(rows, list) and isinstance(next(iter(rows), None), Mapping)
+            hint = ": give SentenceTransformerTrainer LossAdapter(model, loss)" if columns else ""
+            raise TypeError(f"{name} must be a torch.Tensor; got {type(rows).__name__}{hint}")
         if rows.ndim != 2 or rows.shape[1] == 0:
             raise ValueError(f"{name} must have shape (rows, d) with d >= 1; got {tuple(rows.shape)}")
         if not rows.is_floating_point():

@@ -285,6 +285,13 @@ def test_wrong_number_of_columns(tiny, adapter, candidates, columns, message):
         adapter(tiny, InfoNCELoss(candidates=candidates))(features(tiny, columns))
 
 
+def test_a_loss_without_its_adapter_names_it(tiny):
+    """The trainer gives a loss the tokens of each column."""
+    said = "z_i must be a torch.Tensor; got list: give SentenceTransformerTrainer LossAdapter"
+    with pytest.raises(TypeError, match=said):
+        InfoNCELoss()(features(tiny, 2), None)
+
+
 def test_bad_options(tiny):
     with pytest.raises(TypeError, match=r"scale is spelled temperature here, which is 1 / scale"):
         WeinceLoss(tiny, scale=20.0)
