@@ -688,6 +688,16 @@ def test_a_wrong_option_is_refused_when_the_loss_is_made(options, said):
         WeinceLoss(**options)
 
 
+@pytest.mark.parametrize("candidates", ["views", "labels"])
+def test_a_wrong_reduction_that_is_set_later_is_refused(candidates):
+    """It ended in a bare AssertionError, and with labels it was the mean."""
+    z_i, z_j = pairs()
+    loss = InfoNCELoss(candidates=candidates)
+    loss.reduction = "avg"
+    with pytest.raises(ValueError, match="reduction must be one of mean, sum, none; got 'avg'"):
+        loss(z_i, z_j, labels=torch.arange(len(z_i)) // 2 if candidates == "labels" else None)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

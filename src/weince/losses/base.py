@@ -344,6 +344,8 @@ class ContrastiveLoss(nn.Module):
         total = losses.sum() if ranks is None else losses.sum() * ranks.count
         if self.reduction == "sum":
             return total
+        if self.reduction != "mean":  # set after the loss was made
+            raise ValueError(f"reduction must be one of mean, sum, none; got {self.reduction!r}")
         if counted:
             number = torch.cat(counted).sum()
             return total / (number if ranks is None else ranks.sum(number)).clamp_min(1)
