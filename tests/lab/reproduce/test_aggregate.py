@@ -219,6 +219,17 @@ def test_a_figure_that_is_newer_than_a_record_counts_out(tmp_path):
     assert line_of(chosen, "linear", "paper").measured.n == 2
 
 
+def test_a_figure_that_is_text_is_named_with_its_run(tmp_path):
+    """Somebody edited the record; so far 'could not convert string to float' did not say which."""
+    table = table_of(tmp_path, seeds=[7])
+    runs = plan(table, tmp_path)
+    records = {run.folder: record(50, 51) for run in runs}
+    records[runs[1].folder]["linear_test_mean"] = "hello"
+    said = rf"runs.jsonl: linear_test_mean must be a number; got 'hello', in the run {runs[1].name}$"
+    with pytest.raises(ValueError, match=said):
+        aggregate(table, runs, records)
+
+
 def test_every_figure_has_a_heading_in_words():
     assert {figure for measure in MEASURES.values() for figure in measure.figures} <= pages.NAMES.keys()
 

@@ -17,6 +17,7 @@ import yaml
 from weince.intervals import Interval, t_interval
 from weince.lab.evaluate.protocol import PairedTest, paired_test
 from weince.lab.reproduce.plan import Run, words
+from weince.lab.reproduce.records import archive_of, has_folder
 from weince.lab.reproduce.tables import MEASURES, Table
 
 Record = Mapping[str, Any]
@@ -139,9 +140,15 @@ def _values(key: str, runs: Sequence[Run], records: Mapping[Path, Record]) -> di
 
     So are those that are newer than their record.
     """
-    found = {run.seed: records[run.folder].get(key) for run in runs if run.folder in records}
-    values = {seed: float(value) for seed, value in found.items() if value is not None}
-    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+    found = {}
+    for run in runs:
+        value = records[run.folder].get(key) if run.folder in records else None
+        if not isinstance(value, int | float | None):
+            where = run.result if has_folder(run) else archive_of(run)
+            raise ValueError(f"{where}: {key} must be a number; got {value!r}, in the run {run.name}")
+        if value is not None and math.isfinite(value):
+            found[run.seed] = float(value)
+    return found
 
 
 def _validation(table: Table, runs: Sequence[Run], records: Mapping[Path, Record]) -> float:
