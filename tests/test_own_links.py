@@ -228,13 +228,26 @@ class SlopeByCandidate(WithSlope):
         return 3 * self.k * (1 - shortfall) ** 2
 
 
+class SlopeInPlace(WithSlope):
+    def slope(self, shortfall):
+        return shortfall.sub_(1).square_().mul_(3 * column(self.k, shortfall))
+
+
+class LogitInPlace(WithSlope):
+    def logit(self, shortfall):
+        return shortfall.neg_().add_(1).pow_(3).mul_(column(self.k, shortfall))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_slope_of_ones_own_must_be_the_derivative_by_the_score(engine):
     rows, k = pairs(), torch.linspace(2, 6, 8, dtype=torch.float64)
     options = {"candidates": "cross", "engine": engine}
     wanted = gradients(LinkLoss(FunctionLink(lambda s, k: k * s**3, k=k), **options)(*rows), rows)
-    found = gradients(LinkLoss(WithSlope(k), **options)(*rows), rows)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    for right in (WithSlope(k), SlopeInPlace(k)):
+        found = gradients(LinkLoss(right, **options)(*rows), rows)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match=r"must leave the shortfalls that it gets .*; got LogitInPlace"):
+        LinkLoss(LogitInPlace(k), **options)(*rows)
     for wrong in (SlopeByShortfall(k), SlopeByCandidate(k)):
         with pytest.raises(ValueError, match="derivative of the logit by the score, which is minus that by"):
             LinkLoss(wrong, **options)(*rows)

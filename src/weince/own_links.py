@@ -29,8 +29,8 @@ def check_learned(link: Link, like: Tensor) -> None:
 
 
 def check_elementwise(link: Link, like: Tensor) -> None:
-    """Raise if a user's logit depends on other scores than its own, or if its slope is not its derivative: the
-    gradient would be wrong.
+    """Raise if a user's logit depends on other scores than its own or changes what it gets, or if its slope is not
+    its derivative: the gradient would be wrong.
 
     Reading the result costs a device sync, so each class or function is tried once with the same parameters and the
     same captured functions, objects and flags. A schedule may change captured numbers, tensors and lists in every
@@ -50,7 +50,14 @@ def check_elementwise(link: Link, like: Tensor) -> None:
         return
     with torch.no_grad():
         two = copied(link, {name: _of_two_anchors(value) for name, value in link.tensors().items()})
-        both = two.logit(like.new_tensor([[0.5, 0.3], [0.5, 0.3]]))
+        at = like.new_tensor([[0.5, 0.3], [0.5, 0.3]])
+        seen = at.clone()
+        both = two.logit(seen)
+        if not torch.equal(seen, at):
+            raise ValueError(
+                "a logit must leave the shortfalls that it gets as they are, since the slope reads them again; "
+                f"got {link!r}, which changes them in place"
+            )
         each = torch.cat([two.logit(like.new_tensor([[d], [d]])) for d in (0.5, 0.3)], 1)
         if each.shape != both.shape or not torch.allclose(each, both, rtol=1e-4, equal_nan=True):
             raise ValueError(
@@ -72,7 +79,7 @@ def _check_slope(link: Link, like: Tensor) -> None:
     if type(link).slope is Link.slope:
         return
     at = like.new_tensor([[0.613, 0.287], [0.613, 0.287]])  # logits seldom have a kink at such numbers
-    given = torch.as_tensor(link.slope(at)).to(at)
+    given = torch.as_tensor(link.slope(at.clone())).to(at)  # which may work in place
     right = -derivatives(lambda values: link.logit(1.0 * values["d"]).sum(), {"d": at})["d"]
     if not torch.allclose(given, right, rtol=1e-2, atol=1e-4, equal_nan=True):
         raise ValueError(
