@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 CROWD = 0.01
-"""An anchor is crowded if a candidate other than its positive has a shortfall of at most this."""
+"""An embedding is crowded if one of another item in its batch has a shortfall of at most this from it."""
 
 
 def wide(values: Tensor) -> Tensor:
