@@ -562,6 +562,8 @@ def test_evenly_spread_embeddings_of_few_dimensions_are_no_crowd(measured):
     found = measure(small(dim=3), FAST)
     assert found.crowded == pytest.approx(found.crowded_by_chance, abs=0.05)
     assert found.crowded_by_chance == pytest.approx(1 - (1 - 0.005) ** 62)  # the cap has 0.5 % of the sphere
+    across = measure(small(dim=3), replace(FAST, candidates="cross"))  # both views count there too
+    assert (across.crowded, across.crowded_by_chance) == (found.crowded, found.crowded_by_chance)
     verdict = decide(found, FAST)
     assert verdict.headline.startswith("Use a temperature of about 0.1")
     assert "coincide" not in verdict.tail
