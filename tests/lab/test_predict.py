@@ -404,6 +404,23 @@ class Detached(DCLLoss):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_error_of_ones_own_loss_names_its_line(file, tmp_path, monkeypatch, capsys):
+    (tmp_path / "late_loss.py").write_text("""
+from weince import DCLLoss
+class Late(DCLLoss):
+    steps = 0
+    def forward(self, z_i, z_j):
+        self.steps += 1
+        if self.steps == 2:
+            raise ValueError("no such label")
+        return super().forward(z_i, z_j)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = "--losses late_loss:Late --temperatures 0.1 --seeds 0 --steps 2 --batch-size 16 --jobs 1 --out"
+    assert main(["predict", str(file), *options.split(), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.endswith("weince: no such label (late_loss.py, line 8)\n")
+
+
 def test_features_with_ids_want_a_loss_that_takes_them(tmp_path, monkeypatch):
     z_i, z_j, labels = two_views()
     np.savez(tmp_path / "with_ids.npz", z_i=z_i, z_j=z_j, ids=labels)

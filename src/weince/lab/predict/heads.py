@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weince.lab.configure import LossConfig, build_loss, let_nan_pass
+from weince.lab.configure import LossConfig, build_loss, let_nan_pass, line_named
 from weince.lab.evaluate.features import LabelledFeatures
 from weince.lab.evaluate.knn import score
 from weince.lab.geometry import crowded, effective_rank, pair_distances, uniformity, unit_in_double
@@ -118,6 +118,7 @@ class Training:
         order = torch.randperm(len(views.first), generator=self.generator)
         self.held, self.kept = order[: len(order) // 4], order[len(order) // 4 :]
         self.heads = Heads(len(losses), views.first.shape[1], probe, self.generator)
+        self.presets = [config.preset for config in losses]
         self.losses = nn.ModuleList(build_loss(config) for config in losses)
         let_nan_pass(self.losses)  # a head that diverges must not stop the others
         parameters = [*self.heads.parameters(), *self.losses.parameters()]
@@ -133,7 +134,10 @@ class Training:
         z = self.heads(views)
         # Each loss depends only on its own head, so the gradient of the sum gives each head its own.
         known = {} if self.views.ids is None else {"ids": self.views.ids[rows]}
-        values = [loss(*own.split(size), **known) for loss, own in zip(self.losses, z, strict=True)]
+        values = []
+        for preset, loss, own in zip(self.presets, self.losses, z, strict=True):
+            with line_named(preset):
+                values.append(loss(*own.split(size), **known))
         value = torch.stack(values).sum()
         self.optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
