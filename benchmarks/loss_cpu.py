@@ -38,7 +38,7 @@ def plain_info_nce(z_i: Tensor, z_j: Tensor) -> Tensor:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "plain InfoNCE (F.cross_entropy)": plain_info_nce,
-    "InfoNCELoss": InfoNCELoss(),
+    "InfoNCELoss": InfoNCELoss(0.5),
     "DCLLoss": DCLLoss(),
     "WeibitLoss": WeibitLoss(),
     "WeinceLoss.paper": WeinceLoss.paper(),

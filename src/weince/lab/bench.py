@@ -139,7 +139,7 @@ def _entries(device: torch.device, compiled: bool) -> Iterator[Entry]:
     yield Entry(YARDSTICK, plain_info_nce)
     if compiled:
         yield Entry(COMPILED, torch.compile(plain_info_nce))
-    yield Entry("weince InfoNCELoss", InfoNCELoss())
+    yield Entry("weince InfoNCELoss", InfoNCELoss(0.5))
     yield Entry("weince DCLLoss", DCLLoss())
     yield Entry("weince WeinceLoss (released)", WeinceLoss())
     yield Entry("weince WeinceLoss.paper", WeinceLoss.paper())
