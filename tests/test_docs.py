@@ -67,6 +67,16 @@ def test_the_images_of_own_data_fill_a_batch_and_can_be_diagnosed(tmp_path):
         assert len(images["test_images"]) >= 128  # the fewest pairs of weince diagnose
 
 
+@pytest.mark.long
+def test_the_script_for_several_gpus_ends_well_under_torchrun(tmp_path):
+    """Without its last lines, about one start in three aborted."""
+    (code,) = blocks(DOCS / "how-to/several-gpus.md")
+    (tmp_path / "train.py").write_text(code)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    for done in [run(*launch, cwd=tmp_path) for _ in range(5)]:
+        assert done.returncode == 0, done.stderr
+
+
 def commands():
     """Every ``weince`` command in a bash block, with its page."""
     for page in PAGES:
