@@ -101,7 +101,9 @@ def collapse(row: dict[str, float]) -> str | None:
     found = collapsed(row.get("crowded", 0.0), row.get("effective_rank", math.inf))
     if found is None:
         return None
-    return f"the embeddings collapse: {found} in epoch {row['epoch']:.0f}; try another loss or learning rate"
+    # Not for certain: of a few easy images, those of one class may coincide and be classified well all the same.
+    advice = "unless weince evaluate finds them good, try another loss or learning rate"
+    return f"the embeddings seem to collapse: {found} in epoch {row['epoch']:.0f}; {advice}"
 
 
 class Bar:
