@@ -107,7 +107,7 @@ def test_what_comes_after_the_link_test_is_folded(report, browser):
     assert page.locator("#noise-floor, #top1").count() == 0  # these do not concern the embeddings
     # The command to copy comes before any statistics.
     article = page.locator("article").first.inner_text()
-    assert article.index("weince train --loss.preset") < article.index("nats per anchor")
+    assert article.index("weince train --data mine.npz --loss.preset") < article.index("nats per anchor")
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -166,9 +166,10 @@ def test_a_clear_gain_asks_for_the_link(measured):
     assert (
         verdict.worth == "It makes the positive 1.11 times as likely as softmax at its best temperature does."
     )
-    assert (
-        verdict.train == "weince train --loss.preset link --loss.lam 0.4 --loss.beta 5 --loss.temperature 0.2"
+    command = (
+        "weince train --data mine.npz --loss.preset link --loss.lam 0.4 --loss.beta 5 --loss.temperature 0.2"
     )
+    assert verdict.train == command
     assert "0.100 nats" in verdict.softmax
     assert "Say which temperature you trained with" in verdict.advice
 
@@ -327,7 +328,7 @@ def test_the_larger_of_two_gains_comes_first(measured):
     assert verdict.kind == "both"
     assert verdict.headline == f"Lower the temperature from 1 to about {measured.link.tau0:.2g}."
     assert verdict.worth.endswith("Another link would then make it 1.11 times as likely again.")
-    assert verdict.train.startswith("weince train --loss.preset infonce --loss.temperature ")
+    assert verdict.train.startswith("weince train --data mine.npz --loss.preset infonce --loss.temperature ")
     lines = verdict.code.splitlines()
     assert lines[2].startswith("loss = InfoNCELoss(")
     assert isinstance(run(verdict.code).link, BlendLink)
@@ -390,7 +391,7 @@ def test_a_temperature_that_is_off_is_named(measured):
     assert f"train at {halfway} too, which lies between the two" in verdict.worth
     fitted, between = verdict.train.splitlines()
     assert fitted == softmax_train(measured.link.tau0)
-    assert between == f"weince train --loss.preset infonce --loss.temperature {halfway}"
+    assert between == f"weince train --data mine.npz --loss.preset infonce --loss.temperature {halfway}"
     assert verdict.headline == f"Lower the temperature from 1 to about {measured.link.tau0:.2g}."
     cold = replace(FAST, temperature=measured.link.tau0 / 4)
     assert decide(bad, cold).headline.startswith(

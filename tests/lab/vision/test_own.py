@@ -117,6 +117,8 @@ def test_a_run_that_collapses_says_so_while_it_trains_and_in_its_last_line(tmp_p
 
     arguments = "--optimizer.lr 1e6 --epochs 2 --device cpu"
     main(["train", "--config", "digits_tiny", *arguments.split(), "--out", str(tmp_path / "run")])
-    lines = [line for line in capfd.readouterr().err.splitlines() if "the embeddings seem to collapse" in line]
+    lines = [
+        line for line in capfd.readouterr().err.splitlines() if "the embeddings seem to collapse" in line
+    ]
     assert len(lines) == 2
     assert lines[-1].startswith("weince: ")
