@@ -83,7 +83,7 @@ def test_the_printed_verdict_warns_of_views_that_lie_apart(tmp_path, capsys):
     """It does not hold if only rows of the other view competed, which the page alone said."""
     write_diagnosis([make_pairs("two", *two_encoders())], tmp_path / "page", FAST)
     said = capsys.readouterr().err
-    assert re.search(r"\ntwo: .+\. The two views lie apart: .+ use --candidates cross", said)
+    assert re.search(r"^two: .+\. The two views lie apart: .+ use --candidates cross", said, re.MULTILINE)
 
 
 def test_models_that_can_none_be_measured_are_refused_with_every_reason(tmp_path):
