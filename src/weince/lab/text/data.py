@@ -137,7 +137,7 @@ def _index(
 
 
 def _related(first: Sequence[str], second: Sequence[str]) -> NDArray[np.int64]:
-    """A number for each pair, equal for pairs that share a sentence, directly or by way of other pairs."""
+    """A number for each pair, equal for pairs that share a sentence, directly or through other pairs."""
     from scipy.sparse import coo_array  # here, since it takes time to import and only pairs need it
     from scipy.sparse.csgraph import connected_components
 
