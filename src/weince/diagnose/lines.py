@@ -18,7 +18,7 @@ def _option(candidates: Competing) -> str:
 
 def _train(candidates: Competing) -> str:
     # Without data of the reader's own it would train on digits.
-    return f"weince train --{'data mine.npz' if candidates == 'views' else 'config sentence_pairs'}"
+    return "weince train " + ("--data mine.npz" if candidates == "views" else "--config sentence_pairs")
 
 
 def softmax_code(tau0: float, candidates: Competing = "views") -> str:

@@ -291,34 +291,6 @@ def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
     assert is_done(run)
 
 
-@pytest.mark.parametrize(
-    ("machine", "threads", "gpus"),
-    [
-        ((2, 16, 0), "8", [None, None]),
-        ((3, 2, 1), "1", [None, None, None]),
-        ((5, 16, 2), "3", ["0", "1", "0", "1", "0"]),
-        ((3, 16, 2, "4, 6"), "5", ["4", "6", "4"]),
-    ],
-)
-def test_runs_at_once_share_a_machine(machine, threads, gpus):
-    found = execute.environments(*machine)
-    assert [place.get("CUDA_VISIBLE_DEVICES") for place in found] == gpus
-    assert {place["OMP_NUM_THREADS"] for place in found} == {threads}
-
-
-@pytest.mark.parametrize(
-    ("cpus", "gpus", "extra", "apart"),
-    [(16, 0, {}, 3), (2, 0, {}, 2), (16, 1, {}, 1), (16, 2, {}, 2), (16, 2, {"device": "cuda:1"}, 1),
-     (2, 1, {"device": "cpu"}, 2)],
-)  # fmt: skip
-def test_runs_at_once_have_cores_or_gpus_of_their_own(tmp_path, monkeypatch, cpus, gpus, extra, apart):
-    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    run = replace(runs_of(tmp_path)[0], extra=extra)
-    assert execute.apart(run, 3) == apart
-
-
 def test_a_run_sees_its_share(tmp_path, script, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     script("(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + WRITE)

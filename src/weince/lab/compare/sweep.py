@@ -12,6 +12,7 @@ from weince.lab.compare.grid import Comparison, in_words
 from weince.lab.compare.summary import choose, cost_of_run, summarise, without_figure
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
+from weince.lab.reproduce.places import apart, places_of
 from weince.lab.reproduce.plan import Run, check_data, check_devices, check_losses, epochs_of, plan
 from weince.lab.reproduce.records import (
     ARCHIVE,
@@ -179,10 +180,10 @@ class Sweep:
         clock, jobs = Clock(seconds, 0.0, 0.0), min(jobs, self._total())
         run = next(run for run in self.tries if run.loss == self.comparison.baseline)
         print("timing a few steps of the configuration", file=sys.stderr)
-        cost = measure_cost(run, execute.places_of(jobs)[0])
+        cost = measure_cost(run, places_of(jobs)[0])
         images = cost["batch"] * cost["epoch_seconds"] / (cost["step_ms"] / 1000)
         clock.overhead = cost["start_seconds"] + EVALUATION * min(images / IMAGES, 1.0)
-        clock.epoch, clock.apart = cost["epoch_seconds"], execute.apart(run, jobs)
+        clock.epoch, clock.apart = cost["epoch_seconds"], apart(run, jobs)
         return clock, cost
 
     def missing(self, seeds: Sequence[Run], failed: Mapping[str, str]) -> list[str]:
