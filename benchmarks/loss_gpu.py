@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weince import DCLLoss, InfoNCELoss, LinkLoss, SupConLoss, WeinceLoss
+from weince import DCLLoss, InfoNCELoss, KLBallLoss, LinkLoss, SupConLoss, WeinceLoss
 from weince.files import write_text_aside
 
 Loss = Callable[..., Tensor]
@@ -81,6 +81,7 @@ OURS: dict[str, Callable[[], Loss]] = {
     "negatives only": lambda: WeinceLoss.negatives_only(TEMPERATURE),
     "released": lambda: WeinceLoss.released(TEMPERATURE),
     "SupCon": lambda: SupConLoss(TEMPERATURE),
+    "KL ball": KLBallLoss,
     "own link": lambda: LinkLoss(lambda s: 2 * s + s**3),
     "own link, graph=True": lambda: LinkLoss(lambda s: 2 * s + s**3, graph=True),
 }
@@ -111,7 +112,7 @@ SIZES = (
     Size(8192, 128, torch.float32, MIDDLE),
     Size(
         16384, 128, torch.float32,
-        {"compiled": (TORCH,), "eager": (INF_CL, "InfoNCE", "SupCon", "own link")},
+        {"compiled": (TORCH,), "eager": (INF_CL, "InfoNCE", "SupCon", "KL ball", "own link")},
     ),
     Size(32768, 256, torch.bfloat16, {"compiled": (TORCH,), "eager": (INF_CL, *MAIN)}),
     Size(4096, 128, torch.float32, {"eager": (KEOPS,)}),  # last, since it compiles for a while
