@@ -106,6 +106,21 @@ def test_autocast(dtype):
         assert float((ours - theirs).norm() / theirs.norm()) < 4 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize(("own", "dtype"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+def test_embeddings_in_another_half_precision_than_that_of_autocast(own, dtype):
+    views = two_views(dtype=torch.float32)
+    model = nn.Linear(6, 8)
+
+    def in_half(rows):
+        with torch.autocast("cpu", enabled=False):
+            return model(rows).to(own)
+
+    wanted = InfoNCELoss()(in_half(views[0]), in_half(views[1]))
+    with torch.autocast("cpu", dtype=dtype):
+        assert cached_step(in_half, views, InfoNCELoss(), micro_batch=5) == wanted
+    assert model.weight.grad.abs().max() > 0
+
+
 def test_gradients_accumulate():
     views, model = two_views(), encoder()
     cached_step(model, views, InfoNCELoss(), micro_batch=5)

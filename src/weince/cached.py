@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weince.scores import joined
+
 Encoder = Callable[[Any], Tensor]
 
 
@@ -72,7 +74,7 @@ def cached_step(
     embeddings = []
     with torch.no_grad():
         for encode, parts in zip(encoders, pieces, strict=True):
-            embeddings.append(torch.cat([part.first(encode) for part in parts]).requires_grad_())
+            embeddings.append(joined([part.first(encode) for part in parts]).requires_grad_())
     torch.clear_autocast_cache()  # or torch 2.6 reuses weights that were cast without gradient
     value = loss(*embeddings)
     if not isinstance(value, Tensor) or value.ndim:

@@ -40,6 +40,12 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
+def joined(parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    """``torch.cat``, which under autocast refuses rows in half precision other than its own."""
+    with no_autocast(parts[0].device):
+        return torch.cat(parts)
+
+
 def unit_rows(rows: Tensor) -> Tensor:
     """Rows scaled to length 1, in float32 or float64; a zero row stays zero and gets no gradient.
 

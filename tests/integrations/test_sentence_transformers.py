@@ -198,6 +198,17 @@ def test_cached_without_gradients(tiny):
     assert not value.requires_grad
 
 
+@pytest.mark.parametrize(("own", "dtype"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+def test_embeddings_in_another_half_precision_than_that_of_autocast(tiny, own, dtype):
+    tiny.eval()  # no running slope
+    rows = [torch.randn(12, 16).to(own) for _ in range(4)]
+    plain, cached = WeinceLoss(tiny), CachedWeinceLoss(tiny)
+    wanted = plain.compute_loss_from_embeddings(rows)
+    with torch.autocast("cpu", dtype=dtype):
+        assert plain.compute_loss_from_embeddings(rows) == wanted
+        assert cached.calculate_loss([part.split(5) for part in rows]) == wanted
+
+
 def test_inside_matryoshka(tiny):
     """Their wrapper for several widths works with the plain and the cached loss."""
     tiny.eval()

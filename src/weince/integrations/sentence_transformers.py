@@ -19,7 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 
 import weince
@@ -27,6 +26,7 @@ from weince.distributed import average, is_spread
 from weince.integrations.hub import cannot_load, only_here
 from weince.links import Scalar
 from weince.losses.weince import WeinceOptions
+from weince.scores import joined
 from weince.tail import TailConfig
 
 try:
@@ -119,7 +119,7 @@ class LossAdapter(nn.Module):
         if self.loss.candidates == "labels":
             value = self.loss(first, *others, labels=labels)
         else:
-            negatives = torch.cat(others[1:]) if len(others) > 1 else None
+            negatives = joined(others[1:]) if len(others) > 1 else None
             value = self.loss(first, others[0], negatives=negatives)
         return value
 
@@ -215,7 +215,7 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """The loss, given the embedded mini-batches of each column; with ``with_backward``, also their gradients."""
-        value = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
+        value = self.compute_loss_from_embeddings([joined(parts) for parts in reps], labels)
         if not with_backward:
             return value
         value.backward()  # type: ignore[no-untyped-call]
