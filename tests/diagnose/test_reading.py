@@ -39,6 +39,8 @@ def test_every_format_gives_the_same_pairs(tmp_path):
         assert pairs.notes == ()
     named = load_pairs([tmp_path / "a.npz", tmp_path / "b.npy"], names=["x", "x"])
     assert [pairs.name for pairs in named] == ["x", "x (2)"]
+    five = load_pairs([tmp_path / "a.npz"] * 5, names=["x", "x", "x (2)", "x", "x (2)"])
+    assert [pairs.name for pairs in five] == ["x", "x (2)", "x (2) (2)", "x (3)", "x (2) (3)"]
     with pytest.raises(InputError, match="want a name for each model, 2 in all; got 1"):
         load_pairs([tmp_path / "a.npz", tmp_path / "b.npy"], names=["x"])
 

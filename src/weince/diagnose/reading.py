@@ -308,13 +308,15 @@ def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
     """Give the models their names; a number is appended to a name that occurs before."""
     if names is not None and len(names) != len(found):
         raise InputError(f"want a name for each model, {len(found)} in all; got {len(names)}")
-    seen: dict[str, int] = {}
-    out = []
+    out: dict[str, Pairs] = {}
     for index, pairs in enumerate(found):
-        name = pairs.name if names is None else _printable(names[index])
-        seen[name] = seen.get(name, 0) + 1
-        out.append(replace(pairs, name=name if seen[name] == 1 else f"{name} ({seen[name]})"))
-    return out
+        name = given = pairs.name if names is None else _printable(names[index])
+        number = 1
+        while name in out:
+            number += 1
+            name = f"{given} ({number})"
+        out[name] = replace(pairs, name=name)
+    return list(out.values())
 
 
 def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
