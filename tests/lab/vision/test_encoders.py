@@ -311,8 +311,9 @@ class Classifier(nn.Module):
 def test_a_torchvision_model_loses_its_last_layer(monkeypatch):
     """A stand-in replaces the library."""
     models = types.ModuleType("torchvision.models")
-    models.list_models = lambda: ["vgg"]
-    models.get_model = lambda name, *, weights: Classifier()
+    made = {"vgg": Classifier(), "squeezenet": nn.Sequential(nn.Conv2d(3, 10, 1), nn.AdaptiveAvgPool2d(1))}
+    models.list_models = lambda: list(made)
+    models.get_model = lambda name, *, weights: made[name]
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.models", models)
     encoder = build("torchvision:vgg", size=32)
@@ -322,6 +323,8 @@ def test_a_torchvision_model_loses_its_last_layer(monkeypatch):
     torch.testing.assert_close(encoder(x), want)
     with pytest.raises(ValueError, match="torchvision has no model 'vggg'"):
         build("torchvision:vggg", size=32)
+    with pytest.raises(ValueError, match=r"ends in a linear layer.*; got squeezenet without one"):
+        build("torchvision:squeezenet", size=32)
 
 
 def test_a_timm_model_is_told_the_size_if_it_asks(monkeypatch):

@@ -20,6 +20,10 @@ class Net(nn.Module):
     def forward(self, x):
         return self.net(x)
 
+class Auxiliary(Net):  # as torchvision's googlenet
+    def forward(self, x):
+        return (self.net(x), None) if self.training else self.net(x)
+
 class Mine(DCLLoss):
     pass
 
@@ -96,6 +100,16 @@ def test_a_detached_loss_ends_the_command_in_one_line_and_leaves_no_folder(modul
     assert said.startswith("weince: a loss must have a gradient with respect to the embeddings; got none")
     assert said.count("\n") == 1
     assert not out.exists()
+
+
+def test_an_encoder_that_returns_more_in_training_ends_the_command_in_one_line(module, tmp_path, capfd):
+    from weince.cli import main
+
+    arguments = "--encoder own_things:Auxiliary --epochs 1 --device cpu"
+    assert main(["train", *arguments.split(), "--config", "digits_tiny", "--out", str(tmp_path / "run")]) == 2
+    said = capfd.readouterr().err
+    assert "encoder own_things:Auxiliary must return features (n, 6) in training too; got tuple" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,20 @@ class Tiny(nn.Module):
 class Foreign(nn.Module):
     """A model of another library or of the user, without a classifier."""
 
-    def __init__(self, model: nn.Module, features: int) -> None:
+    def __init__(self, name: str, model: nn.Module, features: int) -> None:
         super().__init__()
+        self.name = name
         self.model = model
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model(x)  # type: ignore[no-any-return]
+        found = self.model(x)
+        if not isinstance(found, Tensor):  # in training alone, as torchvision's googlenet
+            raise ValueError(
+                f"encoder {self.name} must return features (n, {self.features}) in training too; "
+                f"got {type(found).__name__}: wrap it in an encoder of your own, package.module:name"
+            )
+        return found
 
 
 def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) -> nn.Module:
@@ -121,7 +128,7 @@ def _foreign(name: str, make: Callable[[], nn.Module], size: int) -> Foreign:
         raise ValueError(
             f"encoder {name} must map images (n, 3, {size}, {size}) to features (n, width); got {got}"
         )
-    return Foreign(model.train(training), features.shape[1])
+    return Foreign(name, model.train(training), features.shape[1])
 
 
 def _import(library: str, name: str) -> ModuleType:
@@ -150,8 +157,13 @@ def _from_torchvision(name: str) -> nn.Module:
     if name not in models.list_models():
         raise ValueError(f"torchvision has no model {name!r}: see torchvision.models.list_models()")
     model: nn.Module = models.get_model(name, weights=None)
-    path = [path for path, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
-    parent, _, child = path.rpartition(".")
+    linear = [path for path, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            f"torchvision:NAME wants a model that ends in a linear layer, which is removed; got {name} without one: "
+            "write an encoder of your own, package.module:name"
+        )
+    parent, _, child = linear[-1].rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
     return model
 
