@@ -48,8 +48,8 @@ class Augment:
         crop_scale: Smallest and largest area of the crop, as a fraction of the image.
         crop_ratio: Smallest and largest ratio of width to height of the crop.
         flip: Probability of a horizontal flip.
-        jitter: Strength of brightness, contrast, saturation (factors in ``[max(0, 1 - x), 1 + x]``) and hue
-            (shift in ``[-x, x]``, at most 0.5).
+        jitter: Strength of brightness, contrast, saturation (factors in ``[max(0, 1 - x), 1 + x]``, x at most 10)
+            and hue (shift in ``[-x, x]``, at most 0.5).
         jitter_p: Probability that an image is jittered at all.
         grey_p: Probability of conversion to grey.
         blur_p: Probability of a Gaussian blur (sigma in [0.1, 2], kernel a tenth of ``size``); the paper uses none.
@@ -72,11 +72,11 @@ class Augment:
                 raise ValueError(f"{name} is a probability in [0, 1]; got {getattr(self, name)}")
         _check_range("crop_scale", self.crop_scale, most=1.0)
         _check_range("crop_ratio", self.crop_ratio, most=1000)
-        finite = all(0 <= strength < math.inf for strength in self.jitter)
-        if len(self.jitter) != 4 or not finite or self.jitter[HUE] > 0.5:
+        most = (10, 10, 10, 0.5)  # at 10, four fifths of random pixels are set to 0 or 1
+        if len(self.jitter) != 4 or not all(0 <= x <= m for x, m in zip(self.jitter, most, strict=True)):
             raise ValueError(
-                "jitter is (brightness, contrast, saturation, hue), none negative or infinite and hue at most 0.5; "
-                f"got {self.jitter}"
+                "jitter is (brightness, contrast, saturation, hue), the first three from 0 to 10 and hue from 0 to "
+                f"0.5; got {self.jitter}"
             )
         if self.blur_p and not blur_radius(self.size):
             raise ValueError(f"blur needs views of at least 20 px; got {self.size}: set blur_p=0")
