@@ -125,6 +125,30 @@ def test_a_gap_between_the_views_is_a_warning(measured):
     verdict = decide(far, FAST)
     assert verdict.kind == "uninformative"
     assert verdict.advice.startswith("Use --candidates cross")
+    (note,) = verdict.notes  # also where the mean cosine of all is high
+    assert "--candidates cross" in note
+
+
+def test_a_direction_that_all_embeddings_share_is_told():
+    items, here, there = np.random.default_rng(0).standard_normal((3, 512, 32))
+    z_i, z_j = items + 0.8 * here, items + 0.8 * there
+    shared = 15.0 * np.eye(32)[0]
+    plain = measure(make_pairs("plain", z_i, z_j), FAST)
+    found = measure(make_pairs("shared", z_i + shared, z_j + shared), FAST)
+    assert decide(plain, FAST).notes == ()
+    u, v = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (z_i + shared, z_j + shared))
+    # The mean cosine of different items is the squared length of the mean unit row.
+    mean = float((np.concatenate([u, v]).mean(axis=0) ** 2).sum())
+    assert found.mean_cosine == pytest.approx(mean, abs=0.005)
+    verdict = decide(found, FAST)
+    (note,) = verdict.notes
+    assert f"the mean cosine of different items is {number(mean, 2)}." in note
+    assert verdict.kind == decide(plain, FAST).kind == "nothing"
+    # As the note says: the temperature is low because of the direction, and that of the rest without it.
+    assert found.link.tau0 == pytest.approx((1.0 - mean) * plain.link.tau0, rel=0.1)
+    apart = make_pairs("centred", *((z + shared) - (z + shared).mean(axis=0) for z in (z_i, z_j)))
+    assert measure(apart, FAST).link.tau0 == pytest.approx(plain.link.tau0, rel=0.1)
+    assert decide(measure(apart, FAST), FAST).notes == ()
 
 
 def with_link(measured, **changes):

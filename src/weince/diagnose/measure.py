@@ -80,8 +80,9 @@ class Measured:
     ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
     positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which too few positives were beaten,
     ``fitted`` and ``beaten`` count the positives in those that were used. ``gap`` is how far the mean cosine within
-    views exceeds that across views, ``by_label`` and ``equal`` are those of `Pairs`, ``crowded`` is that of
-    `Bank`. ``crowded_by_chance`` is the share to expect if the rows were spread evenly over the sphere.
+    views exceeds that across views, ``mean_cosine`` is that of the negatives. ``by_label`` and ``equal`` are those of
+    `Pairs`, ``crowded`` is that of `Bank`. ``crowded_by_chance`` is the share to expect if the rows were spread
+    evenly over the sphere.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Measured:
     curves: Curves | None
     risk: tuple[evt.RiskGradient, ...] | None
     gap: float
+    mean_cosine: float
     crowded: float
     crowded_by_chance: float
     by_label: bool
@@ -375,6 +377,7 @@ def _measure(pairs: Pairs, settings: Settings, tell: Tell) -> Measured:
         curves=curves,
         risk=risk,
         gap=view_gap(pairs),
+        mean_cosine=float(bank.negatives.scores.mean()),
         crowded=bank.crowded,
         crowded_by_chance=_crowded_by_chance(bank.link, pairs.z_i.shape[1], settings.candidates),
         by_label=pairs.by_label,

@@ -291,6 +291,7 @@ def _model(m: Measured, v: Verdict) -> dict[str, Any]:
         "batches": m.batches,
         "batch_size": m.batch_size,
         "view_gap": m.gap,
+        "mean_cosine": m.mean_cosine,
         "batch_sizes_tried": m.tried,
         "notes": m.notes,
         "verdict": asdict(v),

@@ -19,6 +19,7 @@ class Thresholds:
         beaten: Smallest number of fitted positives that must be beaten (a negative has a higher score) for a verdict.
         gap: Largest excess of the mean cosine within views over that across views at which rows of one view should
             compete with each other.
+        shared: Largest mean cosine of negatives at which embeddings are not said to share one direction.
     """
 
     worth: float = 0.02
@@ -26,6 +27,7 @@ class Thresholds:
     crowded: float = 0.05
     beaten: int = FEW_BEATEN
     gap: float = 0.05
+    shared: float = 0.5
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -54,6 +56,8 @@ class Thresholds:
             f"{self.worth:g} nats per anchor: the two rows of a pair then have nothing to do with each other.",
             f"If the mean cosine within views exceeds that of negatives across views by more than {self.gap:g}, a "
             "note says that the two views may come from two encoders, which need the option candidates.",
+            f"Else, if the mean cosine of negatives is above {self.shared:g}, a note says that all embeddings share "
+            "one direction.",
             "A tail is said to look bounded if the whole 95 % interval of ξ (over batches) lies below 0, "
             "heavy if it lies above 0; otherwise it is undecided.",
         )

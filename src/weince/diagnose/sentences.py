@@ -235,3 +235,14 @@ def two_encoders(m: Measured, settings: Settings) -> tuple[str, ...]:
         "views compete. If only rows of the other view competed in training, this verdict does not hold: use "
         '--candidates cross (in Python, candidates="cross").',
     )
+
+
+def one_direction(m: Measured) -> tuple[str, ...]:
+    """A warning if the mean embedding is long, so that all scores are high."""
+    if m.mean_cosine <= THRESHOLDS.shared:
+        return ()
+    return (
+        f"All embeddings share one direction: the mean cosine of different items is {number(m.mean_cosine, 2)}. So "
+        "their scores differ little, and any temperature that fits is low. To see what fits without this direction, "
+        "subtract the mean row from z_i and z_j and diagnose again. An untrained encoder gives such embeddings too.",
+    )

@@ -13,6 +13,7 @@ from weince.diagnose.sentences import (
     halfway,
     link_sentence,
     lost,
+    one_direction,
     only_adds,
     rival,
     rivals_sentence,
@@ -73,7 +74,7 @@ def decide(m: Measured, settings: Settings) -> Verdict:
     """The verdict on one model."""
     said = (
         softmax_sentence(m), link_sentence(m), rivals_sentence(m), tail_sentence(m), m.crowded,
-        two_encoders(m, settings),
+        two_encoders(m, settings) or one_direction(m),
     )  # fmt: skip
     if too_crowded(m):
         return _crowded(m, said)
@@ -100,7 +101,7 @@ def decide(m: Measured, settings: Settings) -> Verdict:
             advice = (
                 "Check that the labels belong to the rows of z, and that rows with equal labels are alike."
             )
-        if said[-1]:
+        if two_encoders(m, settings):
             advice = (
                 "Use --candidates cross if only rows of the other view competed in training (see the note)."
             )
