@@ -232,6 +232,19 @@ def test_a_missing_package_is_named_with_its_remedy(package, tmp_path):
     assert done.stderr == f"weince: {package} is missing: pip install 'weince[runs]'\n"
 
 
+def test_the_command_on_a_page_works_in_the_same_folder_and_names_no_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = []
+    monkeypatch.setattr(cli_sweeps, "_run_compare", lambda options: said.append(options.command_line))
+    images = tmp_path / "images.npz"
+    relative = ["compare", "infonce", "dcl", "--reuse", "strong/runs.jsonl", "--out=../tries"]
+    main([*relative, "--data", str(images), f"--add={images}", "--set", f"data={images}", "epochs=2"])
+    assert said == [
+        "weince compare infonce dcl --reuse strong/runs.jsonl --out=../tries --data images.npz --add=images.npz "
+        "--set data=images.npz epochs=2"
+    ]
+
+
 @pytest.mark.posix
 def test_a_signal_that_python_swallows_ends_the_command_too(monkeypatch, capsys):
     class Late:

@@ -269,11 +269,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _shown(arguments: Sequence[str]) -> str:
-    """The command as typed, with each path shortened to its file name."""
+    """The command as typed, with absolute paths shortened to file names."""
 
     def short(argument: str) -> str:
-        option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-        return option + equals + (Path(value).name if "/" in value or os.sep in value else value)
+        name, equals, value = ("", "", argument) if Path(argument).is_absolute() else argument.rpartition("=")
+        return name + equals + (Path(value).name if Path(value).is_absolute() else value)
 
     # A name that is not UTF-8 cannot be written to the page.
     return shlex.join(["weince", *(short(a) for a in arguments)]).encode("utf-8", "replace").decode("utf-8")
