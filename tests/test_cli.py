@@ -239,9 +239,11 @@ def test_the_command_on_a_page_works_in_the_same_folder_and_names_no_other(tmp_p
     images = tmp_path / "images.npz"
     relative = ["compare", "infonce", "dcl", "--reuse", "strong/runs.jsonl", "--out=../tries"]
     main([*relative, "--data", str(images), f"--add={images}", "--set", f"data={images}", "epochs=2"])
+    main(["compare", "dcl", "--data", f"text={images},sts=here/sts.tsv,model={tmp_path}/bert"])
     assert said == [
         "weince compare infonce dcl --reuse strong/runs.jsonl --out=../tries --data images.npz --add=images.npz "
-        "--set data=images.npz epochs=2"
+        "--set data=images.npz epochs=2",
+        "weince compare dcl --data text=images.npz,sts=here/sts.tsv,model=bert",
     ]
 
 

@@ -272,6 +272,9 @@ def _shown(arguments: Sequence[str]) -> str:
     """The command as typed, with absolute paths shortened to file names."""
 
     def short(argument: str) -> str:
+        """Of ``--data=/a/images``, or of ``text=/a/wiki.txt,sts=/b/sts.tsv``, too."""
+        if "," in argument:
+            return ",".join(map(short, argument.split(",")))
         name, equals, value = ("", "", argument) if Path(argument).is_absolute() else argument.rpartition("=")
         return name + equals + (Path(value).name if Path(value).is_absolute() else value)
 
