@@ -101,7 +101,7 @@ class Bars(Progress):
         if waited >= self.every or (task.finished and (worth or task_id in self._spoken)):
             self._since[task_id] = now
             self._spoken.add(task_id)
-            count = "" if task.total is None else f"{task.completed:,.0f} of {task.total:,.0f}"
+            count = "" if task.total is None else f"{int(task.completed):,} of {task.total:,.0f}"
             self.say(line_about(task, count, task.fields["said"]))
         if task.finished:
             self._spoken.discard(task_id)

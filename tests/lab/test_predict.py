@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Program, run
 
+import weince.lab.predict
+import weince.progress
 from weince.cli import main
 from weince.diagnose.reading import InputError, make_pairs
 from weince.lab.configure import LossConfig, build_loss
@@ -318,6 +320,18 @@ def test_processes_find_what_one_does(file, tmp_path):
     options = {"losses": losses, "seeds": [0, 1], "steps": 3, "probe": SMALL, "progress": False}
     one, two = (predict(file, tmp_path / f"{jobs}", jobs=jobs, **options) for jobs in (1, 2))
     assert one.read_text(encoding="utf-8") == two.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_progress_counts_steps_and_not_only_finished_heads(file, tmp_path, monkeypatch, capsys, jobs):
+    assert run("-c", "pass").returncode == 0  # for the fork server, as above
+    monkeypatch.setattr(weince.progress, "EVERY", 0.0)
+    monkeypatch.setattr(weince.lab.predict, "ASK_EVERY", 0.02)
+    losses = {name: LOSSES[name] for name in ("infonce 0.1", "siglip")}
+    predict(file, tmp_path / "out", losses=losses, seeds=[0], steps=300, probe=SMALL, jobs=jobs)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("heads, 300 steps")]
+    assert [line.split(", 0:")[0] for line in lines if "0 of 2" in line][2:]  # the two heads train together
+    assert lines[-1] == "heads, 300 steps each: 2 of 2"
 
 
 def test_the_time_sets_the_steps(views):

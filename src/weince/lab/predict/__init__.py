@@ -20,7 +20,7 @@ from dataclasses import asdict
 from itertools import islice
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -33,12 +33,18 @@ from weince.lab.settings import check_once
 from weince.machine import version
 from weince.progress import bars
 
+if TYPE_CHECKING:
+    from multiprocessing.pool import IMapIterator
+    from multiprocessing.sharedctypes import Synchronized
+
 FORMAT = "weince prediction 3"
 LOSSES = ("infonce", "dcl", "hcl", "released", "paper")
 TEMPERATURES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 LEAST_STEPS, MOST_STEPS = 100, 1500
 TOGETHER = 5
 """Heads that are trained together: more are not faster, and an interruption would lose more."""
+ASK_EVERY = 1.0
+"""Seconds between two looks at what the worker processes have done."""
 
 
 class Job(NamedTuple):
@@ -49,6 +55,8 @@ class Job(NamedTuple):
 
 
 Done = tuple[Job, list[Outcome]]
+Tell = Callable[[int], object]
+"""Gets the number of parts of heads that were just done; a head has a part for each step and one for its figures."""
 
 
 def grid(presets: Iterable[str], temperatures: Iterable[float]) -> dict[str, LossConfig]:
@@ -133,9 +141,15 @@ def predict(
         task = Task(prepared.views, chosen, store.steps, probe)
         with bars(shown=progress) as bar, _workers(task, jobs) as carry_out:
             shown = bar.add_task(f"heads, {store.steps:,} steps each", total=len(missing))
-            for job, outcomes in carry_out(list(_packed(missing))):
+            done = 0
+
+            def tell(parts: int) -> None:
+                nonlocal done
+                done += parts
+                bar.update(shown, completed=done / (task.steps + 1))
+
+            for job, outcomes in carry_out(list(_packed(missing)), tell):
                 store.add(job, outcomes, chosen)
-                bar.advance(shown, len(outcomes))
     table = {name: [store.outcome(name, seed) for seed in seeds] for name in chosen}
     return write_report(folder, table, seeds, prepared, store.steps, probe, command)
 
@@ -216,23 +230,29 @@ class Task(NamedTuple):
     steps: int
     probe: Probe
 
-    def carry_out(self, job: Job) -> Done:
+    def carry_out(self, job: Job, tell: Tell) -> Done:
         losses = [self.losses[name] for name in job.names]
-        return job, train_heads(self.views, losses, job.seed, self.steps, self.probe)
+        return job, train_heads(self.views, losses, job.seed, self.steps, self.probe, tell=tell)
 
 
 _task: Task  # of a worker process
+_parts: "Synchronized[int]"  # done by all worker processes
 
 
-def _begin(task: Task) -> None:
-    global _task
+def _begin(task: Task, parts: "Synchronized[int]") -> None:
+    global _task, _parts
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends its workers
     torch.set_num_threads(1)
-    _task = task
+    _task, _parts = task, parts
 
 
 def _carry_out(job: Job) -> Done:
-    return _task.carry_out(job)
+    return _task.carry_out(job, _count)
+
+
+def _count(parts: int) -> None:
+    with _parts.get_lock():
+        _parts.value += parts
 
 
 def _context() -> BaseContext:
@@ -245,14 +265,31 @@ def _context() -> BaseContext:
 
 
 @contextmanager
-def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job]], Iterable[Done]]]:
-    """A function that carries out jobs, in this process or in several."""
+def _workers(task: Task, jobs: int) -> Iterator[Callable[[Sequence[Job], Tell], Iterable[Done]]]:
+    """A function that carries out jobs, in this process or in several, and tells meanwhile what is done."""
     if jobs == 1:
         with _one_thread():
-            yield lambda work: map(task.carry_out, work)
+            yield lambda work, tell: (task.carry_out(job, tell) for job in work)
         return
-    with _context().Pool(jobs, _begin, (task,)) as pool:
-        yield lambda work: pool.imap_unordered(_carry_out, work)
+    context = _context()
+    parts = context.Value("q", 0)
+    with context.Pool(jobs, _begin, (task, parts)) as pool:
+        yield lambda work, tell: _told(pool.imap_unordered(_carry_out, work), parts, tell)
+
+
+def _told(results: "IMapIterator[Done]", parts: "Synchronized[int]", tell: Tell) -> Iterator[Done]:
+    """The results of worker processes; between two of them, ``tell`` gets what the processes have done."""
+    known = 0
+    while True:
+        try:
+            found = [results.next(ASK_EVERY)]
+        except multiprocessing.TimeoutError:
+            found = []
+        except StopIteration:
+            return
+        known, before = parts.value, known
+        tell(known - before)
+        yield from found
 
 
 class Store:

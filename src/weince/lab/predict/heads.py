@@ -6,7 +6,7 @@ update. Heads of the same seed have the same batches, noise and initial weights:
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -162,13 +162,25 @@ class Training:
 
 
 def train_heads(
-    views: Views, losses: Sequence[LossConfig], seed: int, steps: int, probe: Probe
+    views: Views,
+    losses: Sequence[LossConfig],
+    seed: int,
+    steps: int,
+    probe: Probe,
+    *,
+    tell: Callable[[int], object] = lambda heads: None,
 ) -> list[Outcome]:
-    """Train a head with every loss and return its figures."""
+    """Train a head with every loss and return its figures.
+
+    ``tell`` gets the number of heads after each of their ``steps + 1`` parts: the steps, and the figures.
+    """
     training = Training(views, losses, seed, probe)
     for _ in range(steps):
         training.step()
-    return training.outcomes()
+        tell(len(losses))
+    outcomes = training.outcomes()
+    tell(len(losses))
+    return outcomes
 
 
 def seconds(views: Views, losses: Sequence[LossConfig], probe: Probe) -> tuple[float, float]:
