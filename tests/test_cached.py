@@ -129,6 +129,21 @@ def test_gradients_accumulate():
     torch.testing.assert_close(gradients(model), [2 * grad for grad in once])
 
 
+def test_a_view_of_sentence_transformers_may_hold_settings_beside_its_tensors():
+    """Its ``preprocess`` returns ``modality`` and ``prompt_length`` too."""
+    views, model, twin = two_views(), encoder(), encoder()
+    wanted = plain_step(twin, views, InfoNCELoss(0.2), 5)
+    settings = {"modality": "text", "prompt_length": 2, "prompt": None}
+    got = cached_step(
+        lambda features: model(features["rows"]) * (features["prompt_length"] == 2),
+        [{"rows": view, **settings} for view in views],
+        InfoNCELoss(0.2),
+        micro_batch=5,
+    )
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(gradients(model), gradients(twin))
+
+
 def test_one_encoder_for_each_view_dicts_and_a_learned_temperature():
     temperature = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
     loss = InfoNCELoss(temperature, candidates="clip")
@@ -239,6 +254,8 @@ def test_activations_of_one_micro_batch_at_a_time():
         ({"views": ()}, ValueError, "got 0 for 0 views"),
         ({"encoder": [encoder()]}, ValueError, "one for each view; got 1 for 2 views"),
         ({"views": ("abc", "abc")}, TypeError, "a view must be tensors.*got str"),
+        ({"views": ({"text": ["a", "b"]},) * 2}, TypeError, "a view must be tensors.*got str"),
+        ({"views": ({"modality": "text"},) * 2}, ValueError, "equally many rows, 1 or more; got no tensor"),
         (
             {"views": ([torch.ones(3, 6), torch.ones(4, 6)],) * 2},
             ValueError,

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from weince.scores import joined
 
 Encoder = Callable[[Any], Tensor]
+SETTING = str | int | float | None
+"""A value in a dict that is not cut into micro-batches; sentence-transformers puts some beside its tensors."""
 
 
 def cached_step(
@@ -49,7 +51,8 @@ def cached_step(
         encoder: Maps inputs of ``rows`` rows to embeddings ``(rows, d)``; or one encoder for each view, in a list or
             an ``nn.ModuleList``.
         views: Inputs of each view: a tensor, or dicts, lists and tuples of tensors, rows first. They must not
-            carry a gradient: make the module that computes them a part of the encoder.
+            carry a gradient: make the module that computes them a part of the encoder. Texts, numbers and None in
+            a dict go to every micro-batch as they are.
         loss: Maps the embeddings of all views, ``(rows, d)`` each, to a scalar.
         micro_batch: Rows to embed at a time.
         scaler: ``GradScaler`` for float16 mixed precision; it scales the loss before the backward pass.
@@ -207,7 +210,8 @@ def _leaves(inputs: Any) -> Iterator[Tensor]:
         yield inputs
     elif isinstance(inputs, Mapping):
         for value in inputs.values():
-            yield from _leaves(value)
+            if not isinstance(value, SETTING):
+                yield from _leaves(value)
     elif isinstance(inputs, list | tuple):
         for value in inputs:
             yield from _leaves(value)
@@ -221,7 +225,10 @@ def _cut(inputs: Any, start: int, stop: int) -> Any:
     if isinstance(inputs, Tensor):
         return inputs[start:stop]
     if isinstance(inputs, Mapping):
-        return {name: _cut(value, start, stop) for name, value in inputs.items()}
+        return {
+            name: value if isinstance(value, SETTING) else _cut(value, start, stop)
+            for name, value in inputs.items()
+        }
     parts = [_cut(value, start, stop) for value in inputs]
     # A named tuple takes its fields as arguments, lists and tuples take one iterable.
     return type(inputs)(*parts) if hasattr(inputs, "_fields") else type(inputs)(parts)
