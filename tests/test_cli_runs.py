@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from programs import Program
+from safetensors.torch import save_file
 
 from weince import cli
 from weince.cli import main
@@ -181,6 +182,21 @@ def test_runs_that_cannot_be_diagnosed_so(inputs, said, tmp_path, capsys, monkey
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.yaml").write_text("task: vision\n")
     assert main(["diagnose", *inputs]) == 2
+    assert capsys.readouterr().err == f"weince: {said}\n"
+
+
+def test_a_sentence_encoder_without_sentences(tmp_path, capsys, monkeypatch):
+    """Its weights were taken for embeddings, and all their names were printed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    weights = {f"layer.{k}.weight": torch.zeros(2, 2) for k in range(8)}
+    save_file(weights, tmp_path / "model" / "model.safetensors")
+    assert main(["diagnose", "model"]) == 2
+    few = "layer.0.weight, layer.1.weight, layer.2.weight, layer.3.weight, layer.4.weight and 3 more\n"
+    assert capsys.readouterr().err.endswith(f"with labels of shape (rows,); got {few}")
+    (tmp_path / "model" / "modules.json").write_text("[]")
+    assert main(["diagnose", "model"]) == 2
+    said = "the folder of a sentence-transformers model wants --sentences PAIRS.tsv; got model alone"
     assert capsys.readouterr().err == f"weince: {said}\n"
 
 

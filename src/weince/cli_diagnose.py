@@ -129,6 +129,11 @@ def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pa
         pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
         known = temperature_of(options.inputs) if options.temperature is None else options.temperature
         return pairs, known
+    models = [path for path in options.inputs if (path / "modules.json").is_file()]
+    if models and options.sentences is None:
+        raise ValueError(
+            f"the folder of a sentence-transformers model wants --sentences PAIRS.tsv; got {models[0]} alone"
+        )
     if options.sentences is not None:
         pairs = encode_sentences(options.inputs, options.sentences, names=options.names)
     else:

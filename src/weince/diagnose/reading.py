@@ -246,7 +246,13 @@ def _from_keys(name: str, arrays: Mapping[str, NDArray[Any]], seed: int) -> Pair
         return make_pairs(name, arrays["z_i"], arrays["z_j"], arrays.get("ids"), (_UNUSED,) if unused else ())
     if "z" in arrays and "labels" in arrays:
         return pair_by_label(name, arrays["z"], arrays["labels"], seed=seed)
-    raise InputError(f"{name}: want the keys {WANTED}; got {', '.join(sorted(arrays)) or 'none'}")
+    raise InputError(f"{name}: want the keys {WANTED}; got {_few(arrays)}")
+
+
+def _few(keys: Mapping[str, object]) -> str:
+    """The first keys of a file, since the weights of a model have hundreds."""
+    first, others = sorted(keys)[:5], len(keys) - 5
+    return ", ".join(first) + (f" and {others} more" if others > 0 else "") or "none"
 
 
 def _expand(paths: Sequence[Path]) -> list[Path]:
