@@ -52,6 +52,7 @@ HOLE = Z.masked_fill(Z.eq(Z[2, 1]), torch.nan)
         ("views", {"z_i": Z.long(), "z_j": Z}, TypeError, "z_i must be a floating point tensor; got torch.int64"),
         ("views", {"z_i": Z, "z_j": Z.tolist()}, TypeError, "z_j must be a torch.Tensor; got list"),
         ("views", {"z_i": Z, "z_j": Z[:3]}, ValueError, r"the same shape, .*; got \(4, 3\) and \(3, 3\)"),
+        ("cross", {"z_i": Z[:3], "z_j": Z}, ValueError, r"got .* and \(4, 3\): .* further candidates as negatives="),
         ("cross", {"z_i": Z, "z_j": Z[:, :2]}, ValueError, r"z_j must match z_i .*; got \(4, 2\)"),
         ("cross", {"z_i": Z, "z_j": Z, "negatives": Z[:, :2]}, ValueError, "negatives must match z_i"),
         ("cross", {"z_i": Z, "z_j": HOLE}, ValueError, "z_j must be finite; .* in 1 of 4 rows, first in row 2"),

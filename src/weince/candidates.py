@@ -347,9 +347,10 @@ def _check_embeddings(
         if check_finite or (check_finite is None and free_to_look(rows)):
             _check_finite(name, rows)
     if z_j is not None and z_j.shape != z_i.shape:
+        remedy = ': candidates="cross" takes further candidates as negatives=' if len(z_j) > len(z_i) else ""
         raise ValueError(
             f"z_i and z_j must have the same shape, positives row by row; "
-            f"got {tuple(z_i.shape)} and {tuple(z_j.shape)}"
+            f"got {tuple(z_i.shape)} and {tuple(z_j.shape)}{remedy}"
         )
 
 
