@@ -184,7 +184,7 @@ def test_a_folder_pools_as_it_says(toy_model, toy_sts, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "want the columns task, subset, split, score and two sentences"),
+        ("", "want the columns task, subset, split, score and two sentences, as a heading"),
         ("task\tsplit\n", "want the columns"),
         ("task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\t1.0\tone\n", "line 2: want 6 columns; got 5"),
         (

@@ -75,7 +75,7 @@ def read_sts(path: Path) -> Sts:
             heading = next(rows, [])
             if tuple(heading[:4]) != COLUMNS or len(heading) != 6:
                 raise ValueError(
-                    f"{path}: want the columns {', '.join(COLUMNS)} and two sentences; got {heading}"
+                    f"{path}: want the columns {', '.join(COLUMNS)} and two sentences, as a heading; got {heading}"
                 )
             for row in rows:
                 _add(found, row, f"{path}, line {rows.line_num}")
