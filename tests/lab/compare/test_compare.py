@@ -1,5 +1,6 @@
 """Whole comparisons: trained, killed at three points, resumed, limited by a budget; and the page in a browser."""
 
+import contextlib
 import csv
 import json
 import os
@@ -7,7 +8,9 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from diagnose.browser import sound_page
 from lab.compare.made import CONFIG, comparison_of, config_in, digits, files_of, fill, value_of
 from programs import Program
 
+import weince.lab.compare as lab_compare
 from weince.cli import main
 from weince.lab.compare import compare, cost
 from weince.lab.compare.grid import read_comparison, write_comparison
@@ -313,6 +317,27 @@ def test_of_two_comparisons_that_start_at_once_in_a_folder_none_loses_its_losses
         compare(["infonce", "hcl"], config=config, tries=2, device="cpu", out=out)
     assert list(read_comparison(out / "small" / "comparison.yaml").losses) == ["infonce", "dcl"]
     assert not (out / "runs").exists()
+
+
+def test_of_two_comparisons_that_are_saved_at_the_same_moment_one_is_refused(tmp_path, config, monkeypatch):
+    """Both looked, found nothing, and wrote: the losses of the first were lost."""
+    looked = threading.Barrier(2)
+    find = lab_compare.find_comparison
+
+    def find_together(*where):
+        found = find(*where)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            looked.wait(0.5)
+        return found
+
+    monkeypatch.setattr(lab_compare, "find_comparison", find_together)
+    both = [comparison_of(config, "infonce", loss) for loss in ("dcl", "hcl")]
+    with ThreadPoolExecutor(2) as pool:
+        saved = [pool.submit(lab_compare._save, one, None, tmp_path / "out") for one in both]
+        errors = [one.exception() for one in saved]
+    (first,) = [one for one, error in zip(both, errors, strict=True) if error is None]
+    assert "another command has changed the comparison of small" in "".join(map(str, errors))
+    assert find(tmp_path / "out", config).losses == first.losses
 
 
 FAILING = """

@@ -27,6 +27,7 @@ from weince.lab.compare.grid import (
     write_comparison,
 )
 from weince.lab.compare.sweep import Sweep
+from weince.lab.reproduce.records import folder_lock
 from weince.lab.reproduce.slurm import check_slurm
 from weince.lab.reproduce.tables import SEEDS, check_alone, take_seeds
 from weince.lab.settings import LAPTOP, check_once
@@ -188,12 +189,13 @@ def _save(comparison: Comparison, before: Comparison | None, out: Path) -> None:
     Raises:
         ValueError: Another call has changed that one meanwhile; its losses would be lost.
     """
-    if find_comparison(out, comparison.config) != before:
-        raise ValueError(
-            f"another command has changed the comparison of {comparison.name} in {out} meanwhile: "
-            "give the same command again"
-        )
-    write_comparison(comparison, out / comparison.name)
+    with folder_lock(out):  # else two calls that look at the same moment both write
+        if find_comparison(out, comparison.config) != before:
+            raise ValueError(
+                f"another command has changed the comparison of {comparison.name} in {out} meanwhile: "
+                "give the same command again"
+            )
+        write_comparison(comparison, out / comparison.name)
 
 
 def _check_recipe(recipe: str, before: Comparison) -> None:

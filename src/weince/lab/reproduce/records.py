@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,17 @@ def keep_records(runs: Sequence[Run], folder: Path) -> None:
 def add_records(folder: Path, new: Mapping[str, Mapping[str, Any]]) -> None:
     """Add records to the archive of a folder; ``new`` maps the name of a run to its files."""
     path = folder / ARCHIVE
-    folder.mkdir(parents=True, exist_ok=True)
-    # The archive is replaced, so the lock is another file: no command drops what another adds meanwhile.
-    with waiting_lock(folder / ".runs.lock", lambda: time.sleep(0.1)):
+    with folder_lock(folder):  # no command drops what another adds meanwhile
         kept = read_archive(path) if path.is_file() else {}
         lines = [_line(name, files) for name, files in sorted({**kept, **new}.items())]
         write_text_aside(path, "".join(lines), "archive")
+
+
+def folder_lock(folder: Path) -> AbstractContextManager[int]:
+    """Wait for the lock on a folder of results, which is made if it is missing, and hold it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Files of the folder are replaced when they change, so the lock is one that never is.
+    return waiting_lock(folder / ".runs.lock", lambda: time.sleep(0.1))
 
 
 def add_file(run: Run, name: str, content: Any) -> None:
