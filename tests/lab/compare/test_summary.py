@@ -393,6 +393,24 @@ def test_a_difference_over_fewer_pairs_than_seeds_says_so(tmp_path):
     assert [line["train_seconds"] for line in found["losses"]] == [8.0, 8.0]  # of the runs with a log
 
 
+def test_a_mean_over_fewer_seeds_than_the_loss_has_says_so(tmp_path):
+    """The page gave four seeds and the mean of two for a figure that older records lack."""
+    page, _ = made(tmp_path, "infonce", "dcl", seeds=[7, 21, 63])
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "/infonce_" in line["run"] and "seed_63" in line["run"]:
+            del line["evaluation.json"]["map_r_test_mean"]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = compare(out=tmp_path, table_only=True)
+    rows = (page.parent / "compare.md").read_text().splitlines()
+    (row,) = [line for line in rows if "| infonce | temp" in line][:1]
+    assert row.startswith("| infonce | temperature 0.1 | 3 |")
+    assert row.endswith(" (n = 2) | baseline |")
+    assert row.count("(n = ") == 1
+    shown = page.read_text().partition('id="leaderboard"')[2].partition("</section>")[0]
+    assert shown.count(" (n = 2)</td>") == 1
+
+
 def test_losses_without_a_seed_in_common_are_not_said_to_have_one_seed(tmp_path):
     made(tmp_path, "infonce", "dcl", seeds=[7, 21, 63], try_epochs=1)
     lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)

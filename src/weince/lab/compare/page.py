@@ -63,7 +63,8 @@ def write_page(
             task=task,
             main=task.main,
             epochs=max((one.epochs for one in summary.done if one.chosen), default=0),
-            value=text_or_dash,
+            seeds=_seeds,
+            mean=_mean,
             against=_against,
             p=p_text,
             number=_number,
@@ -76,6 +77,17 @@ def write_page(
     )
     write_text_aside(folder / "index.html", page, "page")
     return folder / "index.html"
+
+
+def _seeds(line: Line) -> int:
+    return max((one.n for one in line.measured.values()), default=0)
+
+
+def _mean(line: Line, figure: str) -> str:
+    """A mean and its interval, and the number of seeds if the loss has more: older records may lack a figure."""
+    found = line.measured.get(figure)
+    fewer = f" (n = {found.n})" if found is not None and found.n != _seeds(line) else ""
+    return f"{text_or_dash(found, 2)}{fewer}"
 
 
 def _against(found: Judged | None) -> str:
@@ -174,12 +186,8 @@ def markdown(
     names = {figure: comparison.task.figures[figure].short for figure in figures}
     pairs = [column for figure in figures for column in (names[figure], f"{names[figure]}, difference")]
     rows = [
-        [line.loss, line.words, str(max((one.n for one in line.measured.values()), default=0))]
-        + [
-            cell
-            for f in figures
-            for cell in (text_or_dash(line.measured.get(f), 2), _word(comparison, line, f))
-        ]
+        [line.loss, line.words, str(_seeds(line))]
+        + [cell for f in figures for cell in (_mean(line, f), _word(comparison, line, f))]
         for line in summary.lines
     ]
     parts = [f"# Which loss? {plain(comparison.name)}", "", *map(plain, summary.advice), ""]
