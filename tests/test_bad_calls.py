@@ -381,6 +381,15 @@ def test_calls_that_cannot_be_read_end_with_one_line(line, capsys):
             "compare infonce --confg digits_tiny",
             "unknown option --confg (did you mean --config?); see weince compare",
         ),
+        (
+            "compare infonce --epochs 1",
+            "unknown option --epochs: give a setting of all runs as --set epochs=VALUE;",
+        ),
+        (
+            "compare dcl --optimizer.lr=1",
+            "unknown option --optimizer.lr: give a setting of all runs as --set optimizer.lr=VALUE; see weince",
+        ),
+        ("compare infonce --loss.temperature 1", "unknown option --loss.temperature; see weince compare"),
         ("diagnose x.npz --temprature=0.5", "unknown option --temprature (did you mean --temperature?)"),
         ("predict x.npz --zzz 1", "unknown option --zzz; see weince predict"),
         (

@@ -238,8 +238,17 @@ class _Parser(argparse.ArgumentParser):
         given = rest[0].partition("=")[0]
         if not given.startswith("-"):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
+        if "--set" in self._option_string_actions and _is_shared(given.removeprefix("--")):
+            self.error(f"unknown option {given}: give a setting of all runs as --set {given[2:]}=VALUE")
         near = get_close_matches(given, self._option_string_actions, n=1)
         self.error(f"unknown option {given}{f' (did you mean {near[0]}?)' if near else ''}")
+
+
+def _is_shared(name: str) -> bool:
+    """Whether an option of ``weince train`` is a setting that all losses of a comparison share."""
+    from weince.completion import train_options
+
+    return name in train_options() and name.partition(".")[0] not in ("loss", "seed", "out")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -337,14 +346,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
     options, rest = parser.parse_known_args(given)
-    if rest and options.run is not _run_train:
-        options.parser.refuse(rest)
     options.rest = rest
     options.command_line = _shown(given)
     # Handle SIGTERM like Ctrl-C, so that unfinished files are removed.
     before, hook = signal.signal(signal.SIGTERM, _stop), sys.unraisablehook
     sys.unraisablehook = partial(_stop_later, hook)
     try:
+        if rest and options.run is not _run_train:
+            options.parser.refuse(rest)
         _refuse_empty(given)
         options.run(options)
         sys.stdout.flush()

@@ -23,7 +23,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     from weince.lab.reproduce.tables import named_tables
 
     commands = _commands(parser)
-    for option, values in _train_options().items():
+    for option, values in train_options().items():
         commands["train"].add_argument(f"--{option.replace('_', '-')}", choices=values or None)
     for command in commands.values():
         for action in command._actions:
@@ -45,7 +45,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     return dict(found.choices)
 
 
-def _train_options() -> dict[str, tuple[str, ...]]:
+def train_options() -> dict[str, tuple[str, ...]]:
     """Options of ``weince train``, the settings of a run, each with its choices; () if it has none."""
     from weince.lab.text.train import TextRun
     from weince.lab.vision.config import VisionRun
