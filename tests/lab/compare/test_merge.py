@@ -101,6 +101,14 @@ def test_two_users_records_are_merged(two):
             r"r1_test_mean must be a number; got \[5\]",
         ),
         (
+            lambda line: line["evaluation.json"].update(r1_test_mean=1e300),
+            r"r1_test_mean must be from -100 to 100; got 1e\+300, in the run small/",
+        ),
+        (
+            lambda line: line["evaluation.json"].update(linear_test_mean=-(10**400)),
+            r"linear_test_mean must be from -100 to 100; got -10000",
+        ),
+        (
             lambda line: line["evaluation.json"].pop("data"),
             "evaluation.json wants data; got none, in the run small/",
         ),

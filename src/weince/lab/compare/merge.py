@@ -5,6 +5,7 @@ data do not matter. Figures of two runs are comparable if their data and their e
 """
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -30,6 +31,9 @@ PROTOCOL = {
     "split_seeds": "seeds of the splits",
 }
 """Keys that must be equal in two evaluations, and their names in messages."""
+
+LARGEST = 100.001
+"""Largest figure, and a little more for rounding."""
 
 Files = dict[str, Any]
 """The small files of a run, by name."""
@@ -302,6 +306,9 @@ def _unshown(files: Mapping[str, Any], task: Task) -> str | None:
     wrong = [name for name, value in numbers.items() if not isinstance(value, int | float | None)]
     if wrong:
         return f"{wrong[0]} must be a number; got {numbers[wrong[0]]!r}"
+    beyond = [kind for kind in kinds if LARGEST < abs(numbers[kind] or 0.0) < math.inf]
+    if beyond:
+        return f"{beyond[0]} must be from -100 to 100; got {repr(numbers[beyond[0]])[:20]}"
     try:
         for row in zip(*files.get("log.csv", {}).values(), strict=True):
             [float(cell) for cell in row if cell is not None]
