@@ -104,6 +104,10 @@ def test_candidates_and_engine_reach_the_loss(preset):
             {"preset": "WEINCE"},
             r"unknown preset 'WEINCE' \(did you mean released, the loss of WEINCE's authors, or",
         ),
+        (
+            {"preset": "WeinceLoss"},
+            r"unknown preset 'WeinceLoss' \(did you mean released, the loss of WEINCE's authors, or",
+        ),
         ({"preset": "paper", "tail": {"roh0": 1}}, r"unknown field of tail 'roh0' \(did you mean rho0\?\)"),
         ({"preset": "paper", "tail": {"rho0": -1.0}}, "rho0"),
         ({"preset": "infonce", "tail": {"k": 8}}, "no meaning for preset 'infonce'"),

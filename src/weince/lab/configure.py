@@ -101,7 +101,7 @@ def unknown(what: str, got: str, known: Iterable[str]) -> str:
     last = [name for name in names if name.endswith(f".{got}")]  # lr for optimizer.lr
     lower = {name.lower(): name for name in names}
     near = last or [lower[name] for name in get_close_matches(got.lower(), lower, n=1)]
-    if got.lower() == "weince" and "released" in names:  # rince is spelled alike
+    if got.lower() in ("weince", "weinceloss") and "released" in names:  # rince is spelled alike
         near = ["released, the loss of WEINCE's authors, or paper, its Algorithm 1"]
     hint = f" (did you mean {near[0]}?)" if near else ""
     listed = "" if near and len(names) > 15 else f"; known: {', '.join(names)}"
