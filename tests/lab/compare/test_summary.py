@@ -458,6 +458,22 @@ def test_a_try_without_a_finite_validation_figure_is_left_out(tmp_path, capsys):
     )
 
 
+def test_a_loss_of_which_no_try_can_be_chosen_says_why(tmp_path):
+    """So far four seeds were missing "at the try to be chosen", as if the same command would run them."""
+    made(tmp_path, "infonce", "dcl", "hcl", seeds=[7, 21])
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "/dcl_" in line["run"]:
+            line["evaluation.json"]["linear_validation_mean"] = math.nan
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = compare(out=tmp_path, table_only=True)
+    found = json.loads((page.parent / "compare.json").read_text())
+    assert found["missing"] == [
+        "dcl: no try can be chosen, since none has a finite validation figure of linear accuracy"
+    ]
+    assert "no try can be chosen" in page.read_text()
+
+
 def test_a_truncated_file_is_named(tmp_path):
     made(tmp_path, "infonce", "dcl", seeds=[7, 21])
     line = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[0])

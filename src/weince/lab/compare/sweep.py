@@ -195,8 +195,13 @@ class Sweep:
         found = _grouped(self.comparison, [run for run in self.tries if is_missing(run)], "try ")
         found += _grouped(self.comparison, [run for run in seeds if is_missing(run)], "")
         chosen = {run.loss for run in seeds}
+        open_ = {run.loss for run in self.tries if not execute.is_done(run)}
         for loss in self.comparison.losses:
-            if loss not in chosen:
+            if loss not in chosen and loss not in open_:
+                found.append(
+                    f"{loss}: no try can be chosen, since none has a finite {self.comparison.task.validation}"
+                )
+            elif loss not in chosen:
                 seeds_to_run = _so_many(len(self.comparison.seeds), "seed")
                 found.append(f"{loss}: {seeds_to_run} at the try to be chosen")
         return found
