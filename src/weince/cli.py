@@ -69,7 +69,7 @@ _EXTRAS = {
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     # No options here: settings.read parses them, since they are the fields of the run's settings.
-    parser = commands.add_parser("train", help="train an encoder", add_help=False, allow_abbrev=False)
+    parser = commands.add_parser("train", help="train an encoder", add_help=False)
     parser.set_defaults(run=_run_train, interrupted="the same command goes on from the last checkpoint")
 
 
@@ -228,7 +228,13 @@ def _run_completion(options: argparse.Namespace) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong, like the commands themselves; argparse prints the usage too."""
+    """A parser that says in one line what is wrong, like the commands themselves; argparse prints the usage too.
+
+    It takes no abbreviations: ``--seed 3`` of ``weince train`` must not mean ``--seeds 3``, a count.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"weince: {message}; see {self.prog} --help\n")
@@ -240,7 +246,8 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         if "--set" in self._option_string_actions and _is_shared(given.removeprefix("--")):
             self.error(f"unknown option {given}: give a setting of all runs as --set {given[2:]}=VALUE")
-        near = get_close_matches(given, self._option_string_actions, n=1)
+        known = self._option_string_actions
+        near = [name for name in known if name.startswith(given)] or get_close_matches(given, known, n=1)
         self.error(f"unknown option {given}{f' (did you mean {near[0]}?)' if near else ''}")
 
 
