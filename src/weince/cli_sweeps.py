@@ -348,9 +348,12 @@ def _duration(text: str) -> float:
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    from weince.lab.settings import check_once
+
     wrong = [one for one in given if "=" not in one]
     if wrong:
         raise ValueError(f"{option} wants NAME=VALUE; got {wrong[0]}")
+    check_once(f"NAME of {option}", [one.partition("=")[0] for one in given])
     return dict(one.split("=", 1) for one in given)
 
 
