@@ -108,6 +108,12 @@ def test_candidates_and_engine_reach_the_loss(preset):
             {"preset": "WeinceLoss"},
             r"unknown preset 'WeinceLoss' \(did you mean released, the loss of WEINCE's authors, or",
         ),
+        (
+            {"preset": "TemperatureMixtureLoss"},
+            r"unknown preset 'TemperatureMixtureLoss' \(did you mean mixture\?\)",
+        ),
+        ({"preset": "SupConLoss"}, "unknown preset 'SupConLoss'; known: infonce, "),
+        ({"preset": "infonce,dcl"}, r"unknown preset 'infonce,dcl' \(did you mean infonce dcl\?\)"),
         ({"preset": "paper", "tail": {"roh0": 1}}, r"unknown field of tail 'roh0' \(did you mean rho0\?\)"),
         ({"preset": "paper", "tail": {"rho0": -1.0}}, "rho0"),
         ({"preset": "infonce", "tail": {"k": 8}}, "no meaning for preset 'infonce'"),

@@ -99,10 +99,15 @@ def unknown(what: str, got: str, known: Iterable[str]) -> str:
     """Message for an unknown name: suggests the nearest known one, and lists all if they are few or none is near."""
     names = list(known)
     last = [name for name in names if name.endswith(f".{got}")]  # lr for optimizer.lr
+    several = [got.replace(",", " ")] if "," in got and set(got.split(",")) <= set(names) else []
     lower = {name.lower(): name for name in names}
-    near = last or [lower[name] for name in get_close_matches(got.lower(), lower, n=1)]
-    if got.lower() in ("weince", "weinceloss") and "released" in names:  # rince is spelled alike
-        near = ["released, the loss of WEINCE's authors, or paper, its Algorithm 1"]
+    near = last or several or [lower[name] for name in get_close_matches(got.lower(), lower, n=1)]
+    classes = {loss.__name__.lower(): preset for preset, loss in PRESETS.items() if preset in names}
+    if "released" in names:  # rince is spelled like weince
+        ours = "released, the loss of WEINCE's authors, or paper, its Algorithm 1"
+        classes |= {"weince": ours, "weinceloss": ours}
+    if got.lower() in classes:
+        near = [classes[got.lower()]]
     hint = f" (did you mean {near[0]}?)" if near else ""
     listed = "" if near and len(names) > 15 else f"; known: {', '.join(names)}"
     return f"unknown {what} {got!r}{hint}{listed}"

@@ -156,6 +156,8 @@ def test_a_loss_of_ones_own(own):
         tries_of("mine_compared:Misspelt", own)
     with pytest.raises(ValueError, match=r"unknown loss 'infonec' .did you mean infonce"):
         tries_of("infonec", own)
+    with pytest.raises(ValueError, match="temperature_free, weibit, released, blend, paper"):  # not link
+        tries_of("supcon", own)
 
 
 def test_numbers_of_numpy_are_written_as_numbers(own, tmp_path):

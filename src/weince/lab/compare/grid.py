@@ -111,7 +111,8 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
             default. The task may define temperatures to try.
     """
     if loss not in PRESETS and ":" not in loss:
-        raise ValueError(unknown("loss", loss, PRESETS) + ", or your own, my_package:MyLoss")
+        known = [name for name in PRESETS if name != "link"]  # without lam and beta it has no tries
+        raise ValueError(unknown("loss", loss, known) + ", or your own, my_package:MyLoss")
     maker = PRESETS[loss] if loss in PRESETS else find(loss, "loss")
     space: Sequence[Any] = getattr(maker, "search_space", ({},))
     listed = isinstance(space, Sequence) and not isinstance(space, str)
