@@ -91,7 +91,9 @@ def test_a_submission_that_slurm_refuses_is_an_error_in_a_line(tmp_path, monkeyp
     commands(tmp_path / "bin", monkeypatch, srun="", sbatch=refuse, squeue="")
     assert main(["reproduce", str(table), "--out", str(tmp_path), "--device", "cpu", "--slurm"]) == 2
     said = "weince: Slurm refused the job, see --slurm-options: sbatch: error: invalid partition specified: typo\n"
-    assert capsys.readouterr().err.endswith(said)
+    error = capsys.readouterr().err
+    assert error.endswith(said)
+    assert "stay in the queue" not in error
     with pytest.raises(ValueError, match=r"^Slurm refused the job"):
         ours.call_on_slurm(print, [], out=tmp_path)
 
@@ -117,7 +119,10 @@ def test_a_queue_that_does_not_answer_at_the_start_is_an_error_at_once(tmp_path,
     monkeypatch.setattr(ours, "time", None)  # a pause would fail
     said = "^--slurm needs squeue, which does not answer: slurm_load_jobs error: Unable to contact slurm controller$"
     with pytest.raises(OSError, match=said):
-        reproduce(str(table), out=tmp_path, slurm=True)
+        reproduce(str(table), out=tmp_path / "out", slurm=True)
+    with pytest.raises(OSError, match=said):
+        compare(["infonce"], out=tmp_path / "out", slurm=True)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.posix

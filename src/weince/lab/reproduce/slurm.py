@@ -108,7 +108,7 @@ def run_on_slurm(
     folder = out.absolute() / "slurm"
     executor = _executor(folder, runs, jobs, options or {})
     queue = _read(folder / "jobs.json")
-    queued = _queued(looks=1)  # one query: nothing is submitted yet, so failing is cheap
+    queued = _queued()
     resubmitted: Counter[Path] = Counter()
     waiting, further, failed = list[Run](), list(runs), dict[str, str]()
     room = len(runs)  # one array: Slurm runs at most `jobs` of it at once
@@ -150,6 +150,7 @@ def check_slurm(options: Mapping[str, Any] | None) -> None:
 
     Raises:
         ValueError: Submitit or a command of Slurm is missing, or an option of sbatch is unknown.
+        OSError: The queue does not answer.
     """
     try:
         import submitit
@@ -160,11 +161,11 @@ def check_slurm(options: Mapping[str, Any] | None) -> None:
     if missing:
         raise ValueError(f"--slurm needs Slurm's commands here; {', '.join(missing)} not found")
     sbatch_options({}, options or {}, submitit.SlurmExecutor._valid_parameters())
+    _queued(looks=1)  # one query: nothing is submitted yet, so failing is cheap
 
 
 def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str, Any]) -> Any:
     """The submitit executor: at most `jobs` at once, each with a GPU unless a run has ``device: cpu``."""
-    check_slurm(options)
     import submitit
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -163,6 +163,6 @@ def carry_out(
             # sweep would end with other figures, since sums would be rounded otherwise.
             return execute.run_here(left, jobs=min(jobs, total), tell=tell, clock=clock, then=missing)
         except (KeyboardInterrupt, ValueError, OSError):  # Ctrl-C, or Slurm refuses a job or does not answer
-            if slurm:
+            if slurm and (out / "slurm" / "jobs.json").exists():
                 bar.say("jobs that were submitted stay in the queue; the same command finds them")
             raise
