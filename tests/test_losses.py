@@ -731,8 +731,17 @@ def test_a_wrong_number_is_refused_when_the_loss_is_made(make, said):
 @pytest.mark.parametrize("value", [nn.Parameter(torch.tensor(50.0)), "50", True])
 def test_an_option_that_is_not_learned_wants_a_number(make, name, value):
     """A parameter in its place would stay as it is, unnoticed."""
-    with pytest.raises(TypeError, match=f"^{name} must be a number; got {type(value).__name__}$"):
+    with pytest.raises(
+        TypeError, match=f"^{name} must be a number; got {type(value).__name__}(: SigLIP.*)?$"
+    ):
         make(value)
+
+
+@pytest.mark.parametrize("name", ["scale", "bias"])
+def test_a_learned_scale_or_bias_of_ones_own_is_answered_by_the_class_of_siglip(name):
+    said = f"^{name} must be a number; got Tensor: SigLIPLoss learns its own, so use the class and give its param"
+    with pytest.raises(TypeError, match=said):
+        weince.siglip_loss(torch.randn(4, 8), torch.randn(4, 8), **{name: torch.tensor(2.0)})
 
 
 class Both(TemperatureLoss):

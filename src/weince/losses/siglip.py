@@ -52,6 +52,12 @@ class SigLIPLoss(ContrastiveLoss):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
+        for name, value in (("scale", scale), ("bias", bias)):
+            if isinstance(value, Tensor):
+                raise TypeError(
+                    f"{name} must be a number; got {type(value).__name__}: SigLIPLoss learns its own, so use the "
+                    "class and give its parameters to the optimizer"
+                )
         check_fixed("scale", scale)
         if not is_number(bias) or not math.isfinite(bias):
             raise ValueError(f"bias must be a finite number; got {bias!r}")
