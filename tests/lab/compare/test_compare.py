@@ -311,6 +311,13 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
+def test_a_data_set_that_cannot_be_had_is_told_before_anything_starts(tmp_path, config, monkeypatch):
+    monkeypatch.setenv("WEINCE_DATA", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=r"Imagenet32_train_npz\.zip is given to registered users"):
+        compare(["infonce"], config=config, tries=1, seeds=1, jobs=1, data="imagenet32", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_of_two_comparisons_that_start_at_once_in_a_folder_none_loses_its_losses(
     tmp_path, config, monkeypatch
 ):

@@ -13,7 +13,16 @@ from weince.lab.compare.summary import choose, cost_of_run, summarise, without_f
 from weince.lab.reproduce import execute
 from weince.lab.reproduce.clock import Clock
 from weince.lab.reproduce.places import apart, places_of
-from weince.lab.reproduce.plan import Run, check_data, check_devices, check_losses, epochs_of, plan
+from weince.lab.reproduce.plan import (
+    Run,
+    check_data,
+    check_devices,
+    check_losses,
+    epochs_of,
+    plan,
+    settings_of,
+    task_for,
+)
 from weince.lab.reproduce.records import (
     ARCHIVE,
     add_records,
@@ -114,6 +123,8 @@ class Sweep:
         check_devices(left)
         check_losses(left)
         check_data(left)
+        if left:  # one download now, and one error; else every run would try
+            task_for(left[0]).fingerprint(settings_of(left[0]))
         check_same_data([run for run in runs if run.name not in self.found], always=self.data is not None)
 
     def fill(self, budget: float | None, options: Mapping[str, Any]) -> dict[str, str]:
