@@ -111,7 +111,9 @@ class Bar:
 
     def __init__(self, bar: "TrainingBar | None") -> None:
         self.bar = bar
-        self.warned = False  # warn once during training; the end of the run repeats it
+        self.warned: str | None = (
+            None  # warn once during training; the end of the run says it of the last epoch
+        )
 
     def advance(self, epochs: float) -> None:
         if self.bar is not None:
@@ -124,9 +126,9 @@ class Bar:
         figures = f"loss {row['loss']:.4f}", f"lam {row['lam']:.3f}", f"beta {row['beta']:.2f}"
         speed = f"{row['views_per_second']:,.0f} views/s"
         self.bar.show((*figures, speed), completed=row["epoch"])  # exact; the sum of the steps has rounding
-        if (warning := collapse(row)) and not self.warned:
-            self.warned = True
-            self.bar.console.print(warning, markup=False, highlight=False, soft_wrap=True)
+        if (warning := collapse(row)) and self.warned is None:
+            self.warned = warning
+            self.bar.console.print(f"weince: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -88,7 +88,8 @@ def train(run: VisionRun, *, bar: bool = True) -> Path:
                 shown.show(row)
                 _first(fabric, partial(_keep, run, log, row, images, model, loss, optimizer, tracker))
         _first(fabric, partial(save_weights, run.out / "model.safetensors", model))
-        if first and log is not None and log.rows and (warning := collapse(log.rows[-1])):
+        warning = collapse(log.rows[-1]) if first and log is not None and log.rows else None
+        if warning is not None and warning != shown.warned:
             print(f"weince: {warning}", file=sys.stderr)
     return run.out
 
