@@ -148,7 +148,7 @@ def test_a_baseline_without_a_test_figure_is_named(tmp_path):
     found = summarised(tmp_path, "infonce", "dcl", without="infonce")
     assert found.advice == (
         "Nothing can be told yet: infonce and another loss need finished runs with the same seed.",
-        "Runs of infonce have no finite linear accuracy on test: evaluate them again, or name another --baseline.",
+        "Runs of infonce have no finite linear accuracy: evaluate them again, or name another --baseline.",
     )
 
 
@@ -472,6 +472,7 @@ def test_a_loss_of_which_no_try_can_be_chosen_says_why(tmp_path):
         "dcl: no try can be chosen, since none has a finite validation figure of linear accuracy"
     ]
     assert "no try can be chosen" in page.read_text()
+    assert not any("Unfinished" in line for line in found["advice"])
 
 
 def test_a_truncated_file_is_named(tmp_path):

@@ -66,7 +66,7 @@ def _wanted(comparison: Comparison, lines: Sequence["Line"], missing: Sequence[s
         if main not in line.measured or line.measured[main].n < len(comparison.seeds)
     ]
     return (
-        f"Runs of {_and(lacking)} have no finite {comparison.task.figures[main].words} on test: evaluate them again, "
+        f"Runs of {_and(lacking)} have no finite {comparison.task.figures[main].words}: evaluate them again, "
         "or name another --baseline."
     )
 

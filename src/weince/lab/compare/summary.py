@@ -98,7 +98,7 @@ class Summary(NamedTuple):
         tries: Tries of all losses, in their order.
         tuned: For each loss, the expected test figure of the best of k tries by validation, for k from 1.
         done: All runs that are done.
-        missing: Runs that are not done, in words.
+        missing: Runs that are not done, and losses of which no try can be chosen, in words.
         advice: What the reader should do, in two lines.
         budget: How many tries each loss had, in words.
     """
@@ -162,6 +162,7 @@ def summarise(
     records: Mapping[str, Mapping[str, Any]],
     missing: Sequence[str],
     *,
+    unchosen: Sequence[str] = (),
     failed: bool = False,
 ) -> Summary:
     """Summarise the runs that are done.
@@ -172,7 +173,8 @@ def summarise(
         seeds: The chosen tries with all seeds; ``try_number`` is the number of the try.
         records: Records of the runs that are done, by name.
         missing: Runs that are planned but not done, in words.
-        failed: Whether some of these have failed.
+        unchosen: Losses of which no try can be chosen, in words.
+        failed: Whether some runs have failed.
     """
     counted = {run.name for run in seeds}
     every = {run.name: run for run in (*tries, *seeds)}
@@ -206,7 +208,7 @@ def summarise(
         listed,
         _tuned(comparison, listed),
         list(done.values()),
-        missing,
+        [*missing, *unchosen],
         advise(comparison, lines, verdict, smallest, missing, failed=failed),
         budget({line.loss: line.tries for line in lines if line.tries}),
     )

@@ -208,14 +208,19 @@ class Sweep:
         chosen = {run.loss for run in seeds}
         open_ = {run.loss for run in self.tries if not execute.is_done(run)}
         for loss in self.comparison.losses:
-            if loss not in chosen and loss not in open_:
-                found.append(
-                    f"{loss}: no try can be chosen, since none has a finite {self.comparison.task.validation}"
-                )
-            elif loss not in chosen:
+            if loss not in chosen and loss in open_:
                 seeds_to_run = _so_many(len(self.comparison.seeds), "seed")
                 found.append(f"{loss}: {seeds_to_run} at the try to be chosen")
         return found
+
+    def unchosen(self, seeds: Sequence[Run]) -> list[str]:
+        """Losses without a choice though all their tries are done, in words: the same command runs none of them."""
+        there = {run.loss for run in seeds} | {run.loss for run in self.tries if not execute.is_done(run)}
+        return [
+            f"{loss}: no try can be chosen, since none has a finite {self.comparison.task.validation}"
+            for loss in self.comparison.losses
+            if loss not in there
+        ]
 
     def show(self, jobs: int) -> None:
         """Print the runs, their state, and how long the rest would take here."""
@@ -278,14 +283,16 @@ class Sweep:
             )
         merge.check_protocol([(name, record) for name, record in records.items()])
         done = [run for run in runs if run.name in records]
-        missing = self.missing(seeds, every)
-        for line in missing:
+        missing, unchosen = self.missing(seeds, every), self.unchosen(seeds)
+        for line in [*missing, *unchosen]:
             print(f"missing: {line}", file=sys.stderr)
         print_failed(earlier, "weince compare with the same --out")
         for name, why in without_figure(self.comparison, self.tries, records).items():
             print(f"left out of the choice: {name}, its {why}; wanted a finite number", file=sys.stderr)
         keep_records(done, self.out)
-        summary = summarise(self.comparison, self.tries, seeds, records, missing, failed=bool(every))
+        summary = summarise(
+            self.comparison, self.tries, seeds, records, missing, unchosen=unchosen, failed=bool(every)
+        )
         path = write_page(self.comparison, summary, self.out / self.comparison.name, every, command)
         print(f"{self.comparison.name}: {summary.advice[0]}", file=sys.stderr)
         if failed:
