@@ -17,6 +17,7 @@ from lab.compare.made import CONFIG, TEXT, comparison_of, config_in, files_of, f
 from weince.lab.compare import compare
 from weince.lab.compare.figures import time_of
 from weince.lab.compare.grid import read_comparison, write_comparison
+from weince.lab.compare.page import markdown
 from weince.lab.compare.summary import best_of, choose, summarise
 from weince.lab.compare.sweep import Sweep
 from weince.lab.compare.verdict import seeds_to_show, smallest_difference
@@ -142,6 +143,11 @@ def test_losses_that_differ_by_the_same_with_every_seed_have_no_reach(tmp_path, 
         "that each loss and each seed took effect."
     )
     assert found.smallest == {}
+    text = markdown(comparison_of(config_in(tmp_path.parent), "infonce", "dcl"), found, {}, {})
+    assert "that takes two seeds" not in text
+    assert ("No difference is tested here: all seeds show exactly the same differences" in text) == bool(
+        shift
+    )
 
 
 def test_a_baseline_without_a_test_figure_is_named(tmp_path):

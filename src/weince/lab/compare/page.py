@@ -155,8 +155,13 @@ def _notes(comparison: Comparison, summary: Summary) -> list[str]:
     verdict = summary.verdict
     means = "Figures are means over encoders, one per seed, ± half the width of a 95 % t-interval."
     if not verdict.comparisons:
-        needed = f"two seeds or more that {comparison.baseline} and another loss share"
-        return [means, f"No difference is tested here: that takes {needed}."]
+        shared = any(one.n > 1 for of in verdict.judged.values() for one in of.values())
+        why = (
+            "all seeds show exactly the same differences, so they give no spread to judge by"
+            if shared
+            else f"that takes two seeds or more that {comparison.baseline} and another loss share"
+        )
+        return [means, f"No difference is tested here: {why}."]
     notes = [
         means,
         f"A difference is the mean over the seeds that a loss and {comparison.baseline} share. Its interval and "
