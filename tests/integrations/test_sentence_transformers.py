@@ -20,7 +20,7 @@ from torch import nn
 from toy_text import features
 
 import weince
-from weince import InfoNCELoss, TailConfig
+from weince import InfoNCELoss, SigLIPLoss, TailConfig
 from weince.integrations.sentence_transformers import (
     CachedLossAdapter,
     CachedWeinceLoss,
@@ -319,6 +319,9 @@ def test_bad_options(tiny):
         CachedWeinceLoss(tiny, mini_batch_num_tokens=0)
     with pytest.raises(ValueError, match="numbers, not learned parameters; got a learned temperature"):
         CachedWeinceLoss(tiny, temperature=nn.Parameter(torch.tensor(0.05)))
+    with pytest.raises(ValueError, match=r"got a learned log_scale, bias: .*SigLIPLoss with learn=False"):
+        CachedLossAdapter(tiny, SigLIPLoss(candidates="clip"))
+    CachedLossAdapter(tiny, SigLIPLoss(candidates="clip", learn=False))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -199,7 +199,8 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
         if learned:
             # They would get their gradient in the forward pass, without the scaling of the model's gradient.
             raise ValueError(
-                f"the cached loss takes numbers, not learned parameters; got a learned {', '.join(learned)}"
+                f"the cached loss takes numbers, not learned parameters; got a learned {', '.join(learned)}: make "
+                "the loss with numbers (SigLIPLoss with learn=False), or take the loss without cache"
             )
         self.mini_batch_size = mini_batch_size
         self.mini_batch_num_tokens = mini_batch_num_tokens
