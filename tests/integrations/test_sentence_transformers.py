@@ -4,6 +4,7 @@ import copy
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from cases import CASES, learned
@@ -17,10 +18,11 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from torch import nn
-from toy_text import features
+from toy_text import WORDS, features
 
 import weince
-from weince import InfoNCELoss, SigLIPLoss, TailConfig
+from weince import InfoNCELoss, SigLIPLoss, TailConfig, progress
+from weince.diagnose import reading
 from weince.integrations.sentence_transformers import (
     CachedLossAdapter,
     CachedWeinceLoss,
@@ -372,3 +374,20 @@ def test_copies_and_states(tiny):
     )
     fresh.load_state_dict(loss.state_dict())
     assert_same_step(step(fresh.model, fresh, tokens), step(tiny, loss, tokens), rtol=0, atol=0)
+
+
+def test_a_diagnosis_embeds_sentences_in_parts_and_tells_its_progress_in_lines(
+    tiny_folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(reading, "PART", 5)
+    first, second = ([" ".join(WORDS[k : k + n]) for k in range(6)] for n in (2, 3))
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(first, second, strict=True)))
+    (found,) = reading.encode_sentences([tiny_folder], tmp_path / "pairs.tsv")
+    said = capsys.readouterr().err
+    assert "embedding with encoder: 5 of 12" in said
+    assert "Batches" not in said
+    wanted = SentenceTransformer(str(tiny_folder), device="cpu").encode(
+        first + second, show_progress_bar=False
+    )
+    np.testing.assert_allclose(np.concatenate([found.z_i, found.z_j]), wanted, atol=1e-6)

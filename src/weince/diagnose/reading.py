@@ -18,6 +18,9 @@ from weince.machine import prepare_cpu_for
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 WANTED = "z_i and z_j of shape (pairs, dim), or z of shape (rows, dim) with labels of shape (rows,)"
+PART = 512
+"""Sentences to embed between two signs of progress."""
+
 _UNUSED = "The file's labels were not used: save them as ids if pairs with equal labels are not negatives."
 
 
@@ -381,6 +384,19 @@ def encode_sentences(
         except Exception as error:  # a broken folder raises different errors in different versions
             raise InputError(f"{folder.name}: the model cannot be loaded ({_one_line(error)})") from error
         prepare_cpu_for(model)
-        z = model.encode(first + second, show_progress_bar=True, convert_to_numpy=True)
+        z = _embedded(model, first + second, f"embedding with {folder.name}")
         found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
     return rename(found, names)
+
+
+def _embedded(model: Any, sentences: Sequence[str], what: str) -> NDArray[Any]:
+    """Embeddings (sentences, dim), in parts: sentence-transformers' own bar is none in a file."""
+    from weince.progress import passing_bar
+
+    parts = []
+    with passing_bar(what, len(sentences)) as advance:
+        for start in range(0, len(sentences), PART):
+            part = sentences[start : start + PART]
+            parts.append(model.encode(part, show_progress_bar=False, convert_to_numpy=True))
+            advance(len(part))
+    return np.concatenate(parts)
