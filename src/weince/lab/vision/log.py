@@ -111,9 +111,8 @@ class Bar:
 
     def __init__(self, bar: "TrainingBar | None") -> None:
         self.bar = bar
-        self.warned: str | None = (
-            None  # warn once during training; the end of the run says it of the last epoch
-        )
+        self.warned: str | None = None
+        """The warning during training, which comes once; the end of the run warns of the last epoch."""
 
     def advance(self, epochs: float) -> None:
         if self.bar is not None:
