@@ -1,6 +1,6 @@
 """Losses on a GPU: forward and backward, ours and others' in one run, beside our targets.
 
-    python benchmarks/loss_gpu.py                              all sizes; 150 s on an H200
+    python benchmarks/loss_gpu.py                              all sizes; 150 s on an H200, without KeOps
     python benchmarks/loss_gpu.py --pairs 256 4096             some of them
     python benchmarks/loss_gpu.py --write benchmarks/loss_gpu.md
 

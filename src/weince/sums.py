@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from weince.candidates import check_choice
-from weince.links import Link, as_link, is_number
+from weince.links import Link, as_link
+from weince.parameters import is_number
 
 AnyLink = Link | Callable[..., Tensor]
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.links import check_endpoint, check_positive, is_number
+from weince.parameters import check_endpoint, check_positive, is_number
 from weince.scores import dot, wide
 
 FLOOR = 1e-12  # lower bound of Sxx and of sums of squares

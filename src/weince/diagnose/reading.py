@@ -390,7 +390,7 @@ def encode_sentences(
 
 
 def _embedded(model: Any, sentences: Sequence[str], what: str) -> NDArray[Any]:
-    """Embeddings (sentences, dim), in parts: sentence-transformers' own bar is none in a file."""
+    """Embeddings (sentences, dim), in parts, so that a log gets lines of progress and no bar."""
     from weince.progress import passing_bar
 
     parts = []

@@ -25,11 +25,10 @@ from weince.links import (
     Link,
     MomentLink,
     PowerLink,
-    Scalar,
     ShortfallLink,
     SoftmaxLink,
-    unrounded,
 )
+from weince.parameters import Scalar, unrounded
 from weince.tail import TailConfig, TailStats, nearest_rank
 
 LARGEST_TAIL = 1024

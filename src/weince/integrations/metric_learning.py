@@ -16,8 +16,8 @@ from torch import Tensor
 import weince
 from weince.candidates import Contest, contests
 from weince.engines.base import Need
-from weince.links import Scalar
 from weince.losses.weince import WeinceOptions
+from weince.parameters import Scalar
 
 try:
     from pytorch_metric_learning.distances import CosineSimilarity

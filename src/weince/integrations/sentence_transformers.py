@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import weince
 from weince.distributed import average, is_spread
 from weince.integrations.hub import cannot_load, only_here
-from weince.links import Scalar
 from weince.losses.weince import WeinceOptions
+from weince.parameters import Scalar
 from weince.scores import joined
 from weince.tail import TailConfig
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, check_positive
+from weince.links import AffineLink
 from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.parameters import check_positive
 from weince.sums import Count, LogSumExp, Sum, Summed
 
 

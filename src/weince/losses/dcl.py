@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, Scalar, SoftmaxLink, check_positive
+from weince.links import AffineLink, SoftmaxLink
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss
+from weince.parameters import Scalar, check_positive
 from weince.sums import LogSumExp, Summed
 
 

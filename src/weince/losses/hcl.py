@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, Scalar, SoftmaxLink, is_number
+from weince.links import AffineLink, SoftmaxLink
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss, temperatures
+from weince.parameters import Scalar, is_number
 from weince.sums import Count, LogSumExp, Sum, Summed, log1pexp
 
 

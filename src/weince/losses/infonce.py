@@ -9,10 +9,11 @@ from typing import Unpack
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, SoftmaxLink
+from weince.links import SoftmaxLink
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss
 from weince.losses.terms import HardestTerms
+from weince.parameters import Scalar
 from weince.sums import LogSumExp, Sum, Summed
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from weince.engines.base import Engine
 from weince.engines.choose import warn_once
-from weince.links import MomentLink, Scalar, SoftmaxLink, check_fixed
+from weince.links import MomentLink, SoftmaxLink
 from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.parameters import Scalar, check_fixed
 from weince.scores import free_to_look, unseen
 from weince.sums import LogSumExp, Summed
 

@@ -5,9 +5,10 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import FunctionLink, as_link, unrounded
+from weince.links import FunctionLink, as_link
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.own_links import copied
+from weince.parameters import unrounded
 from weince.sums import AnyLink, LogSumExp, Summed
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, SoftmaxLink, check_fixed, is_number
+from weince.links import SoftmaxLink
 from weince.losses.base import Options, functional
 from weince.losses.temperature import TemperatureLoss
+from weince.parameters import Scalar, check_fixed, is_number
 from weince.sums import LogSumExp, Summed
 
 

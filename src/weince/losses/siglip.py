@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import AffineLink, check_fixed, is_number, unrounded
+from weince.links import AffineLink
 from weince.losses.base import ContrastiveLoss, Options, functional
 from weince.losses.temperature import keep_within
+from weince.parameters import check_fixed, is_number, unrounded
 from weince.sums import SoftplusSum, Sum
 
 

@@ -5,9 +5,9 @@ Khosla et al. 2020, "Supervised Contrastive Learning".
 
 from typing import Unpack
 
-from weince.links import Scalar
 from weince.losses.base import Options, functional
 from weince.losses.infonce import InfoNCELoss
+from weince.parameters import Scalar
 
 
 class SupConLoss(InfoNCELoss):

@@ -6,8 +6,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from weince.links import Scalar, check_positive, unrounded
 from weince.losses.base import ContrastiveLoss, Options
+from weince.parameters import Scalar, check_positive, unrounded
 
 
 def temperatures(*values: float) -> tuple[Mapping[str, Any], ...]:

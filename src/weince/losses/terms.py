@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from weince.engines.base import Engine
-from weince.links import Scalar, ShortfallLink, SoftmaxLink, is_number
+from weince.links import ShortfallLink, SoftmaxLink
 from weince.losses.temperature import remember
+from weince.parameters import Scalar, is_number
 from weince.scores import wide
 from weince.sums import LogSumExp, Summed
 from weince.tail import TailConfig, fit_tail

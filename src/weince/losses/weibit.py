@@ -5,8 +5,9 @@ from typing import Unpack
 from torch import Tensor
 
 from weince.engines.base import Engine
-from weince.links import Scalar, ShortfallLink, unrounded
+from weince.links import ShortfallLink
 from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.parameters import Scalar, unrounded
 from weince.sums import LogSumExp, Summed
 
 
