@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weince.files import write_text_aside
-from weince.lab.compare.verdict import judge
+from weince.lab.study.verdict import judge
 from weince.progress import bars
 
 ROOT = Path(__file__).parents[1]

@@ -25,11 +25,11 @@ from typing import Any
 import yaml
 
 from weince.files import write_text_aside
-from weince.lab.reproduce import execute
-from weince.lab.reproduce.clock import Clock
-from weince.lab.reproduce.plan import Run, plan
-from weince.lab.reproduce.tables import Loss, Table
 from weince.lab.settings import read_yaml
+from weince.lab.study import execute
+from weince.lab.study.clock import Clock
+from weince.lab.study.plan import Run, plan
+from weince.lab.study.tables import Loss, Table
 
 EXAMPLE = """\
 example:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from weince.lab.configure import LossConfig, build_loss
-from weince.lab.vision.augment import Augment
-from weince.lab.vision.encoders import Projector, SimCLR, build
-from weince.lab.vision.optim import OptimizerConfig, build_optimizer
-from weince.lab.vision.step import Pixels, Step, TwoViews
+from weince.lab.tasks.images.augment import Augment
+from weince.lab.tasks.images.encoders import Projector, SimCLR, build
+from weince.lab.tasks.images.optim import OptimizerConfig, build_optimizer
+from weince.lab.tasks.images.step import Pixels, Step, TwoViews
 
 KINDS = (  # a kernel belongs to the first kind that has a word in the kernel's name
     ("norms and activations", ("batch_norm",)),

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weince.lab.text.data import ahead
+from weince.lab.tasks.sentences.data import ahead
 
 WARM_UP = 0.1
 MASKED = 0.15

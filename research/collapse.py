@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from weince import BlendLink, ContrastiveLoss, InfoNCELoss, LinkLoss, WeinceLoss
-from weince.lab.log import read_log
+from weince.lab.training.log import read_log
 from weince.scores import shortfalls
 
 EXAMPLE = """\

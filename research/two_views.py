@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weince.files import write_aside
-from weince.lab.vision.augment import Augment
-from weince.lab.vision.data import load
-from weince.lab.vision.runs import two_views
+from weince.lab.tasks.images.augment import Augment
+from weince.lab.tasks.images.data import load
+from weince.lab.tasks.images.runs import two_views
 from weince.progress import bars
 
 EXAMPLES = """\

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from weince import cli
 from weince.cli import main
 from weince.lab import settings
-from weince.lab.vision import runs
-from weince.lab.vision import train as train_module
+from weince.lab.tasks.images import runs
+from weince.lab.tasks.images import train as train_module
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_no_option_of_train_is_required(capsys):
 
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
-    from weince.lab.text.train import TextRun
-    from weince.lab.vision.config import VisionRun
+    from weince.lab.tasks.images.config import VisionRun
+    from weince.lab.tasks.sentences.train import TextRun
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")

@@ -8,9 +8,9 @@ import pytest
 from weince.cli import main
 from weince.lab import settings
 from weince.lab.configure import PRESETS
-from weince.lab.reproduce import named_tables
-from weince.lab.text.train import TextRun
-from weince.lab.vision.config import VisionRun
+from weince.lab.study.reproduce import named_tables
+from weince.lab.tasks.images.config import VisionRun
+from weince.lab.tasks.sentences.train import TextRun
 
 pytest.importorskip("shtab")
 

@@ -16,8 +16,8 @@ import weince
 from weince.cli import build_parser
 from weince.intervals import t_interval
 from weince.lab import settings
-from weince.lab.text.train import TextRun
-from weince.lab.vision.config import VisionRun
+from weince.lab.tasks.images.config import VisionRun
+from weince.lab.tasks.sentences.train import TextRun
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -105,7 +105,7 @@ def test_the_commands_take_what_the_pages_give_them():
             pytest.fail(f"{named(page)}: {line}: {error}")
 
 
-RUN_ELSEWHERE = {"compare-digits": "lab/compare/test_compare.py"}  # also checks its output
+RUN_ELSEWHERE = {"compare-digits": "lab/study/test_compare.py"}  # also checks its output
 
 
 @pytest.mark.long

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from weince import progress
-from weince.lab.text import log as text_log
-from weince.lab.vision import log as vision_log
+from weince.lab.tasks.images import log as vision_log
+from weince.lab.tasks.sentences import log as text_log
 
 ROW = {
     "loss": 5.7982, "lam": 0.208, "beta": 3.09, "views_per_second": 13539.0, "crowded": 0.0, "effective_rank": 30.0,

@@ -63,9 +63,9 @@ def test_imports_count_wherever_they_stand(tmp_path):
 
 
 def test_arrows_that_follow_from_others_are_not_drawn():
-    picture = graph.drawn({"scores": set(), "links": {"scores"}, "lab/vision": {"links", "scores"}})
+    picture = graph.drawn({"scores": set(), "links": {"scores"}, "lab/tasks/images": {"links", "scores"}})
     arrows = [line.strip() for line in picture.splitlines() if "-->" in line]
-    assert arrows == ['links --> lab_vision["lab/vision"]', "scores --> links"]
+    assert arrows == ['links --> lab_tasks_images["lab/tasks/images"]', "scores --> links"]
     page = f"before\n{graph.BEGIN}old\n{graph.END}after\n"
     assert graph.page_with(picture, page) == f"before\n{graph.BEGIN}{picture}{graph.END}after\n"
     with pytest.raises(ValueError, match="no lines"):

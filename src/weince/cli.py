@@ -84,15 +84,15 @@ def _run_train(options: argparse.Namespace) -> None:
         arguments = ["--config", chosen, *arguments]
     task = "vision" if chosen is None else settings.load(chosen).get("task", "vision")
     if task == "text":
-        from weince.lab.text.train import TextRun
-        from weince.lab.text.train import train as train_text
+        from weince.lab.tasks.sentences.train import TextRun
+        from weince.lab.tasks.sentences.train import train as train_text
 
         run = settings.read(TextRun, arguments, command="weince train", examples=TRAIN_EXAMPLES)
         with line_named(run.loss.preset):
             print(train_text(run))
         return
-    from weince.lab.vision.config import VisionRun
-    from weince.lab.vision.train import train
+    from weince.lab.tasks.images.config import VisionRun
+    from weince.lab.tasks.images.train import train
 
     images = settings.read(VisionRun, arguments, command="weince train", examples=TRAIN_EXAMPLES)
     with line_named(images.loss.preset):
@@ -133,7 +133,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _run_evaluate_sts(options: argparse.Namespace) -> None:
-    from weince.lab.text.sts import evaluate_sts, table
+    from weince.lab.tasks.sentences.sts import evaluate_sts, table
 
     device = str(find_device(options.device))
     for model in options.runs:
@@ -153,8 +153,8 @@ def _run_evaluate(options: argparse.Namespace) -> None:
         raise ValueError("--published wants --sts FILE, whose scores it is printed beside; got no --sts")
     from rich.console import Console
 
-    from weince.lab.evaluate import table
-    from weince.lab.vision.runs import evaluate_run, evaluation_path
+    from weince.lab.tasks.images.evaluation import table
+    from weince.lab.tasks.images.runs import evaluate_run, evaluation_path
 
     for folder in map(Path, options.runs):
         evaluation = evaluate_run(folder, data=options.data, device=options.device, quick=options.quick)

@@ -124,7 +124,7 @@ def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pa
             f"--sentences wants a model's folder (a text run's is RUN/best); got the run {runs[0]}"
         )
     if runs:
-        from weince.lab.vision.runs import run_pairs, temperature_of
+        from weince.lab.tasks.images.runs import run_pairs, temperature_of
 
         pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
         known = temperature_of(options.inputs) if options.temperature is None else options.temperature

@@ -122,7 +122,7 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _run_reproduce(options: argparse.Namespace) -> None:
-    from weince.lab.reproduce import print_tables, reproduce
+    from weince.lab.study.reproduce import print_tables, reproduce
 
     if options.list:
         print_tables()
@@ -234,7 +234,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _run_compare(options: argparse.Namespace) -> None:
-    from weince.lab.compare import compare
+    from weince.lab.study.compare import compare
 
     given = {name: _value(name, text) for name, text in _pairs("--set", options.set).items()}
     path = compare(

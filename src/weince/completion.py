@@ -20,7 +20,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """
     import shtab
 
-    from weince.lab.reproduce.tables import named_tables
+    from weince.lab.study.tables import named_tables
 
     commands = _commands(parser)
     for option, values in train_options().items():
@@ -47,8 +47,8 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 
 def train_options() -> dict[str, tuple[str, ...]]:
     """Options of ``weince train``, the settings of a run, each with its choices; () if it has none."""
-    from weince.lab.text.train import TextRun
-    from weince.lab.vision.config import VisionRun
+    from weince.lab.tasks.images.config import VisionRun
+    from weince.lab.tasks.sentences.train import TextRun
 
     found: dict[str, tuple[str, ...]] = {"config": tuple(settings.named_configs()), "help": ()}
     for kind in (VisionRun, TextRun):

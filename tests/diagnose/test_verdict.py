@@ -72,7 +72,7 @@ def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
     """The lab parses the command that the library prints."""
     from weince.lab import settings
     from weince.lab.configure import build_loss
-    from weince.lab.vision.config import VisionRun
+    from weince.lab.tasks.images.config import VisionRun
 
     for command, code in (
         (link_train(lam, tau), link_code(lam, tau)),
@@ -88,7 +88,7 @@ def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
 def test_the_printed_command_for_two_encoders_trains_with_the_printed_loss():
     from weince.lab import settings
     from weince.lab.configure import build_loss
-    from weince.lab.text.train import TextRun
+    from weince.lab.tasks.sentences.train import TextRun
 
     for command, code in (
         (link_train(0.25, 0.1, "cross"), link_code(0.25, 0.1, "cross")),

@@ -6,8 +6,8 @@ import torch
 from programs import run
 
 from weince import files
-from weince.lab import checkpoint
-from weince.lab.capture import restore
+from weince.lab.training import checkpoint
+from weince.lab.training.capture import restore
 
 
 def state(number):
@@ -64,7 +64,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     """A limit on the file size stands in for a full disk: both fail in the middle of a write."""
     program = textwrap.dedent("""
         import resource, signal, sys, pathlib, torch
-        from weince.lab import checkpoint
+        from weince.lab.training import checkpoint
         folder = pathlib.Path(sys.argv[1])
         checkpoint.save(folder, 1, {"weights": torch.zeros(100)})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

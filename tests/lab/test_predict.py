@@ -19,11 +19,11 @@ import weince.progress
 from weince.cli import main
 from weince.diagnose.reading import InputError, make_pairs
 from weince.lab.configure import LossConfig, build_loss
-from weince.lab.evaluate.features import LabelledFeatures
 from weince.lab.predict import _affordable, grid, predict
 from weince.lab.predict.features import prepare, read_features
 from weince.lab.predict.heads import Heads, Probe, Training, judge, train_heads
 from weince.lab.predict.report import collapse_of
+from weince.lab.tasks.images.evaluation.features import LabelledFeatures
 
 SMALL = Probe(batch=16, axes=6, hidden=8, out=4)
 LOSSES = {

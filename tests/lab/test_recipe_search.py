@@ -5,13 +5,13 @@ import json
 import programs
 import pytest
 import yaml
-from lab.compare.made import files_of
-from lab.reproduce.tables import CONFIG
+from lab.study.made import files_of
+from lab.study.tables import CONFIG
 
-from weince.lab.reproduce import reproduce
-from weince.lab.reproduce.plan import plan
-from weince.lab.reproduce.records import add_records
 from weince.lab.settings import load
+from weince.lab.study.plan import plan
+from weince.lab.study.records import add_records
+from weince.lab.study.reproduce import reproduce
 
 script = programs.script("benchmarks/recipe_search.py")
 

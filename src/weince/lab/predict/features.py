@@ -59,7 +59,7 @@ def read_features(path: Path, labels: Path | None = None) -> tuple[Pairs, NDArra
     """
     found: ArrayLike | None = None
     if (path / "run.yaml").is_file():
-        from weince.lab.vision.runs import two_views
+        from weince.lab.tasks.images.runs import two_views
 
         seen = two_views(path, of="features", part="train")
         pairs, found = make_pairs(path.name, seen.first, seen.second), seen.labels

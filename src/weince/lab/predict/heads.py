@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from weince.lab.configure import LossConfig, build_loss, let_nan_pass, line_named
-from weince.lab.evaluate.features import LabelledFeatures
-from weince.lab.evaluate.knn import score
 from weince.lab.geometry import crowded, effective_rank, pair_distances, uniformity, unit_in_double
 from weince.lab.predict.features import Views
+from weince.lab.tasks.images.evaluation.features import LabelledFeatures
+from weince.lab.tasks.images.evaluation.knn import score
 from weince.scores import unit_rows
 
 WATCHED = 512
