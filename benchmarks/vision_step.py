@@ -19,8 +19,8 @@ import torch
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.tasks.images.augment import Augment
 from weince.lab.tasks.images.encoders import Projector, SimCLR, build
-from weince.lab.tasks.images.optim import OptimizerConfig, build_optimizer
 from weince.lab.tasks.images.step import Pixels, Step, TwoViews
+from weince.lab.training.optimizers import OptimizerConfig, build_optimizer
 
 KINDS = (  # a kernel belongs to the first kind that has a word in the kernel's name
     ("norms and activations", ("batch_norm",)),

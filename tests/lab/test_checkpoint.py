@@ -7,7 +7,7 @@ from programs import run
 
 from weince import files
 from weince.lab.training import checkpoint
-from weince.lab.training.capture import restore
+from weince.lab.training.optimizers import restore
 
 
 def state(number):

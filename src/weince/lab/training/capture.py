@@ -1,11 +1,10 @@
 """Helpers that the training steps for images and for sentences share; both steps may run as a CUDA graph."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from weince.distributed import average, is_spread
 
@@ -45,21 +44,3 @@ def finite_weights(*parts: nn.Module) -> bool:
     """Whether all weights are finite. A step whose loss is finite may still leave NaN. Costs a device sync."""
     every = [weight.isfinite().all() for part in parts for weight in part.parameters()]
     return bool(torch.stack(every).all())
-
-
-def set_rate(optimizer: Optimizer, value: float) -> None:
-    """Set the learning rate of every group; a tensor is changed in place, since a captured step reads it."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(value)
-        else:
-            group["lr"] = value
-
-
-def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state, but keep ``lr`` and the implementation flags: the device may have changed."""
-    groups = [
-        saved | {key: built[key] for key in ("lr", "fused", "foreach", "capturable") if key in built}
-        for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    optimizer.load_state_dict(state | {"param_groups": groups})

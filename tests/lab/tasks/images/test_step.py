@@ -8,8 +8,8 @@ from weince import WeinceLoss
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.tasks.images.augment import Augment
 from weince.lab.tasks.images.encoders import Projector, SimCLR, build
-from weince.lab.tasks.images.optim import OptimizerConfig, build_optimizer
 from weince.lab.tasks.images.step import Pixels, Step, TwoViews
+from weince.lab.training.optimizers import OptimizerConfig, build_optimizer
 
 SIZE, BATCH = 16, 8
 
@@ -125,7 +125,7 @@ def test_images_on_disk_are_read_batch_by_batch(tmp_path, images):
 @pytest.mark.parametrize("preset", ["infonce", "paper", "released"])
 def test_a_captured_step_is_the_eager_one(images, preset):
     """Also if the generator is reseeded between steps and the learning rate changes."""
-    from weince.lab.training.capture import set_rate
+    from weince.lab.training.optimizers import set_rate
 
     finals = []
     for graph in (False, True):

@@ -28,7 +28,6 @@ from weince.lab.tasks.images.augment import Augment
 from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.encoders import ProjectorConfig
-from weince.lab.tasks.images.optim import OptimizerConfig
 from weince.lab.tasks.images.runs import (
     build_model,
     claim,
@@ -44,6 +43,7 @@ from weince.lab.tasks.images.runs import (
 from weince.lab.tasks.images.train import train
 from weince.lab.training import checkpoint
 from weince.lab.training.log import read_log
+from weince.lab.training.optimizers import OptimizerConfig
 
 EPOCHS = 40
 KILLS = 10

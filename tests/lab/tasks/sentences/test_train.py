@@ -26,8 +26,9 @@ from weince.lab.tasks.sentences.step import Step, tail_stats
 from weince.lab.tasks.sentences.sts import StsTask, evaluate_sts, read_sts
 from weince.lab.tasks.sentences.train import TextRun, fingerprint, train
 from weince.lab.training import checkpoint
-from weince.lab.training.capture import Embedded, set_rate
+from weince.lab.training.capture import Embedded
 from weince.lab.training.log import read_log
+from weince.lab.training.optimizers import set_rate
 from weince.lab.training.processes import training_lock
 
 

@@ -8,8 +8,8 @@ from weince.lab.configure import LossConfig, build_loss
 from weince.lab.settings import check_range
 from weince.lab.tasks.images.augment import Augment
 from weince.lab.tasks.images.encoders import ProjectorConfig
-from weince.lab.tasks.images.optim import OptimizerConfig
 from weince.lab.tasks.images.step import Precision
+from weince.lab.training.optimizers import OptimizerConfig
 from weince.machine import check_device
 
 FREE_TO_CHANGE = {

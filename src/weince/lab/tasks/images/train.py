@@ -29,13 +29,13 @@ from weince.lab.tasks.images.data import ImageData, load
 from weince.lab.tasks.images.encoders import SimCLR
 from weince.lab.tasks.images.evaluation import fingerprint
 from weince.lab.tasks.images.log import DIVERGED, Log, check_finite, collapse, measure, progress_bar
-from weince.lab.tasks.images.optim import build_optimizer, rate
 from weince.lab.tasks.images.runs import build_model, claim, save_weights
 from weince.lab.tasks.images.step import Pixels, Step, TwoViews, allow_tf32
 from weince.lab.tasks.images.track import Tracker
 from weince.lab.training import checkpoint
-from weince.lab.training.capture import finite_weights, restore, set_rate
+from weince.lab.training.capture import finite_weights
 from weince.lab.training.log import learned
+from weince.lab.training.optimizers import build_optimizer, rate, restore, set_rate
 from weince.lab.training.processes import training_lock
 from weince.losses import ContrastiveLoss
 from weince.machine import find_device, prepare_cpu_for_bf16
@@ -259,7 +259,7 @@ def _set_up(fabric: "Fabric", run: VisionRun, model: SimCLR, loss: nn.Module) ->
             "a loss that learns wants optimizer.name adam or adamw, since its gradients are too large for the rates "
             f"of sgd and lars; got {run.optimizer.name} with {run.loss.preset}"
         )
-    optimizer = build_optimizer([*model.parameters(), *loss.parameters()], run.optimizer)
+    optimizer = build_optimizer(model.parameters(), run.optimizer, of_loss=loss.parameters())
     return fabric.setup_module(TwoViews(model, run.precision)), optimizer
 
 

@@ -36,8 +36,9 @@ from weince.lab.tasks.sentences.log import Row, append_log, progress_bar, read_r
 from weince.lab.tasks.sentences.step import Precision, Step, matmul_precision, tail_stats
 from weince.lab.tasks.sentences.sts import LONGEST, Sts, StsTask, read_sts, score_encoder
 from weince.lab.training import checkpoint
-from weince.lab.training.capture import Embedded, finite_weights, restore, set_rate
+from weince.lab.training.capture import Embedded, finite_weights
 from weince.lab.training.log import learned
+from weince.lab.training.optimizers import restore, set_rate
 from weince.lab.training.processes import training_lock
 from weince.machine import check_device, find_device, prepare_cpu_for_bf16
 from weince.tail import TailStats

@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
-from weince.lab.tasks.images.optim import LARS, OptimizerConfig, build_optimizer, rate
-from weince.lab.training.capture import EAGER_STEPS, restore, run_aside, set_rate
+from weince.lab.training.capture import EAGER_STEPS, run_aside
+from weince.lab.training.optimizers import LARS, OptimizerConfig, build_optimizer, rate, restore, set_rate
 
 
 def test_lars_is_momentum_scaled_by_the_norm_of_each_matrix():
@@ -87,6 +87,25 @@ def test_rates():
     assert rate(cosine, 10, 10) == pytest.approx(0)
     assert rate(cosine, 1, 20) == 0.5  # warm-up is a share of the run
     assert rate(OptimizerConfig(lr=2.0, schedule="cosine", warmup=1.0), 10, 10) == 2.0
+    linear = OptimizerConfig(lr=2.0, schedule="linear", warmup=0.2)
+    assert [rate(linear, done, 10) for done in (1, 2, 6, 10)] == [1.0, 2.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars"])
+def test_what_a_loss_learns_has_a_rate_of_its_own_and_no_decay(name):
+    model, temperature = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.tensor(0.5))
+    config = OptimizerConfig(name, lr=0.1, weight_decay=0.5)
+    optimizer = build_optimizer(model.parameters(), config, of_loss=[temperature], loss_lr_scale=10.0)
+    set_rate(optimizer, 0.01)
+    *ours, of_loss = optimizer.param_groups
+    assert [group["lr"] for group in ours] == [0.01] * len(ours)
+    assert (of_loss["lr"], of_loss["weight_decay"]) == (0.1, 0.0)
+    temperature.grad = torch.tensor(0.0)
+    optimizer.step()
+    assert temperature.item() == 0.5
+    restore(optimizer, copy.deepcopy(optimizer.state_dict()))
+    set_rate(optimizer, 0.02)
+    assert optimizer.param_groups[-1]["lr"] == 0.2
 
 
 @pytest.mark.parametrize(
