@@ -86,8 +86,6 @@ def excuse(loss: str, layout: str, engine: str, feature: str) -> str | None:
         return "wants one positive per anchor"
     if layout != "views" and example.same_view:
         return "contrasts within a view"
-    if feature == "ignore" and engine in RANKED:
-        return "ignore= marks pairs of one process"
     return None
 
 

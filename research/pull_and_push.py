@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, TailConfig, WeinceLoss
-from weince.candidates import contests
 from weince.engines.base import Need
 from weince.engines.dense import Dense
+from weince.layouts import problems
 from weince.losses.weince import RELEASED_TAIL
 
 EXAMPLE = """\
@@ -73,8 +73,8 @@ def forces(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> Forces:
 
 def settled(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> LogSumExp:
     """The first sum that a loss requests; its links hold the weights of this batch's anchors."""
-    (contest,) = contests("views", z_i, z_j)
-    asked = loss.sums(Dense(contest, Need(loss.tail)))
+    (problem,) = problems("views", z_i, z_j)
+    asked = loss.sums(Dense(problem, Need(loss.tail)))
     first = asked[0] if isinstance(asked, Sequence) else asked
     assert isinstance(first, LogSumExp)
     return first

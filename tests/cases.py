@@ -194,11 +194,11 @@ CASES: dict[str, Case] = {
 
 
 class Layout(NamedTuple):
-    """Arguments of a loss, its candidates, and for every contest the anchors, candidates and roles."""
+    """Arguments of a loss, its candidates, and for every problem the anchors, candidates and roles."""
 
     arguments: dict[str, Tensor]
     candidates: str
-    contests: Sequence[tuple[Tensor, Tensor, list[list[str]]]]
+    problems: Sequence[tuple[Tensor, Tensor, list[list[str]]]]
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -270,8 +270,8 @@ def layout(name: str) -> Layout:
             [(both, both, labelled(LABELS.tolist() * 2, ids * 2))],
         ),
     }
-    arguments, contests = made[name]()
-    return Layout(arguments, name.split(",")[0], contests)
+    arguments, problems = made[name]()
+    return Layout(arguments, name.split(",")[0], problems)
 
 
 LAYOUTS = [
@@ -305,8 +305,8 @@ def by_formula(case: Case, where: Layout) -> Wanted:
     if case.formula in (_released, _with_terms):
         options["remembers"] = reference.Released()  # type: ignore[assignment]
     losses, counted = [], 0
-    for contest in where.contests:
-        batch = reference.scored(*contest)
+    for problem in where.problems:
+        batch = reference.scored(*problem)
         losses += case.formula(batch, **options)
         counted += sum(len(anchor.positives) > 0 for anchor in batch)
     return Wanted(torch.stack(losses), torch.stack(losses).sum() / counted, list(parameters.values()))

@@ -6,10 +6,10 @@ Without a GPU, set ``TRITON_INTERPRET`` before importing this module.
 import interpreter  # noqa: F401  (makes it fast)
 import torch
 
-from weince.candidates import contests
 from weince.engines.base import Need
 from weince.engines.dense import Dense
 from weince.engines.fused import Fused
+from weince.layouts import problems
 from weince.scores import shortfalls
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,13 +42,13 @@ class Numbers:
         return self.made[-1]
 
 
-def clear(contest, parts):
-    """Which anchors of a contest have no near-tie at the last of the hardest negatives that a part sums.
+def clear(problem, parts):
+    """Which anchors of a problem have no near-tie at the last of the hardest negatives that a part sums.
 
     A near-tie is a gap below 2**-16 that is not 0: rows stored as two bfloat16 parts have 16 bits.
     """
     numbers = [part.hardest for part in parts if part.hardest is not None]
-    hidden = contest.hide(shortfalls(contest.anchors, contest.candidates), torch.inf)
+    hidden = problem.leave_out(shortfalls(problem.anchors, problem.candidates), problem.negatives, torch.inf)
     nearest = hidden.topk(min(max(numbers, default=0) + 1, hidden.shape[1]), dim=1, largest=False).values
     gaps = nearest.diff(dim=1)
     gaps = gaps[:, [number - 1 for number in numbers if number <= gaps.shape[1]]]
@@ -58,15 +58,15 @@ def clear(contest, parts):
 def evaluate(engine, dtype, leaves, layout, parts, need, options, exact=None):
     """Values of all parts, gradients of their weighted sum by embeddings and parameters, and the engines.
 
-    ``exact``: the contests in float64, to leave out anchors with near-ties: their values count as 0.
+    ``exact``: the problems in float64, to leave out anchors with near-ties: their values count as 0.
     """
     rows = [leaf.detach().to(dtype if leaf.dtype == torch.float32 else leaf.dtype) for leaf in leaves]
     if dtype == torch.float64:
         rows = [row.double() for row in rows]
     rows = [row.requires_grad_() for row in rows]
     numbers, values, engines = Numbers(dtype), [], []
-    for index, contest in enumerate(contests(layout, **named(rows), **options)):
-        engines.append(engine(contest, need))
+    for index, problem in enumerate(problems(layout, **named(rows), **options)):
+        engines.append(engine(problem, need))
         own = parts(engines[-1], numbers)
         found = engines[-1].evaluate(own)
         judged = torch.ones_like(found[0], dtype=torch.bool) if exact is None else clear(exact[index], own)
@@ -91,9 +91,9 @@ def agree(
     engine=Fused,
     **options,
 ):
-    """Check an engine's values and gradients against Dense in float64; returns its engines, one per contest."""
+    """Check an engine's values and gradients against Dense in float64; returns its engines, one per problem."""
     # Rounding decides which of two near-ties enters a sum over the hardest: leave out anchors with near-ties.
-    judged = contests(layout, **named([leaf.detach().double() for leaf in leaves]), **options)
+    judged = problems(layout, **named([leaf.detach().double() for leaf in leaves]), **options)
     ours, our_gradients, engines = evaluate(
         engine, torch.float32, leaves, layout, parts, need, options, judged
     )

@@ -282,8 +282,8 @@ def errors(rank, world):
     said = []
     for z, options in (
         (rows[: 3 * (rank > 0)], {}),
-        (rows, {"ignore": torch.zeros(6, 6, dtype=torch.bool)}),
-        (rows, {"ignore": torch.zeros(6, 6, dtype=torch.bool), "gather": "ring"}),
+        (rows, {"ignore": torch.zeros(6, 7, dtype=torch.bool)}),
+        (rows, {"ignore": torch.zeros(6, 7, dtype=torch.bool), "gather": "ring"}),
     ):
         try:
             info_nce_loss(z, z, **options)

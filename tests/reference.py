@@ -92,7 +92,7 @@ class Anchor(NamedTuple):
 
 
 def scored(anchors: Tensor, candidates: Tensor, roles: list[list[Role]]) -> list[Anchor]:
-    """The anchors of one contest."""
+    """The anchors of one problem."""
     half = len(candidates) // 2
     found = []
     for i, (anchor, row) in enumerate(zip(anchors, roles, strict=True)):

@@ -7,9 +7,9 @@ from cases import CASES, fixed
 
 from weince import InfoNCELoss, LogSumExp, SoftmaxLink, WeibitLoss, WeinceLoss, tail_stats
 from weince.cached import cached_step
-from weince.candidates import contests
 from weince.distributed import share
 from weince.engines.base import Need
+from weince.layouts import problems
 from weince.losses.replay import BEFORE
 from weince.tail import TailConfig
 
@@ -167,7 +167,7 @@ def test_chunked(name, layout):
     z_i, z_j = (z.double() for z in pairs(1500, 32))
     labels = {"labels": (torch.arange(1500) % 700).cuda()} if layout == "labels" else {}
     hardest = [LogSumExp(SoftmaxLink(0.5), hardest=50)]
-    judged = torch.cat([clear(one, hardest) for one in contests(layout, z_i=z_i, z_j=z_j, **labels)])
+    judged = torch.cat([clear(one, hardest) for one in problems(layout, z_i=z_i, z_j=z_j, **labels)])
     assert judged.double().mean() > 0.8
 
     def judge(engine):
@@ -187,9 +187,9 @@ def test_gather_over_nccl(tmp_path):
     try:
         for together in (False, True):
             leaves = [z.requires_grad_() for z in pairs(64, 32)]
-            (contest,) = contests("cross", *leaves)
-            contest = share(contest, "") if together else contest
-            loss = WeinceLoss.paper(engine="dense")._contrast(contest, Need(config)).losses.mean()
+            (problem,) = problems("cross", *leaves)
+            problem = share(problem, "") if together else problem
+            loss = WeinceLoss.paper(engine="dense")._contrast(problem, Need(config)).losses.mean()
             found.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
     finally:
         dist.destroy_process_group()

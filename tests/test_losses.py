@@ -884,7 +884,7 @@ class Given:
     stats = None
 
     def __init__(self, shortfalls, most=None):
-        self.contest = SimpleNamespace(anchors=shortfalls)  # for its device
+        self.problem = SimpleNamespace(anchors=shortfalls)  # for its device
         self.shortfalls = shortfalls.sort().values
         self.most_pairs = most or len(shortfalls)
 

@@ -25,9 +25,9 @@ from weince import (
     SoftmaxLink,
     SoftplusSum,
 )
-from weince.candidates import contests
 from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
+from weince.layouts import problems
 from weince.links import column
 from weince.sums import Summed
 
@@ -167,8 +167,8 @@ def test_a_count_may_be_changed_in_place():
 @pytest.mark.parametrize("engine", [Dense, Chunked])
 def test_scores_of_opposite_rows_stay_within_their_range(engine):
     z = torch.randn(50, 3)
-    (contest,) = contests("cross", z, -z)
-    assert engine(contest).positive_scores().min() >= -1
+    (problem,) = problems("cross", z, -z)
+    assert engine(problem).positive_scores().min() >= -1
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.int32], ids=str)

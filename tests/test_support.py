@@ -7,8 +7,8 @@ import programs
 import pytest
 
 import weince
-from weince.candidates import Candidates
 from weince.engines.choose import EngineName
+from weince.layouts import Candidates
 from weince.losses.base import ContrastiveLoss
 
 

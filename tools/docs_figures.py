@@ -117,13 +117,13 @@ def links() -> Figure:
 
 
 def floor() -> Figure:
-    """Mean squared error of the log-odds by the number of observed contests."""
+    """Mean squared error of the log-odds by the number of observed problems."""
     found = noise_floor(replicates=4000)
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     axes.loglog(found.sizes, found.shortfall_error, "o-", label="right link (shortfall): falls for ever")
     axes.loglog(found.sizes, found.softmax_error, "s--", label="wrong link (softmax): stops at a floor")
     axes.axhline(found.softmax.bias**2, color="grey", linewidth=0.8)
-    axes.set_xlabel("observed contests")
+    axes.set_xlabel("observed problems")
     axes.set_ylabel("mean squared error of the log-odds")
     axes.legend(frameon=False)
     return figure

@@ -8,13 +8,13 @@ batches differ in size. ``reduction="none"`` returns the unscaled losses of the 
 Why it holds: a rank's loss is ``ranks / anchors of all ranks`` times the sum over its own anchors, and the
 gradient of a gathered candidate goes back to the rank that owns it, summed over all ranks.
 
-Exchanging the sizes of local batches costs one device sync per contest.
+Exchanging the sizes of local batches costs one device sync per problem.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weince.candidates import Contest
+from weince.pairs import Problem
 
 Gather = bool | Literal["ring"]
 
@@ -43,7 +43,7 @@ def is_spread() -> bool:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that share a contest.
+    """The ranks that share a problem.
 
     Args:
         rank: Rank of this process.
@@ -109,16 +109,15 @@ class Coming(NamedTuple):
         return self.tensors
 
 
-def meet(contest: Contest, settings: str) -> Contest:
-    """The local contest with ``ranks`` set, for ``gather="ring"``.
+def meet(problem: Problem, settings: str) -> Problem:
+    """The local problem with ``ranks`` set, for ``gather="ring"``.
 
     Args:
-        contest: Contest of the local anchors and candidates.
+        problem: Problem of the local anchors and candidates.
         settings: The loss as text; it must be the same on all ranks.
     """
-    _refuse_ignore(contest)
-    ranks = _introduce(contest, settings)
-    return replace(contest, ranks=ranks)
+    ranks = _introduce(problem, settings)
+    return replace(problem, of_anchor=_ignore_wide(problem.of_anchor, ranks), ranks=ranks)
 
 
 def average(gradient: Tensor) -> Tensor:
@@ -129,53 +128,65 @@ def average(gradient: Tensor) -> Tensor:
     return total / dist.get_world_size()
 
 
-def _refuse_ignore(contest: Contest) -> None:
-    if contest.ignore is not None:
-        raise ValueError(
-            "ignore= marks pairs of one process and cannot be used with gather= on "
-            f"{dist.get_world_size()} ranks; mark them by ids=, or pass gather=False"
-        )
-
-
-def share(contest: Contest, settings: str) -> Contest:
-    """The contest of the local anchors against the candidates of all ranks, in rank order.
+def share(problem: Problem, settings: str) -> Problem:
+    """The problem of the local anchors against the candidates of all ranks, in rank order.
 
     Args:
-        contest: Contest of the local anchors and candidates.
+        problem: Problem of the local anchors and candidates.
         settings: The loss as text; it must be the same on all ranks.
     """
-    _refuse_ignore(contest)
-    ranks = _introduce(contest, settings)
-    offset = sum(ranks.candidates[: ranks.rank])
+    ranks = _introduce(problem, settings)
+    of_candidate = _placed(problem.of_candidate, ranks)
 
-    def every(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-        return None if values is None else (values[0], _gathered(values[1].long(), ranks.candidates))
-
-    rows: Tensor = _GatherRows.apply(contest.candidates, ranks.candidates, ranks.rank)  # type: ignore[no-untyped-call]
+    rows: Tensor = _GatherRows.apply(problem.candidates, ranks.candidates, ranks.rank)  # type: ignore[no-untyped-call]
     return replace(
-        contest,
+        problem,
         candidates=rows,
-        positive=None if contest.positive is None else contest.positive + offset,
-        itself=None if contest.itself is None else contest.itself + offset,
-        labels=every(contest.labels),
-        ids=every(contest.ids),
-        views=every(contest.views),
+        of_anchor=_ignore_wide(_placed(problem.of_anchor, ranks), ranks),
+        of_candidate={name: _gathered(values, ranks.candidates) for name, values in of_candidate.items()},
         ranks=ranks,
         raw=None,
         symmetric=False,
     )
 
 
-def _introduce(contest: Contest, settings: str) -> Ranks:
+def _placed(columns: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Columns whose rows are numbered over the candidates of all ranks."""
+    start = sum(ranks.candidates[: ranks.rank])
+    placed = dict(columns)
+    for name in ("position", "positive"):
+        if name in placed:
+            placed[name] = placed[name] + start
+    return placed
+
+
+def _ignore_wide(columns: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Columns whose ``ignore`` covers the candidates of all ranks: what a rank marks among its own rows leaves those
+    of other ranks alone."""
+    if "ignore" not in columns or columns["ignore"].shape[1] == sum(ranks.candidates):
+        return dict(columns)
+    ignore, width = columns["ignore"], ranks.candidates[ranks.rank]
+    if ignore.shape[1] != width:
+        raise ValueError(
+            f"ignore must have a column for each of the {width} candidates of this rank, or for each of the "
+            f"{sum(ranks.candidates)} candidates of all ranks in their order; got shape {tuple(ignore.shape)}"
+        )
+    start = sum(ranks.candidates[: ranks.rank])
+    wide = ignore.new_zeros(len(ignore), sum(ranks.candidates))
+    wide[:, start : start + width] = ignore
+    return {**columns, "ignore": wide}
+
+
+def _introduce(problem: Problem, settings: str) -> Ranks:
     """Exchange the numbers of rows between ranks; raise if the ranks compute different losses."""
-    rows = contest.anchors
+    rows = problem.anchors
     alike = {
         "width of the embeddings": rows.shape[1],
         "precision in bits": 8 * rows.element_size(),
-        "number of ids per row": int(contest.ids is not None),
+        "number of ids per row": int("id" in problem.of_anchor),
         "loss": zlib.crc32(settings.encode()),
     }
-    mine = torch.tensor([len(rows), len(contest.candidates), *alike.values()], device=rows.device)
+    mine = torch.tensor([len(rows), len(problem.candidates), *alike.values()], device=rows.device)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     with _together("exchanging the sizes of their batches"):
         dist.all_gather(every, mine)

@@ -47,3 +47,9 @@ def check_endpoint(endpoint: float) -> None:
     check_positive("endpoint", endpoint)
     if endpoint < 1:
         raise ValueError(f"endpoint must be at least 1, the largest cosine; got {endpoint}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise if an option is not one of its choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")

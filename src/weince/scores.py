@@ -20,6 +20,11 @@ def wide(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
+def wide_enough(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of scores of rows of this dtype: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def free_to_look(values: Tensor) -> bool:
     """Whether a value can be read without a device sync and without a break in a compiled graph."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -10,9 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.candidates import check_choice
 from weince.links import Link, as_link
-from weince.parameters import is_number
+from weince.parameters import check_choice, is_number
 
 AnyLink = Link | Callable[..., Tensor]
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from weince import InfoNCELoss, WeinceLoss, engines
-from weince.candidates import contests
 from weince.distributed import Ranks
 from weince.engines.base import Need
 from weince.engines.choose import choose
 from weince.engines.dense import Dense
+from weince.layouts import problems
 
 module = importlib.import_module("weince.engines.choose")  # weince.engines.choose itself is the function
 
@@ -31,11 +31,11 @@ def pairs(n=20, d=8):
 
 
 def contest_of(z_i, z_j):
-    return contests("views", z_i, z_j)[0]
+    return problems("views", z_i, z_j)[0]
 
 
 def on_meta(pairs):
-    """A contest of any size that allocates no memory."""
+    """A problem of any size that allocates no memory."""
     z = torch.empty(pairs, 4, device="meta")
     return contest_of(z, z)
 
@@ -171,32 +171,32 @@ def on_cuda(monkeypatch, pairs):
 
 
 def test_without_triton_chunked_goes_on_after_one_line(monkeypatch):
-    contest = on_cuda(monkeypatch, 50_000)
+    problem = on_cuda(monkeypatch, 50_000)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", None)  # importing it now raises ImportError
     with pytest.warns(
         UserWarning, match="the fused engine cannot be imported: .*; the chunked engine is used instead"
     ):
-        choice = choose(contest)
+        choice = choose(problem)
     assert choice.name == "chunked"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose(contest) == choice
+        assert choose(problem) == choice
 
 
 @pytest.mark.parametrize(("pairs", "name"), [(18_000, "dense"), (19_000, "chunked")])
 def test_without_triton_a_sixteenth_of_the_gpu_is_for_the_matrix(monkeypatch, pairs, name):
     """With 80 GiB the limit is 5 GiB: a matrix of 4.8 GiB stays dense without a warning, one of 5.4 GiB does not."""
-    contest = on_cuda(monkeypatch, pairs)
+    problem = on_cuda(monkeypatch, pairs)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", None)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert choose(contest).name == name
+        assert choose(problem).name == name
     assert len(said) == (name == "chunked")
 
 
 def test_a_torch_that_cannot_run_the_kernels(monkeypatch):
     unsuited = pytest.importorskip("weince.engines.fused").unsuited
-    contest = on_cuda(monkeypatch, 50_000)
+    problem = on_cuda(monkeypatch, 50_000)
     assert unsuited("3.7.1", "6.3").endswith("got torch with ROCm 6.3")
     said = unsuited("3.2.0", None)
     assert said == "the fused engine wants Triton 3.5 or newer, as torch brings it since 2.9; got 3.2.0"
@@ -204,9 +204,9 @@ def test_a_torch_that_cannot_run_the_kernels(monkeypatch):
     old = types.SimpleNamespace(why_not=lambda *_: said)
     monkeypatch.setitem(sys.modules, "weince.engines.fused", old)
     with pytest.warns(UserWarning, match=f"^weince: {re.escape(said)}; the chunked engine is used instead$"):
-        assert choose(contest).name == "chunked"
+        assert choose(problem).name == "chunked"
     with pytest.raises(RuntimeError, match="cannot serve: the fused engine wants Triton"):
-        choose(contest, engine="fused")
+        choose(problem, engine="fused")
 
 
 def test_fused_where_it_serves(monkeypatch):

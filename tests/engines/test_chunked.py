@@ -15,12 +15,12 @@ from ranks import Largest, batch_slope, twins
 from test_properties import batches, smooth_batches
 
 from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, SoftmaxLink, TailConfig, WeibitLoss, WeinceLoss
-from weince.candidates import contests
 from weince.engines import chunked as module
 from weince.engines import survey
 from weince.engines.base import Need
 from weince.engines.dense import Dense
 from weince.engines.tile import Part
+from weince.layouts import problems
 from weince.links import FunctionLink
 from weince.losses.terms import RunningSlope
 from weince.losses.weince import RELEASED_TAIL
@@ -413,9 +413,9 @@ def test_what_the_backward_pass_reads_again_must_not_change(what):
 
 
 def test_thresholds_of_the_survey_are_kept():
-    (contest,) = contests("cross", *torch.randn(2, 12, 6, dtype=torch.float64))
+    (problem,) = problems("cross", *torch.randn(2, 12, 6, dtype=torch.float64))
     parts = [Part(SoftmaxLink(0.5), "lse", "negatives", number) for number in (3, 5)]
-    found = module.Chunked(contest, Need(None, (3,))), Dense(contest)
+    found = module.Chunked(problem, Need(None, (3,))), Dense(problem)
     found[0].evaluate(parts[:1])
     torch.testing.assert_close(*(engine.evaluate(parts) for engine in found))
 

@@ -20,11 +20,11 @@ from weince import (
     WeinceLoss,
     link_loss,
 )
-from weince.candidates import contests
 from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
 from weince.engines.survey import whole
 from weince.engines.tile import Part
+from weince.layouts import problems
 from weince.links import FunctionLink
 from weince.losses.weince import RELEASED_TAIL
 from weince.scores import pair_shortfall, unit_rows
@@ -52,10 +52,10 @@ def same(got, wanted, leaves):
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_algorithm_1(name, config):
-    arguments, candidates, contests = layout(name)
+    arguments, candidates, problems = layout(name)
     loss = WeinceLoss.paper(0.3, tail=CONFIGS[config], candidates=candidates)
     got = loss(**arguments, return_stats=True)
-    wanted = [reference.weince(*contest, temperature=0.3, config=CONFIGS[config]) for contest in contests]
+    wanted = [reference.weince(*problem, temperature=0.3, config=CONFIGS[config]) for problem in problems]
     leaves = [value for key, value in arguments.items() if key in ("z_i", "z_j", "negatives")]
     same(got.loss, torch.stack([value for value, _ in wanted]).mean(), leaves)
     expected = [anchor for _, statistics in wanted for anchor in statistics]
@@ -66,10 +66,10 @@ def test_algorithm_1(name, config):
 
 
 def test_eps_counts_in_the_fit_and_in_the_logit():
-    arguments, candidates, (contest,) = layout("views")
+    arguments, candidates, (problem,) = layout("views")
     config = TailConfig(k=12, eps=0.1, gate="aic", margin=-5.0)
     got = WeinceLoss.paper(0.3, tail=config, candidates=candidates)(**arguments)
-    wanted, _ = reference.weince(*contest, temperature=0.3, config=config)
+    wanted, _ = reference.weince(*problem, temperature=0.3, config=config)
     same(got, wanted, [arguments["z_i"], arguments["z_j"]])
 
 
@@ -87,9 +87,9 @@ def test_eps_counts_in_the_fit_and_in_the_logit():
 )
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_links(name, link, logit):
-    arguments, candidates, contests = layout(name)
+    arguments, candidates, problems = layout(name)
     got = link_loss(**arguments, link=link, candidates=candidates)
-    wanted = torch.stack([reference.with_link(*contest, logit) for contest in contests]).mean()
+    wanted = torch.stack([reference.with_link(*problem, logit) for problem in problems]).mean()
     same(got, wanted, [value for key, value in arguments.items() if key in ("z_i", "z_j", "negatives")])
 
 
@@ -117,7 +117,7 @@ def test_hardest_negatives_alone(name, engine, numbers):
     got = OverHardest(*numbers, candidates=where.candidates, engine=engine, reduction="none")(
         **where.arguments
     )
-    batches = [reference.scored(*contest) for contest in where.contests]
+    batches = [reference.scored(*problem) for problem in where.problems]
     wanted = sum(
         torch.stack(
             [
@@ -316,8 +316,8 @@ def test_pair_shortfall_of_zero_rows_is_that_of_score_0():
 
 def test_a_second_call_with_gradients_is_refused():
     """The first call overwrites the scores with derivatives."""
-    (contest,) = contests("views", embeddings(4, 1), embeddings(4, 2))
-    engine, part = Dense(contest), Part(SoftmaxLink(0.3), "lse")
+    (problem,) = problems("views", embeddings(4, 1), embeddings(4, 2))
+    engine, part = Dense(problem), Part(SoftmaxLink(0.3), "lse")
     (before,) = engine.log_sums_exp([part.link])
     (few,) = engine.evaluate(
         [Part(SoftmaxLink(0.3), "lse", "negatives", 6)]
@@ -338,8 +338,8 @@ def test_the_smallest_shortfalls_with_gradients_on(engine):
     """Two rows coincide: their exact shortfall of 0 replaces the one from the matrix product."""
     z_i = embeddings(6, 1)
     z_i.data[1] = z_i.data[0]
-    (contest,) = contests("views", z_i, embeddings(6, 2))
-    found = engine(contest).smallest(4)
+    (problem,) = problems("views", z_i, embeddings(6, 2))
+    found = engine(problem).smallest(4)
     assert not found.requires_grad
     assert (found[:2] == 0).all()
     assert (found[2:] > 0).all()
@@ -350,8 +350,8 @@ def test_the_number_of_negatives_after_an_infinite_derivative(engine):
     """The slope of this link is infinite at the score of two rows that coincide."""
     z_i = embeddings(6, 1)
     z_i.data[1] = z_i.data[0]
-    (contest,) = contests("views", z_i, embeddings(6, 2), ids=torch.tensor([0, 1, 2, 3, 3, 3]))
-    own = engine(contest)
+    (problem,) = problems("views", z_i, embeddings(6, 2), ids=torch.tensor([0, 1, 2, 3, 3, 3]))
+    own = engine(problem)
     own.evaluate([Part(FunctionLink(lambda s: -(1 - s).clamp_min(0).sqrt()), "lse")])
     assert own.negatives().tolist() == 2 * [10, 10, 10, 6, 6, 6]
 

@@ -22,7 +22,6 @@ from fused_cases import DEVICE, Numbers, agree, batch, evaluate, named, views  #
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from weince import InfoNCELoss, WeinceLoss  # noqa: E402
-from weince.candidates import contests  # noqa: E402
 from weince.distributed import share  # noqa: E402
 from weince.engines.base import Need  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
@@ -30,6 +29,7 @@ from weince.engines.fused import Fused, form_of, why_not  # noqa: E402
 from weince.engines.kernels import hardest, launch, search, shapes  # noqa: E402
 from weince.engines.kernels.fit import lines, log64  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
+from weince.layouts import Layout, problems  # noqa: E402
 from weince.links import (  # noqa: E402
     AffineLink,
     AtanhLink,
@@ -63,7 +63,7 @@ def one(link, kind="lse", *rest):
 
 def several(engine, numbers):
     """Parts of every kind and most links, with learned parameters: shared, and one per anchor."""
-    n = len(engine.contest.anchors)
+    n = len(engine.problem.anchors)
     found = [
         Part(SoftmaxLink(numbers(0.3)), "lse"),
         Part(ShortfallLink(numbers(2.5)), "lse", "negatives", 5),
@@ -71,9 +71,9 @@ def several(engine, numbers):
         Part(BlendLink(numbers(0.4, n), numbers(1.5), numbers(0.5, n), soft_cap=False), "lse"),
         Part(SoftmaxLink(0.2), "lse", "negatives", 2),
     ]
-    if engine.contest.views is not None:
+    if "view" in engine.problem.of_anchor:
         found.append(Part(PowerLink(numbers(2.0)), "lse", "same view"))
-    if engine.contest.labels is not None:
+    if engine.problem.positives is not None:
         found += [
             Part(SoftmaxLink(numbers(0.6)), "lse", "positives"),
             Part(ShortfallLink(numbers(1.5)), "sum", "positives"),
@@ -130,7 +130,7 @@ def test_links(monkeypatch, link):
     """In several tiles, in which the largest logit so far grows."""
     monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 16, "BN": 32})
     agree(
-        lambda engine, numbers: [Part(link(numbers, len(engine.contest.anchors)), "lse")],
+        lambda engine, numbers: [Part(link(numbers, len(engine.problem.anchors)), "lse")],
         views(20, 24),
         gradient=2e-4,
     )
@@ -181,9 +181,9 @@ def test_what_the_kernels_are_told_of_a_parameter_in_half_precision():
 
 
 def test_the_one_positive_of_several_is_refused():
-    [contest] = contests("labels", z_i=views(4, 16)[0], labels=torch.tensor([0, 0, 1, 1], device=DEVICE))
-    with pytest.raises(ValueError, match='got candidates="labels", which has several'):
-        Fused(contest, Need()).positive_scores()
+    [problem] = problems("labels", z_i=views(4, 16)[0], labels=torch.tensor([0, 0, 1, 1], device=DEVICE))
+    with pytest.raises(ValueError, match="got labels, so several positives"):
+        Fused(problem, Need()).positive_scores()
 
 
 def test_whole_numbers_are_passed_as_floats(monkeypatch):
@@ -199,8 +199,8 @@ def test_whole_numbers_are_passed_as_floats(monkeypatch):
         for module in (launch, search):
             monkeypatch.setattr(module, "launch", launched)
         config = TailConfig(k=4, margin=number(2), kappa_rho=number(3), kappa_aic=number(2), eps=number(1))
-        (contest,) = contests("views", *views(8, 16))
-        Fused(contest, Need(config)).evaluate(
+        (problem,) = problems("views", *views(8, 16))
+        Fused(problem, Need(config)).evaluate(
             [
                 Part(ShortfallLink(number(2), number(3), number(1)), "lse"),
                 Part(PowerLink(number(2), number(1)), "lse"),
@@ -215,8 +215,8 @@ def test_under_activation_checkpointing():
     """Checkpointing lets a backward pass unpack each saved tensor only once."""
 
     def total(z_i, z_j):
-        [contest] = contests("views", z_i=z_i, z_j=z_j)
-        return Fused(contest, Need()).evaluate([Part(SoftmaxLink(0.2), "lse")])[0].sum()
+        [problem] = problems("views", z_i=z_i, z_j=z_j)
+        return Fused(problem, Need()).evaluate([Part(SoftmaxLink(0.2), "lse")])[0].sum()
 
     rows = [row.requires_grad_() for row in views(12, 16)]
     kept = torch.autograd.grad(total(*rows), rows)
@@ -249,8 +249,8 @@ def test_the_scales_of_the_kl_ball(spread):
     """Also where all scores are near the cap: there the logits differ in their last digits."""
     z, found = torch.randn(1, 16) + spread * torch.randn(2, 24, 16), []
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
-        [contest] = contests("views", *z.to(DEVICE, dtype))
-        found.append(scales_at(engine(contest), 0.8, 1e5).double())
+        [problem] = problems("views", *z.to(DEVICE, dtype))
+        found.append(scales_at(engine(problem), 0.8, 1e5).double())
     # A shortfall has an error of 1e-6, and those of the near scores differ by 1e-3.
     torch.testing.assert_close(*found, rtol=1e-4 if spread == 1 else 5e-3, atol=0)
 
@@ -277,7 +277,7 @@ def test_the_positive(layout, d):
     found = []
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
         leaves = [row.detach().to(dtype).requires_grad_() for row in rows]
-        values = [engine(one)._positive_shortfall() for one in contests(name, **named(leaves), **options)]
+        values = [engine(one)._positive_shortfall() for one in problems(name, **named(leaves), **options)]
         total = sum(
             (value * torch.linspace(1, 2, 38 if name == "views" else 19, device=DEVICE)).sum()
             for value in values
@@ -289,20 +289,20 @@ def test_the_positive(layout, d):
 
 def test_no_gradient_is_computed_that_nobody_wants():
     (queries, keys), extra = views(12, 16), torch.randn(9, 16, device=DEVICE)
-    (contest,) = contests("cross", queries.clone().requires_grad_(), keys, negatives=extra)
-    (value,) = Fused(contest).evaluate([Part(SoftmaxLink(0.3), "lse")])
-    (exact,) = Dense(contest).evaluate([Part(SoftmaxLink(0.3), "lse")])
-    ours, theirs = (torch.autograd.grad(v.sum(), contest.anchors)[0] for v in (value, exact))
+    (problem,) = problems("cross", queries.clone().requires_grad_(), keys, negatives=extra)
+    (value,) = Fused(problem).evaluate([Part(SoftmaxLink(0.3), "lse")])
+    (exact,) = Dense(problem).evaluate([Part(SoftmaxLink(0.3), "lse")])
+    ours, theirs = (torch.autograd.grad(v.sum(), problem.anchors)[0] for v in (value, exact))
     assert float((ours - theirs).norm()) <= 1e-4 * float(theirs.norm())
     with torch.no_grad():
-        (value,) = Fused(contest).evaluate([Part(SoftmaxLink(0.3), "lse")])
+        (value,) = Fused(problem).evaluate([Part(SoftmaxLink(0.3), "lse")])
     assert not value.requires_grad
 
 
 def test_a_second_derivative_is_refused():
     z_i, z_j = (rows.requires_grad_() for rows in views(6, 8))
-    (contest,) = contests("views", z_i, z_j)
-    (value,) = Fused(contest).evaluate([Part(SoftmaxLink(0.3), "lse")])
+    (problem,) = problems("views", z_i, z_j)
+    (value,) = Fused(problem).evaluate([Part(SoftmaxLink(0.3), "lse")])
     (first,) = torch.autograd.grad(value.sum(), z_i, create_graph=True)
     with pytest.raises(NotImplementedError, match="first derivative only"):
         torch.autograd.grad(first.sum(), z_i)
@@ -325,7 +325,7 @@ def test_nan_embeddings(need, dtype):
     """A NaN candidate makes the sums of all its anchors NaN, but for the one whose positive it is."""
     z_i, z_j = views(12, 16, dtype=dtype)
     z_j[3, 2] = torch.nan
-    (contest,) = contests("cross", z_i, z_j, check_finite=False)
+    (problem,) = problems(Layout("cross", check_finite=False), z_i, z_j)
     parts = [
         Part(SoftmaxLink(0.3), "lse"),
         Part(SoftmaxLink(0.3), "lse", "negatives", 3),
@@ -333,16 +333,16 @@ def test_nan_embeddings(need, dtype):
         Part(ShortfallLink(2.0), "sum"),
         Part(FunctionLink(lambda s: 2 * s), "lse"),
     ]
-    for value in Fused(contest, need).evaluate(parts):
+    for value in Fused(problem, need).evaluate(parts):
         assert value.isnan().tolist() == [row != 3 for row in range(12)]
 
 
 def test_number_of_negatives_and_smallest_of_all():
     rows, name, options = batch("labels, ids, ignore")
-    (contest,) = contests(name, *rows, **options)
+    (problem,) = problems(name, *rows, **options)
     for need in (Need(), Need(TAIL)):
-        assert torch.equal(Fused(contest, need).negatives(), Dense(contest, need).negatives())
-    torch.testing.assert_close(Fused(contest).smallest(30), Dense(contest).smallest(30), rtol=1e-5, atol=1e-7)
+        assert torch.equal(Fused(problem, need).negatives(), Dense(problem, need).negatives())
+    torch.testing.assert_close(Fused(problem).smallest(30), Dense(problem).smallest(30), rtol=1e-5, atol=1e-7)
 
 
 # Tail statistics
@@ -377,15 +377,15 @@ class Spy:
 
 
 def survey(config, rows, layout="views", hardest=(), **options):
-    """Fused and float64 Dense engines for the first contest, and the expected statistics: rho of Dense, the rest
+    """Fused and float64 Dense engines for the first problem, and the expected statistics: rho of Dense, the rest
     fitted in float64 to the fused engine's own shortfalls."""
     spy = Spy()
     spy.launch = search.launch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "launch", spy)
-        ours = Fused(contests(layout, **named(rows), **options)[0], Need(config, hardest))
-    theirs = Dense(contests(layout, **named(z.double() for z in rows), **options)[0], Need(config, hardest))
-    counted = None if ours.contest.labels is None else ours.contest.count_positives() > 0
+        ours = Fused(problems(layout, **named(rows), **options)[0], Need(config, hardest))
+    theirs = Dense(problems(layout, **named(z.double() for z in rows), **options)[0], Need(config, hardest))
+    counted = None if ours.problem.positives is None else ours.problem.count_positives() > 0
     return ours, theirs, spy.stats(config, counted)._replace(rho=theirs.stats.rho)
 
 
@@ -492,7 +492,7 @@ def test_bfloat16_rows_of_any_length_and_stride():
     wide = [torch.cat([scale[:, None] * row, row], 1)[:, :16] for row in rows]
     turned = [row.T.contiguous().T for row in rows]
     values, *others = (
-        Fused(contests("cross", *each)[0]).evaluate([Part(SoftmaxLink(0.3), "lse")])
+        Fused(problems("cross", *each)[0]).evaluate([Part(SoftmaxLink(0.3), "lse")])
         for each in (rows, wide, turned)
     )
     for other in others:
@@ -580,10 +580,12 @@ class Sampled:
             self.chunks.append([one.clone() for one in (self.threshold, *tensors[11:15])])
         self.launch(kernel, grid, tensors, numbers, constants)
 
-    def check(self, contest):
+    def check(self, problem):
         """All survivors are negatives up to the threshold, and each is there once. Returns for each anchor how many
         are at or below the threshold, how many survived, and the number of negatives."""
-        exact = contest.hide(shortfalls(contest.anchors.double(), contest.candidates.double()), torch.inf)
+        exact = problem.leave_out(
+            shortfalls(problem.anchors.double(), problem.candidates.double()), problem.negatives, torch.inf
+        )
         *state, keys = (torch.cat(lines) for lines in zip(*self.chunks, strict=True))
         threshold, kept, loose, seen = (one[:40] for one in state)
         limit, width = threshold.view(torch.float32)[:, None], self.plan.width
@@ -629,12 +631,12 @@ def test_survivors(monkeypatch, ids, plan, columns, span):
     sampled = Sampled(monkeypatch, plan, columns, span)
     options = {"ids": torch.arange(150, device=DEVICE) % 50} if ids else {}
     engine = check_stats(TailConfig(k=9), opposite(), "cross", (7, 10), **options)
-    enough, kept, seen = sampled.check(engine.contest)
+    enough, kept, seen = sampled.check(engine.problem)
     assert len(sampled.chunks) == 2
     assert int(enough.min()) >= 11
     assert int(kept.max()) <= 128
     if ids:
-        assert torch.equal(seen.long(), Dense(engine.contest).negatives())
+        assert torch.equal(seen.long(), Dense(engine.problem).negatives())
         assert torch.equal(engine.negatives(), seen.long())
 
 
@@ -643,7 +645,7 @@ def test_flags_of_later_chunks(monkeypatch):
     Sampled(monkeypatch, shapes.TailPlan(16, 0, 0, 128), 64, 9)
     z_i, z_j = torch.randn(2, 70, 16, device=DEVICE)
     z_j[2] = beside(z_i[66], 1e-4)
-    _, _, flags = Fused(contests("cross", z_i, z_j)[0], Need(TailConfig(k=9))).near
+    _, _, flags = Fused(problems("cross", z_i, z_j)[0], Need(TailConfig(k=9))).near
     assert flags.tolist() == [0, 1, 0]
 
 
@@ -653,7 +655,7 @@ def test_the_exact_search_of_some_anchors(monkeypatch):
     ignore = torch.zeros(40, 150, dtype=torch.bool, device=DEVICE)
     ignore[33:35, 6:] = ignore[36, 1:] = True
     engine = check_stats(TailConfig(k=9, gate="aic"), noise(5), "cross", (7, 10), ignore=ignore)
-    enough, kept, seen = sampled.check(engine.contest)
+    enough, kept, seen = sampled.check(engine.problem)
     assert 0 < int((enough < seen.clamp(max=11)).sum()) < 10
     assert 0 < int((kept > 32).sum()) < 10
 
@@ -662,7 +664,7 @@ def test_the_exact_search_after_a_threshold_that_is_lowered_too_far(monkeypatch)
     """The second phase drops negatives that are harder than survivors of the first. Most shortfalls exceed 1."""
     sampled = Sampled(monkeypatch, shapes.TailPlan(16, 3, 4, 128), 32, 9)
     engine = check_stats(TailConfig(k=9), opposite(), "cross", (7, 10))
-    enough, kept, _ = sampled.check(engine.contest)
+    enough, kept, _ = sampled.check(engine.problem)
     assert int(((enough < 11) & (kept >= 11)).sum()) > 0
 
 
@@ -716,8 +718,8 @@ def test_copies_of_an_anchors_hardest_negative(number, close):
     for dtype in (torch.float32, torch.float64):
         left, right = (rows.to(dtype).requires_grad_() for rows in (z_i, z_i + 0.3 * others))
         if dtype == torch.float32:
-            (contest,) = contests("cross", left, z_j, negatives=right.repeat(number + 1, 1))
-            (value,) = Fused(contest).evaluate([Part(SoftmaxLink(0.3), "lse", "negatives", number)])
+            (problem,) = problems("cross", left, z_j, negatives=right.repeat(number + 1, 1))
+            (value,) = Fused(problem).evaluate([Part(SoftmaxLink(0.3), "lse", "negatives", number)])
         else:
             value = torch.cosine_similarity(left, right) / 0.3 + math.log(number + 1)
         found.append([value[1:], *torch.autograd.grad(value[1:].sum(), [left, right])])
@@ -730,8 +732,8 @@ def test_copies_of_the_hardest_negative_and_a_link_that_the_kernels_lack():
     z_i, z_j, others = torch.randn(3, 64, 128, device=DEVICE)
     link = FunctionLink(lambda s: 3 * torch.special.i0(s))
     assert form_of(link) is None
-    (contest,) = contests("cross", z_i, z_j, negatives=(z_i + 0.3 * others).repeat(21, 1))
-    (value,) = Fused(contest).evaluate([Part(link, "lse", "negatives", 20)])
+    (problem,) = problems("cross", z_i, z_j, negatives=(z_i + 0.3 * others).repeat(21, 1))
+    (value,) = Fused(problem).evaluate([Part(link, "lse", "negatives", 20)])
     taken = (value - link.function(torch.cosine_similarity(z_i, z_i + 0.3 * others))).exp()
     assert float(taken.min()) > 19.9, "copies that take part, at least 20 of 21"
 
@@ -754,9 +756,11 @@ def test_nearest_negatives_of_every_anchor():
     z_i, z_j = views(35, 16, noise=1.0)
     ignore = torch.zeros(35, 35, dtype=torch.bool, device=DEVICE)
     ignore[4, 2:] = ignore[34, 1:] = True
-    (contest,) = contests("cross", z_i, z_j, ignore=ignore)
-    exact = contest.hide(shortfalls(contest.anchors.double(), contest.candidates.double()), torch.inf)
-    check_nearest(Fused(contest, Need(TailConfig(k=4))), exact)
+    (problem,) = problems("cross", z_i, z_j, ignore=ignore)
+    exact = problem.leave_out(
+        shortfalls(problem.anchors.double(), problem.candidates.double()), problem.negatives, torch.inf
+    )
+    check_nearest(Fused(problem, Need(TailConfig(k=4))), exact)
 
 
 def test_nearest_negatives_that_tie():
@@ -765,9 +769,11 @@ def test_nearest_negatives_that_tie():
     others = torch.randn(96, 16, device=DEVICE).bfloat16()
     others[[10, 20, 30, 70, 80, 90]] = z_i[0] + 0.2 * others[0]
     others[[12, 22, 72, 82]] = z_i[1] + 0.2 * others[0]
-    (contest,) = contests("cross", z_i, z_j, negatives=others)
-    exact = contest.hide(shortfalls(contest.anchors.double(), contest.candidates.double()), torch.inf)
-    check_nearest(Fused(contest, Need(TailConfig(k=4))), exact)
+    (problem,) = problems("cross", z_i, z_j, negatives=others)
+    exact = problem.leave_out(
+        shortfalls(problem.anchors.double(), problem.candidates.double()), problem.negatives, torch.inf
+    )
+    check_nearest(Fused(problem, Need(TailConfig(k=4))), exact)
 
 
 @pytest.mark.parametrize("known", ["tail", "no tail", "labels"])
@@ -909,8 +915,8 @@ def test_the_losses_are_those_of_the_loops():
         exact = wanted(rows)
         (gradient,) = torch.autograd.grad(exact, rows)
         leaves = [z.clone().requires_grad_() for z in (z_i, z_j)]
-        (contest,) = contests("views", *leaves)
-        ours = loss._losses(Fused(contest, Need(loss.tail))).losses.mean()
+        (problem,) = problems("views", *leaves)
+        ours = loss._losses(Fused(problem, Need(loss.tail))).losses.mean()
         mine = torch.cat(torch.autograd.grad(ours, leaves)).double().cpu()
         assert abs(float(ours.detach()) - float(exact.detach())) < 1e-5
         assert float((mine - gradient).norm()) <= 1e-4 * float(gradient.norm())
@@ -919,8 +925,8 @@ def test_the_losses_are_those_of_the_loops():
 def test_anchors_that_are_some_of_the_candidates(tmp_path):
     """As with several ranks, where the anchors of one rank meet the candidates of all ranks."""
     z_i, z_j = views(12, 16)
-    (contest,) = contests("views", z_i, z_j)
-    some = replace(contest.rows(5, 19), symmetric=False)
+    (problem,) = problems("views", z_i, z_j)
+    some = replace(problem.rows(5, 19), symmetric=False)
     ours, exact = (
         torch.stack(engine(some, Need(TAIL)).evaluate(several(engine(some), Numbers(torch.float32))))
         for engine in (Fused, Dense)
@@ -928,10 +934,10 @@ def test_anchors_that_are_some_of_the_candidates(tmp_path):
     torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
-        spread = Fused(share(contest, ""), Need(TAIL))
+        spread = Fused(share(problem, ""), Need(TAIL))
     finally:
         dist.destroy_process_group()
-    for mine, exact in zip(spread.stats, Fused(contest, Need(TAIL)).stats, strict=True):
+    for mine, exact in zip(spread.stats, Fused(problem, Need(TAIL)).stats, strict=True):
         torch.testing.assert_close(mine, exact)
 
 
@@ -940,8 +946,8 @@ def test_the_gradient_of_anchors_that_are_some_of_the_candidates():
     found = []
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
         leaves = [rows.to(dtype).requires_grad_() for rows in views(12, 16)]
-        (contest,) = contests("views", *leaves, views=True)
-        some = replace(contest.rows(8, 16), symmetric=False)
+        (problem,) = problems(Layout("views", views=True), *leaves)
+        some = replace(problem.rows(8, 16), symmetric=False)
         (value,) = engine(some).evaluate([Part(SoftmaxLink(0.3), "lse", "same view")])
         found.append([value, *torch.autograd.grad(value.sum(), leaves)])
     for mine, exact in zip(*found, strict=True):
@@ -952,17 +958,17 @@ def test_the_gradient_of_anchors_that_are_some_of_the_candidates():
 def test_an_anchor_in_the_first_or_last_column_of_a_tile(monkeypatch, begin):
     """That tile holds neither another anchor nor a positive of these 16."""
     monkeypatch.setattr(launch, "blocks", lambda *_: {"BM": 16, "BN": 32})
-    (contest,) = contests("views", *views(60, 16))
-    some = replace(contest.rows(begin, begin + 16), symmetric=False)
+    (problem,) = problems("views", *views(60, 16))
+    some = replace(problem.rows(begin, begin + 16), symmetric=False)
     ours, exact = (engine(some).evaluate([Part(SoftmaxLink(0.3), "lse")])[0] for engine in (Fused, Dense))
     torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5)
 
 
 def test_what_it_does_not_serve():
-    (contest,) = contests("views", *views(8, 4))
-    where = why_not(contest, Need())
+    (problem,) = problems("views", *views(8, 4))
+    where = why_not(problem, Need())
     assert where is None if DEVICE == "cuda" else "CUDA" in where
-    on_gpu = replace(contest, anchors=contest.anchors.to("meta"))  # neither CPU nor CUDA; nothing is computed
+    on_gpu = replace(problem, anchors=problem.anchors.to("meta"))  # neither CPU nor CUDA; nothing is computed
     assert why_not(on_gpu, Need()) is not None
 
 
@@ -1036,8 +1042,8 @@ def test_plans_leave_room(count):
 
 def loss_of(z_i, z_j):
     """One number from a blend that uses the tail statistics and a sum over the hardest negatives."""
-    (contest,) = contests("views", z_i, z_j)
-    engine = Fused(contest, Need(TAIL, (5,)))
+    (problem,) = problems("views", z_i, z_j)
+    engine = Fused(problem, Need(TAIL, (5,)))
     blend = BlendLink(engine.stats.lam, engine.stats.beta, 0.5)
     values = engine.evaluate([Part(blend, "lse"), Part(SoftmaxLink(0.3), "lse", "negatives", 5)])
     return torch.stack(values).mean()
@@ -1085,7 +1091,7 @@ def test_large_cross_batches(layout, d):
 
 
 def survey_of(rows, layout, ids):
-    return [Fused(contest, Need(TAIL)) for contest in contests(layout, **named(rows), ids=ids)]
+    return [Fused(problem, Need(TAIL)) for problem in problems(layout, **named(rows), ids=ids)]
 
 
 @gpu

@@ -12,12 +12,12 @@ pytest.importorskip("triton", minversion="3.5")
 
 from fused_cases import DEVICE, agree, views
 
-from weince.candidates import contests
 from weince.engines.base import Need
 from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
 from weince.engines.fused import Fused
 from weince.engines.tile import Part
+from weince.layouts import problems
 from weince.links import BlendLink, SoftmaxLink
 from weince.tail import TailConfig
 
@@ -39,9 +39,9 @@ def test_the_hardest_near_the_cap(copies, number, engine):
     z_i = torch.nn.functional.normalize(z_i)
     near = [at(z_i, d) for d in (1e-5, 1.03e-5, 1.2e-5, 1.4e-5)] if copies == 1 else [at(z_i, 1e-5)] * copies
     negatives = torch.cat(near).requires_grad_()
-    (contest,) = contests("cross", z_i, z_j, negatives=negatives)
+    (problem,) = problems("cross", z_i, z_j, negatives=negatives)
     need = Need() if engine is Fused else Need(TailConfig(k=1), (number,))  # with a tail, all have exact ones
-    (value,) = engine(contest, need).evaluate([Part(SoftmaxLink(1.0), "lse", "negatives", number)])
+    (value,) = engine(problem, need).evaluate([Part(SoftmaxLink(1.0), "lse", "negatives", number)])
     taken = (value - 1).exp()  # each adds exp(1)
     wanted = number if copies == 1 else copies
     torch.testing.assert_close(taken, torch.full_like(taken, wanted), rtol=1e-3, atol=0)
@@ -70,6 +70,6 @@ def test_a_thousand_hardest():
         return [Part(blend, "lse"), *(Part(link, "lse", "negatives", number) for number in (1023, 1024))]
 
     (engine,) = agree(parts, rows, "cross", need)
-    (contest,) = contests("cross", *(row.double() for row in rows[:2]), negatives=rows[2].double())
-    for mine, exact in zip(engine.stats, Dense(contest, need).stats, strict=True):
+    (problem,) = problems("cross", *(row.double() for row in rows[:2]), negatives=rows[2].double())
+    for mine, exact in zip(engine.stats, Dense(problem, need).stats, strict=True):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-5)

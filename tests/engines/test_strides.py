@@ -12,10 +12,10 @@ pytest.importorskip("triton", minversion="3.5")
 
 from fused_cases import DEVICE, agree, views
 
-from weince.candidates import contests
 from weince.engines.dense import Dense
 from weince.engines.fused import Fused
 from weince.engines.tile import Part
+from weince.layouts import problems
 from weince.links import FunctionLink, ShortfallLink, SoftmaxLink
 
 
@@ -44,8 +44,8 @@ def test_labels_that_differ_in_their_upper_half():
 def test_rows_that_are_transposed(layout):
     rows = [row.T.contiguous().T for row in views(12, 16)]
     agree(two, rows, layout)
-    for contest in contests(layout, *rows):
-        torch.testing.assert_close(Fused(contest).positive_scores(), Dense(contest).positive_scores())
+    for problem in problems(layout, *rows):
+        torch.testing.assert_close(Fused(problem).positive_scores(), Dense(problem).positive_scores())
 
 
 @pytest.mark.parametrize("spread", ["column", "expanded"])

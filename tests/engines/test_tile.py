@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weince.candidates import contests
 from weince.engines.tile import Part, Tile
+from weince.layouts import Layout, problems
 from weince.links import FunctionLink, SoftmaxLink
 from weince.scores import shortfalls
 
@@ -25,16 +25,16 @@ def test_few_as_masks(pairs, number, among, kind, own, ties, seed):
     z_i, z_j = (torch.randn(pairs, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     if ties:
         z_i[: pairs // 2] = z_i[0]
-    (contest,) = contests("views", z_i, z_j, views=True)
-    matrix = shortfalls(contest.anchors, contest.candidates)
-    ordered = Tile(contest, matrix).hidden().sort(dim=1).values
+    (problem,) = problems(Layout("views", views=True), z_i, z_j)
+    matrix = shortfalls(problem.anchors, problem.candidates)
+    ordered = Tile(problem, matrix).hidden().sort(dim=1).values
     threshold = ordered[:, min(number, 2 * pairs - 3) - 1]
     learned = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
     link = FunctionLink(lambda s, k: s * k + s**3, k=learned) if own else SoftmaxLink(learned)
     part = Part(link, kind, among, number)
 
-    few = Tile(contest, matrix).sum(part, threshold, slopes=True)
-    wanted = Tile(contest, matrix)._sum(part, threshold, slopes=True)
+    few = Tile(problem, matrix).sum(part, threshold, slopes=True)
+    wanted = Tile(problem, matrix)._sum(part, threshold, slopes=True)
     assert few.columns is not None
     slopes = torch.zeros_like(matrix).scatter_add_(1, few.columns, few.slopes)
     torch.testing.assert_close(few.value, wanted.value, rtol=1e-12, atol=1e-12)
@@ -62,12 +62,12 @@ def test_who_takes_no_part_has_no_infinite_slope(function, kind, hardest):
     ignore = torch.zeros(8, 8, dtype=torch.bool)
     ignore[2] = True  # an anchor without candidates
     ignore[3, 4:] = True  # an anchor with fewer negatives than `hardest` asks for
-    (contest,) = contests("views", *z.split(4), ignore=ignore)
-    matrix = shortfalls(contest.anchors, contest.candidates)
-    hidden = Tile(contest, matrix).hidden()
+    (problem,) = problems("views", *z.split(4), ignore=ignore)
+    matrix = shortfalls(problem.anchors, problem.candidates)
+    hidden = Tile(problem, matrix).hidden()
     threshold = None if hardest is None else hidden.sort(dim=1).values[:, hardest - 1]
     k = torch.full((8,), 0.7, dtype=torch.float64, requires_grad=True)
-    found = Tile(contest, matrix).sum(
+    found = Tile(problem, matrix).sum(
         Part(FunctionLink(function, k=k), kind, "negatives", hardest), threshold, slopes=True
     )
     slopes = found.slopes
@@ -92,7 +92,7 @@ def test_who_takes_no_part_has_no_infinite_slope(function, kind, hardest):
 
 
 def test_only_the_given_shortfalls_are_overwritten():
-    (contest,) = contests("cross", torch.eye(3), torch.eye(3))
-    tile = Tile(contest, torch.ones(3, 3))
+    (problem,) = problems("cross", torch.eye(3), torch.eye(3))
+    tile = Tile(problem, torch.ones(3, 3))
     tile.put(torch.tensor([[0, 2], [-1, 1], [-1, -1]]), torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]))
     assert torch.equal(tile.shortfall, torch.tensor([[0.1, 1.0, 0.2], [1.0, 0.4, 1.0], [1.0, 1.0, 1.0]]))

@@ -19,13 +19,13 @@ import triton.language as tl  # noqa: E402
 from fused_cases import DEVICE, agree, batch, views  # noqa: E402
 
 from weince import LinkLoss  # noqa: E402
-from weince.candidates import contests  # noqa: E402
 from weince.engines.chunked import Chunked  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
 from weince.engines.fused import Fused, form_of  # noqa: E402
 from weince.engines.kernels import elementwise, translate  # noqa: E402
 from weince.engines.kernels.tape import Traced  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
+from weince.layouts import problems  # noqa: E402
 from weince.links import FunctionLink, SoftmaxLink  # noqa: E402
 
 
@@ -320,7 +320,7 @@ def links(numbers, anchors):
 
 def parts(engine, numbers):
     """Parts of every kind, with two functions and one built-in link."""
-    first, second = links(numbers, len(engine.contest.anchors))
+    first, second = links(numbers, len(engine.problem.anchors))
     found = [
         Part(first, "lse"),
         Part(second, "lse"),
@@ -329,9 +329,9 @@ def parts(engine, numbers):
         Part(first, "softplus"),
         Part(second, "sum"),
     ]
-    if engine.contest.views is not None:
+    if "view" in engine.problem.of_anchor:
         found.append(Part(second, "lse", "same view"))
-    if engine.contest.labels is not None:
+    if engine.problem.positives is not None:
         found += [Part(second, kind, "positives") for kind in ("lse", "sum", "softplus")]
     return found
 
@@ -371,9 +371,9 @@ def test_nan_is_seen(kind):
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
         leaves = [half.to(dtype).requires_grad_() for half in z.split(20)]
         k = torch.full((40,), 0.8, dtype=dtype, device=DEVICE, requires_grad=True)
-        (contest,) = contests("views", *leaves, ignore=ignore)
+        (problem,) = problems("views", *leaves, ignore=ignore)
         link = FunctionLink(lambda s, k: k * s.log(), k=k)
-        (value,) = engine(contest).evaluate([Part(link, kind)])
+        (value,) = engine(problem).evaluate([Part(link, kind)])
         *by_rows, by_k = torch.autograd.grad(value.sum(), [*leaves, k])
         assert value.isnan().tolist() == by_k.isnan().tolist() == [False] * 11 + [True] * 29
         assert float(value[8].detach()) == (-math.inf if kind == "lse" else 0)
@@ -406,8 +406,8 @@ def test_what_the_kernels_lack_beside_what_they_have():
 
 
 def loss_of(z_i, z_j, k, engine=Fused):
-    (contest,) = contests("views", z_i, z_j)
-    (value,) = engine(contest).evaluate([Part(FunctionLink(lambda s, k: k * s + s**3, k=k), "lse")])
+    (problem,) = problems("views", z_i, z_j)
+    (value,) = engine(problem).evaluate([Part(FunctionLink(lambda s, k: k * s + s**3, k=k), "lse")])
     return value.mean()
 
 
@@ -435,8 +435,8 @@ def test_a_loss_with_such_a_link():
     z_i, z_j = views(7, 12)
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
         leaves = [z.to(dtype).requires_grad_() for z in (z_i, z_j)]
-        (contest,) = contests("views", *leaves)
-        value = loss._losses(engine(contest)).losses.mean()
+        (problem,) = problems("views", *leaves)
+        value = loss._losses(engine(problem)).losses.mean()
         gradient = torch.cat(torch.autograd.grad(value, leaves)).double()
         found.append((float(value.detach()), gradient))
     (ours, mine), (theirs, gradient) = found
@@ -465,8 +465,8 @@ def test_large_batches(layout, dtype):
 def test_no_score_exceeds_1():
     """A function sees scores of equal rows, too many to be made exact, that are at most 1."""
     (z_i, _), link = views(12, 16), FunctionLink(lambda s: -(1e-12 + (1 - s)).sqrt())
-    (contest,) = contests("cross", z_i, z_i.roll(1, 0), negatives=z_i.repeat(6, 1))
-    (value,), (exact,) = (engine(contest).evaluate([Part(link, "lse")]) for engine in (Fused, Dense))
+    (problem,) = problems("cross", z_i, z_i.roll(1, 0), negatives=z_i.repeat(6, 1))
+    (value,), (exact,) = (engine(problem).evaluate([Part(link, "lse")]) for engine in (Fused, Dense))
     torch.testing.assert_close(value, exact, rtol=1e-3, atol=1e-3)
 
 
@@ -479,6 +479,6 @@ def test_no_score_is_below_minus_1():
     rows = z_i, -z_i, torch.cat([-z_j, -1.7 * z_i.roll(1, 0)])
     # A score near -1 has an error of 2e-7, its slope one of 1.5 times the root of that.
     agree(lambda engine, numbers: [Part(link, "lse")], rows, "cross", gradient=1e-3)
-    (contest,) = contests("cross", *rows[:2], negatives=rows[2])
-    positive, exact = (link.logit(1 - engine(contest).positive_scores()) for engine in (Fused, Dense))
+    (problem,) = problems("cross", *rows[:2], negatives=rows[2])
+    positive, exact = (link.logit(1 - engine(problem).positive_scores()) for engine in (Fused, Dense))
     torch.testing.assert_close(positive, exact, rtol=0, atol=1e-6)

@@ -1,6 +1,6 @@
 """The contract of all engines: exact sums over the candidates of every anchor, with their gradient.
 
-An engine is created for one contest. First it surveys the negatives, if the loss asks for their tail; then it
+An engine is created for one problem. First it surveys the negatives, if the loss asks for their tail; then it
 computes all sums of the loss. The engine decides how to go through the matrix of scores.
 """
 
@@ -11,11 +11,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.candidates import Contest
 from weince.engines.tile import Part
 from weince.links import Link
 from weince.own_links import check_elementwise, check_learned
-from weince.scores import no_autocast, pair_shortfall
+from weince.pairs import Problem, positive_shortfall
+from weince.scores import no_autocast
 from weince.sums import Count, SoftplusSum, Sum, Summed, log1pexp
 from weince.tail import TailConfig, TailStats
 
@@ -38,10 +38,10 @@ NOTHING = Need()
 
 
 class Engine(ABC):
-    """Computes the sums of one contest. ``ContrastiveLoss.sums`` receives the engine as ``batch``.
+    """Computes the sums of one problem. ``ContrastiveLoss.sums`` receives the engine as ``batch``.
 
     Args:
-        contest: Anchors, candidates and their roles.
+        problem: Anchors, candidates and their roles.
         need: What the loss needs from the survey.
 
     Examples:
@@ -61,11 +61,11 @@ class Engine(ABC):
     surveyed: TailStats | None = None  # what the survey found; None if the loss did not ask for it
 
     # The default is None, not NOTHING: torch 2.6 cannot compile a default that is an object.
-    def __init__(self, contest: Contest, need: Need | None = None) -> None:
-        self.contest, self.need = contest, NOTHING if need is None else need
+    def __init__(self, problem: Problem, need: Need | None = None) -> None:
+        self.problem, self.need = problem, NOTHING if need is None else need
         self.counted: Tensor | None = None  # (anchors,) True if the anchor has a positive; None: all have one
         self.alone: Tensor | None = None  # (anchors,) True if a sum of the anchor is empty; None: not checked
-        with torch.no_grad(), no_autocast(contest.anchors.device):
+        with torch.no_grad(), no_autocast(problem.anchors.device):
             self.survey()
 
     @abstractmethod
@@ -87,9 +87,9 @@ class Engine(ABC):
 
     def negatives(self) -> Tensor:
         """Number of negatives of each anchor, ``(anchors,)``, or ``(1,)`` if it is the same for all."""
-        contest = self.contest
-        if contest.uniform:
-            return torch.full((1,), contest.most_negatives, device=contest.anchors.device)
+        problem = self.problem
+        if problem.uniform:
+            return torch.full((1,), problem.most_negatives, device=problem.anchors.device)
         return self.count_negatives()
 
     @abstractmethod
@@ -104,23 +104,23 @@ class Engine(ABC):
         """An engine for evenly spaced anchors, with about ``most`` pairs in all; this one if it has no more."""
         if self.most_pairs <= most:
             return self
-        return self._for(self.contest.every(-(-self.most_pairs // most)))
+        return self._for(self.problem.every(-(-self.most_pairs // most)))
 
-    def _for(self, contest: Contest) -> "Engine":
-        """A new engine for some of the contest's anchors."""
-        return type(self)(contest)
+    def _for(self, problem: Problem) -> "Engine":
+        """A new engine for some of the problem's anchors."""
+        return type(self)(problem)
 
     @property
     def most_pairs(self) -> int:
         """Upper bound on the number of pairs of an anchor and a negative, over all ranks."""
-        ranks = self.contest.ranks
-        anchors = len(self.contest.anchors) if ranks is None else sum(ranks.anchors)
-        return anchors * self.contest.most_negatives
+        ranks = self.problem.ranks
+        anchors = len(self.problem.anchors) if ranks is None else sum(ranks.anchors)
+        return anchors * self.problem.most_negatives
 
     def pairs(self) -> Tensor:
         """Number of pairs of an anchor and a negative, over all ranks; 0-dimensional."""
-        numbers, ranks = self.negatives(), self.contest.ranks
-        here = numbers.sum() if len(numbers) > 1 else numbers[0] * len(self.contest.anchors)
+        numbers, ranks = self.negatives(), self.problem.ranks
+        here = numbers.sum() if len(numbers) > 1 else numbers[0] * len(self.problem.anchors)
         return here if ranks is None else ranks.sum(here)
 
     def log_sums_exp(self, links: Sequence[Link]) -> list[Tensor]:
@@ -134,17 +134,17 @@ class Engine(ABC):
 
     def sums(self, sums: Sequence[Sum]) -> list[Summed | Tensor]:
         """Results of the sums, in order: ``Summed`` for a log-sum-exp, a tensor ``(anchors,)`` for others."""
-        with no_autocast(self.contest.anchors.device):
-            several = self.contest.labels is not None
+        with no_autocast(self.problem.anchors.device):
+            several = self.problem.positives is not None
             shortfall = None if several else self._positive_shortfall()
-            positives = self.contest.count_positives() if several else None
+            positives = self.problem.count_positives() if several else None
             self.counted = None if positives is None else positives > 0
             own = [_parts(one, several) for one in sums]
             parts = [part for each in own for part in each]
             for part in parts:
-                part.link.check_anchors(len(self.contest.anchors))
-                check_elementwise(part.link, self.contest.anchors)
-                check_learned(part.link, self.contest.anchors)
+                part.link.check_anchors(len(self.problem.anchors))
+                check_elementwise(part.link, self.problem.anchors)
+                check_learned(part.link, self.problem.anchors)
             values = self.evaluate(parts)
             found: list[Summed | Tensor] = []
             for one, each in zip(sums, own, strict=True):
@@ -157,13 +157,13 @@ class Engine(ABC):
     ) -> Summed | Tensor:
         if isinstance(one, Count):
             # A copy, which a user's loss may change in place.
-            return self.negatives().to(self.contest.anchors.dtype).expand(len(self.contest.anchors)).clone()
+            return self.negatives().to(self.problem.anchors.dtype).expand(len(self.problem.anchors)).clone()
         if isinstance(one, SoftplusSum):
             if one.among == "positives" and shortfall is not None:
                 return log1pexp(one.link.logit(shortfall).to(shortfall.dtype))
             return values[0]
         value = values[0]
-        alone = None if self.contest.uniform else value == -torch.inf
+        alone = None if self.problem.uniform else value == -torch.inf
         if alone is not None:
             self.alone = alone if self.alone is None else self.alone | alone
             value = torch.where(alone, 0.0, value)
@@ -177,11 +177,7 @@ class Engine(ABC):
 
     def _positive_shortfall(self) -> Tensor:
         """``(anchors,)`` exact shortfall of each anchor's one positive."""
-        if self.contest.positive is None:
-            raise ValueError(
-                'the score of the one positive was asked for; got candidates="labels", which has several'
-            )
-        return pair_shortfall(self.contest.anchors, self.contest.candidates[self.contest.positive])
+        return positive_shortfall(self.problem)
 
 
 def _parts(one: Sum, several: bool) -> list[Part]:

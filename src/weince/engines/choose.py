@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from weince.candidates import Contest, check_choice
 from weince.engines.base import NOTHING, Engine, Need
 from weince.engines.chunked import Chunked
 from weince.engines.dense import Dense
 from weince.engines.ring import Ring
+from weince.pairs import Problem
+from weince.parameters import check_choice
 
 EngineName = Literal["auto", "dense", "chunked", "fused"]
 ENGINES = get_args(EngineName)  # at import: torch 2.6 cannot compile get_args
@@ -40,29 +41,29 @@ class Choice(NamedTuple):
 
 
 def choose(
-    contest: Contest, need: Need | None = None, *, engine: EngineName = "auto", ring: bool = False
+    problem: Problem, need: Need | None = None, *, engine: EngineName = "auto", ring: bool = False
 ) -> Choice:
-    """Choose the engine for a contest, and say why.
+    """Choose the engine for a problem, and say why.
 
     ``"auto"`` takes the fused engine on CUDA if its kernels support the batch. Otherwise it takes the dense engine
     while the matrix is small enough (on the CPU: for dense to be faster; on a GPU: to fit in memory), and the chunked
     engine beyond that. Any other name selects that engine.
 
     Args:
-        contest: Anchors, candidates and their roles.
+        problem: Anchors, candidates and their roles.
         need: What the loss needs from the survey.
         engine: Name of the engine, or ``"auto"``.
         ring: Whether candidates travel from rank to rank; if so, the ring engine is chosen.
 
     Raises:
-        RuntimeError: ``engine="fused"`` does not support this contest; the message says why.
+        RuntimeError: ``engine="fused"`` does not support this problem; the message says why.
 
     Examples:
         >>> import torch
-        >>> from weince.candidates import contests
+        >>> from weince.layouts import problems
         >>> from weince.engines import choose
-        >>> (contest,) = contests("cross", torch.randn(8, 4), torch.randn(8, 4))
-        >>> choose(contest, engine="chunked")
+        >>> (problem,) = problems("cross", torch.randn(8, 4), torch.randn(8, 4))
+        >>> choose(problem, engine="chunked")
         Choice(name='chunked', reason='asked for')
     """
     check_choice("engine", engine, ENGINES)
@@ -70,45 +71,45 @@ def choose(
         return Choice("ring", "candidates come by from rank to rank")
     if engine in ("dense", "chunked"):
         return Choice(engine, "asked for")
-    hindrance = why_not_fused(contest, NOTHING if need is None else need)
+    hindrance = why_not_fused(problem, NOTHING if need is None else need)
     if engine == "fused" and hindrance is not None:
         raise RuntimeError(f'engine="fused" cannot serve: {hindrance}; engine="auto" takes another')
     if hindrance is None:
         return Choice("fused", "CUDA, and the kernels serve this batch")
-    choice = _by_size(contest, hindrance)
-    if choice.name == "chunked" and contest.anchors.device.type == "cuda":
+    choice = _by_size(problem, hindrance)
+    if choice.name == "chunked" and problem.anchors.device.type == "cuda":
         warn_once(f"weince: {hindrance}; the chunked engine is used instead")
     return choice
 
 
-def start(contest: Contest, need: Need, choice: Choice) -> Engine:
-    """Create the chosen engine for a contest. Its constructor runs the survey."""
+def start(problem: Problem, need: Need, choice: Choice) -> Engine:
+    """Create the chosen engine for a problem. Its constructor runs the survey."""
     if not torch.compiler.is_compiling():
         log.debug("engine %s: %s", *choice)
     if choice.name == "ring":
-        return Ring(contest, need)
+        return Ring(problem, need)
     if choice.name == "dense":
-        return Dense(contest, need)
+        return Dense(problem, need)
     if choice.name == "chunked":
-        return Chunked(contest, need)
+        return Chunked(problem, need)
     from weince.engines.fused import Fused  # imported only if needed: Triton is an extra
 
-    return Fused(contest, need)
+    return Fused(problem, need)
 
 
-def why_not_fused(contest: Contest, need: Need) -> str | None:
+def why_not_fused(problem: Problem, need: Need) -> str | None:
     """Why the fused engine cannot be used, in one line; None if it can."""
-    if contest.anchors.device.type != "cuda":
-        return f"the fused engine wants tensors on a CUDA device; got {contest.anchors.device.type}"
+    if problem.anchors.device.type != "cuda":
+        return f"the fused engine wants tensors on a CUDA device; got {problem.anchors.device.type}"
     try:
         from weince.engines.fused import why_not
     except ImportError as error:
         return f"the fused engine cannot be imported: {error}"
-    return why_not(contest, need)
+    return why_not(problem, need)
 
 
-def _by_size(contest: Contest, why_not_fused: str) -> Choice:
-    anchors, candidates = contest.anchors, contest.candidates
+def _by_size(problem: Problem, why_not_fused: str) -> Choice:
+    anchors, candidates = problem.anchors, problem.candidates
     size = len(anchors) * len(candidates) * anchors.element_size()
     limit = _matrix_limit(anchors)
     if size <= limit:

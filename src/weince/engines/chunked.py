@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weince.candidates import Contest
 from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
 from weince.engines.dense import BLOCK
 from weince.engines.smallest import least
 from weince.engines.survey import Hardest
 from weince.engines.tile import NEAR, Part, PartSum, Tile
 from weince.links import FunctionLink, Link
+from weince.pairs import Problem
 from weince.scores import first_order, free_to_look, no_autocast, product, shortfalls
 from weince.tail import TailConfig
 
@@ -45,7 +45,7 @@ def check_compiled() -> None:
 class Band(NamedTuple):
     """Some rows of the matrix, processed in tiles that stay in the cache."""
 
-    contest: Contest
+    problem: Problem
     start: int
     step: int
     matrix: Tensor
@@ -59,7 +59,7 @@ class Band(NamedTuple):
         for start in range(0, len(self.matrix), self.step):
             part = self.matrix[start : start + self.step]
             rows = slice(self.start + start, self.start + start + len(part))
-            tile = Tile(self.contest.rows(rows.start, rows.stop), part)
+            tile = Tile(self.problem.rows(rows.start, rows.stop), part)
             if sharp and near is not None:
                 tile.put(near.columns[rows], near.shortfalls[rows])
             elif sharp:
@@ -67,21 +67,21 @@ class Band(NamedTuple):
             yield rows, tile
 
 
-def bands(contest: Contest) -> Iterator[Band]:
+def bands(problem: Problem) -> Iterator[Band]:
     """The matrix, band by band. In eager mode on the CPU, each band overwrites the previous one."""
-    anchors, width = len(contest.anchors), len(contest.candidates)
-    on_cpu = contest.anchors.device.type == "cpu"
+    anchors, width = len(problem.anchors), len(problem.candidates)
+    on_cpu = problem.anchors.device.type == "cpu"
     # A compiled graph needs no tiles: it would unroll their loop, and it fuses the operations anyway.
     eager = on_cpu and not torch.compiler.is_compiling()
     step = max(1, BLOCK // width) if eager else anchors
     band = max(1, (CPU_BAND if on_cpu else GPU_BAND) // width)
     band = band - band % step if band >= step else band
     # One buffer for all bands: small tensors that outlive a band would keep its memory from being reused.
-    buffer = contest.anchors.new_empty(min(band, anchors), width) if eager else None
+    buffer = problem.anchors.new_empty(min(band, anchors), width) if eager else None
     for start in range(0, anchors, band):
-        rows = contest.anchors[start : start + band]
-        matrix = shortfalls(rows, contest.candidates, None if buffer is None else buffer[: len(rows)])
-        yield Band(contest, start, min(step, band), matrix)
+        rows = problem.anchors[start : start + band]
+        matrix = shortfalls(rows, problem.candidates, None if buffer is None else buffer[: len(rows)])
+        yield Band(problem, start, min(step, band), matrix)
 
 
 class Near(NamedTuple):
@@ -94,7 +94,7 @@ class Near(NamedTuple):
 class Visit(NamedTuple):
     """The anchors against some of the candidates, and the rank that owns those."""
 
-    contest: Contest
+    problem: Problem
     owner: int = 0
 
 
@@ -112,15 +112,15 @@ class Chunked(Engine):
 
     def _none_near(self, nearest: Tensor) -> "Near | None":
         """An empty ``Near`` if no negative is near the cap, which spares later sweeps the search."""
-        anchors = self.contest.anchors
-        if self.contest.labels is not None or not free_to_look(anchors) or not nearest.amin() >= NEAR:
+        anchors = self.problem.anchors
+        if self.problem.positives is not None or not free_to_look(anchors) or not nearest.amin() >= NEAR:
             return None
         none = anchors.new_empty(len(anchors), 0)
         return Near(none.long(), none)
 
     def visits(self) -> Iterator[Visit]:
         """All candidates, block by block; here in one block."""
-        yield Visit(self.contest)
+        yield Visit(self.problem)
 
     def passed(self, by_candidate: Tensor, owner: int) -> Tensor:
         """Tensor in which to sum the gradient of the next visit's candidates, after a visit to those of ``owner``."""
@@ -128,10 +128,10 @@ class Chunked(Engine):
 
     def find(self, tail: TailConfig | None, numbers: tuple[int, ...]) -> Hardest:
         """Sweep the matrix for the tail statistics and for the thresholds of these numbers of hardest negatives."""
-        self.found = Hardest(self.contest, tail, numbers)
-        for band in bands(self.contest):
+        self.found = Hardest(self.problem, tail, numbers)
+        for band in bands(self.problem):
             for _, tile in band.tiles(sharp=False):
-                self.found.add(tile.contest, tile.sharpen() if self.sharp else tile.hidden())
+                self.found.add(tile.problem, tile.sharpen() if self.sharp else tile.hidden())
         self.thresholds.update(self.found.thresholds())
         return self.found
 
@@ -140,18 +140,18 @@ class Chunked(Engine):
 
     def smallest(self, count: int) -> Tensor:
         self.sharp = True
-        found = Least(self.contest.anchors, count)
-        with torch.no_grad(), no_autocast(self.contest.anchors.device):
+        found = Least(self.problem.anchors, count)
+        with torch.no_grad(), no_autocast(self.problem.anchors.device):
             for visit in self.visits():
-                for band in bands(visit.contest):
+                for band in bands(visit.problem):
                     for _, tile in band.tiles(sharp=self.sharp):
                         found.add(tile.hidden().flatten())
             here = found.sorted()
-        return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
+        return here if self.problem.ranks is None else self.problem.ranks.smallest(here, count)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         check_compiled()
-        anchors, candidates = self.contest.anchors, self.contest.candidates
+        anchors, candidates = self.problem.anchors, self.problem.candidates
         # Not under both contexts: on Python 3.13 torch cannot compile a comprehension with a condition there.
         asked = {part.hardest for part in parts if part.hardest is not None}
         with torch.no_grad(), no_autocast(anchors.device):
@@ -171,12 +171,12 @@ class Chunked(Engine):
 
     def values(self, parts: Sequence[Part]) -> list[Tensor]:
         """Value ``(anchors,)`` of every part."""
-        anchors = self.contest.anchors
+        anchors = self.problem.anchors
         totals = [
             anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in parts
         ]
         for visit in self.visits():
-            for band in bands(visit.contest):
+            for band in bands(visit.problem):
                 for rows, tile in band.tiles(sharp=self.sharp, near=self.near):
                     for total, part in zip(totals, parts, strict=True):
                         value = self._sum(part, rows, tile, slopes=False).value
@@ -188,13 +188,13 @@ class Chunked(Engine):
         self, parts: Sequence[Part], totals: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Gradients of anchors, candidates and learned parameters, given the weight ``(anchors,)`` of each sum."""
-        anchors, learned = self.contest.anchors.detach(), learned_of(parts)
+        anchors, learned = self.problem.anchors.detach(), learned_of(parts)
         by_anchor = torch.zeros_like(anchors)
-        by_candidate = torch.zeros_like(self.contest.candidates)
+        by_candidate = torch.zeros_like(self.problem.candidates)
         by_parameter = [torch.zeros_like(weights[k]) for k, _, _ in learned]
         for visit in self.visits():
-            candidates = visit.contest.candidates.detach()
-            for band in bands(visit.contest):
+            candidates = visit.problem.candidates.detach()
+            for band in bands(visit.problem):
                 for rows, tile in band.tiles(sharp=self.sharp, near=self.near):
                     found = [self._sum(part, rows, tile, slopes=True) for part in parts]
                     shares = [
@@ -223,11 +223,14 @@ class Chunked(Engine):
         """Tensors of the caller that the sweep in the backward pass reads again."""
         if torch.compiler.is_compiling():
             return []  # a compiled graph saves what it reads
-        pairs = (self.contest.labels, self.contest.ids)
-        own = [self.contest.ignore, *(pair[0] for pair in pairs if pair is not None)]
+        own = [
+            self.problem.of_anchor[name]
+            for name in ("ignore", "label", "id")
+            if name in self.problem.of_anchor
+        ]
         own += [value for part in parts for value in part.link.tensors().values()]
         # Inference tensors have no version counter, and torch refuses to save them.
-        return [value.detach() for value in own if value is not None and not value.is_inference()]
+        return [value.detach() for value in own if not value.is_inference()]
 
 
 def worth_compiling(link: Link, matrix: Tensor) -> bool:

@@ -25,11 +25,11 @@ class Dense(Engine):
     name = "dense"
 
     def survey(self) -> None:
-        contest = self.contest
-        self.matrix = shortfalls(contest.anchors, contest.candidates)
+        problem = self.problem
+        self.matrix = shortfalls(problem.anchors, problem.candidates)
         # Ints and not slices: a compiled graph would take the bounds of a slice as constants.
         self.tiles = [
-            (start, stop, Tile(contest.rows(start, stop), self.matrix[start:stop]))
+            (start, stop, Tile(problem.rows(start, stop), self.matrix[start:stop]))
             for start, stop in _spans(self.matrix)
         ]
         self.sharp = False
@@ -46,24 +46,25 @@ class Dense(Engine):
         hidden: Callable[[Tile], Tensor] = Tile.hidden,
     ) -> Hardest:
         """Find the tail statistics and the thresholds of these numbers of hardest negatives."""
-        found = Hardest(self.contest, tail, numbers)
+        found = Hardest(self.problem, tail, numbers)
         for *_, tile in self.tiles:
-            found.add(tile.contest, hidden(tile))
+            found.add(tile.problem, hidden(tile))
         self.thresholds.update(found.thresholds())
         return found
 
     def count_negatives(self) -> Tensor:
         # Not from the shortfalls, whose place derivatives may have taken: those can be infinite.
-        matrices = ((tile.contest, torch.zeros_like(tile.shortfall)) for *_, tile in self.tiles)
-        return whole([contest.count_negatives(contest.hide(own, torch.inf)) for contest, own in matrices])
+        return whole(
+            [tile.problem.mask(tile.problem.negatives, tile.shortfall).sum(1) for *_, tile in self.tiles]
+        )
 
     def smallest(self, count: int) -> Tensor:
         self._check_unspent()
         with torch.no_grad():
             self._sharpen()
-            hidden = self.contest.hide(self.matrix.clone(), torch.inf)
+            hidden = self.problem.leave_out(self.matrix.clone(), self.problem.negatives, torch.inf)
             here = least(hidden.flatten(), count)
-        return here if self.contest.ranks is None else self.contest.ranks.smallest(here, count)
+        return here if self.problem.ranks is None else self.problem.ranks.smallest(here, count)
 
     def _check_unspent(self) -> None:
         if self.spent:
@@ -74,7 +75,7 @@ class Dense(Engine):
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         self._check_unspent()
-        anchors, candidates = self.contest.anchors, self.contest.candidates
+        anchors, candidates = self.problem.anchors, self.problem.candidates
         learned = learned_of(parts) if torch.is_grad_enabled() else []
         # len, not bool: torch 2.6 does not compile the latter.
         wanted = any(x.requires_grad for x in (anchors, candidates)) or len(learned) > 0
@@ -94,7 +95,7 @@ class Dense(Engine):
 
     def _summed(self, parts: Sequence[Part], *, slopes: bool) -> list[PartSum]:
         """All sums. Those that gather a few candidates come first, since they need no matrix of derivatives."""
-        every, found = Tile(self.contest, self.matrix), {}
+        every, found = Tile(self.problem, self.matrix), {}
         rest = [k for k, part in enumerate(parts) if not few_take_part(part, self.matrix)]
         for k, part in enumerate(parts):
             if k not in rest:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from weince import scores
-from weince.candidates import Contest
 from weince.engines.base import Engine, Need
 from weince.engines.chunked import Chunked, Near
 from weince.engines.tile import Part
@@ -28,6 +27,7 @@ from weince.links import (
     ShortfallLink,
     SoftmaxLink,
 )
+from weince.pairs import Problem
 from weince.parameters import Scalar, unrounded
 from weince.tail import TailConfig, TailStats, nearest_rank
 
@@ -59,17 +59,26 @@ except ImportError:
     _missing = "the fused engine wants Triton, which is not installed: pip install 'weince[gpu]'"
 
 
-def why_not(contest: Contest, need: Need) -> str | None:
-    """Why the fused engine cannot serve this contest, in one line; None if it can."""
+def why_not(problem: Problem, need: Need) -> str | None:
+    """Why the fused engine cannot serve this problem, in one line; None if it can."""
     if _missing is not None:
         return _missing
-    if contest.anchors.device.type != "cuda":
-        return f"the fused engine wants tensors on a CUDA device; got {contest.anchors.device.type}"
-    if contest.anchors.dtype != torch.float32:
-        return f"the fused engine works in float32; got {contest.anchors.dtype}"
-    if contest.most_negatives < 1:
+    if problem.anchors.device.type != "cuda":
+        return f"the fused engine wants tensors on a CUDA device; got {problem.anchors.device.type}"
+    if problem.anchors.dtype != torch.float32:
+        return f"the fused engine works in float32; got {problem.anchors.dtype}"
+    if problem.most_negatives < 1:
         return "the fused engine wants at least one negative"
-    if need.tail is not None and need.tail.tail_size(contest.most_negatives) > LARGEST_TAIL:
+    for name, columns in (
+        ("offset", problem.of_candidate),
+        ("limit", problem.of_anchor),
+        ("across", problem.of_candidate),
+    ):
+        if name in columns:
+            return f"the kernels do not read the column {name}"
+    if problem.score != "cosine" or problem.hard is not None:
+        return "the kernels serve cosines, and no negatives of one anchor alone"
+    if need.tail is not None and need.tail.tail_size(problem.most_negatives) > LARGEST_TAIL:
         return f"the fused engine fits tails of {LARGEST_TAIL} at the most; got {need.tail}"
     return None
 
@@ -155,13 +164,13 @@ class Fused(Engine):
     name = "fused"
 
     def survey(self) -> None:
-        contest = self.contest
-        anchors, candidates = contest.raw or (contest.anchors.detach(), contest.candidates.detach())
-        self.rows = [contest.anchors.detach(), contest.candidates.detach()]
+        problem = self.problem
+        anchors, candidates = problem.raw or (problem.anchors.detach(), problem.candidates.detach())
+        self.rows = [problem.anchors.detach(), problem.candidates.detach()]
         self.operands = list(ops.run("operand", anchors))
-        if not contest.symmetric:
+        if not problem.symmetric:
             self.operands += ops.run("operand", candidates)
-        self.roles, self.given = _roles(contest)
+        self.roles, self.given = _roles(problem)
         self.near: list[Tensor] = []
         self.nearest_known = False  # near holds the nearest of every anchor, also far from the cap
         self.thresholds: dict[int, Tensor] = {}
@@ -178,14 +187,14 @@ class Fused(Engine):
             self.operands,
             self.roles,
             self.given,
-            self.contest.most_negatives,
+            self.problem.most_negatives,
             ops.pack(tail),
             numbers,
         )
         if not self.nearest_known:
             self.near, self.nearest_known = near, True
         self.thresholds |= dict(zip(numbers, thresholds, strict=True))
-        self._negatives = None if self.contest.uniform else negatives
+        self._negatives = None if self.problem.uniform else negatives
         if tail is not None:
             rho, beta, daic = stats
             lam = ops.run("gate", rho, daic, made, self._pivot(rho, tail), ops.pack(tail))
@@ -193,16 +202,16 @@ class Fused(Engine):
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
         """Pivot of the gate; None if the kernel computes it."""
-        contest = self.contest
+        problem = self.problem
         if tail.rho0 is not None:
             return torch.full((1,), tail.rho0, dtype=rho.dtype, device=rho.device)
-        if contest.uniform and contest.ranks is None and len(rho) <= search.ONE_PROGRAM:
+        if problem.uniform and problem.ranks is None and len(rho) <= search.ONE_PROGRAM:
             return None
         has_rho = rho.isfinite()
-        if contest.labels is not None:
-            has_rho &= contest.count_positives() > 0
-        if contest.ranks is not None:
-            rho, has_rho = contest.ranks.gather(rho), contest.ranks.gather(has_rho)
+        if problem.positives is not None:
+            has_rho &= problem.count_positives() > 0
+        if problem.ranks is not None:
+            rho, has_rho = problem.ranks.gather(rho), problem.ranks.gather(has_rho)
         return nearest_rank(rho, has_rho, tail.rho0_quantile).reshape(1)
 
     def count_negatives(self) -> Tensor:
@@ -215,19 +224,20 @@ class Fused(Engine):
     def smallest(self, count: int) -> Tensor:
         return self._chunked().smallest(count)
 
-    def _for(self, contest: Contest) -> Engine:
-        return Chunked(contest)  # a sample is small enough to do without kernels
+    def _for(self, problem: Problem) -> Engine:
+        return Chunked(problem)  # a sample is small enough to do without kernels
 
     def _positive_shortfall(self) -> Tensor:
-        contest = self.contest
-        if contest.positive is None:
+        problem = self.problem
+        if "positive" not in problem.of_anchor:
             return super()._positive_shortfall()  # which says what is wrong
-        found = ops.apart(contest.anchors, contest.candidates, contest.positive, contest.symmetric)
+        positive = problem.of_anchor["positive"]
+        found = ops.apart(problem.anchors, problem.candidates, positive, problem.symmetric)
         return super()._positive_shortfall() if found is None else found
 
     def _chunked(self) -> Chunked:
-        """A chunked engine for the same contest; it supports every link."""
-        loop = Chunked(self.contest)
+        """A chunked engine for the same problem; it supports every link."""
+        loop = Chunked(self.problem)
         loop.sharp = self.need.tail is not None
         return loop
 
@@ -263,7 +273,7 @@ class Fused(Engine):
             for part, form in zip(one.parts, one.forms, strict=True)
         ]
         values = ops.sums(
-            self.contest.anchors, self.contest.candidates, coefs, limits, self.operands, self.roles, self.given,
+            self.problem.anchors, self.problem.candidates, coefs, limits, self.operands, self.roles, self.given,
             self.near, spec, one.cap, learn,
         )  # fmt: skip
         return list(values.unbind())
@@ -287,7 +297,7 @@ class Fused(Engine):
     def _coefficients(self, forms: Sequence[Form]) -> tuple[Tensor, int]:
         """Coefficients of all sums, one per row, ``(., 1)`` or ``(., anchors)``; and the bits of learned ones."""
         plain = all(form.b is None and form.w is None and form.v is None for form in forms)
-        device, anchors = self.contest.anchors.device, len(self.contest.anchors)
+        device, anchors = self.problem.anchors.device, len(self.problem.anchors)
         lines: list[Tensor] = []
         learn = 0
         for form in forms:
@@ -337,12 +347,15 @@ def _passes(parts: Sequence[Part]) -> tuple[list[_Pass], list[int]]:
     return passes, others
 
 
-def _roles(contest: Contest) -> tuple[list[Tensor], int]:
+def _roles(problem: Problem) -> tuple[list[Tensor], int]:
     """Tensors that determine the roles of pairs, and bits that tell which of ``launch.GIVEN`` they are."""
-    found: list[Tensor | None] = [contest.positive, contest.itself]
-    for pair in (contest.ids, contest.labels, contest.views):
+    anchor, candidate = problem.of_anchor, problem.of_candidate
+    found: list[Tensor | None] = [anchor.get("positive"), anchor.get("position")]
+    for name in ("id", "label", "view"):
         # The kernels read them one after the other, whatever the strides.
-        found += [None, None] if pair is None else [one.long().contiguous() for one in pair]
-    found.append(contest.ignore)
+        found += (
+            [None, None] if name not in anchor else [anchor[name].contiguous(), candidate[name].contiguous()]
+        )
+    found.append(anchor.get("ignore"))
     given = sum((value is not None) << bit for bit, value in enumerate(found))
     return [value for value in found if value is not None], given

@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from weince.candidates import Contest
 from weince.distributed import Ranks
 from weince.engines.chunked import Chunked, Visit, bands
 from weince.engines.survey import Hardest
+from weince.pairs import Problem, Rule
 from weince.tail import TailConfig
 
 
@@ -23,18 +23,18 @@ class Ring(Chunked):
 
     @property
     def ranks(self) -> Ranks:
-        assert self.contest.ranks is not None
-        return self.contest.ranks
+        assert self.problem.ranks is not None
+        return self.problem.ranks
 
     def visits(self) -> Iterator[Visit]:
         """Every rank's candidates in turn, this rank's first; the next block arrives during a visit."""
-        contest, ranks = self.contest, self.ranks
-        roles = [pair[1] for pair in (contest.labels, contest.ids, contest.views) if pair is not None]
-        travellers = [contest.candidates.detach().contiguous(), *(own.long().contiguous() for own in roles)]
+        problem, ranks = self.problem, self.ranks
+        columns = problem.of_candidate.values()
+        travellers = [problem.candidates.detach().contiguous(), *(column.contiguous() for column in columns)]
         for hop in range(ranks.count):
             owner = (ranks.rank - hop) % ranks.count
             coming = ranks.pass_on(travellers, owner) if hop + 1 < ranks.count else None
-            yield Visit(_against(contest, travellers, is_own=hop == 0), owner)
+            yield Visit(_against(problem, travellers, owner), owner)
             if coming is not None:
                 travellers = coming.wait()
 
@@ -45,38 +45,45 @@ class Ring(Chunked):
 
     def find(self, tail: TailConfig | None, numbers: tuple[int, ...]) -> Hardest:
         """Find every anchor's hardest negatives in one round, by merging those of each block."""
-        contest, anchors = self.contest, self.contest.anchors
-        self.found = Hardest(contest, tail, numbers)
+        problem, anchors = self.problem, self.problem.anchors
+        self.found = Hardest(problem, tail, numbers)
         hardest = anchors.new_full((len(anchors), self.found.depth), torch.inf)
         negatives = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
         for visit in self.visits():
-            for band in bands(visit.contest):
+            for band in bands(visit.problem):
                 for rows, tile in band.tiles(sharp=self.sharp):
                     hidden = tile.hidden()
                     both = torch.cat([hardest[rows], hidden], 1)
                     hardest[rows] = both.topk(self.found.depth, dim=1, largest=False).values
                     negatives[rows] += hidden.isfinite().sum(1)
-        has_positive = None if contest.labels is None else contest.count_positives() > 0
+        has_positive = None if problem.positives is None else problem.count_positives() > 0
         self.found.add_sorted(hardest, negatives, has_positive)
         self.thresholds.update(self.found.thresholds())
         return self.found
 
 
-def _against(contest: Contest, travellers: Sequence[Tensor], *, is_own: bool) -> Contest:
-    """Contest of the local anchors against the candidates that have arrived."""
-    candidates, *roles = travellers
+def _against(problem: Problem, travellers: Sequence[Tensor], owner: int) -> Problem:
+    """Problem of the local anchors against the candidates of a rank that have arrived."""
+    candidates, *columns = travellers
+    ranks = problem.ranks
+    assert ranks is not None
+    start, width = sum(ranks.candidates[:owner]), ranks.candidates[owner]
+    of_anchor = dict(problem.of_anchor)
+    if "ignore" in of_anchor:
+        of_anchor["ignore"] = of_anchor["ignore"][:, start : start + width]
+    # The candidates of other ranks hold no single row that a rule excludes.
+    alien = () if owner == ranks.rank else ("position", "positive")
 
-    def met(values: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-        return None if values is None else (values[0].long(), roles.pop(0))
+    def kept(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        return tuple(rule for rule in rules if rule.row not in alien)
 
     return replace(
-        contest,
+        problem,
         candidates=candidates,
-        positive=contest.positive if is_own else None,
-        itself=contest.itself if is_own else None,
-        labels=met(contest.labels),
-        ids=met(contest.ids),
-        views=met(contest.views),
+        of_anchor=of_anchor,
+        of_candidate=dict(zip(problem.of_candidate, columns, strict=True)),
+        negatives=kept(problem.negatives),
+        positives=None if problem.positives is None else kept(problem.positives),
         raw=None,
         symmetric=False,
     )

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from weince.candidates import Contest
 from weince.engines.smallest import smallest
 from weince.engines.tile import EXACT
+from weince.pairs import Problem
 from weince.tail import TailConfig, TailFit, TailStats, fit_tail, gated
 
 
@@ -42,33 +42,33 @@ class Hardest:
     The tails of a block are fitted and then discarded, so that memory stays linear in the batch.
 
     Args:
-        contest: Contest of all anchors.
+        problem: Problem of all anchors.
         tail: How to compute the tail statistics; None for none.
         numbers: Numbers of hardest negatives; each gets a threshold.
     """
 
-    def __init__(self, contest: Contest, tail: TailConfig | None, numbers: tuple[int, ...]) -> None:
-        self.contest, self.tail, self.numbers = contest, tail, numbers
-        most = contest.most_negatives
+    def __init__(self, problem: Problem, tail: TailConfig | None, numbers: tuple[int, ...]) -> None:
+        self.problem, self.tail, self.numbers = problem, tail, numbers
+        most = problem.most_negatives
         self.size = 0 if tail is None else tail.tail_size(most)
         self.depth = min(max((self.size, *(max(number + 1, EXACT) for number in numbers))), most)
-        anchors = len(contest.anchors)
+        anchors = len(problem.anchors)
         self._nearest, self._counted = Column(anchors), Column(anchors)
-        self._negatives = Column(1 if contest.uniform else anchors)
+        self._negatives = Column(1 if problem.uniform else anchors)
         self._fit = [Column(anchors) for _ in TailFit._fields]
         self._thresholds = {number: Column(anchors) for number in numbers}
 
-    def add(self, contest: Contest, hidden: Tensor) -> None:
+    def add(self, problem: Problem, hidden: Tensor) -> None:
         """Add some anchors, given the shortfalls of their negatives ``(a, c)``, ``inf`` elsewhere."""
-        positives = contest.same_label()
-        has_positive = None if positives is None else positives.any(1)
+        rules = problem.positives
+        has_positive = None if rules is None else problem.mask(rules, hidden).any(1)
         # With depth 0, only the number of negatives is wanted.
         found = smallest(hidden, self.depth) if self.depth else hidden[:, :0]
-        self.add_sorted(found, contest.count_negatives(hidden), has_positive)
+        self.add_sorted(found, count_negatives(problem, hidden), has_positive)
 
     def add_sorted(self, found: Tensor, negatives: Tensor, has_positive: Tensor | None) -> None:
         """Add some anchors, given the smallest shortfalls of their negatives ``(a, depth)`` in ascending order."""
-        self._negatives.add(negatives[:1] if self.contest.uniform else negatives)
+        self._negatives.add(negatives[:1] if self.problem.uniform else negatives)
         if has_positive is not None:
             self._counted.add(has_positive)
         for number, column in self._thresholds.items():
@@ -97,9 +97,17 @@ class Hardest:
             return None
         fit = TailFit(*(column.whole() for column in self._fit))
         gather: Callable[[Tensor], Tensor] | None = None
-        if self.contest.ranks is not None:
-            gather = self.contest.ranks.gather
+        if self.problem.ranks is not None:
+            gather = self.problem.ranks.gather
         return gated(self.nearest(), fit, self.tail, self._counted.values, gather)
+
+
+def count_negatives(problem: Problem, hidden: Tensor) -> Tensor:
+    """``(a,)`` number of negatives of each anchor, or ``(1,)`` if all have the same number; ``hidden`` ``(a, c)`` is
+    finite only for negatives."""
+    if problem.uniform:
+        return torch.full((1,), problem.most_negatives, device=hidden.device)
+    return hidden.isfinite().sum(1)
 
 
 def between(ordered: Tensor, number: int) -> Tensor:

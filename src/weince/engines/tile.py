@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold as cut_below
 
-from weince.candidates import Contest
 from weince.links import Link
+from weince.pairs import SAME_VIEW, Problem, Rule
 from weince.scores import derivatives, free_to_look, pair_shortfall
 
 EXACT = 4
@@ -52,27 +52,26 @@ class PartSum(NamedTuple):
 
 
 class Tile:
-    """Some anchors against all candidates of their contest.
+    """Some anchors against all candidates of their problem.
 
     Args:
-        contest: Contest of these anchors.
+        problem: Problem of these anchors.
         shortfall: ``(a, c)``; :meth:`sharpen` makes it exact near the cap.
     """
 
-    def __init__(self, contest: Contest, shortfall: Tensor) -> None:
-        self.contest, self.shortfall = contest, shortfall
+    def __init__(self, problem: Problem, shortfall: Tensor) -> None:
+        self.problem, self.shortfall = problem, shortfall
         self._few: dict[tuple[int | None, str], Few] = {}
 
     def hidden(self) -> Tensor:
         """``(a, c)`` shortfalls of negatives, ``inf`` elsewhere."""
-        return self.contest.hide(self.shortfall.clone(), torch.inf)
+        return self.problem.leave_out(self.shortfall.clone(), self.problem.negatives, torch.inf)
 
     def sharpen(self) -> Tensor:
         """Make the smallest shortfalls exact, in place; return what :meth:`hidden` returns after that."""
         hidden = self.hidden()
-        positives = self.contest.same_label()
-        if positives is not None:
-            nearest = self.shortfall.masked_fill(~positives, torch.inf)
+        if self.problem.positives is not None:
+            nearest = self.problem.leave_out(self.shortfall.clone(), self.problem.positives, torch.inf)
             self._exact_at(nearest.topk(min(EXACT, nearest.shape[1]), dim=1, largest=False).indices)
         if _any_near(hidden):
             near = hidden.topk(min(EXACT, hidden.shape[1]), dim=1, largest=False)
@@ -90,7 +89,7 @@ class Tile:
 
     def _exact_at(self, columns: Tensor) -> Tensor:
         """Write exact shortfalls of each anchor's candidates at ``(a, m)`` columns into the matrix; return them."""
-        exact = pair_shortfall(self.contest.anchors.unsqueeze(1), self.contest.candidates[columns])
+        exact = pair_shortfall(self.problem.anchors.unsqueeze(1), self.problem.candidates[columns])
         self.shortfall.scatter_(1, columns, exact)
         return exact
 
@@ -160,15 +159,17 @@ class Tile:
 
     def _keep(self, matrix: Tensor, part: Part, value: float, threshold: Tensor | None) -> Tensor:
         """Overwrite the entries of pairs that take no part in a sum."""
-        if part.among == "positives":
-            positives = self.contest.same_label()
-            assert positives is not None
-            return matrix.masked_fill_(~positives, value)
         if threshold is not None:
             matrix.masked_fill_(self.shortfall > threshold.unsqueeze(1), value)
-        if part.among == "same view":
-            self.contest.hide_other_view(matrix, value)
-        return self.contest.hide(matrix, value)
+        return self.problem.leave_out(matrix, rules_of(self.problem, part), value, self.shortfall)
+
+
+def rules_of(problem: Problem, part: Part) -> tuple[Rule, ...]:
+    """The rules of the pairs that a sum is about; of the hardest negatives it takes those up to a threshold."""
+    if part.among == "positives":
+        assert problem.positives is not None
+        return problem.positives
+    return (*problem.negatives, SAME_VIEW) if part.among == "same view" else problem.negatives
 
 
 def few_take_part(part: Part, matrix: Tensor) -> bool:
@@ -197,7 +198,7 @@ class Few(Tile):
         self.columns[row, place] = flat % candidates
         self.absent = torch.arange(self.columns.shape[1], device=flat.device) >= counts.unsqueeze(1)
         shortfall = tile.shortfall.gather(1, self.columns).masked_fill_(self.absent, 1.0)
-        super().__init__(tile.contest, shortfall)
+        super().__init__(tile.problem, shortfall)
 
     def sum(self, part: Part, threshold: Tensor | None, *, slopes: bool) -> PartSum:
         return self._sum(part, threshold, slopes=slopes)._replace(columns=self.columns)

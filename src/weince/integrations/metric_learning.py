@@ -14,9 +14,10 @@ from typing import Any, Unpack
 from torch import Tensor
 
 import weince
-from weince.candidates import Contest, contests
 from weince.engines.base import Need
+from weince.layouts import Layout, problems
 from weince.losses.weince import WeinceOptions
+from weince.pairs import OTHER_LABEL, SAME_LABEL, Problem
 from weince.parameters import Scalar
 
 try:
@@ -102,13 +103,18 @@ class LossAdapter(BaseMetricLossFunction):  # type: ignore[misc]
                 "embeddings and ref_emb must have the same width and dtype; got "
                 f"{embeddings.dtype} {tuple(embeddings.shape)} and {ref_emb.dtype} {tuple(ref_emb.shape)}"
             )
-        checked = self.loss.check_finite
-        [own] = contests("labels", embeddings, labels=labels, check_finite=checked, alone=False)
-        [others] = contests("labels", ref_emb, labels=ref_labels, check_finite=checked, alone=False)
-        assert own.labels is not None
-        assert others.labels is not None
-        contest = Contest(own.anchors, others.anchors, labels=(own.labels[0], others.labels[0]))
-        result = self.loss._contrast(contest, Need(self.loss.tail, self.loss.hardest))
+        layout = Layout("labels", check_finite=self.loss.check_finite)
+        [own] = problems(layout, embeddings, labels=labels, alone=False)
+        [others] = problems(layout, ref_emb, labels=ref_labels, alone=False)
+        problem = Problem(
+            own.anchors,
+            others.anchors,
+            {"label": own.of_anchor["label"]},
+            others.of_candidate,
+            (OTHER_LABEL,),
+            (SAME_LABEL,),
+        )
+        result = self.loss._contrast(problem, Need(self.loss.tail, self.loss.hardest))
         counted = result.counted
         return result.losses.mean() if counted is None else result.losses.sum() / counted.sum().clamp_min(1)
 

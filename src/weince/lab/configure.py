@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from weince import losses
-from weince.candidates import Candidates
 from weince.engines.choose import EngineName
+from weince.layouts import Candidates
 from weince.links import BlendLink
 from weince.losses.weince import PRESETS as WEINCE
 from weince.tail import TailConfig

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict,
 import torch
 from torch import Tensor, nn
 
-from weince.candidates import Candidates, Contest, check_choice, contests
 from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
 from weince.engines.base import Engine, Need
 from weince.engines.choose import Choice, EngineName, choose, out_of_memory, start, warn_once
+from weince.layouts import Candidates, Layout, problems
 from weince.links import Link
 from weince.losses.replay import replayed
+from weince.pairs import Problem
+from weince.parameters import check_choice
 from weince.scores import no_autocast
 from weince.sums import LogSumExp, Sum, Summed
 from weince.tail import TailConfig, TailStats
@@ -68,7 +70,7 @@ class ContrastiveLoss(nn.Module):
 
     Args:
         candidates: ``"views"`` (SimCLR), ``"cross"`` (SimCSE, query and key), ``"clip"`` or ``"labels"`` (SupCon),
-            see :func:`weince.candidates.contests`.
+            see :func:`weince.pairs.problems`.
         reduction: ``"mean"`` over anchors, ``"sum"``, or ``"none"`` for one value per anchor: ``(2 n,)`` with
             ``"views"`` and ``"clip"``, first ``z_i``, then ``z_j``. An anchor without a positive has loss 0.
         engine: ``"dense"`` keeps the matrix of scores, ``"chunked"`` needs memory linear in the batch, ``"fused"``
@@ -247,18 +249,16 @@ class ContrastiveLoss(nn.Module):
     def _compute(self, batch: Mapping[str, Tensor], return_stats: bool = False) -> Any:
         """The loss of a batch; a :class:`LossOutput` if statistics are requested."""
         spread = self._spread()
-        found = contests(
-            self.candidates,
+        found = problems(
+            Layout(self.candidates, check_finite=self.check_finite, views=self.same_view),
             **batch,
-            check_finite=self.check_finite,
             alone=not spread,
-            views=self.same_view,
         )
         need = Need(self.tail or (TailConfig() if return_stats else None), self.hardest)
         if spread:
             join = meet if self.gather == "ring" else share
-            found = [join(contest, self._described(need)) for contest in found]
-        results = [self._contrast(contest, need) for contest in found]
+            found = [join(problem, self._described(need)) for problem in found]
+        results = [self._contrast(problem, need) for problem in found]
         loss = self._reduce(results, found[0].ranks)
         self._look(loss, [name for name in batch if name in ("labels", "ids", "ignore")])
         if not return_stats:
@@ -266,17 +266,17 @@ class ContrastiveLoss(nn.Module):
         stats = [result.stats for result in results if result.stats is not None]
         return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*stats, strict=True))))
 
-    def _contrast(self, contest: Contest, need: Need) -> "_Result":
-        """Losses of one contest, computed by the chosen engine."""
-        ring = self.gather == "ring" and contest.ranks is not None
-        choice = choose(contest, need, engine=self.engine, ring=ring)
+    def _contrast(self, problem: Problem, need: Need) -> "_Result":
+        """Losses of one problem, computed by the chosen engine."""
+        ring = self.gather == "ring" and problem.ranks is not None
+        choice = choose(problem, need, engine=self.engine, ring=ring)
         # No retry with several ranks: the others would not repeat the exchanges that this one starts again.
-        may_retry = self.engine == "auto" and choice.name == "dense" and contest.ranks is None
+        may_retry = self.engine == "auto" and choice.name == "dense" and problem.ranks is None
         if not may_retry or torch.compiler.is_compiling():
-            return self._losses(start(contest, need, choice))
+            return self._losses(start(problem, need, choice))
         before = [buffer.clone() for buffer in self.buffers()]
         try:
-            return self._losses(start(contest, need, choice))
+            return self._losses(start(problem, need, choice))
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -284,17 +284,17 @@ class ContrastiveLoss(nn.Module):
         for buffer, value in zip(self.buffers(), before, strict=True):
             buffer.copy_(value)
         warn_once("weince: out of memory in the dense engine; the chunked engine is used instead")
-        return self._losses(start(contest, need, Choice("chunked", "the dense engine ran out of memory")))
+        return self._losses(start(problem, need, Choice("chunked", "the dense engine ran out of memory")))
 
     def _losses(self, engine: Engine) -> "_Result":
         combine: Callable[..., Tensor] = self.combine
         if not self.per_anchor:
-            ranks = engine.contest.ranks
+            ranks = engine.problem.ranks
             combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
-        with no_autocast(engine.contest.anchors.device):
+        with no_autocast(engine.problem.anchors.device):
             found = engine.sums(self._asked(engine))
             losses = combine(*found)
-            self._check_losses(losses, len(engine.contest.anchors), found)
+            self._check_losses(losses, len(engine.problem.anchors), found)
         if self.needs_negatives and engine.alone is not None:
             losses = losses.masked_fill(engine.alone, 0)
         if engine.counted is not None:

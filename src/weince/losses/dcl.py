@@ -71,7 +71,7 @@ class DCLWLoss(DCLLoss):
     def sums(self, batch: Engine) -> LogSumExp:
         temperature = self.bounded_temperature()
         own = batch.positive_scores().detach() / self.sigma
-        ranks = batch.contest.ranks
+        ranks = batch.problem.ranks
         every = own if ranks is None else ranks.gather(own)
         weight = 2 - len(every) * (own - torch.logsumexp(every, 0)).exp()
         return LogSumExp(SoftmaxLink(temperature), positive=AffineLink(weight / temperature))

@@ -63,7 +63,7 @@ class KLBallLoss(ContrastiveLoss):
             raise RuntimeError(
                 "KL ball in a compiled graph wants torch 2.7 or newer; got an older one: compile the encoder alone"
             )
-        most = batch.contest.most_negatives
+        most = batch.problem.most_negatives
         if not torch.compiler.is_compiling() and self.radius >= math.log(most):
             warn_once(
                 f"weince: a softmax over {most} negatives is at most log({most}) = {math.log(most):.3g} nats from "
@@ -86,7 +86,7 @@ def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
     is at most a factor of ``e``: where the softmax has left the bulk of the negatives for a few of them, ``log KL``
     is flat, and a full step would overshoot. A KL that is lost in rounding is half of the logits' variance.
     """
-    like = batch.contest.anchors
+    like = batch.problem.anchors
     tiny, small = torch.finfo(like.dtype).tiny, 1e3 * torch.finfo(like.dtype).eps
     end = math.log(largest)
     low, high, at = (
@@ -94,7 +94,7 @@ def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
     )
     log_count = batch.negatives().to(like.dtype).log()
     # Ranks that pass candidates on must take the same number of steps.
-    may_stop = free_to_look(like) and unseen() and batch.contest.ranks is None
+    may_stop = free_to_look(like) and unseen() and batch.problem.ranks is None
     origin: Scalar = 0.0  # the mean of the last step, so that sums of large logits do not cancel
     close = math.sqrt(torch.finfo(like.dtype).eps)  # a step so short leaves about its square
     for _ in range(STEPS):

@@ -55,7 +55,7 @@ class RINCELoss(TemperatureLoss):
         self.q, self.weight = q, weight
 
     def sums(self, batch: Engine) -> LogSumExp:
-        temperature, dtype = self.bounded_temperature(), batch.contest.anchors.dtype
+        temperature, dtype = self.bounded_temperature(), batch.problem.anchors.dtype
         lowest = self.q / (600 if dtype == torch.float64 else 60)  # gradients are larger than the loss
         if isinstance(temperature, Tensor):
             overflows = free_to_look(temperature) and bool((temperature < lowest).any())

@@ -82,7 +82,7 @@ class RunningSlope(nn.Module):
     @torch.no_grad()
     def link(self, batch: Engine) -> ShortfallLink:
         """The shortfall link for a batch; in training, the slope is updated first."""
-        device = batch.contest.anchors.device
+        device = batch.problem.anchors.device
         if self.slope_now.device != device:  # move it here: without this buffer, losses need no .to()
             with torch.inference_mode(False):  # or training could not update what a validation step has moved
                 self.slope_now = self.slope_now.to(device)

@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from weince.candidates import check_choice
 from weince.lab.configure import find
 from weince.lab.tasks.images.resnet import BasicBlock, Bottleneck, ResNet, Stem
 from weince.lab.tasks.images.vit import VisionTransformer
+from weince.parameters import check_choice
 
 NAMES = ("resnet18", "resnet50", "vit_small", "tiny")
 PATCHES = {32: 4, 64: 8, 224: 16}
