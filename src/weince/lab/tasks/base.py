@@ -43,9 +43,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weince.candidates import Candidates
 from weince.lab.configure import LossConfig, build_loss, check_loss, let_nan_pass
 from weince.lab.training.optimizers import OptimizerConfig, rate
+from weince.layouts import Candidates
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
