@@ -23,7 +23,7 @@ def test_no_modules_import_each_other(modules):
 def test_the_library_imports_nothing_of_the_lab(modules):
     library = {name: used for name, used in modules.items() if graph.room(name) not in ("cli", *ROOMS)}
     assert "weince.losses.infonce" in library
-    assert "weince.diagnose.page" in library
+    assert "weince.diagnose.report_page" in library
     found = {(name, other) for name, used in library.items() for other in used if graph.room(other) in ROOMS}
     assert found == set()
 

@@ -8,8 +8,9 @@ import pytest
 from lab.study.tables import small_table
 from programs import run
 
-from weince.evt import frechet_ablation, link_bank, link_test
+from weince.evt import link_bank, link_test
 from weince.lab import settings
+from weince.lab.paper.ablations import frechet_ablation
 from weince.lab.study import overhead
 from weince.lab.study.reproduce import reproduce
 from weince.lab.study.tables import MEASURES

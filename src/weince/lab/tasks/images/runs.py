@@ -28,7 +28,7 @@ from weince.lab.training import checkpoint
 from weince.machine import find_device
 
 if TYPE_CHECKING:
-    from weince.diagnose.reading import Pairs
+    from weince.diagnose.reading import EmbeddedPairs
     from weince.lab.tasks.images.evaluation import Evaluation
 
 
@@ -214,7 +214,7 @@ def two_views(
 
 def run_pairs(
     folders: Sequence[Path], *, names: Sequence[str] | None = None, trend: bool = False, seed: int = 0
-) -> "list[Pairs]":
+) -> "list[EmbeddedPairs]":
     """Input of ``weince diagnose`` from runs: the embeddings of each run, or with ``trend`` of each of its snapshots.
 
     Raises:
