@@ -89,7 +89,7 @@ def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
 def test_the_printed_command_for_two_encoders_trains_with_the_printed_loss():
     from weince.lab import settings
     from weince.lab.configure import build_loss
-    from weince.lab.tasks.sentences.train import TextRun
+    from weince.lab.tasks.sentences.config import TextRun
 
     for command, code in (
         (link_train(0.25, 0.1, "cross"), link_code(0.25, 0.1, "cross")),

@@ -19,7 +19,7 @@ from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation import fingerprint
 from weince.lab.tasks.images.runs import two_views
-from weince.lab.tasks.images.train import train
+from weince.lab.tasks.registry import train
 
 
 @pytest.fixture(scope="module")
