@@ -1,0 +1,94 @@
+"""The page: one self-contained HTML file without scripts or external resources."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from weince.diagnose.html import templates
+from weince.diagnose.measure import Measured
+from weince.diagnose.rules import THRESHOLDS
+from weince.diagnose.sections import Group, Section
+from weince.diagnose.settings import Settings
+from weince.diagnose.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Page:
+    """Content of the page.
+
+    Attributes:
+        title: Title of the page.
+        command: How to make it again, in one line.
+        models: What was measured, with a verdict for each.
+        left_out: Why other models were not diagnosed, a sentence each, which begins with the model's name.
+        compared: Figures of the models side by side, or of the run over time; None if there is one model.
+        trend: Whether the models are checkpoints of one run.
+        average: Whether they are one recipe with several seeds.
+        sections: The diagnostics.
+        settings: How much was computed.
+        version: Version of this package.
+    """
+
+    title: str
+    command: str
+    models: Sequence[tuple[Measured, Verdict]]
+    left_out: Sequence[str]
+    compared: Group | None
+    trend: bool
+    average: bool
+    sections: Sequence[Section]
+    settings: Settings
+    version: str
+
+    @property
+    def omitted(self) -> list[str]:
+        """Names of the models without a finite fit, which do not enter every mean."""
+        return [m.name for m, _ in self.models if not np.isfinite(m.link.tau0)]
+
+
+TERMS = {
+    "nat": r"nats?\b",
+    "held-out": r"[Hh]eld[- ]out",
+    "link": r"(?:blended |another )?link",
+    "anchor": r"anchors?\b|positives?\b",
+    "beaten": r"beaten",
+    "difficulty": r"different difficulty",
+    "temperature": r"temperature\b|τ₀|τ",
+    "lam": r"λ",
+    "xi": r"ξ",
+    "shortfall": r"shortfall",
+    "endpoint": r"endpoint|fitted law|geometric cap|the cap\b",
+}
+"""The pattern that finds each entry of the glossary in a sentence."""
+
+_TERM = re.compile("|".join(f"(?P<{key.replace('-', '_')}>{pattern})" for key, pattern in TERMS.items()))
+
+
+def linked(text: str) -> Markup:
+    """Escape a sentence, and link the first mention of each glossary term to its entry."""
+    seen: set[str] = set()
+
+    def link(found: re.Match[str]) -> str:
+        key = str(found.lastgroup).replace("_", "-")
+        if key in seen:
+            return found[0]
+        seen.add(key)
+        return f'<a class="term" href="#term-{key}">{found[0]}</a>'
+
+    return Markup(_TERM.sub(link, str(escape(text))))
+
+
+def render(page: Page) -> str:
+    """The HTML of a page. Everything except the figures is escaped."""
+    environment = templates("weince.diagnose")
+    environment.filters["linked"] = linked
+    return environment.get_template("page.html").render(page=page, rules=THRESHOLDS)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Render a page into a file."""
+    path.write_text(render(page), encoding="utf-8")
