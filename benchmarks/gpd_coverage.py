@@ -24,7 +24,7 @@ from scipy.stats import genpareto
 
 from weince.evt import GPDFit, fit_gpd, xi_over_batches
 from weince.evt.gpd import gpd_loglik
-from weince.evt.pot import sample_gpd
+from weince.lab.paper.pot import sample_gpd
 
 SHAPES = (-0.6, -0.4, -0.2, 0.0, 0.2)
 

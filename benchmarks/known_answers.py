@@ -27,10 +27,10 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
+from weince.diagnose.decision import decide
+from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.measure import Measured, measure
 from weince.diagnose.reading import make_pairs
-from weince.diagnose.settings import Settings
-from weince.diagnose.verdict import decide
 from weince.evt import LinkRivals
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"
@@ -203,7 +203,7 @@ COLUMNS = (
 
 def verdict_on(case: Case) -> dict[str, str]:
     """A row of the table."""
-    settings = replace(Settings(), temperature=case.temperature)
+    settings = replace(DiagnosisSettings(), temperature=case.temperature)
     found = measure(make_pairs(case.truth, *case.views()), settings)
     verdict = decide(found, settings)
     value, (low, high) = (np.nan, (np.nan, np.nan)) if case.estimate is None else case.estimate(found)

@@ -39,10 +39,11 @@ from known_answers import softmax
 from rich.progress import track
 
 from weince.evt import LinkRivals, choice, link_rivals
-from weince.evt.link_fit import fit_grid, fit_link, fit_pair
+from weince.evt.link_fit import fit_link, fit_pair
 from weince.evt.link_rivals import VaryingLink
 from weince.evt.link_test import Competing, Gain, LinkBank, draw_positives, link_bank, link_test
 from weince.evt.link_varying import Scored, hermite_nodes, link_table, negative_law
+from weince.lab.paper.cross_checks import fit_grid
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"
 TAU = 0.2
@@ -87,7 +88,7 @@ def one_test_of_pairs(candidates: Competing, seed: int) -> tuple[float, float, f
 
 
 def tested(bank: LinkBank, seed: int) -> tuple[float, float, float, float]:
-    result = link_test(*bank, bootstraps=200, null_draws=200, folds=2, rng=seed)
+    result = link_test(*bank, bootstraps=200, null_draws=200, rng=seed)
     return result.lam, result.lr_p_value, result.t_p_value, result.gain
 
 
@@ -131,14 +132,14 @@ def speed(options: argparse.Namespace) -> None:
     ]
     for label, bank in track(list(full_banks()), "full tests"):
         start = time.perf_counter()
-        r = link_test(*bank, bootstraps=2000, null_draws=200, folds=5)
+        r = link_test(*bank, bootstraps=2000, null_draws=200)
         seconds = time.perf_counter() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         lines.append(
             f"| {label} | {seconds:.1f} | {peak:.2f} | {r.lam:.3f} | {r.gain:.4f} | {r.lr_p_value:.3f} "
             f"| {r.interval_method} |"
         )
-    note = "\n2,000 batch bootstraps, 200 parametric bootstraps, 5 folds. Peak memory includes the banks.\n"
+    note = "\n2,000 batch bootstraps, 200 parametric bootstraps. Peak memory includes the banks.\n"
     save(
         "link_test_speed.md",
         options,

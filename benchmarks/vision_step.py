@@ -9,6 +9,7 @@ the weights. The profile adds up the time of the GPU's kernels by what they do, 
 """
 
 import argparse
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,11 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from weince.lab.configure import LossConfig, build_loss
+from weince.lab.configure import LossConfig
 from weince.lab.tasks.images.augment import Augment
-from weince.lab.tasks.images.encoders import Projector, SimCLR, build
-from weince.lab.tasks.images.step import Pixels, Step, TwoViews
-from weince.lab.training.optimizers import OptimizerConfig, build_optimizer
+from weince.lab.tasks.images.config import VisionRun
+from weince.lab.tasks.images.training import ImageTraining
+from weince.lab.training.capture import Step
+from weince.lab.training.launch import launch
+
+IMAGES = 50_000
 
 KINDS = (  # a kernel belongs to the first kind that has a word in the kernel's name
     ("norms and activations", ("batch_norm",)),
@@ -33,28 +37,29 @@ KINDS = (  # a kernel belongs to the first kind that has a word in the kernel's 
 )  # fmt: skip
 
 
-def build_step(options: argparse.Namespace, preset: str, *, compiled: bool, graph: bool) -> Step:
-    torch.manual_seed(0)
+def write_images(options: argparse.Namespace, folder: Path) -> Path:
+    shape = (IMAGES, options.size, options.size, 3)
+    path = folder / "random.npz"
+    np.savez(path, train_images=np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    return path
+
+
+def build_step(
+    options: argparse.Namespace, images: Path, preset: str, *, compiled: bool, graph: bool
+) -> Step:
     torch.compiler.reset()
-    device = torch.device(options.device)
-    encoder = build(options.encoder, size=options.size)
-    model = SimCLR(encoder, Projector(encoder.features)).to(device, memory_format=torch.channels_last)
-    if compiled:
-        model.encoder.compile()
-    loss = build_loss(LossConfig(preset)).to(device)
-    images = np.random.default_rng(0).integers(0, 256, (50_000, options.size, options.size, 3), np.uint8)
-    return Step(
-        TwoViews(model, options.precision),
-        loss,
-        build_optimizer(model.parameters(), OptimizerConfig()),
-        Pixels(images, device),
-        Augment(options.size),
-        torch.Generator(device).manual_seed(0),
+    run = VisionRun(
+        data=str(images),
+        encoder=options.encoder,
+        loss=LossConfig(preset),
+        augment=Augment(options.size),
         batch=options.batch,
-        part=slice(None),
-        compiled=compiled,
+        precision=options.precision,
+        device=options.device,
+        compile=compiled,
         graph=graph,
     )
+    return Step(ImageTraining(run, launch(run)))
 
 
 def wait(device: str) -> None:
@@ -64,18 +69,18 @@ def wait(device: str) -> None:
 
 def time_step(step: Step, options: argparse.Namespace) -> float:
     """Milliseconds of a step with random rows, as in training; the median of five blocks."""
-    order = torch.randperm(50_000)[: options.batch * 50].view(-1, options.batch).to(options.device)
+    order = torch.randint(IMAGES // 2, (50, options.batch)).to(options.device)  # a fifth is held out
     for rows in order[:6]:
-        step(rows)
+        step({"rows": rows})
     wait(options.device)
     began, taken = time.perf_counter(), []
-    step(order[0])
+    step({"rows": order[0]})
     wait(options.device)
     steps = max(1, int(options.seconds / 5 / (time.perf_counter() - began)))
     for _ in range(5):
         began = time.perf_counter()
         for number in range(steps):
-            step(order[number % len(order)])
+            step({"rows": order[number % len(order)]})
         wait(options.device)
         taken.append((time.perf_counter() - began) / steps)
     return 1e3 * sorted(taken)[2]
@@ -86,7 +91,7 @@ def profile(step: Step, options: argparse.Namespace) -> list[tuple[str, float]]:
     rows = torch.arange(options.batch, device=options.device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(10):
-            step(rows)
+            step({"rows": rows})
         wait(options.device)
     sums: dict[str, float] = defaultdict(float)
     names: dict[str, float] = defaultdict(float)
@@ -112,7 +117,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
 
-    torch.backends.cudnn.benchmark = True
     hardware = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     lines = [
         f"{options.encoder}, {options.size} px, {options.batch} pairs, {options.precision}; {hardware}, torch "
@@ -125,15 +129,17 @@ def main() -> None:
     if options.device == "cpu":
         modes = {"eager": (False, False)}
     plain, step = None, None
-    for name, (compiled, graph) in modes.items():
-        for preset in ("infonce", "paper"):
-            began = time.perf_counter()
-            step = build_step(options, preset, compiled=compiled, graph=graph)
-            taken = time_step(step, options)
-            plain = plain or taken
-            views = 2 * options.batch / taken * 1e3
-            lines.append(f"| {name} | {preset} | {taken:.2f} | {views:,.0f} | {plain / taken:.2f} |")
-            print(lines[-1], f"({time.perf_counter() - began:.0f} s)", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        images = write_images(options, Path(folder))
+        for name, (compiled, graph) in modes.items():
+            for preset in ("infonce", "paper"):
+                began = time.perf_counter()
+                step = build_step(options, images, preset, compiled=compiled, graph=graph)
+                taken = time_step(step, options)
+                plain = plain or taken
+                views = 2 * options.batch / taken * 1e3
+                lines.append(f"| {name} | {preset} | {taken:.2f} | {views:,.0f} | {plain / taken:.2f} |")
+                print(lines[-1], f"({time.perf_counter() - began:.0f} s)", flush=True)
     if options.device == "cuda" and step is not None:
         lines += ["", "Kernels of the last row, ms per step:", "", "| kernels | ms |", "|---|---|"]
         lines += [f"| {kind} | {taken:.3f} |" for kind, taken in profile(step, options)]

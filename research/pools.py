@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weince import evt
-from weince.evt import AblationPoint, LinkBank
+from weince.evt import LinkBank
 from weince.intervals import t_interval
+from weince.lab.paper.ablations import AblationPoint, hard_negative_ablation, pool_ablation
 from weince.progress import bars
 
 EXAMPLE = """\
@@ -57,8 +58,8 @@ def ablate(law: str, encoder: int, bank: LinkBank) -> Iterator[Point]:
     def read(points: Iterable[AblationPoint]) -> Iterator[Point]:
         return (Point(law, encoder, p.kept, p.pool, p.lam, p.gain.gain) for p in points)
 
-    yield from read(evt.hard_negative_ablation(*bank, kept=KEPT, bootstraps=2))
-    yield from read(evt.pool_ablation(*bank, pools=POOLS, kept=HARD, bootstraps=2))
+    yield from read(hard_negative_ablation(*bank, kept=KEPT, bootstraps=2))
+    yield from read(pool_ablation(*bank, pools=POOLS, kept=HARD, bootstraps=2))
 
 
 def spread(values: Sequence[float]) -> str:

@@ -23,8 +23,9 @@ import numpy as np
 from weince.intervals import t_interval
 from weince.lab.configure import LossConfig
 from weince.lab.tasks.images.evaluation.protocol import PairedTest, paired_test
+from weince.lab.tasks.registry import train
+from weince.lab.tasks.sentences.config import TextRun
 from weince.lab.tasks.sentences.sts import TASKS, evaluate_sts
-from weince.lab.tasks.sentences.train import TextRun, train
 
 EXAMPLE = """\
 example:

@@ -11,7 +11,7 @@ from training import small_run, write_data
 
 from weince import machine
 from weince.lab import bench
-from weince.lab.tasks.images.train import train
+from weince.lab.tasks.registry import train
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 SET = (

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from weince import cli
 from weince.cli import main
 from weince.lab import settings
+from weince.lab.tasks.base import Task
 from weince.lab.tasks.images import runs
-from weince.lab.tasks.images import train as train_module
+from weince.lab.tasks.images.config import VisionRun
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_no_option_of_train_is_required(capsys):
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
     from weince.lab.tasks.images.config import VisionRun
-    from weince.lab.tasks.sentences.train import TextRun
+    from weince.lab.tasks.sentences.config import TextRun
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")
@@ -161,9 +162,9 @@ def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 4\n")
     asked = []
-    monkeypatch.setattr(train_module, "train", lambda run: asked.append(run) or run.out)
+    monkeypatch.setattr(Task, "train", lambda task, run: asked.append(run) or run.out)
     assert main(["train", *arguments]) == 0
-    assert asked == [settings.read(train_module.VisionRun, same, command="weince train", examples="")]
+    assert asked == [settings.read(VisionRun, same, command="weince train", examples="")]
 
 
 @pytest.mark.parametrize(
@@ -202,19 +203,19 @@ def test_a_sentence_encoder_without_sentences(tmp_path, capsys, monkeypatch):
 
 def test_a_gpu_without_memory_ends_in_one_line(tmp_path, capsys, monkeypatch):
     def full(error):
-        def train(run):
+        def train(task, run):
             raise error
 
         return train
 
     said = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 2 GiB.\nSee more"
     line = ["train", "--config", "digits_tiny", "--out", str(tmp_path / "run")]
-    monkeypatch.setattr(train_module, "train", full(torch.OutOfMemoryError(said)))
+    monkeypatch.setattr(Task, "train", full(torch.OutOfMemoryError(said)))
     assert main(line) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("weince: CUDA out of memory. Tried to allocate 20.00 GiB: take a smaller batch")
     assert errors.count("\n") == 1
-    monkeypatch.setattr(train_module, "train", full(RuntimeError("another fault")))
+    monkeypatch.setattr(Task, "train", full(RuntimeError("another fault")))
     with pytest.raises(RuntimeError, match="another fault"):  # a bug keeps its traceback
         main(line)
 

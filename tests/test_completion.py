@@ -10,7 +10,7 @@ from weince.lab import settings
 from weince.lab.configure import PRESETS
 from weince.lab.study.reproduce import named_tables
 from weince.lab.tasks.images.config import VisionRun
-from weince.lab.tasks.sentences.train import TextRun
+from weince.lab.tasks.sentences.config import TextRun
 
 pytest.importorskip("shtab")
 

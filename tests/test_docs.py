@@ -17,7 +17,7 @@ from weince.cli import build_parser
 from weince.intervals import t_interval
 from weince.lab import settings
 from weince.lab.tasks.images.config import VisionRun
-from weince.lab.tasks.sentences.train import TextRun
+from weince.lab.tasks.sentences.config import TextRun
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -17,8 +17,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from weince import BlendLink, PowerLink, ShortfallLink, SoftmaxLink
-from weince.evt import noise_floor
 from weince.files import write_aside
+from weince.lab.paper.noise_floor import noise_floor
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 RESULTS = Path(__file__).parents[1] / "research" / "results"

@@ -4,6 +4,7 @@
 - A link that leads out of ``docs/`` becomes a link to the repository; a picture is copied. A broken link stays as it
   is, so that mkdocs reports it.
 - A notebook becomes a page with its text, its code and the outputs stored in it.
+- What is between ``<!-- only in the sources -->`` and ``<!-- end -->`` is left out.
 - Formulas become MathML, which browsers draw without a script.
 - Sphinx roles in docstrings become links to the reference; a public name without a docstring is reported.
 """
@@ -31,6 +32,7 @@ REPOSITORY = "https://github.com/weince/weince"
 PICTURES = (".svg", ".png")
 FENCE = re.compile(r"(^```.*?^```\s*$)", re.DOTALL | re.MULTILINE)
 DIAGRAM = re.compile(r"^```mermaid.*?^```", re.DOTALL | re.MULTILINE)
+SOURCES_ONLY = re.compile(r"^<!-- only in the sources -->\n.*?^<!-- end -->\n", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 UNDOCUMENTED = re.compile(
@@ -76,7 +78,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     # To draw a diagram, the site would have to load a script of megabytes; GitHub draws it.
     drawn = f"[The picture, as GitHub draws it]({REPOSITORY}/blob/main/{where})."
-    parts = FENCE.split(DIAGRAM.sub(drawn, markdown))
+    parts = FENCE.split(DIAGRAM.sub(drawn, SOURCES_ONLY.sub("", markdown)))
     return "".join(part if part.startswith("```") else LINK.sub(linked, part) for part in parts)
 
 

@@ -76,30 +76,20 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run_train(options: argparse.Namespace) -> None:
     from weince.lab import settings
     from weince.lab.configure import line_named
+    from weince.lab.tasks.registry import task_of
 
     arguments = options.rest
     chosen, _ = settings.take_config(arguments)
     if chosen is None and not any(a.partition("=")[0] == "--data" for a in arguments):
         chosen = settings.LAPTOP  # the defaults are for photographs, and would mirror digits
         arguments = ["--config", chosen, *arguments]
-    task = "vision" if chosen is None else settings.load(chosen).get("task", "vision")
-    if task == "text":
-        from weince.lab.tasks.sentences.train import TextRun
-        from weince.lab.tasks.sentences.train import train as train_text
-
-        run = settings.read(TextRun, arguments, command="weince train", examples=TRAIN_EXAMPLES)
-        with line_named(run.loss.preset):
-            print(train_text(run))
-        return
-    from weince.lab.tasks.images.config import VisionRun
-    from weince.lab.tasks.images.train import train
-
-    images = settings.read(VisionRun, arguments, command="weince train", examples=TRAIN_EXAMPLES)
-    with line_named(images.loss.preset):
-        folder = train(images)
+    task = task_of({} if chosen is None else settings.load(chosen))
+    run = settings.read(task.settings, arguments, command="weince train", examples=TRAIN_EXAMPLES)
+    with line_named(run.loss.preset):
+        path = task.train(run)
     # Only the first process of a run prints.
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
-        print(folder)
+        print(path)
 
 
 def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

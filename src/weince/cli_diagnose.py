@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weince.diagnose.reading import Pairs
+    from weince.diagnose.reading import EmbeddedPairs
 
 DIAGNOSE = """\
 Tell which temperature or link fits paired embeddings, and write a page. (A link turns a score, the cosine of two
@@ -70,6 +70,11 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="compute fewer batches and simulations: a first look, not a result",
     )
+    parser.add_argument(
+        "--paper",
+        action="store_true",
+        help="add the figures of the WEINCE paper: peaks over a threshold, ablations, risk, anchors (a minute more)",
+    )
     amount = parser.add_argument_group(
         "how much to compute (defaults in parentheses, those of --quick in brackets)"
     )
@@ -80,7 +85,7 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     amount.add_argument("--bootstraps", type=int, help="resamplings of held-out batches (2000) [500]")
     amount.add_argument("--null-draws", type=int, help="simulations under softmax (200) [99]")
     amount.add_argument(
-        "--tail-bootstraps", type=int, help="resamplings and simulations of the tail (200) [50]"
+        "--tail-bootstraps", type=int, help="resamplings and simulations of the tail (100) [50]"
     )
     amount.add_argument(
         "--quantile", type=float, help="quantile of the negative scores above which the tail begins (0.99)"
@@ -92,14 +97,17 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _run_diagnose(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
 
+    from weince.diagnose.diagnosis_settings import DiagnosisSettings, settings_for
     from weince.diagnose.report import check_out, write_diagnosis
-    from weince.diagnose.settings import Settings, settings_for
 
-    given = {item.name: getattr(options, item.name, None) for item in fields(Settings)}
+    given = {item.name: getattr(options, item.name, None) for item in fields(DiagnosisSettings)}
     asked = {name: value for name, value in given.items() if value is not None}
     settings = settings_for(options.quick, **asked)
     check_out(options.out)
     pairs, temperature = _pairs_to_diagnose(options, settings.seed)
+    supplement = None
+    if options.paper:
+        from weince.lab.paper.supplement import PAPER as supplement
     index = write_diagnosis(
         pairs,
         options.out,
@@ -107,11 +115,12 @@ def _run_diagnose(options: argparse.Namespace) -> None:
         trend=options.trend,
         average=options.average,
         command=options.command_line,
+        supplement=supplement,
     )
     print(index)
 
 
-def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[Pairs], float | None]":
+def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[EmbeddedPairs], float | None]":
     """The embeddings of all inputs, and the temperature that they were trained with, or None if it is unknown."""
     from weince.diagnose.reading import encode_sentences, load_pairs
 

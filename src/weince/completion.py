@@ -47,11 +47,10 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 
 def train_options() -> dict[str, tuple[str, ...]]:
     """Options of ``weince train``, the settings of a run, each with its choices; () if it has none."""
-    from weince.lab.tasks.images.config import VisionRun
-    from weince.lab.tasks.sentences.train import TextRun
+    from weince.lab.tasks.registry import TASKS
 
     found: dict[str, tuple[str, ...]] = {"config": tuple(settings.named_configs()), "help": ()}
-    for kind in (VisionRun, TextRun):
-        found |= settings.options(kind)
+    for task in TASKS.values():
+        found |= settings.options(task.settings)
     found["loss.preset"] = tuple(PRESETS)
     return found | {f"loss.tail.{item.name}": () for item in fields(TailConfig)}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weince.diagnose.reading import Pairs, make_pairs
+from weince.diagnose.reading import EmbeddedPairs, make_pairs
 
 
 def views(pairs=400, dim=6, noise=0.5, seed=0):
@@ -31,5 +31,5 @@ def crowd(share, pairs=400, **options):
     return z_i, z_j
 
 
-def small(name="small", **options) -> Pairs:
+def small(name="small", **options) -> EmbeddedPairs:
     return make_pairs(name, *views(**options))

@@ -9,8 +9,8 @@ from diagnose.synthetic import small, two_encoders, views
 from weince import evt
 from weince.diagnose import bank as module
 from weince.diagnose.bank import build_bank, count_beaten, larger_sizes, plan, view_gap
-from weince.diagnose.reading import InputError, Pairs, make_pairs
-from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
+from weince.diagnose.diagnosis_settings import FEWEST_BATCHES, FEWEST_PAIRS, DiagnosisSettings
+from weince.diagnose.reading import EmbeddedPairs, InputError, make_pairs
 
 
 def test_without_ids_the_bank_is_that_of_the_link_test():
@@ -111,9 +111,9 @@ def test_pairs_with_equal_ids_do_not_compete():
 
 @given(st.integers(1, 20_000), st.none() | st.integers(FEWEST_PAIRS, 600), st.integers(FEWEST_BATCHES, 64))
 def test_a_plan_fits_the_data_or_is_refused(n, batch_size, batches):
-    pairs = Pairs("x", np.ones((n, 1)), np.ones((n, 1)))
+    pairs = EmbeddedPairs("x", np.ones((n, 1)), np.ones((n, 1)))
     try:
-        size, count, notes = plan(pairs, Settings(batch_size=batch_size, batches=batches))
+        size, count, notes = plan(pairs, DiagnosisSettings(batch_size=batch_size, batches=batches))
     except InputError:
         assert n < FEWEST_BATCHES * (batch_size or FEWEST_PAIRS)
         return
@@ -151,7 +151,7 @@ def test_large_batches_keep_some_anchors_with_all_their_candidates(monkeypatch):
     [(400, 32, [64, 100]), (8192, 256, [512, 1024, 2048]), (100_000, 256, [512, 1024, 2048]), (128, 32, [])],
 )
 def test_larger_batches_are_those_of_which_there_are_four(pairs, size, larger):
-    assert larger_sizes(Pairs("x", np.ones((pairs, 1)), np.ones((pairs, 1))), size) == larger
+    assert larger_sizes(EmbeddedPairs("x", np.ones((pairs, 1)), np.ones((pairs, 1))), size) == larger
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def test_larger_batches_are_those_of_which_there_are_four(pairs, size, larger):
 )
 def test_settings_are_checked(options, said):
     with pytest.raises(InputError, match=said):
-        Settings(**options)
+        DiagnosisSettings(**options)

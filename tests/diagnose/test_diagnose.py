@@ -15,10 +15,11 @@ import torch
 from diagnose.synthetic import small, two_encoders, views
 from weince.cli import build_parser
 from weince.diagnose import diagnose, report
+from weince.diagnose.diagnosis_settings import QUICK, DiagnosisSettings
 from weince.diagnose.figures_link import mean_over
 from weince.diagnose.reading import InputError, make_pairs
 from weince.diagnose.report import FORMAT, check_out, finished_folder, steps_of, write_diagnosis
-from weince.diagnose.settings import QUICK, Settings
+from weince.lab.paper.supplement import PAPER
 from weince.progress import telling_bars
 
 FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5)
@@ -144,7 +145,7 @@ def test_only_an_earlier_diagnosis_or_an_empty_folder_is_replaced(tmp_path):
 
 def test_without_a_terminal_a_long_stage_prints_lines(monkeypatch):
     """The first stage lasts until it has two lines, so that the test does not depend on the speed of the machine."""
-    line, lines, measure = "small: 0 of 9, link test", list[str](), report.measure
+    line, lines, measure = "small: 0 of 4, link test", list[str](), report.measure
 
     def measure_slowly(*pairs, tell, **options):
         def tell_and_wait(stage):
@@ -164,13 +165,13 @@ def test_without_a_terminal_a_long_stage_prints_lines(monkeypatch):
 
 def test_a_trend_has_a_figure_for_each_quantity(tmp_path):
     run = [small(f"step {10**i}", noise=noise, pairs=160) for i, noise in enumerate((0.9, 0.6))]
-    index = write_diagnosis(run, tmp_path / "run", FAST, trend=True, progress=False)
+    index = write_diagnosis(run, tmp_path / "run", FAST, trend=True, progress=False, supplement=PAPER)
     names = [path.name for path in index.parent.glob("figures/*trend*.svg")]
     assert sorted(name[9:-4] for name in names) == ["f0", "gain", "lam", "lamf", "tau0", "wf", "xi"]
     # Figures show the last checkpoint only, tables all of them.
     assert not list(index.parent.glob("figures/*-pot-qq-1.svg"))
     assert list(index.parent.glob("figures/*-pot-qq-2.svg"))
-    header = (index.parent / "tables" / "pot.csv").read_text(encoding="utf-8").splitlines()[0]
+    header = (index.parent / "tables" / "tail.csv").read_text(encoding="utf-8").splitlines()[0]
     assert header == ",step 1,step 10"
     assert "Over the run" in index.read_text(encoding="utf-8")
 
@@ -231,7 +232,7 @@ def test_too_few_models_are_refused_before_anything_is_written(tmp_path, models,
 
 
 def test_the_command_and_the_function_have_the_same_defaults():
-    """Options that are not given take the defaults of `Settings`, as in Python, and the help names those."""
+    """Options that are not given take the defaults of `DiagnosisSettings`, as in Python, and the help names those."""
     parser = build_parser()
     options = vars(parser.parse_args(["diagnose", "pairs.npz"]))
     parameters = inspect.signature(diagnose).parameters.values()
@@ -239,7 +240,7 @@ def test_the_command_and_the_function_have_the_same_defaults():
     shared = defaults.keys() & options.keys()
     assert shared == {"out", "quick", "trend", "average"}
     assert {name: options[name] for name in shared} == {name: defaults[name] for name in shared}
-    asked = {item.name for item in fields(Settings)} & options.keys()
+    asked = {item.name for item in fields(DiagnosisSettings)} & options.keys()
     assert len(asked) == 9
     assert {options[name] for name in asked} == {None}
     actions = (
@@ -249,6 +250,6 @@ def test_the_command_and_the_function_have_the_same_defaults():
     )
     helps = {action.dest: action.help for action in actions}
     for name in asked - {"temperature", "batch_size"}:
-        assert f"{getattr(Settings(), name)})" in helps[name]
-        if getattr(QUICK, name) != getattr(Settings(), name):
+        assert f"{getattr(DiagnosisSettings(), name)})" in helps[name]
+        if getattr(QUICK, name) != getattr(DiagnosisSettings(), name):
             assert f"[{getattr(QUICK, name)}]" in helps[name]

@@ -13,13 +13,14 @@ from scipy import stats
 
 from diagnose.browser import sound_page
 from diagnose.synthetic import crowd, small, views
-from weince.diagnose.page import TERMS, linked
+from weince.diagnose.cells import between, by_model, num
+from weince.diagnose.diagnosis_settings import QUICK
 from weince.diagnose.reading import load_pairs, make_pairs
 from weince.diagnose.report import write_diagnosis
-from weince.diagnose.settings import QUICK
+from weince.diagnose.report_page import TERMS, linked
 from weince.diagnose.style import plain, shorten
-from weince.diagnose.tables import between, by_model, num
 from weince.evt import fit_gpd
+from weince.lab.paper.supplement import PAPER
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5, temperature=0.5)
 HOSTILE = '<img src=x onerror=alert(1)>&"$x^2$'
@@ -39,7 +40,7 @@ def write_report(folder):
     long = "a_" + "very_" * 12 + "long_name"  # like a run's folder: no place for a line break
     long_one = replace(small(long, seed=3), notes=(f"Embedded by {long}.",))
     models = [*hostile, make_pairs("same", z_i, z_i + 1e-7), long_one]
-    options = {"average": True, "command": f"weince {HOSTILE}", "progress": False}
+    options = {"average": True, "command": f"weince {HOSTILE}", "progress": False, "supplement": PAPER}
     index = write_diagnosis(models, folder / "out", FAST, **options)
     assert index == folder / "out" / "index.html"
 
@@ -99,7 +100,7 @@ def test_what_comes_after_the_link_test_is_folded(report, browser):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto((report / "index.html").as_uri())
     assert page.locator("#link figure").first.is_visible()
-    for slug in ("pot", "thresholds", "frechet", "ablations", "risk", "anchors"):
+    for slug in ("link-paper", "pot", "thresholds", "frechet", "ablations", "risk", "anchors"):
         assert page.locator(f"#{slug} summary").is_visible()
         assert not page.locator(f"#{slug} figure").first.is_visible()
     page.locator("#pot summary").click()
@@ -189,11 +190,11 @@ def test_what_stands_beside_the_page(report):
     assert float(rows[1].split(",")[1]) == first["link_test"]["gain"]
     # Each ablation has a control drawn from one blend, unless no blend could be fitted.
     for name in ("hard_negatives", "pool"):
-        sizes = [[(p["kept"], p["pool"]) for p in first[key]] for key in (name, f"{name}_drawn")]
+        sizes = [[(p["kept"], p["pool"]) for p in first["paper"][key]] for key in (name, f"{name}_drawn")]
         assert sizes[0] == sizes[1]
-        assert second[f"{name}_drawn"] == []
+        assert second["paper"][f"{name}_drawn"] == []
     table = (report / "tables" / "pool-1.csv").read_text(encoding="utf-8").splitlines()
-    assert float(table[1].split(",")[-1]) == first["pool_drawn"][0]["gain"]["gain"]
+    assert float(table[1].split(",")[-1]) == first["paper"]["pool_drawn"][0]["gain"]["gain"]
 
 
 def test_a_separated_model_has_no_table_of_dashes(report):
@@ -206,7 +207,7 @@ def test_a_separated_model_has_no_table_of_dashes(report):
     page = (report / "index.html").read_text(encoding="utf-8")
     assert (
         page.count("Not in the table, for want of a finite fit (every positive that was fitted wins): same.")
-        == 4
+        == 5
     )
     assert "same" in (report / "tables" / "pot.csv").read_text(encoding="utf-8").splitlines()[0]
 
@@ -215,8 +216,7 @@ def test_one_separated_model_has_a_page_without_those_tables(tmp_path):
     z_i, _ = views(pairs=200)
     index = write_diagnosis([make_pairs("same", z_i, z_i + 1e-7)], tmp_path / "out", FAST, progress=False)
     written = {path.stem for path in index.parent.glob("tables/*.csv")}
-    assert not written & {"link", "rivals", "frechet", "risk", "pool-1", "hard-negatives-1"}
-    assert {"pot", "thresholds", "anchors"} <= written
+    assert written == {"tail"}
     page = index.read_text(encoding="utf-8")
     assert "No answer: every positive that was fitted wins." in page
     assert page.count("—</td>") <= 2
@@ -246,7 +246,7 @@ def test_the_page_says_the_same_of_a_crowd_everywhere(tmp_path):
     assert fine["crowded"] <= summary["thresholds"]["crowded"] < crowded["crowded"]
     assert '<article class="verdict crowded">' in page
     assert ".verdict.crowded" in page  # it has a style
-    rows = (index.parent / "tables" / "anchors.csv").read_text(encoding="utf-8").splitlines()
+    rows = (index.parent / "tables" / "tail.csv").read_text(encoding="utf-8").splitlines()
     (row,) = [row.split(",") for row in rows if row.startswith("crowded")]
     assert [float(cell) for cell in row[1:]] == [crowded["crowded"], fine["crowded"]]
     shown = f"{100 * crowded['crowded']:.1f} %"

@@ -21,6 +21,7 @@ from weince.evt.link_varying import (
     negative_law,
     pair_moments,
 )
+from weince.lab.paper.risk import negatives_of
 
 NODES = hermite_nodes(15)
 
@@ -95,7 +96,7 @@ def test_the_link_of_pairs_that_differ_is_its_definition():
     seen = scored(bank)
     law, (weight, spread) = negative_law(seen)._replace(last=1e6), (5.0, 0.6)
     found = pair_moments(seen, np.array([weight, spread]), law, NODES)
-    negatives = choice.negatives_of(bank.scores, bank.positives).ravel()
+    negatives = negatives_of(bank.scores, bank.positives).ravel()
     k = weight * np.exp(spread * NODES.points)
     cost = np.array([special.logsumexp(x * negatives) - np.log(negatives.size) for x in k])
     h = special.logsumexp(
@@ -141,7 +142,7 @@ def test_means_over_negatives_go_on_as_on_a_sphere(dim):
 
 def test_a_closer_negative_than_any_seen_is_no_positive_by_that_alone():
     bank = bank_of(batches=4, batch_size=16)
-    negatives = choice.negatives_of(bank.scores, bank.positives)
+    negatives = negatives_of(bank.scores, bank.positives)
     nearer = np.where(negatives > 0.7, np.nan, negatives)
     seen = Scored(np.column_stack([nearer, scored(bank).positive]), scored(bank).positive)
     law, theta = negative_law(seen), np.array([8.0, 1.2])

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from weince.evt import choice, link_null
-from weince.evt.link_fit import _sandwich, fit_grid, fit_link, fit_pair
+from weince.evt.link_fit import _sandwich, fit_link, fit_pair
 from weince.evt.link_test import draw_positives, link_bank, link_test, resampled_interval
+from weince.lab.paper.cross_checks import cross_validate, fit_grid
 
 
 def pairs(count, dim=6, noise=0.5, seed=0):
@@ -280,7 +281,7 @@ def test_intervals_cover_an_interior_truth():
 def test_softmax_truth_gives_zero_gain_or_no_significance():
     zeros, rejected = 0, 0
     for seed in range(40):
-        result = link_test(*simulated(0.0, 0.2, seed=seed), bootstraps=50, null_draws=39, folds=2)
+        result = link_test(*simulated(0.0, 0.2, seed=seed), bootstraps=50, null_draws=39)
         zeros += result.lam == 0.0
         rejected += result.lr_p_value <= 0.05
         if result.lam == 0.0:
@@ -310,8 +311,6 @@ def test_a_blend_is_found_and_reported():
     assert result.t_p_value < 0.01
     assert result.gain_interval[0] < result.gain < result.gain_interval[1]
     assert result.gain_ratio == pytest.approx(np.exp(result.gain))
-    assert result.cv_gain == pytest.approx(np.mean(result.cv_gains))
-    assert len(result.cv_gains) == len(result.cv_lams) == 5
     assert sorted(result.held_in + result.held_out) == list(range(20))
     assert not result.separated
     assert not result.notes
@@ -350,24 +349,22 @@ def left_out_gain(bank, label):
 
 def test_cross_validation_is_the_definition():
     bank = simulated(0.5, 0.2, batches=6)
-    result = link_test(*bank, null_draws=19, folds=6)  # one fold per batch
+    result = cross_validate(*bank, folds=6)  # one fold per batch
     wanted = sorted(left_out_gain(bank, label) for label in range(6))
-    found = sorted(zip(result.cv_lams, result.cv_gains, strict=True))
+    found = sorted(zip(result.lams, result.gains, strict=True))
     # A fit stops when a step would gain less than 1e-9 nats, which is about 1e-6 in lam.
     np.testing.assert_allclose(found, wanted, atol=1e-5)
-    assert result.cv_gain == pytest.approx(np.mean(result.cv_gains))
-    assert result.cv_gain_sd == pytest.approx(np.std(result.cv_gains, ddof=1))
+    assert result.gain == pytest.approx(np.mean(result.gains))
+    assert result.sd == pytest.approx(np.std(result.gains, ddof=1))
 
 
-def test_cross_validation_fits_what_the_held_in_batches_could_not():
-    bank = simulated(0.0, 0.2)
-    beaten = link_test(*bank, null_draws=1).held_out[0]
+def test_a_separated_fold_does_not_keep_the_others_from_a_fit():
+    bank, beaten = simulated(0.0, 0.2), 3
     positives = np.where(bank.batches == beaten, bank.positives, bank.scores.argmax(axis=1))
     bank = bank._replace(positives=positives)
-    result = link_test(*bank, null_draws=1, folds=8)
-    assert result.separated
+    result = cross_validate(*bank, folds=8)
     wanted = [left_out_gain(bank, label)[1] for label in range(8) if label != beaten]
-    found = np.sort(result.cv_gains)
+    found = np.sort(result.gains)
     np.testing.assert_allclose(found[:-1], np.sort(wanted), atol=1e-6)
     assert np.isnan(found[-1])  # the other batches alone are separated
 
@@ -437,7 +434,6 @@ BANK = simulated(0.3, 0.2, batches=4, batch_size=4)
         ({"batches": BANK.batches * 0}, ValueError, "at least 4 batches"),
         ({"level": 1.5}, ValueError, "level"),
         ({"null_draws": 0}, ValueError, "null_draws"),
-        ({"folds": 1}, ValueError, "folds"),
     ],
 )
 def test_bad_input_is_named(change, error, words):

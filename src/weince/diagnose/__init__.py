@@ -39,9 +39,9 @@ def diagnose(
         trend: The models are checkpoints of one run, in order.
         average: The models are one recipe with several seeds: add their mean.
         progress: Show progress bars and the verdicts on stderr.
-        changes: Fields of `weince.diagnose.settings.Settings`: ``temperature`` (the one the models were trained
-            with), ``candidates`` (``"cross"`` if only rows of the other view compete, as in CLIP), ``seed``,
-            ``batch_size``, ``batches``, ``bootstraps`` and others.
+        changes: Fields of `weince.diagnose.diagnosis_settings.DiagnosisSettings`: ``temperature`` (the one the models
+            were trained with), ``candidates`` (``"cross"`` if only rows of the other view compete, as in CLIP),
+            ``seed``, ``batch_size``, ``batches``, ``bootstraps`` and others.
 
     Returns:
         Path of ``index.html``.
@@ -58,8 +58,8 @@ def diagnose(
     """
     # Here, since other packages read embeddings or draw a page with modules of this one: scipy and matplotlib would
     # cost their processes seconds.
+    from weince.diagnose.diagnosis_settings import settings_for
     from weince.diagnose.report import named_pairs, write_diagnosis
-    from weince.diagnose.settings import settings_for
 
     if not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must be {{name: (z_i, z_j)}}; got {type(inputs).__name__}")

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weince import evt
-from weince.diagnose.reading import InputError, Pairs
-from weince.diagnose.settings import FEWEST_BATCHES, FEWEST_PAIRS, Settings
+from weince.diagnose.diagnosis_settings import FEWEST_BATCHES, FEWEST_PAIRS, DiagnosisSettings
+from weince.diagnose.reading import EmbeddedPairs, InputError
 from weince.evt.arrays import unit_rows
 from weince.evt.link_test import (
     Competing,
@@ -36,7 +36,7 @@ class Bank(NamedTuple):
     crowded: float
 
 
-def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
+def plan(pairs: EmbeddedPairs, settings: DiagnosisSettings) -> tuple[int, int, tuple[str, ...]]:
     """Pairs in a batch, number of batches, and a note if there were too few pairs for the settings."""
     n, usual = len(pairs.z_i), settings.batch_size or 256
     wanted, good = usual, min(GOOD_BATCHES, settings.batches)
@@ -62,7 +62,7 @@ def plan(pairs: Pairs, settings: Settings) -> tuple[int, int, tuple[str, ...]]:
     return wanted, count, (note,)
 
 
-def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
+def larger_sizes(pairs: EmbeddedPairs, batch_size: int) -> list[int]:
     """Batch sizes to try if too few positives are beaten: each doubles the last, while enough batches remain."""
     most = min(LARGEST, len(pairs.z_i) // FEWEST_BATCHES)
     sizes = []
@@ -72,7 +72,7 @@ def larger_sizes(pairs: Pairs, batch_size: int) -> list[int]:
     return sizes
 
 
-def view_gap(pairs: Pairs) -> float:
+def view_gap(pairs: EmbeddedPairs) -> float:
     """Mean cosine of different items within a view, less that across views: half the squared distance of their means.
 
     It is about 0 for two views of one kind. It is measured on about 8,192 pairs if there are more.
@@ -104,7 +104,9 @@ def count_beaten(bank: evt.LinkBank, seed: int) -> tuple[int, int]:
     return len(scores), int((scores > positives).any(axis=1).sum())  # no candidate (NaN) beats nothing
 
 
-def build_bank(pairs: Pairs, batch_size: int, count: int, seed: int, candidates: Competing = "views") -> Bank:
+def build_bank(
+    pairs: EmbeddedPairs, batch_size: int, count: int, seed: int, candidates: Competing = "views"
+) -> Bank:
     """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN).
 
     With large batches some anchors and negatives of every batch are left out, to bound time and memory. Each anchor

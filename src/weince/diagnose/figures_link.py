@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001  (Greek letters and minus signs are meant)
-"""Figures of the link: the test, its ablations, risk, and models side by side."""
+"""Figures of the link test, and of models side by side or along a run."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -24,7 +25,6 @@ from weince.diagnose.style import (
     log_axis,
     shorten,
 )
-from weince.evt import AblationPoint
 from weince.evt.arrays import Bounds, Floats
 from weince.intervals import t_interval
 
@@ -32,28 +32,14 @@ GAIN = "gain (nats per anchor)"
 
 
 def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | None) -> list[Figure]:
-    """Held-out likelihood over lam and over the temperature; gains by batch; the simulated null."""
+    """Held-out likelihood over the temperature, gains by batch, and what explains them."""
     if m.curves is None:
         return []
     return [
-        _gain_over_lam(gallery, tag, m.link, m.curves),
         _loss_over_temperature(gallery, tag, m.link, m.curves, temperature),
         _gain_by_batch(gallery, tag, m.link),
-        _ratio_and_null(gallery, tag, m.link),
         *([] if m.rivals is None else [_rivals(gallery, tag, m.rivals)]),
     ]
-
-
-def _gain_over_lam(gallery: Gallery, tag: str, t: evt.LinkTest, c: Curves) -> Figure:
-    with gallery.panel(f"link-lam-{tag}", "Held-out gain over softmax, with λ fixed and τ refitted") as panel:
-        ax = panel.ax
-        ax.axhline(0.0, color=INK, linewidth=1.0)
-        ax.axvspan(*t.lam_interval, color=ORANGE, alpha=0.2, linewidth=0, label="95 % interval of λ")
-        ax.axvline(t.lam, color=ORANGE, linestyle="--", label="fitted λ")
-        ax.plot(c.lams, c.lam_gain, color=BLUE, marker="o", markersize=3)
-        ax.set(xlabel="λ  (0: softmax, 1: shortfall)", ylabel=GAIN)
-        legend(ax)
-    return panel.done
 
 
 def _loss_over_temperature(
@@ -88,25 +74,6 @@ def _gain_by_batch(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
     return panel.done
 
 
-def _ratio_and_null(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
-    with gallery.panel(f"link-null-{tag}", "Likelihood ratio against what softmax would give") as panel:
-        ax = panel.ax
-        null = np.array(t.lr_null)
-        heights, edges = np.histogram(null, bins=25)
-        ax.stairs(heights, edges, fill=True, color=SKY, alpha=0.6, label="simulated under softmax")
-        ax.axvline(t.lr_statistic, color=RED, label="observed")
-        ax.set_xscale("symlog", linthresh=10.0)
-        reach = max(float(null.max()), t.lr_statistic, 10.0)
-        ticks = [0.0, 5.0, *(10.0**e for e in range(1, int(np.ceil(np.log10(reach))) + 1))]
-        ax.set_xlim(0.0, 1.5 * reach)
-        shown = [x for x in ticks if x <= 1.5 * reach]
-        ax.set_xticks(shown, [f"{x:,.0f}" for x in shown])
-        ax.minorticks_off()
-        ax.set(xlabel="likelihood ratio", ylabel="simulations")
-        legend(ax)
-    return panel.done
-
-
 def _rivals(gallery: Gallery, tag: str, r: evt.LinkRivals) -> Figure:
     gains = {
         "another link": r.blend,
@@ -115,23 +82,10 @@ def _rivals(gallery: Gallery, tag: str, r: evt.LinkRivals) -> Figure:
         "link, and τ by anchor": r.both.gain,
     }
     caption = "Held-out gain over softmax with one τ"
-    return _gains(gallery, f"link-rivals-{tag}", caption, 2.4, gains, (BLUE, ORANGE, GREEN, PURPLE))
+    return gain_rows(gallery, f"link-rivals-{tag}", caption, 2.4, gains, (BLUE, ORANGE, GREEN, PURPLE))
 
 
-def frechet_figures(gallery: Gallery, tag: str, a: evt.FrechetAblation) -> list[Figure]:
-    """The three gains with their intervals."""
-    if a.separated:
-        return []
-    gains = {
-        "shortfall over softmax": a.w_over_0,
-        "heavy tail over softmax": a.f_over_0,
-        "heavy tail over shortfall": a.wf_over_w,
-    }
-    caption = "Held-out gains of the three blends"
-    return [_gains(gallery, f"frechet-{tag}", caption, 2.2, gains, (BLUE, RED, PURPLE))]
-
-
-def _gains(
+def gain_rows(
     gallery: Gallery,
     slug: str,
     caption: str,
@@ -139,6 +93,7 @@ def _gains(
     gains: Mapping[str, evt.Gain],
     colours: Sequence[str],
 ) -> Figure:
+    """A panel with a row for each gain: its value and its interval."""
     with gallery.panel(slug, caption, height=height) as panel:
         ax = panel.ax
         ax.axvline(0.0, color=INK, linewidth=1.0)
@@ -169,74 +124,6 @@ def _room(ax: Axes, spans: Floats) -> None:
     ax.locator_params(axis="x", nbins=5)
 
 
-def ablation_figures(
-    gallery: Gallery,
-    tag: str,
-    points: Sequence[AblationPoint],
-    drawn: Sequence[AblationPoint] | None,
-    over: str,
-) -> list[Figure]:
-    """Gain and lam over the number of hard negatives ("kept") or over the pool ("pool").
-
-    If ``drawn`` is given, it is shown beside them: the same with positives drawn from one link, which shows what
-    selecting by score does by itself.
-    """
-    x = np.array([getattr(p, over) for p in points], dtype=np.float64)
-    gain = np.array([p.gain.gain for p in points])
-    spans = np.array([p.gain.interval for p in points])
-    lam = np.array([p.lam for p in points])
-    if not np.isfinite(gain).any():
-        return []
-    words = {
-        "kept": ("hard negatives kept", "hard negatives are kept"),
-        "pool": ("pool they are picked from", "negatives are in the pool"),
-    }
-    label, caption = words[over]
-    out = []
-    for key, title in (("gain", "Held-out gain as more"), ("lam", "Fitted λ as more")):
-        with gallery.panel(f"{over}-{key}-{tag}", f"{title} {caption}", height=2.6) as panel:
-            ax = panel.ax
-            if key == "gain":
-                ax.axhline(0.0, color=INK, linewidth=1.0)
-                ax.fill_between(x, spans[:, 0], spans[:, 1], color=BLUE, alpha=0.2, linewidth=0)
-                ax.plot(x, gain, color=BLUE, marker="o", markersize=4, label="measured")
-                ax.set_ylabel(GAIN)
-            else:
-                ax.plot(x, lam, color=ORANGE, marker="s", markersize=4, label="measured")
-                ax.set(ylabel="λ", ylim=(-0.03, 1.03))
-            if drawn is not None:
-                y = [p.gain.gain if key == "gain" else p.lam for p in drawn]
-                ax.plot(
-                    x, y, color=INK, linestyle="--", linewidth=1.2, label="positives drawn from one blend"
-                )
-                if key == "gain":
-                    low, high = np.array([p.gain.interval for p in drawn]).T
-                    ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)
-                legend(ax)
-            ax.set_xlabel(label)
-            log_axis(ax, "x", [v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
-        out.append(panel.done)
-    return out
-
-
-def risk_figures(gallery: Gallery, tag: str, risk: Sequence[evt.RiskGradient]) -> list[Figure]:
-    """Where failures come from and where each link puts its gradient, for every subset size."""
-    out = []
-    links = (("softmax", RED, "--"), ("shortfall", GREEN, ":"), ("blend", BLUE, "-"))
-    for r in risk:
-        words = f"Subsets of {r.k:,}: a negative beats the positive in {100 * r.failure_rate:.2g} %"
-        with gallery.panel(f"risk-{r.k}-{tag}", words) as panel:
-            ax = panel.ax
-            ax.stairs(100.0 * np.nan_to_num(r.risk), r.edges, fill=True, color=SKY, alpha=0.45, label="risk")
-            middle = 0.5 * (r.edges[1:] + r.edges[:-1])
-            for name, colour, dash in links:
-                ax.plot(middle, 100.0 * getattr(r, name), color=colour, linestyle=dash, label=name)
-            ax.set(xlabel="cosine of the negative", ylabel="share (%)")
-            legend(ax)
-        out.append(panel.done)
-    return out
-
-
 @dataclass(frozen=True)
 class Quantity:
     """A number of every model, with its interval."""
@@ -258,23 +145,17 @@ class Quantity:
 
 
 def quantities(models: Sequence[Measured]) -> list[Quantity]:
-    """The quantities of the forest plots (the first four) and of the trends (all)."""
-    none = (np.nan, np.nan)
-    links, tails, frechet = [m.link for m in models], [m.tail.xi for m in models], [m.frechet for m in models]
-    f0, wf = [a.f_over_0 for a in frechet], [a.wf_over_w for a in frechet]
+    """The quantities of the forest plots and of the trends."""
+    links, tails = [m.link for m in models], [m.tail.xi for m in models]
     gains = [(t.gain, t.gain_interval) for t in links]
     best = [(t.tau0, t.tau0_interval) for t in links]
     # A weight has a meaning only at a finite temperature.
     lams = [(t.lam if np.isfinite(t.tau) else np.nan, t.lam_interval) for t in links]
-    heavy = [(a.lam_f_full if np.isfinite(a.tau_full) else np.nan, none) for a in frechet]
     return [
         Quantity("gain", "Held-out gain of the blend over softmax (W − 0)", GAIN, gains),
         Quantity("lam", "Weight λ of the shortfall", "λ", lams, bounds=(0.0, 1.0)),
         Quantity("xi", "Shape ξ of the tail", "ξ (below 0: bounded)", [(x.fit.xi, x.xi_interval) for x in tails]),
         Quantity("tau0", "Best temperature of softmax", "τ₀", best, bounds=(0.0, np.inf), zero=False),
-        Quantity("f0", "Gain of the heavy tail over softmax (F − 0)", GAIN, [(g.gain, g.interval) for g in f0]),
-        Quantity("wf", "Gain of the heavy tail over the blend (WF − W)", GAIN, [(g.gain, g.interval) for g in wf]),
-        Quantity("lamf", "Weight λ of the heavy tail, joint fit", "λ", heavy, bounds=(0.0, 1.0)),
     ]  # fmt: skip
 
 
@@ -301,7 +182,7 @@ def forest_figures(gallery: Gallery, models: Sequence[Measured], *, mean: bool =
     every = [m.name for m in models]
     short = [shorten(name, among=every) for name in every]
     colours = [BLUE] * len(models) + [RED] * mean
-    for q in quantities(models)[:4]:
+    for q in quantities(models):
         if not np.isfinite(q.value).any():
             continue
         value, spans, names = q.value, q.interval, short
@@ -331,11 +212,11 @@ def _spread(ax: Axes, which: Literal["x", "y"], q: Quantity) -> None:
     log_axis(ax, which, [10.0**e for e in powers[:: len(powers) // 6 + 1]])
 
 
-def trend_figures(gallery: Gallery, x: Sequence[float], models: Sequence[Measured]) -> list[Figure]:
-    """Every quantity over the checkpoints of a run."""
+def trend_figures(gallery: Gallery, x: Sequence[float], shown: Sequence[Quantity]) -> list[Figure]:
+    """Quantities over the checkpoints of a run."""
     out = []
-    colours = (BLUE, ORANGE, PURPLE, GREEN, RED, SKY, PURPLE)
-    for q, colour in zip(quantities(models), colours, strict=True):
+    colours = (BLUE, ORANGE, PURPLE, GREEN, RED, SKY)
+    for q, colour in zip(shown, itertools.cycle(colours), strict=False):
         if not np.isfinite(q.value).any():
             continue
         with gallery.panel(f"trend-{q.key}", q.title, height=2.6) as panel:

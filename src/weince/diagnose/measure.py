@@ -1,4 +1,4 @@
-"""Run all diagnostics of `weince.evt` on one model's paired embeddings.
+"""Measure what the verdict on one model's paired embeddings needs.
 
 Sign convention: xi < 0 is a bounded (Weibull) tail; scipy's ``genpareto`` has ``c = xi``; the endpoint is
 ``threshold - sigma / xi``.
@@ -6,83 +6,66 @@ Sign convention: xi < 0 is a bounded (Weibull) tail; scipy's ``genpareto`` has `
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import betainc
 
 from weince import evt
 from weince.diagnose.bank import Bank, anchors_kept, build_bank, count_beaten, larger_sizes, plan, view_gap
-from weince.diagnose.reading import InputError, Pairs
+from weince.diagnose.diagnosis_settings import DiagnosisSettings
+from weince.diagnose.reading import EmbeddedPairs, InputError
 from weince.diagnose.rules import THRESHOLDS
-from weince.diagnose.settings import Settings
 from weince.evt import choice
 from weince.evt.arrays import Floats
-from weince.evt.gpd import FEWEST_EXCESSES, exceed
 from weince.evt.link_test import Competing, shape_of
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
 
-STAGES = (
-    "link test", "tail", "thresholds", "fit of the tail", "rivals", "curves", "ablations", "risk", "anchors"
-)  # fmt: skip
+STAGES = ("link test", "tail", "rivals", "temperatures")
+POINTS = 21
+"""Temperatures at which the curve of the loss is drawn."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tail:
-    """The tail of the negative cosines; xi < 0 means bounded."""
+class Tail(NamedTuple):
+    """The tail of the negative cosines, and how many there are; xi < 0 means bounded."""
 
     n_scores: int
     xi: evt.BatchXi
-    exponential: evt.ExponentialFit
-    capped: evt.CappedFit | None  # None when some negatives reach the cap
-    fit_test: evt.GoodnessOfFit
-    curves: evt.TailCurves
-    stability: evt.ThresholdStability
-    residual_life: evt.MeanResidualLife
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Held-out likelihood around the fits; arrays of shape (points,).
+    """Held-out likelihood around the fit of softmax.
 
     Temperatures are judged on all batches if no positive of the held-out ones is beaten.
 
     Attributes:
-        lams: Weights of the shortfall.
-        lam_gain: Gain over softmax with lam fixed and the temperature refitted, nats per anchor.
-        taus: Temperatures of softmax.
-        tau_loss: What softmax loses at these compared with its fitted temperature, nats per anchor.
+        taus: ``(points,)`` temperatures of softmax.
+        tau_loss: ``(points,)`` what softmax loses at these compared with its fitted temperature, nats per anchor.
         tau_range: Temperatures at which it loses at most `THRESHOLDS.worth`.
         current_loss: The same loss at the temperature the model was trained with, or None.
-        beta: Exponent of the pure shortfall link, fitted.
         over_chance: What softmax gains over picking a candidate at random, nats per anchor.
     """
 
-    lams: Floats
-    lam_gain: Floats
     taus: Floats
     tau_loss: Floats
     tau_range: tuple[float, float]
     current_loss: float | None
-    beta: float
     over_chance: float
-
-
-Points = tuple[evt.AblationPoint, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Everything measured on one model. Fields that need a fitted link are None when no finite fit exists.
+    """Everything measured on one model. ``rivals`` and ``curves`` are None when no finite fit exists.
 
-    ``hard`` and ``pool`` are the ablations of the negatives; ``hard_drawn`` and ``pool_drawn`` are the same with
-    positives drawn from the fitted blend. ``tried`` lists smaller batch sizes at which too few positives were beaten,
-    ``fitted`` and ``beaten`` count the positives in those that were used. ``gap`` is how far the mean cosine within
-    views exceeds that across views, ``mean_cosine`` is that of the negatives. ``by_label`` and ``equal`` are those of
-    `Pairs`, ``crowded`` is that of `Bank`. ``crowded_by_chance`` is the share to expect if the rows were spread
-    evenly over the sphere.
+    ``tried`` lists smaller batch sizes at which too few positives were beaten, ``fitted`` and ``beaten`` count the
+    positives in those that were used. ``gap`` is how far the mean cosine within views exceeds that across views,
+    ``mean_cosine`` is that of the negatives. ``by_label`` and ``equal`` are those of `EmbeddedPairs`, ``crowded`` is
+    that of `Bank`. ``crowded_by_chance`` is the share to expect if the rows were spread evenly over the sphere.
+    ``more`` is what a supplement measured.
     """
 
     name: str
@@ -97,108 +80,69 @@ class Measured:
     tail: Tail
     link: evt.LinkTest
     rivals: evt.LinkRivals | None
-    frechet: evt.FrechetAblation
-    hard: Points
-    pool: Points
-    hard_drawn: Points | None
-    pool_drawn: Points | None
-    anchors: evt.AnchorTails
-    comparison: evt.AnchorComparison
     curves: Curves | None
-    risk: tuple[evt.RiskGradient, ...] | None
     gap: float
     mean_cosine: float
     crowded: float
     crowded_by_chance: float
     by_label: bool
     equal: bool
+    more: Any = None
 
 
-def _tail(bank: Bank, settings: Settings, tell: Tell) -> tuple[Tail, tuple[str, ...]]:
+More = Callable[[EmbeddedPairs, Bank, Measured, DiagnosisSettings, Tell], Any]
+"""What a supplement measures besides."""
+
+
+def _tail(bank: Bank, settings: DiagnosisSettings) -> tuple[Tail, tuple[str, ...]]:
     x, batches = bank.negatives.scores, bank.negatives.batches
-    seed, bootstraps = settings.seed, settings.tail_bootstraps
-    tell("tail")
-    highest = min(0.995, 1.0 - 30.0 / x.size)
     at_cap = int((x >= 1.0 - 1e-9).sum())
-    if np.quantile(x, max(highest, settings.quantile)) >= 1.0 - 1e-9:
+    if np.quantile(x, max(highest_level(x), settings.quantile)) >= 1.0 - 1e-9:
         raise ValueError(
             f"{100.0 * at_cap / x.size:.1f} % of the negative pairs have a cosine of 1, so their tail is one point: "
             "duplicates (remove them, or give them equal ids), or items that the encoder maps onto one point"
         )
-    xi = evt.xi_over_batches(x, batches, quantile=settings.quantile, bootstraps=bootstraps, seed=seed)
-    u = xi.fit.threshold
-    notes: tuple[str, ...] = ()
-    cap: float | None = 1.0
-    if at_cap:
-        cap = None
-        notes = (
-            f"Negative pairs with a cosine of 1: {at_cap}. Duplicates in the data are false negatives: remove "
-            "them, or give them equal ids. If they are different items, the encoder maps them onto one point.",
-        )
-    tell("thresholds")
-    levels = np.unique(np.quantile(x, np.linspace(0.90, highest, settings.points)).round(12))
-    # Tied scores may leave fewer than ten, or only equal ones, above a high level.
-    levels = np.array([v for v in levels if _has_tail(x[exceed(x, v)])] or [u])
-    stability = evt.threshold_stability(x, levels)
-    tell("fit of the tail")
-    return (
-        Tail(
-            n_scores=x.size,
-            xi=xi,
-            exponential=evt.fit_exponential(x, u),
-            capped=None if cap is None else evt.fit_capped(x, u, cap=cap),
-            fit_test=evt.goodness_of_fit(x, u, bootstraps=bootstraps, seed=seed),
-            curves=evt.tail_curves(x, u, cap=cap),
-            stability=stability,
-            residual_life=evt.mean_residual_life(x, levels),
-        ),
-        notes,
+    xi = evt.xi_over_batches(
+        x, batches, quantile=settings.quantile, bootstraps=settings.tail_bootstraps, seed=settings.seed
     )
+    if not at_cap:
+        return Tail(x.size, xi), ()
+    note = (
+        f"Negative pairs with a cosine of 1: {at_cap}. Duplicates in the data are false negatives: remove "
+        "them, or give them equal ids. If they are different items, the encoder maps them onto one point."
+    )
+    return Tail(x.size, xi), (note,)
 
 
-def _has_tail(x: Floats) -> bool:
-    """Whether a generalised Pareto distribution can be fitted to these scores."""
-    return x.size >= FEWEST_EXCESSES and float(np.ptp(x)) > 1e-9
+def highest_level(scores: Floats) -> float:
+    """The highest quantile that is still a threshold: 30 scores lie above it."""
+    return min(0.995, 1.0 - 30.0 / scores.size)
 
 
-def _one_feature(choices: choice.Choices, lam: float) -> choice.Choices:
-    """The blend with lam fixed, as a single feature: differences from the positive's features blend linearly."""
-    mixed = (1.0 - lam) * choices.features[0] + lam * choices.features[1]
-    return replace(choices, features=mixed[None], beaten=(mixed > 0.0).any(axis=1)[None])
-
-
-def _curves(bank: Bank, link: evt.LinkTest, settings: Settings) -> Curves:
-    choices = choice.read_choices(*bank.link)
-    fitted, judged = (choices.take(np.array(which)) for which in (link.held_in, link.held_out))
-
-    def held_out(one: choice.Choices, theta: Floats) -> float:
-        return float(choice.batch_means(one, theta).mean())
-
-    lams = np.linspace(0.0, 1.0, settings.points)
-    values, theta = [], np.array([1.0 / link.tau0])
-    for lam in lams:
-        theta = choice.fit(_one_feature(fitted, float(lam)), theta).theta
-        values.append(held_out(_one_feature(judged, float(lam)), theta))
+def _curves(bank: Bank, link: evt.LinkTest, settings: DiagnosisSettings) -> Curves:
+    choices = choice.read_choices(*bank.link, coordinates=(choice.translation,))
+    judged = choices.take(np.array(link.held_out))
     # Where no held-out positive is beaten, softmax loses nothing however low its temperature: judge on all batches.
-    softmax = (judged if judged.beaten[0].any() else choices).using(0)
-    best = held_out(softmax, np.array([1.0 / link.tau0]))
+    softmax = judged if judged.beaten[0].any() else choices
+
+    def held_out(weight: float) -> float:
+        return float(choice.batch_means(softmax, np.array([weight])).mean())
+
+    best = held_out(1.0 / link.tau0)
 
     def loss(tau: float) -> float:
-        return best - held_out(softmax, np.array([1.0 / tau]))
+        return best - held_out(1.0 / tau)
 
     current = settings.temperature
     # The curve includes the temperature in use, so that its cost is visible.
     ends = [0.25 * link.tau0, 4.0 * link.tau0, *([] if current is None else [current])]
-    taus = np.geomspace(min(ends), max(ends), 2 * settings.points - 1)
+    taus = np.geomspace(min(ends), max(ends), POINTS)
     return Curves(
-        lams=lams,
-        lam_gain=np.array(values) - values[0],
         taus=taus,
         tau_loss=np.array([loss(tau) for tau in taus]),
         tau_range=(_edge(loss, link.tau0, 0.25), _edge(loss, link.tau0, 4.0)),
         current_loss=None if current is None else loss(current),
-        beta=float(theta[0]),
-        over_chance=best - held_out(softmax, np.zeros(1)),
+        over_chance=best - held_out(0.0),
     )
 
 
@@ -209,56 +153,13 @@ def _edge(loss: Callable[[float], float], tau0: float, factor: float) -> float:
         if loss(far) > THRESHOLDS.worth:
             break
         near, far = far, far * factor
-    for _ in range(20):
-        middle = float(np.sqrt(near * far))
-        near, far = (near, middle) if loss(middle) > THRESHOLDS.worth else (middle, far)
-    return near
+    else:
+        return far
 
+    def excess(x: float) -> float:
+        return loss(float(np.exp(x))) - THRESHOLDS.worth
 
-def _selections(bank: evt.LinkBank, bootstraps: int, seed: int) -> tuple[Points, Points]:
-    """Ablations of the link: with growing numbers of the hardest negatives, and with growing pools."""
-    available = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
-    sizes = _sizes(available, (8, 16, 32, 64, 128, 256))
-    kept = min(64, max(available // 4, 1))
-    pools = _sizes(available, tuple(kept * 2**i for i in range(8)))
-    return (
-        evt.hard_negative_ablation(*bank, kept=sizes, pool=available, bootstraps=bootstraps, rng=seed),
-        evt.pool_ablation(*bank, pools=pools, kept=kept, bootstraps=bootstraps, rng=seed),
-    )
-
-
-def _sizes(available: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The wanted sizes below 80 % of what is available, then all that is available."""
-    return (*(k for k in wanted if k < 0.8 * available), available)
-
-
-def _risk(pairs: Pairs, link: evt.LinkTest, beta: float, settings: Settings) -> tuple[evt.RiskGradient, ...]:
-    """Risk and gradient with each link at its own best fit; the blend's parameters differ, hence a second call."""
-    seed = settings.seed
-    bank = build_bank(pairs, min(settings.risk_pairs, len(pairs.z_i)), 1, seed, settings.candidates).link
-    fewest = int(np.isfinite(bank.scores).sum(axis=1).min()) - 1
-    ks = _sizes(fewest, (16, 64, 256, 1024))[:4]
-    alone = evt.risk_gradient(bank.scores, bank.positives, ks=ks, tau=link.tau0, beta=beta, rng=seed)
-    mixed = evt.risk_gradient(
-        bank.scores, bank.positives, ks=ks, tau=link.tau, beta=1.0 / link.tau, lam=link.lam, rng=seed
-    )
-    return tuple(replace(a, blend=b.blend) for a, b in zip(alone, mixed, strict=True))
-
-
-def _negative_shortfalls(bank: evt.LinkBank) -> Floats:
-    """Shortfalls of every anchor's negatives (anchors, candidates - 1), inf where there is no candidate."""
-    d = 1.0 - choice.negatives_of(bank.scores, bank.positives)
-    return np.where(np.isnan(d), np.inf, d)
-
-
-def _anchors(bank: evt.LinkBank, settings: Settings) -> tuple[evt.AnchorTails, evt.AnchorComparison]:
-    """Tail statistics as the loss would compute them, batch by batch, and the valid comparison."""
-    d = _negative_shortfalls(bank)
-    parts = [evt.anchor_tails(d[bank.batches == b]) for b in np.unique(bank.batches)]
-    names = ("rho", "beta", "daic", "lam", "k")
-    joined = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
-    tails = evt.AnchorTails(**joined, rho0=float(np.mean([p.rho0 for p in parts])))
-    return tails, evt.compare_anchor_tails(d, seed=settings.seed)
+    return float(np.exp(brentq(excess, *sorted(np.log([near, far])), xtol=1e-4)))
 
 
 def _crowded_by_chance(bank: evt.LinkBank, dim: int, candidates: Competing) -> float:
@@ -269,16 +170,23 @@ def _crowded_by_chance(bank: evt.LinkBank, dim: int, candidates: Competing) -> f
     return float((1.0 - (1.0 - near) ** others).mean())
 
 
-def measure(pairs: Pairs, settings: Settings, *, tell: Tell = lambda stage: None) -> Measured:
-    """Run every diagnostic on one model.
+def measure(
+    pairs: EmbeddedPairs,
+    settings: DiagnosisSettings,
+    *,
+    tell: Tell = lambda stage: None,
+    more: More | None = None,
+) -> Measured:
+    """Measure one model.
 
     Args:
         pairs: Its embeddings.
         settings: How much to compute.
         tell: Called with the name of each stage as it begins.
+        more: Measures what becomes the field ``more`` of the result.
     """
     try:
-        return _measure(pairs, settings, tell)
+        return _measure(pairs, settings, tell, more)
     except InputError:
         raise
     except ValueError as error:
@@ -299,7 +207,7 @@ class Tested(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _test_link(pairs: Pairs, settings: Settings) -> Tested:
+def _test_link(pairs: EmbeddedPairs, settings: DiagnosisSettings) -> Tested:
     """Run the link test. If too few positives are beaten, try larger batches, unless the settings give a batch size.
 
     Copies of the anchors win in batches of any size.
@@ -332,50 +240,33 @@ def _test_link(pairs: Pairs, settings: Settings) -> Tested:
     return Tested(bank, link, size, count, tried, fitted, beaten, notes)
 
 
-def _measure(pairs: Pairs, settings: Settings, tell: Tell) -> Measured:
-    seed, bootstraps = settings.seed, settings.bootstraps
+def _measure(pairs: EmbeddedPairs, settings: DiagnosisSettings, tell: Tell, more: More | None) -> Measured:
     tell("link test")
-    bank, link, size, count, tried, fitted, beaten, notes = _test_link(pairs, settings)
-    tail, more = _tail(bank, settings, tell)
+    tested = _test_link(pairs, settings)
+    bank, link = tested.bank, tested.link
+    tell("tail")
+    tail, at_cap = _tail(bank, settings)
     # There is no finite fit under perfect separation, or if the scores do not help at all.
     usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
     tell("rivals")
-    rivals = evt.link_rivals(*bank.link, bootstraps=bootstraps, rng=seed) if usable else None
-    tell("curves")
-    curves = _curves(bank, link, settings) if usable else None
-    tell("ablations")
-    hard, pool = _selections(bank.link, bootstraps, seed)
-    hard_drawn = pool_drawn = None
-    if usable:
-        drawn = evt.draw_positives(bank.link.scores, link.lam, link.tau, rng=seed)
-        hard_drawn, pool_drawn = _selections(bank.link._replace(positives=drawn), bootstraps, seed)
-    frechet = evt.frechet_ablation(*bank.link, bootstraps=bootstraps, rng=seed)
-    tell("risk")
-    risk = None if curves is None else _risk(pairs, link, curves.beta, settings)
-    tell("anchors")
-    anchors, comparison = _anchors(bank.link, settings)
-    return Measured(
+    rivals = (
+        evt.link_rivals(*bank.link, bootstraps=settings.bootstraps, rng=settings.seed) if usable else None
+    )
+    tell("temperatures")
+    measured = Measured(
         name=pairs.name,
         pairs=len(pairs.z_i),
         dim=pairs.z_i.shape[1],
-        batch_size=size,
-        batches=count,
-        tried=tried,
-        fitted=fitted,
-        beaten=beaten,
-        notes=pairs.notes + notes + more + link.notes,
+        batch_size=tested.batch_size,
+        batches=tested.batches,
+        tried=tested.tried,
+        fitted=tested.fitted,
+        beaten=tested.beaten,
+        notes=pairs.notes + tested.notes + at_cap + link.notes,
         tail=tail,
         link=link,
         rivals=rivals,
-        frechet=frechet,
-        hard=hard,
-        pool=pool,
-        hard_drawn=hard_drawn,
-        pool_drawn=pool_drawn,
-        anchors=anchors,
-        comparison=comparison,
-        curves=curves,
-        risk=risk,
+        curves=_curves(bank, link, settings) if usable else None,
         gap=view_gap(pairs),
         mean_cosine=float(bank.negatives.scores.mean()),
         crowded=bank.crowded,
@@ -383,3 +274,4 @@ def _measure(pairs: Pairs, settings: Settings, tell: Tell) -> Measured:
         by_label=pairs.by_label,
         equal=pairs.equal,
     )
+    return measured if more is None else replace(measured, more=more(pairs, bank, measured, settings, tell))

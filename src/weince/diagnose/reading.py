@@ -29,7 +29,7 @@ class InputError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class EmbeddedPairs:
     """Paired embeddings of one model.
 
     Attributes:
@@ -60,8 +60,8 @@ def make_pairs(
     z_j: ArrayLike | torch.Tensor,
     ids: ArrayLike | torch.Tensor | None = None,
     notes: tuple[str, ...] = (),
-) -> Pairs:
-    """Check two arrays of embeddings and pair them row by row; see `Pairs`."""
+) -> EmbeddedPairs:
+    """Check two arrays of embeddings and pair them row by row; see `EmbeddedPairs`."""
     first, second = _matrix(name, "z_i", z_i), _matrix(name, "z_j", z_j)
     if first.shape != second.shape:
         raise InputError(f"{name}: z_i and z_j must have one shape; got {first.shape} and {second.shape}")
@@ -80,7 +80,7 @@ def make_pairs(
     groups = None if ids is None else _labels(name, "ids", ids, len(first))
     if groups is not None and len(np.unique(groups)) < 2:
         raise InputError(f"{name}: all pairs have the same id, so nothing competes")
-    return Pairs(_printable(name), first, second, groups, notes)
+    return EmbeddedPairs(_printable(name), first, second, groups, notes)
 
 
 def _printable(name: str) -> str:
@@ -88,7 +88,7 @@ def _printable(name: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name) or "unnamed"
 
 
-def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) -> Pairs:
+def pair_by_label(name: str, z: ArrayLike, labels: ArrayLike, *, seed: int = 0) -> EmbeddedPairs:
     """Draw pairs of rows with equal labels, each row in at most one pair; equal labels never compete.
 
     Args:
@@ -243,7 +243,7 @@ def _one_line(error: BaseException) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _from_keys(name: str, arrays: Mapping[str, NDArray[Any]], seed: int) -> Pairs:
+def _from_keys(name: str, arrays: Mapping[str, NDArray[Any]], seed: int) -> EmbeddedPairs:
     if "z_i" in arrays and "z_j" in arrays:
         unused = "labels" in arrays and "ids" not in arrays
         return make_pairs(name, arrays["z_i"], arrays["z_j"], arrays.get("ids"), (_UNUSED,) if unused else ())
@@ -278,7 +278,9 @@ def _expand(paths: Sequence[Path]) -> list[Path]:
     return out
 
 
-def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, seed: int = 0) -> list[Pairs]:
+def load_pairs(
+    paths: Sequence[Path], *, names: Sequence[str] | None = None, seed: int = 0
+) -> list[EmbeddedPairs]:
     """Read every input: one model for each file, or for two consecutive ``.npy`` files of shape (pairs, dim).
 
     Args:
@@ -286,7 +288,7 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
         names: Names of the models; the files' names without suffix when not given.
         seed: Seed of the pairing by label.
     """
-    found: list[Pairs] = []
+    found: list[EmbeddedPairs] = []
     queue = _expand(paths)
     while queue:
         path = queue.pop(0)
@@ -313,11 +315,11 @@ def load_pairs(paths: Sequence[Path], *, names: Sequence[str] | None = None, see
     return rename(found, names)
 
 
-def rename(found: list[Pairs], names: Sequence[str] | None) -> list[Pairs]:
+def rename(found: list[EmbeddedPairs], names: Sequence[str] | None) -> list[EmbeddedPairs]:
     """Give the models their names; a number is appended to a name that occurs before."""
     if names is not None and len(names) != len(found):
         raise InputError(f"want a name for each model, {len(found)} in all; got {len(names)}")
-    out: dict[str, Pairs] = {}
+    out: dict[str, EmbeddedPairs] = {}
     for index, pairs in enumerate(found):
         name = given = pairs.name if names is None else _printable(names[index])
         number = 1
@@ -359,7 +361,7 @@ def connected_pairs(first: Sequence[str], second: Sequence[str]) -> NDArray[np.i
 
 def encode_sentences(
     folders: Sequence[Path], tsv: Path, *, names: Sequence[str] | None = None
-) -> list[Pairs]:
+) -> list[EmbeddedPairs]:
     """Embed sentence pairs with sentence-transformers models in local folders."""
     first, second = read_sentence_pairs(tsv)
     for folder in folders:

@@ -9,9 +9,9 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
@@ -22,17 +22,17 @@ from numpy.typing import ArrayLike
 from rich.progress import TaskID
 from torch import Tensor
 
-from weince import evt
 from weince.diagnose import figures_link
-from weince.diagnose.measure import STAGES, Measured, measure
-from weince.diagnose.page import Page, write_page
-from weince.diagnose.reading import InputError, Pairs, make_pairs
+from weince.diagnose.decision import Diagnosis, decide
+from weince.diagnose.diagnosis_settings import DiagnosisSettings
+from weince.diagnose.figures_link import Quantity
+from weince.diagnose.measure import STAGES, Measured, More, measure
+from weince.diagnose.reading import EmbeddedPairs, InputError, make_pairs
+from weince.diagnose.report_page import ReportPage, write_page
 from weince.diagnose.rules import THRESHOLDS
-from weince.diagnose.sections import Group, write_sections
-from weince.diagnose.sentences import tail_kind
-from weince.diagnose.settings import Settings
+from weince.diagnose.sections import Group, Section, Writer, write_sections
 from weince.diagnose.style import Gallery
-from weince.diagnose.verdict import Verdict, decide
+from weince.diagnose.wording import tail_kind
 from weince.files import check_folder, check_writable
 from weince.machine import version
 from weince.progress import Bars, telling_bars
@@ -41,22 +41,42 @@ FORMAT = "weince diagnosis 1"
 WRITTEN = ("index.html", "summary.json", "figures", "tables")
 
 
-def named_pairs(name: str, views: Sequence[ArrayLike | Tensor]) -> Pairs:
+def named_pairs(name: str, views: Sequence[ArrayLike | Tensor]) -> EmbeddedPairs:
     """A model from ``(z_i, z_j)`` or ``(z_i, z_j, ids)``."""
     if len(views) not in (2, 3):
         raise InputError(f"{name}: want (z_i, z_j) or (z_i, z_j, ids); got {len(views)} arrays")
     return make_pairs(name, views[0], views[1], views[2] if len(views) > 2 else None)
 
 
+@dataclass(frozen=True)
+class Supplement:
+    """More than the verdict needs, such as the paper's figures.
+
+    Attributes:
+        stages: Names of its stages, for the progress bar.
+        measure: Measures what becomes ``m.more``.
+        sections: Writes its sections of the page.
+        quantities: What a trend draws besides the quantities of the verdict.
+        summarise: Numbers of a model for ``summary.json``.
+    """
+
+    stages: tuple[str, ...]
+    measure: More
+    sections: Callable[[Writer], list[Section]]
+    quantities: Callable[[Sequence[Measured]], list[Quantity]]
+    summarise: Callable[[Measured], Mapping[str, Any]]
+
+
 def write_diagnosis(
-    pairs: Sequence[Pairs],
+    pairs: Sequence[EmbeddedPairs],
     out: Path,
-    settings: Settings,
+    settings: DiagnosisSettings,
     *,
     trend: bool = False,
     average: bool = False,
     command: str = "weince.diagnose.diagnose(...)",
     progress: bool = True,
+    supplement: Supplement | None = None,
 ) -> Path:
     """Measure every model and write the folder; see `diagnose`.
 
@@ -68,33 +88,40 @@ def write_diagnosis(
         average: The models are one recipe with several seeds: show their mean, with a t-interval over them.
         command: What the page says it was made with.
         progress: Show progress bars and the verdicts on stderr.
+        supplement: What to measure and show besides.
     """
     _check_number(len(pairs), trend, average)
     check_out(out)
     with finished_folder(out) as folder, telling_bars(shown=progress) as bar:
-        models, left_out = _measure_all(pairs, settings, bar)
+        models, left_out = _measure_all(pairs, settings, bar, supplement)
         _check_number(len(models), trend, average, left_out)
-        drawing = bar.add_task("page", total=None, said="simulations")
-        simulated = evt.daic_artefact(seed=settings.seed)
+        drawing = bar.add_task("page", total=None)
         judged = [(m, decide(m, settings)) for m in models]
         (folder / "tables").mkdir()
         gallery = Gallery(folder / "figures", lambda slug: bar.update(drawing, said=f"figure {slug}"))
         names = [p.name for p in pairs]
         steps = dict(zip(names, steps_of(names), strict=True)) if trend else None
-        compared = _compare(gallery, models, steps, average)
+        more = [] if supplement is None else supplement.quantities(models)
+        compared = _compare(gallery, models, steps, average, more)
         shown = models[-1:] if trend else models
-        sections = write_sections(gallery, models, simulated, settings, shown=shown)
+        writer = Writer(gallery, models, shown, settings.seed)
+        sections = write_sections(writer, settings)
+        if supplement is not None:
+            sections += supplement.sections(writer)
         for section in sections:
             for table in section.tables:
                 table.write_csv(folder / "tables")
         summary = summarise(judged, settings, command) | {"left_out": left_out}
+        if supplement is not None:
+            for entry, m in zip(summary["models"], models, strict=True):
+                entry["paper"] = _clean(supplement.summarise(m))
         if average:
             summary["mean_over_seeds"] = _means(models)
         (folder / "summary.json").write_text(
             json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
         )
         # The page is written last, so that an incomplete folder has no page.
-        page = Page(
+        page = ReportPage(
             title=_title(models, trend),
             command=command,
             models=judged,
@@ -133,23 +160,29 @@ def _title(models: Sequence[Measured], trend: bool) -> str:
     return f"Diagnosis of {models[0].name}" if len(models) == 1 else f"Diagnosis of {len(models)} models"
 
 
-def _measure_all(pairs: Sequence[Pairs], settings: Settings, bar: Bars) -> tuple[list[Measured], list[str]]:
+def _measure_all(
+    pairs: Sequence[EmbeddedPairs],
+    settings: DiagnosisSettings,
+    bar: Bars,
+    supplement: Supplement | None = None,
+) -> tuple[list[Measured], list[str]]:
     """The models that can be measured, and why others cannot; each reason begins with the model's name."""
     models, left_out = [], []
-    tasks = [bar.add_task(p.name, total=len(STAGES), said="waiting") for p in pairs]
+    stages, more = (STAGES, None) if supplement is None else (STAGES + supplement.stages, supplement.measure)
+    tasks = [bar.add_task(p.name, total=len(stages), said="waiting") for p in pairs]
     for p, task in zip(pairs, tasks, strict=True):
 
         def tell(stage: str, task: TaskID = task) -> None:
-            bar.update(task, completed=STAGES.index(stage), said=stage)
+            bar.update(task, completed=stages.index(stage), said=stage)
 
         try:
             with _ticking(bar, task):
-                models.append(measure(p, settings, tell=tell))
+                models.append(measure(p, settings, tell=tell, more=more))
         except InputError as error:
             left_out.append(str(error))
-            bar.update(task, completed=len(STAGES), said="not diagnosed")
+            bar.update(task, completed=len(stages), said="not diagnosed")
         else:
-            bar.update(task, completed=len(STAGES), said="done")
+            bar.update(task, completed=len(stages), said="done")
     return models, left_out
 
 
@@ -174,11 +207,16 @@ def _ticking(bar: Bars, task: TaskID) -> Iterator[None]:
 
 
 def _compare(
-    gallery: Gallery, models: Sequence[Measured], steps: Mapping[str, float] | None, average: bool
+    gallery: Gallery,
+    models: Sequence[Measured],
+    steps: Mapping[str, float] | None,
+    average: bool,
+    more: Sequence[Quantity],
 ) -> Group | None:
     """Figures of the models side by side, or over the steps of a trend."""
     if steps is not None:
-        drawn = figures_link.trend_figures(gallery, [steps[m.name] for m in models], models)
+        shown = [*figures_link.quantities(models), *more]
+        drawn = figures_link.trend_figures(gallery, [steps[m.name] for m in models], shown)
     elif len(models) > 1:
         drawn = figures_link.forest_figures(gallery, models, mean=average)
     else:
@@ -257,7 +295,9 @@ def _refill(out: Path, work: Path) -> None:
             shutil.move(work / name, out / name)
 
 
-def summarise(judged: Sequence[tuple[Measured, Verdict]], settings: Settings, command: str) -> dict[str, Any]:
+def summarise(
+    judged: Sequence[tuple[Measured, Diagnosis]], settings: DiagnosisSettings, command: str
+) -> dict[str, Any]:
     """The numbers of a diagnosis in a form that JSON can hold: NaN becomes null, infinity a string."""
     return {
         "format": FORMAT,
@@ -279,8 +319,8 @@ def _means(models: Sequence[Measured]) -> dict[str, Any]:
     return found
 
 
-def _model(m: Measured, v: Verdict) -> dict[str, Any]:
-    tail, c = m.tail, m.comparison
+def _model(m: Measured, v: Diagnosis) -> dict[str, Any]:
+    tail = m.tail
     link = asdict(m.link)
     del link["lr_null"]
     curves = m.curves
@@ -299,7 +339,6 @@ def _model(m: Measured, v: Verdict) -> dict[str, Any]:
         "rivals": None if m.rivals is None else asdict(m.rivals),
         "temperatures_good_enough": None if curves is None else curves.tau_range,
         "loss_at_given_temperature": None if curves is None else curves.current_loss,
-        "shortfall_beta": None if curves is None else curves.beta,
         "tail": {
             "kind": tail_kind(tail.xi),
             "negatives": tail.n_scores,
@@ -312,25 +351,6 @@ def _model(m: Measured, v: Verdict) -> dict[str, Any]:
             "endpoint": tail.xi.fit.endpoint,
             "endpoint_interval": tail.xi.endpoint_interval,
             "design_effect": tail.xi.design_effect,
-            "exponential": asdict(tail.exponential),
-            "capped": None if tail.capped is None else asdict(tail.capped),
-            "fit_test": asdict(tail.fit_test),
-        },
-        "frechet": asdict(m.frechet),
-        "hard_negatives": [asdict(p) for p in m.hard],
-        "pool": [asdict(p) for p in m.pool],
-        "hard_negatives_drawn": [asdict(p) for p in m.hard_drawn or ()],
-        "pool_drawn": [asdict(p) for p in m.pool_drawn or ()],
-        "risk": [{"k": r.k, "failure_rate": r.failure_rate} for r in m.risk or ()],
-        "anchors": {
-            "share_daic_positive": float((m.anchors.daic > 0).mean()),
-            "share_bounded": c.share_bounded,
-            "alpha": c.alpha,
-            "share_xi_negative": c.share_negative,
-            "null_share_xi_negative": c.null_share_negative,
-            "mean_lam": float(m.anchors.lam.mean()),
-            "median_rho": float(np.median(m.anchors.rho)),
-            "median_beta": float(np.median(m.anchors.beta)),
         },
     }
 

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import chi2, t
+from scipy.special import chdtri, stdtrit
 
-from weince.evt.arrays import Bounds, Floats, Integers, as_integers, as_scores, check_fraction, check_least
+from weince.evt.arrays import (
+    Bounds,
+    Floats,
+    Integers,
+    as_integers,
+    as_scores,
+    check_fraction,
+    check_least,
+    on_all_cores,
+)
 from weince.evt.gpd import (
     FEWEST_EXCESSES,
     GPDFit,
@@ -86,16 +95,19 @@ def xi_over_batches(
     over = exceed(x, threshold)
     groups = [x[over & (labels == b)] - threshold for b in range(n_batches)]
     rng = np.random.default_rng(seed)
-    xi = np.empty(bootstraps)
-    for b in range(bootstraps):
-        y = np.concatenate([groups[g] for g in rng.integers(n_batches, size=n_batches)])
+    drawn = rng.integers(n_batches, size=(bootstraps, n_batches))
+
+    def resampled(batches: Integers) -> float:
+        y = np.concatenate([groups[g] for g in batches])
         if y.size < FEWEST_EXCESSES:
             raise ValueError(
                 f"need at least {FEWEST_EXCESSES} scores above the threshold in the drawn batches; got {y.size}"
             )
-        xi[b] = maximise_rows(y[None])[0][0]  # -1 if all are equal
-    naive_error = np.ptp(fit.xi_interval) / (2.0 * np.sqrt(chi2.ppf(level, 1)))
+        return float(maximise_rows(y[None])[0][0])  # -1 if all are equal
+
+    xi = np.array(on_all_cores(resampled, drawn))
+    naive_error = np.ptp(fit.xi_interval) / (2.0 * np.sqrt(chdtri(1, 1.0 - level)))
     effect = float(xi.var(ddof=1) / naive_error**2)
-    drop = float(max(effect, 1.0) * t.ppf((1.0 + level) / 2.0, n_batches - 1) ** 2 / 2.0)
+    drop = float(max(effect, 1.0) * stdtrit(n_batches - 1, (1.0 + level) / 2.0) ** 2 / 2.0)
     wide = fit_with_drop(excesses_over(x, threshold), threshold, drop, level)
     return BatchXi(fit, wide.xi_interval, wide.endpoint_interval, xi, effect, n_batches)

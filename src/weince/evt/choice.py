@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weince.evt.arrays import Floats, Integers, as_integers
+from weince.evt.arrays import Floats, Integers, as_integers, on_all_cores
 
+T = TypeVar("T")
 # theta (k,) -> A, its gradient (k,) and its Hessian (k, k).
 Partition = Callable[[Floats], tuple[float, Floats, Floats]]
 
@@ -43,11 +44,6 @@ def translation(scores: Floats) -> Floats:
 def shortfall(scores: Floats) -> Floats:
     """The endpoint (Weibull) coordinate ``-log(1 - s)``, with ``1 - s`` floored at ``EPS``."""
     return np.asarray(-np.log(np.maximum(1.0 - scores, EPS)))
-
-
-def power(scores: Floats) -> Floats:
-    """The heavy-tail (Frechet) coordinate ``log((1 + s) / 2)``, with its argument floored at ``EPS``."""
-    return np.asarray(np.log(np.maximum(0.5 * (1.0 + scores), EPS)))
 
 
 Coordinate = Callable[[Floats], Floats]
@@ -109,33 +105,23 @@ def read_scores(scores: ArrayLike, positives: ArrayLike) -> tuple[Floats, Intege
     if columns.min() < 0 or columns.max() >= s.shape[1]:
         low, high = columns.min(), columns.max()
         raise ValueError(f"positives must be columns 0 to {s.shape[1] - 1}; got values from {low} to {high}")
-    present = np.isfinite(s)
-    if np.isinf(s).any() or np.any(np.abs(s[present]) > 1.0 + _ROUNDING):
-        raise ValueError(f"scores must be cosines in [-1, 1]; got up to {np.nanmax(np.abs(s)):.4g}")
-    if not present[np.arange(len(s)), columns].all():
-        row = int(np.argmin(present[np.arange(len(s)), columns]))
+    absent = np.isnan(s)
+    low, high = np.fmin.reduce(s, axis=None), np.fmax.reduce(s, axis=None)
+    if max(-low, high) > 1.0 + _ROUNDING:
+        raise ValueError(f"scores must be cosines in [-1, 1]; got up to {max(-low, high):.4g}")
+    missing = absent[np.arange(len(s)), columns]
+    if missing.any():
+        row = int(np.argmax(missing))
         raise ValueError(
             f"every positive must have a score; got NaN or -inf, which mark no candidate, for anchor {row}"
         )
-    if present.sum(axis=1).min() < 2:
-        row = int(np.argmin(present.sum(axis=1)))
+    lonely = s.shape[1] - absent.sum(axis=1) < 2
+    if lonely.any():
+        row = int(np.argmax(lonely))
         raise ValueError(
             f"every anchor needs its positive and another candidate; got one alone for anchor {row}"
         )
     return np.clip(s, -1.0, 1.0, out=s), columns
-
-
-def negatives_of(scores: Floats, positives: Integers) -> Floats:
-    """Scores (anchors, candidates - 1) of all candidates but each anchor's positive, in their order."""
-    keep = np.ones(scores.shape, dtype=bool)
-    keep[np.arange(len(scores)), positives] = False
-    return scores[keep].reshape(len(scores), -1)
-
-
-def absent_last(scores: Floats) -> Floats:
-    """The same rows with NaN (no candidate) moved to their end; all others keep their order."""
-    order = np.argsort(np.isnan(scores), axis=1, kind="stable")
-    return np.take_along_axis(scores, order, axis=1)
 
 
 def read_choices(
@@ -191,20 +177,28 @@ def blocks(anchors: int, candidates: int) -> list[slice]:
     return [slice(i, min(i + step, anchors)) for i in range(0, anchors, step)]
 
 
+def each_block(work: Callable[[slice], T], anchors: int, candidates: int) -> list[T]:
+    """Results of ``work`` for the rows of every block."""
+    rows = blocks(anchors, candidates)
+    return on_all_cores(work, rows) if len(rows) > 1 else [work(rows[0])]
+
+
 def log_partitions(choices: Choices, theta: Floats) -> Floats:
     """``log sum_k exp(theta . x_ik)`` of every anchor: minus its log-likelihood. Shape (anchors,)."""
-    out = np.empty(choices.anchors)
-    for rows in blocks(*choices.features.shape[1:]):
+
+    def work(rows: slice) -> Floats:
         u, top = candidate_weights(choices, theta, rows)
-        out[rows] = top + np.log(u.sum(axis=1))
-    return out
+        return np.asarray(top + np.log(u.sum(axis=1)))
+
+    return np.concatenate(each_block(work, *choices.features.shape[1:]))
 
 
 def moments(choices: Choices, theta: Floats) -> tuple[Floats, Floats, Floats]:
     """Log-partition (anchors,), mean (anchors, k) and covariance (anchors, k, k) of the chosen features."""
     k, n, _ = choices.features.shape
     value, mean, cov = np.empty(n), np.empty((n, k)), np.empty((n, k, k))
-    for rows in blocks(*choices.features.shape[1:]):
+
+    def work(rows: slice) -> None:
         u, top = candidate_weights(choices, theta, rows)
         total = u.sum(axis=1)
         value[rows] = top + np.log(total)
@@ -215,6 +209,8 @@ def moments(choices: Choices, theta: Floats) -> tuple[Floats, Floats, Floats]:
             for j in range(i + 1):
                 square = np.einsum("rc,rc->r", weighted, choices.features[j, rows])
                 cov[rows, i, j] = cov[rows, j, i] = square - mean[rows, i] * mean[rows, j]
+
+    each_block(work, *choices.features.shape[1:])
     return value, mean, cov
 
 

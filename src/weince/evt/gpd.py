@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.stats import chi2, gamma
+from scipy.special import chdtri
 
 from weince.evt.arrays import Bounds, Floats, as_scores, check_fraction
 
@@ -39,32 +39,6 @@ class GPDFit:
     threshold: float
     level: float
     boundary: bool  # no likelihood maximum with xi > -1: the uniform law (xi = -1) is reported
-
-
-@dataclass(frozen=True)
-class ExponentialFit:
-    """The exponential law refitted to the same excesses, and the likelihood ratio of the GPD against it."""
-
-    sigma: float
-    sigma_interval: Bounds
-    loglik: float
-    n: int
-    lr: float  # 2 * (GPD loglik - this loglik)
-    p_value: float  # chi-square with 1 degree of freedom
-
-
-@dataclass(frozen=True)
-class CappedFit:
-    """A GPD whose endpoint is a known cap; xi < 0 always, and the tail index of the cap is -1 / xi."""
-
-    xi: float
-    sigma: float
-    endpoint: float
-    xi_interval: Bounds  # exact: the estimate is a gamma variable
-    loglik: float
-    n: int
-    lr: float  # 2 * (free GPD loglik - this loglik), not below 0; NaN for xi <= -1, which free fits exclude
-    p_value: float  # chi-square, 1 degree of freedom: small if the tail does not end at the cap; NaN if lr is
 
 
 def exceed(scores: Floats, threshold: float) -> NDArray[np.bool_]:
@@ -242,7 +216,7 @@ def fit_gpd(x: ArrayLike, threshold: float = 0.0, *, level: float = 0.95) -> GPD
         >>> bool(fit.xi_interval[0] < -0.4 < fit.xi_interval[1])
         True
     """
-    drop = float(chi2.ppf(check_fraction(level, "level"), 1)) / 2.0
+    drop = float(chdtri(1, 1.0 - check_fraction(level, "level"))) / 2.0
     return fit_with_drop(excesses_over(x, threshold), float(threshold), drop, level)
 
 
@@ -261,58 +235,3 @@ def fit_with_drop(y: Floats, threshold: float, drop: float, level: float) -> GPD
         level=level,
         boundary=bool(np.isneginf(v)),
     )
-
-
-def fit_exponential(x: ArrayLike, threshold: float = 0.0, *, level: float = 0.95) -> ExponentialFit:
-    """Fit an exponential law (xi = 0) with its own scale, and test it against the GPD on the same excesses.
-
-    Args:
-        x: scores, shape (n,).
-        threshold: the level the scores must exceed.
-        level: coverage of the (exact) interval of sigma.
-
-    Examples:
-        >>> import numpy as np
-        >>> from weince.evt import fit_exponential
-        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
-        >>> bool(fit_exponential(scores, 0.5).p_value < 0.05)  # the tail is not exponential
-        True
-    """
-    y = excesses_over(x, threshold)
-    tail = (1.0 - check_fraction(level, "level")) / 2.0
-    loglik = float(-y.size * (np.log(y.mean()) + 1.0))
-    lr = max(0.0, 2.0 * (float(maximise_rows(y[None])[2][0]) - loglik))
-    interval = (float(y.sum() / gamma.ppf(1.0 - tail, y.size)), float(y.sum() / gamma.ppf(tail, y.size)))
-    return ExponentialFit(float(y.mean()), interval, loglik, y.size, lr, float(chi2.sf(lr, 1)))
-
-
-def fit_capped(x: ArrayLike, threshold: float = 0.0, *, cap: float = 1.0, level: float = 0.95) -> CappedFit:
-    """Fit a GPD that ends at a known cap: P(cap - x < d) is a power -1 / xi of d. xi < 0 always.
-
-    Args:
-        x: scores, shape (n,), all below the cap.
-        threshold: the level the scores must exceed.
-        cap: the known endpoint; 1 for cosines.
-        level: coverage of the (exact) interval of xi.
-
-    Examples:
-        >>> import numpy as np
-        >>> from weince.evt import fit_capped
-        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
-        >>> found = fit_capped(scores, 0.5)
-        >>> bool(found.xi_interval[0] < -0.4 < found.xi_interval[1])
-        True
-    """
-    y = excesses_over(x, threshold)
-    room = float(cap) - float(threshold)
-    if y.max() >= room:
-        raise ValueError(f"scores must lie below the cap {cap}; got a largest score of {threshold + y.max()}")
-    tail = (1.0 - check_fraction(level, "level")) / 2.0
-    total = float(-np.log1p(-y / room).sum())  # -xi times a gamma variable of shape n
-    xi = -total / y.size
-    loglik = gpd_loglik(y, xi, -xi * room)
-    # Free fits stop at xi = -1. Below that this law is not among them, so there is no likelihood ratio.
-    nested = xi > -1.0
-    lr = max(0.0, 2.0 * (float(maximise_rows(y[None])[2][0]) - loglik)) if nested else np.nan
-    interval = (-total / float(gamma.ppf(tail, y.size)), -total / float(gamma.ppf(1.0 - tail, y.size)))
-    return CappedFit(xi, -xi * room, float(cap), interval, loglik, y.size, lr, float(chi2.sf(lr, 1)))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, stats
+from scipy import optimize, special  # not scipy.stats, which takes a second to import
 
 from weince.evt import choice
 from weince.evt.arrays import Bounds, Floats, check_fraction
@@ -176,7 +176,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Bounds, B
     robust, plain = (_slopes(theta) @ v @ _slopes(theta).T for v in _sandwich(choices, theta))
     if np.any(np.diag(plain) <= 0.0):
         return none
-    quantile = float(stats.t.ppf(0.5 + level / 2.0, len(choices.labels) - 1))
+    quantile = float(special.stdtrit(len(choices.labels) - 1, 0.5 + level / 2.0))
     half, log_half = quantile * np.sqrt(np.diag(robust))
     # Within four half-widths of a bound the likelihood is too skewed for a symmetric interval.
     if lam - 4.0 * half > 0.0 and lam + 4.0 * half < 1.0:
@@ -207,7 +207,7 @@ def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Bounds:
     if len(choices.labels) < 2 or not weight > 0.0:
         return np.nan, np.nan
     robust, _ = _sandwich(choices.using(0), null.theta[:1])
-    quantile = float(stats.t.ppf(0.5 + level / 2.0, len(choices.labels) - 1))
+    quantile = float(special.stdtrit(len(choices.labels) - 1, 0.5 + level / 2.0))
     return _by_factor(1.0 / weight, quantile * np.sqrt(robust[0, 0]) / weight)
 
 
@@ -281,44 +281,3 @@ def fit_link(scores: ArrayLike, positives: ArrayLike, batches: ArrayLike, *, lev
     check_fraction(level, "level")
     choices = choice.read_choices(scores, positives, batches)
     return link_fit(choices, fit_pair(choices), level)
-
-
-class GridFit(NamedTuple):
-    """The best point of a grid over (lam, tau), and the best with lam = 0."""
-
-    lam: float
-    tau: float
-    loglik: float
-    tau0: float
-    loglik0: float
-
-
-def fit_grid(
-    scores: ArrayLike,
-    positives: ArrayLike,
-    batches: ArrayLike,
-    *,
-    lams: int = 21,
-    taus: int = 21,
-    tau_range: Bounds = (0.01, 2.0),
-) -> GridFit:
-    """Make the same fit by exhaustive search, as a cross-check: even steps of lam, logarithmic steps of tau.
-
-    Examples:
-        >>> import numpy as np
-        >>> from weince.evt import link_bank, fit_grid
-        >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
-        >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
-        >>> bool(0 <= fit_grid(*bank).lam <= 1)
-        True
-    """
-    if lams < 2 or taus < 2 or not 0.0 < tau_range[0] < tau_range[1]:
-        raise ValueError(f"need 2 lams, 2 taus and 0 < low < high; got {lams}, {taus} and {tau_range}")
-    choices = choice.read_choices(scores, positives, batches)
-    lam, tau = np.linspace(0.0, 1.0, lams), np.geomspace(*tau_range, taus)
-    value = np.array(
-        [[-choice.log_partitions(choices, np.array([1.0 - x, x]) / y).sum() for y in tau] for x in lam]
-    )
-    i, j = np.unravel_index(int(value.argmax()), value.shape)
-    j0 = int(value[0].argmax())
-    return GridFit(float(lam[i]), float(tau[j]), float(value[i, j]), float(tau[j0]), float(value[0, j0]))

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 
 from weince.evt import choice
 from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least
@@ -203,7 +203,7 @@ class Halves(NamedTuple):
         return self.judged.by_batch(likelihoods) / np.bincount(self.judged.batches) - self.base
 
 
-class Judged(NamedTuple):
+class JudgedLink(NamedTuple):
     """A fitted link, the interval of its spread, and its gains over softmax in each held-out batch."""
 
     found: Varying
@@ -211,22 +211,22 @@ class Judged(NamedTuple):
     gains: Floats
 
 
-def _anchors(halves: Halves, columns: tuple[int, ...], start: Floats) -> Judged:
+def _anchors(halves: Halves, columns: tuple[int, ...], start: Floats) -> JudgedLink:
     """The link in some coordinates, with a temperature that varies from anchor to anchor."""
     fitted, judged = halves.fitted.using(*columns), halves.judged.using(*columns)
     found = fit_anchors(fitted, start, halves.nodes)
     ends = _sd_interval(found, anchor_moments(fitted, found.theta, halves.nodes), halves)
-    return Judged(found, ends, halves.over_softmax(anchor_likelihoods(judged, found.theta, halves.nodes)))
+    return JudgedLink(found, ends, halves.over_softmax(anchor_likelihoods(judged, found.theta, halves.nodes)))
 
 
-def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> Judged:
+def _pairs(halves: Halves, fitted: Scored, judged: Scored, start: float) -> JudgedLink:
     """Softmax with a temperature that varies from pair to pair."""
     law = negative_law(fitted)
     found = fit_pairs(fitted, start, law, halves.nodes)
     if found.theta[-1] == 0.0:
-        return Judged(found, (np.nan, np.nan), np.zeros_like(halves.base))
+        return JudgedLink(found, (np.nan, np.nan), np.zeros_like(halves.base))
     ends = _sd_interval(found, pair_moments(fitted, found.theta, law, halves.nodes), halves)
-    return Judged(
+    return JudgedLink(
         found, ends, halves.over_softmax(pair_moments(judged, found.theta, law, halves.nodes).value)
     )
 
@@ -246,11 +246,11 @@ def _sd_interval(found: Varying, moments: Moments, halves: Halves) -> Bounds:
         return np.nan, np.nan
     covariance = choice.cluster_covariance(halves.fitted, moments.gradient, moments.information)
     error = np.sqrt(covariance[-1, -1])
-    half = float(stats.t.ppf(0.5 + halves.level / 2.0, groups - 1) * error)
+    half = float(special.stdtrit(groups - 1, 0.5 + halves.level / 2.0) * error)
     return max(sd - half, 0.0), sd + half
 
 
-def _report(judged: Judged, gain: Gain) -> VaryingLink:
+def _report(judged: JudgedLink, gain: Gain) -> VaryingLink:
     *weights, sd = judged.found.theta.tolist()
     total = sum(weights)
     lam = weights[1] / total if len(weights) > 1 and total > 0.0 else 0.0

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from weince.evt import choice
 from weince.evt.arrays import Bounds, Floats, Integers, check_fraction, check_least, unit_rows
@@ -67,10 +67,6 @@ class LinkTest:
         lr_statistic: Held-in likelihood ratio.
         lr_p_value: Its p-value, by a parametric bootstrap.
         lr_null: The likelihood ratios simulated under softmax.
-        cv_gain: Mean gain of a cross-validation over batches.
-        cv_gain_sd: Its standard deviation over folds.
-        cv_gains: The gain of each fold.
-        cv_lams: The ``lam`` of each fold.
         held_in: Labels of the batches used to fit.
         held_out: Labels of the batches used to judge.
         top1: Share of all anchors whose positive has the top score.
@@ -95,10 +91,6 @@ class LinkTest:
     lr_statistic: float
     lr_p_value: float
     lr_null: tuple[float, ...]
-    cv_gain: float
-    cv_gain_sd: float
-    cv_gains: tuple[float, ...]
-    cv_lams: tuple[float, ...]
     held_in: tuple[int, ...]
     held_out: tuple[int, ...]
     top1: float
@@ -253,7 +245,7 @@ def clustered_t(gains: Floats) -> tuple[float, float]:
     spread = float(gains.std(ddof=1)) / float(np.sqrt(len(gains)))
     # Gains that are all equal have no standard error.
     t = float(gains.mean()) / spread if spread > 0.0 else np.nan
-    return t, float(stats.t.sf(t, len(gains) - 1))
+    return t, float(special.stdtr(len(gains) - 1, -t))
 
 
 def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.Generator) -> Bounds:
@@ -264,7 +256,7 @@ def resampled_interval(gains: Floats, draws: int, level: float, rng: np.random.G
     """
     n, upper = len(gains), 0.5 + level / 2.0
     means = gains[rng.integers(n, size=(draws, n))].mean(axis=1)
-    wider = stats.t.ppf(upper, n - 1) / stats.norm.ppf(upper) * np.sqrt(n / (n - 1))
+    wider = special.stdtrit(n - 1, upper) / special.ndtri(upper) * np.sqrt(n / (n - 1))
     low, high = gains.mean() + wider * (np.quantile(means, [1.0 - upper, upper]) - gains.mean())
     return float(low), float(high)
 
@@ -273,20 +265,6 @@ def held_out_gain(values: Floats, bootstraps: int, level: float, rng: np.random.
     """Mean of the gains (batches,) of the held-out batches, with its interval and p-value."""
     interval = resampled_interval(values, bootstraps, level, rng)
     return Gain(float(values.mean()), interval, clustered_t(values)[1])
-
-
-def _cross_validate(
-    choices: Choices, folds: int, start: Pair, rng: np.random.Generator
-) -> tuple[Floats, Floats]:
-    """Mean gain and fitted lam of each fold, over a random division of the batches."""
-    order = rng.permutation(len(choices.labels)).astype(np.int64)
-    gains, lams = [], []
-    for fold in np.array_split(order, min(folds, len(order))):
-        rest = choices.take(np.setdiff1d(order, fold))
-        pair = fit_pair(rest, start)
-        gains.append(float(batch_gains(choices.take(fold), pair).mean()))
-        lams.append(pair.lam_tau[0])
-    return np.array(gains), np.array(lams)
 
 
 def batch_gains(choices: Choices, pair: Pair) -> Floats:
@@ -311,7 +289,6 @@ def link_test(
     *,
     bootstraps: int = 2000,
     null_draws: int = 200,
-    folds: int = 5,
     level: float = 0.95,
     rng: int | np.random.Generator = 0,
 ) -> LinkTest:
@@ -323,7 +300,6 @@ def link_test(
         batches: ``(anchors,)`` integer batch of each anchor; at least four batches.
         bootstraps: Resamplings of the held-out batches for the interval of the gain.
         null_draws: Simulations of the likelihood ratio under softmax.
-        folds: Folds of the cross-validation over batches.
         level: Level of all intervals.
         rng: Seed or generator of the split, the resampling and the simulations.
 
@@ -337,7 +313,7 @@ def link_test(
         True
     """
     check_fraction(level, "level")
-    check_least(bootstraps=(bootstraps, 1), null_draws=(null_draws, 1), folds=(folds, 2))
+    check_least(bootstraps=(bootstraps, 1), null_draws=(null_draws, 1))
     generator = np.random.default_rng(rng)
     choices = choice.read_choices(scores, positives, batches)
     inside, outside = split_batches(len(choices.labels), generator)
@@ -349,8 +325,6 @@ def link_test(
     interval = resampled_interval(gains, bootstraps, level, generator)
     ratio = 2.0 * (pair.full.value - pair.null.value)
     null, ratio_p = _bootstrap(fitted, pair, ratio, null_draws, generator)
-    cv_gains, cv_lams = _cross_validate(choices, folds, pair, generator)
-    gapped = not estimate.separated and bool(np.isnan(cv_lams).any())
     gain = float(gains.mean())
     return LinkTest(
         lam=estimate.lam,
@@ -369,14 +343,10 @@ def link_test(
         lr_statistic=np.nan if estimate.separated else ratio,
         lr_p_value=ratio_p,
         lr_null=tuple(null.tolist()),
-        cv_gain=float(cv_gains.mean()),
-        cv_gain_sd=float(cv_gains.std(ddof=1)),
-        cv_gains=tuple(cv_gains.tolist()),
-        cv_lams=tuple(cv_lams.tolist()),
         held_in=tuple(choices.labels[inside].tolist()),
         held_out=tuple(choices.labels[outside].tolist()),
         top1=float(1.0 - choices.beaten[0].mean()),
         converged=estimate.converged,
         separated=estimate.separated,
-        notes=estimate.notes + (("A cross-validation fold is perfectly separated.",) if gapped else ()),
+        notes=estimate.notes,
     )

@@ -34,8 +34,8 @@ _NONE = 1e-3
 MOST_SPREAD = 2.0
 """The largest spread that is fitted. Beyond it 15 nodes are no mean over k: a few of them, taken as separate
 temperatures, describe wrong pairs, and the spread grows without meaning."""
-# A fit stops when a step should gain less than this share of the log-likelihood, about 1e-8 nats per anchor.
-_TOLERANCE = 1e-9
+# A fit stops when a step should gain less than this share of the log-likelihood, about 1e-7 nats per anchor.
+_TOLERANCE = 1e-8
 # Smallest effective number of negatives in a weighted mean over them.
 _ENOUGH = 100.0
 # Number of steps in the table of h over [-1, 1].
@@ -269,8 +269,9 @@ def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) 
     """Log-likelihood of each positive when the temperature varies from pair to pair, and its derivatives."""
     table = link_table(theta, law, nodes)
     n = len(scored.positive)
-    value, gradient, information = np.empty(n), np.empty((n, 2)), np.zeros((2, 2))
-    for rows in choice.blocks(*scored.scores.shape):
+    value, gradient = np.empty(n), np.empty((n, 2))
+
+    def work(rows: slice) -> Floats:
         block = scored.scores[rows]
         absent = np.isnan(block)
         logit, *slopes = _read(table, np.where(absent, 0.0, block))
@@ -282,12 +283,15 @@ def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) 
         value[rows] = positive_logit - top - np.log(total)
         p /= total[:, None]
         means = [np.einsum("rc,rc->r", p, slope) for slope in slopes]
+        information = np.empty((2, 2))
         for i in range(2):
             gradient[rows, i] = positive_slopes[i] - means[i]
             for j in range(2):
                 square = np.einsum("rc,rc,rc->", p, slopes[i], slopes[j])
-                information[i, j] += square - means[i] @ means[j]
-    return Moments(value, gradient, information)
+                information[i, j] = square - means[i] @ means[j]
+        return information
+
+    return Moments(value, gradient, np.sum(choice.each_block(work, *scored.scores.shape), axis=0))
 
 
 def fit_pairs(scored: Scored, weight: float, law: NegativeLaw, nodes: Nodes) -> Varying:

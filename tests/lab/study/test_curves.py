@@ -16,7 +16,10 @@ from weince.lab.study import curves
 from weince.lab.study.plan import plan, settings_of
 from weince.lab.study.reproduce import reproduce
 from weince.lab.study.tables import read_table
-from weince.lab.tasks.images.log import COLUMNS, Log
+from weince.lab.tasks.images.training import ImageTraining
+from weince.lab.training.log import Log
+
+COLUMNS = ImageTraining.columns
 
 TRIES = [{"loss.temperature": 0.5}, {"loss.temperature": 0.2}]
 
@@ -36,7 +39,7 @@ def filled(tmp_path, *, epochs=3, without=(), **changes):
         }
         run.result.write_text(json.dumps({**figures, "data": "digits", "fingerprint": "01"}))
         if place not in without:
-            log = Log(run.folder, 0)
+            log = Log(run.folder, 0, COLUMNS)
             for epoch in range(1, epochs + 1):
                 log.add(
                     {name: epoch * (1 + place) ** 2 + column for column, name in enumerate(COLUMNS)}
@@ -147,7 +150,7 @@ def test_no_two_configurations_look_the_same(tmp_path, drawn):
         runs = plan(table, tmp_path, seeds=[7])
         for run in runs:
             run.folder.mkdir(parents=True, exist_ok=True)
-            Log(run.folder, 0).add(dict.fromkeys(COLUMNS, 1.0))
+            Log(run.folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0))
         curves.pictures(table, [(run, {"linear_test_mean": 1.0}) for run in runs])
         looks = {(line.get_color(), line.get_linestyle()) for line in drawn["curves"].axes[0].get_lines()}
         assert len(looks) == count
@@ -168,7 +171,7 @@ def test_tries_are_told_apart(tmp_path, drawn):
 
 def test_runs_without_a_log_are_left_out_and_seeds_meet_where_the_shortest_ends(tmp_path, drawn):
     table, runs = filled(tmp_path, without={0, 1, 3})
-    Log(runs[0].folder, 0).add(dict.fromkeys(COLUMNS, 1.0))
+    Log(runs[0].folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0))
     curves.pictures(table, made_of(runs))
     lines = drawn["curves"].axes[0].get_lines()
     assert [line.get_label() for line in lines if not line.get_label().startswith("_")] == ["InfoNCE"]
@@ -184,7 +187,7 @@ def test_a_link_that_could_not_be_fitted_has_no_colour(tmp_path, drawn, values):
     runs = plan(table, tmp_path)
     for run in runs:
         run.folder.mkdir(parents=True)
-        Log(run.folder, 0).add(dict.fromkeys(COLUMNS, 1.0))
+        Log(run.folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0))
     made = [(run, {"frechet_lam_w": value}) for run, value in zip(runs, values, strict=True)]
     assert [picture.name for picture in curves.pictures(table, made)] == ["curves", "geometry"]
     (marks,) = drawn["geometry"].axes[0].collections
@@ -203,7 +206,7 @@ def test_how_accuracy_goes_with_uniformity_is_said_of_five_runs_or_more(tmp_path
     made = []
     for place, run in enumerate(more):
         run.folder.mkdir(parents=True)
-        Log(run.folder, 0).add(dict.fromkeys(COLUMNS, 1.0) | {"uniformity": -3.0 - place})
+        Log(run.folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0) | {"uniformity": -3.0 - place})
         made.append((run, {"linear_test_mean": 50.0 + place**2}))
     caption = curves.pictures(table, made)[1].caption
     assert caption.endswith(said or "more evenly spread.")

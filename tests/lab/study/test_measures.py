@@ -8,8 +8,9 @@ import pytest
 from lab.study.tables import small_table
 from programs import run
 
-from weince.evt import frechet_ablation, link_bank, link_test
+from weince.evt import link_bank, link_test
 from weince.lab import settings
+from weince.lab.paper.ablations import frechet_ablation
 from weince.lab.study import overhead
 from weince.lab.study.reproduce import reproduce
 from weince.lab.study.tables import MEASURES
@@ -18,7 +19,7 @@ from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation import fingerprint
 from weince.lab.tasks.images.runs import two_views
-from weince.lab.tasks.images.train import train
+from weince.lab.tasks.registry import train
 
 
 @pytest.fixture(scope="module")

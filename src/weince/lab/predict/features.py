@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from weince.diagnose.reading import InputError, Pairs, load_pairs, make_pairs, read_arrays
+from weince.diagnose.reading import EmbeddedPairs, InputError, load_pairs, make_pairs, read_arrays
 
 NEARLY_ALL = 0.95
 """If a label has at least this share of the items, figures of labels say little."""
@@ -49,7 +49,7 @@ class Prepared(NamedTuple):
     remark: str = ""
 
 
-def read_features(path: Path, labels: Path | None = None) -> tuple[Pairs, NDArray[np.int64] | None]:
+def read_features(path: Path, labels: Path | None = None) -> tuple[EmbeddedPairs, NDArray[np.int64] | None]:
     """Features from a file that ``weince diagnose`` reads, or from the folder of a run; and labels if there are any.
 
     Args:
@@ -80,7 +80,7 @@ def read_features(path: Path, labels: Path | None = None) -> tuple[Pairs, NDArra
     return pairs, None if found is None else _numbered(pairs, found)
 
 
-def _numbered(pairs: Pairs, labels: ArrayLike) -> NDArray[np.int64]:
+def _numbered(pairs: EmbeddedPairs, labels: ArrayLike) -> NDArray[np.int64]:
     values = np.asarray(labels)
     if values.shape != (len(pairs.z_i),):
         raise InputError(f"{pairs.name}: want {len(pairs.z_i)} labels, one for each item; got {values.shape}")
@@ -89,7 +89,7 @@ def _numbered(pairs: Pairs, labels: ArrayLike) -> NDArray[np.int64]:
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
-def prepare(pairs: Pairs, labels: NDArray[np.int64] | None, *, batch: int, axes: int) -> Prepared:
+def prepare(pairs: EmbeddedPairs, labels: NDArray[np.int64] | None, *, batch: int, axes: int) -> Prepared:
     """Standardise every feature over both views and keep the principal axes.
 
     A rotation does not affect a head: its first layer is linear, and its initial weights prefer no direction. Leaving

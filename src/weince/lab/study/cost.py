@@ -6,6 +6,7 @@ why it could not be measured.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -25,15 +26,9 @@ from weince.lab.configure import build_loss
 from weince.lab.study.execute import hardware
 from weince.lab.study.plan import Run
 from weince.lab.study.records import add_file
-from weince.lab.tasks.images.config import VisionRun
-from weince.lab.tasks.images.data import load
-from weince.lab.tasks.images.train import assemble, import_fabric, launch
 from weince.lab.tasks.registry import task_of
-from weince.lab.tasks.sentences.data import ahead, batches, steps_in_epoch
-from weince.lab.tasks.sentences.step import matmul_precision
-from weince.lab.tasks.sentences.sts import read_sts
-from weince.lab.tasks.sentences.train import Job, TextRun
-from weince.lab.training.capture import EAGER_STEPS
+from weince.lab.training.capture import EAGER_STEPS, Step
+from weince.lab.training.launch import import_fabric, launch
 from weince.progress import bars
 
 RECORD = "cost.json"
@@ -139,45 +134,27 @@ class Ready(NamedTuple):
     steps: int
 
 
-def _with_images(run: VisionRun) -> Ready:
-    run = replace(run, devices=1)
+def _ready(run: Any) -> Ready:
+    if getattr(run, "devices", 1) > 1:
+        run = replace(run, devices=1)
     import_fabric()
-    fabric = launch(run)
-    data = load(run.data, size=run.augment.size)
-    images = len(data.pretrain_images)
-    *_, step = assemble(fabric, run, data)
-    generator = torch.Generator().manual_seed(0)
+    training = task_of({"task": run.task}).prepare(run, launch(run))
+    take, schedule = Step(training), training.schedule
+    batches = itertools.chain.from_iterable(training.batches(0) for _ in itertools.count())
 
     def train() -> None:
-        step(torch.randint(images, (run.batch,), generator=generator).to(fabric.device))
+        with training.arithmetic():
+            take(next(batches))
 
-    loss = build_loss(run.loss, candidates=run.candidates)
-    return Ready(train, loss, fabric.device, run.projection, images // run.batch)
-
-
-def _with_sentences(run: TextRun) -> Ready:
-    job = Job(run, read_sts(run.sts))
-    sentences = len(job.sentences)
-    drawn = ahead(batches(sentences, batch=run.batch, epochs=sys.maxsize, seed=0), job.prepare)
-
-    def train() -> None:
-        chosen, tokens = next(drawn)
-        with matmul_precision(run.precision):
-            job.take(tokens, None if chosen.ids is None else torch.from_numpy(chosen.ids).to(job.device))
-
-    width = int(job.encoder.backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
-    loss = build_loss(run.loss, candidates="cross")
-    return Ready(train, loss, job.device, width, steps_in_epoch(sentences, run.batch))
-
-
-READY: dict[type[Any], Callable[[Any], Ready]] = {VisionRun: _with_images, TextRun: _with_sentences}
+    loss = build_loss(run.loss, candidates=training.candidates)
+    return Ready(train, loss, training.device, training.width, schedule.in_epoch)
 
 
 def cost_of(run: Any) -> Cost:
     """Measure one run: its loss on random embeddings of its size, and its whole step on its data."""
     began = time.perf_counter()
     torch.compiler.reset()  # for each run anew: torch recompiles a function only a few times
-    train, loss, device, width, steps = READY[type(run)](run)
+    train, loss, device, width, steps = _ready(run)
     on_gpu = device.type == "cuda"
     train()
     start = time.perf_counter() - began

@@ -19,7 +19,8 @@ from weince.lab import settings
 from weince.lab.configure import PRESETS, LossConfig, build_loss, find, unknown
 from weince.lab.study.plan import flat
 from weince.lab.study.tables import SEEDS, Loss, Table, check_seeds
-from weince.lab.tasks.registry import Task, task_of
+from weince.lab.tasks.base import Task
+from weince.lab.tasks.registry import task_of
 
 KEPT = "comparison.yaml"
 

@@ -22,7 +22,8 @@ from weince.lab.study.grid import Comparison, alone, in_words, set_in
 from weince.lab.study.plan import WHOLE, Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.study.records import ARCHIVE, add_records, read_archive
 from weince.lab.study.tables import MEASURES, SEEDS
-from weince.lab.tasks.registry import Task, task_of
+from weince.lab.tasks.base import Task
+from weince.lab.tasks.registry import task_of
 
 PROTOCOL = {
     "fingerprint": "data fingerprint",

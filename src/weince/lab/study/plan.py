@@ -16,7 +16,8 @@ from typing import Any
 from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.study.tables import MEASURES, Table, check_seeds
-from weince.lab.tasks.registry import Task, check_own_labels, task_of
+from weince.lab.tasks.base import Task
+from weince.lab.tasks.registry import task_of
 from weince.machine import find_device
 
 WHOLE = ("loss.options", "loss.tail")
@@ -246,7 +247,7 @@ def check_data(runs: Sequence[Run], *, labels: bool = True) -> None:
     for run in different.values():
         task_for(run).check(settings_of(run))
         if labels and run.measure == "evaluation":
-            check_own_labels(settings_of(run))
+            task_for(run).check_measured(settings_of(run))
 
 
 def check_devices(runs: Sequence[Run]) -> None:

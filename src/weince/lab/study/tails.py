@@ -30,7 +30,8 @@ def measure(kind: str, folder: Path) -> dict[str, Any]:
 
 def figures(kind: str, z_i: np.ndarray, z_j: np.ndarray) -> dict[str, Any]:
     """The figures of embedded pairs ``(n, d)``, by their names in tables."""
-    from weince.evt import frechet_ablation, link_bank, link_test
+    from weince.evt import link_bank, link_test
+    from weince.lab.paper.ablations import frechet_ablation
 
     # At least four batches are needed, two to fit and two to evaluate: small test sets get smaller batches.
     bank = link_bank(z_i, z_j, batch_size=min(PAIRS, len(z_i) // 4), batches=BATCHES, rng=SEED)

@@ -151,9 +151,12 @@ class Training(ABC):
     candidates: Candidates = "cross"
     """Who competes with whom; the loss is built with it."""
     columns: ClassVar[tuple[str, ...]]
-    """The log's columns, in order. What the loss learns comes after them."""
+    """The log's columns, in order: ``epoch``, or ``step`` and ``epoch``, ``loss``, those of :meth:`measure`, ``lr``,
+    ``pairs_per_second`` (see :attr:`unit`), ``seconds``, those of :meth:`judge`. The loop adds what a loss learns."""
     unit: ClassVar[str] = "pairs"
     """What the speed counts, for the column ``pairs_per_second``."""
+    lr_setting: ClassVar[str] = "lr"
+    """The setting that a run whose loss is not finite should lower."""
 
     run: Any
     fabric: "Fabric"

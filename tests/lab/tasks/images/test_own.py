@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from weince.lab.tasks.images import encoders
-from weince.lab.tasks.images.log import collapse
+from weince.lab.tasks.images.training import collapse
 
 MODULE = """
 from torch import nn

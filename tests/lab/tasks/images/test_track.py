@@ -9,7 +9,7 @@ from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation.features import LabelledFeatures, extract
 from weince.lab.tasks.images.evaluation.knn import knn
 from weince.lab.tasks.images.runs import load_model
-from weince.lab.tasks.images.train import train
+from weince.lab.tasks.registry import train
 from weince.lab.training.log import read_log
 
 

@@ -16,14 +16,14 @@ from PIL import Image
 from programs import FORKS
 from programs import run as run_program
 from safetensors.torch import load_file
-from torch import nn
-from training import SIZE, loss_state, run, same_weights, small_run, weights, write_data
+from training import SIZE, loss_state, ready, run, same_weights, small_run, weights, write_data
 
 from weince import DCLLoss
 from weince.lab import settings
 from weince.lab.configure import LossConfig, build_loss
 from weince.lab.predict.features import read_features
-from weince.lab.tasks.images import train as training_module
+from weince.lab.tasks import base
+from weince.lab.tasks.images import training as images_module
 from weince.lab.tasks.images.augment import Augment
 from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.images.data import load
@@ -40,8 +40,10 @@ from weince.lab.tasks.images.runs import (
     temperature_of,
     two_views,
 )
-from weince.lab.tasks.images.train import train
-from weince.lab.training import checkpoint
+from weince.lab.tasks.registry import train
+from weince.lab.training import checkpoint, loop
+from weince.lab.training.capture import Step, Taken
+from weince.lab.training.launch import first, launch
 from weince.lab.training.log import read_log
 from weince.lab.training.optimizers import OptimizerConfig
 
@@ -80,10 +82,8 @@ def interrupted_after(epoch):
 @pytest.mark.parametrize("candidates", ["views", "clip"])
 def test_the_negatives_of_an_anchor_are_those_that_the_run_asks_for(data, tmp_path, candidates):
     wanted = small_run(data, tmp_path / "run", loss=LossConfig("dcl", temperature=0.5), candidates=candidates)
-    fabric = training_module.launch(wanted)
-    *_, step = training_module.assemble(fabric, wanted, load(wanted.data, size=wanted.augment.size))
-    step(torch.arange(wanted.batch))
-    z_i, z_j, loss = step.last
+    loss, arguments = Step(ready(wanted))({"rows": torch.arange(wanted.batch)})
+    z_i, z_j = arguments["z_i"], arguments["z_j"]
     values = {choice: DCLLoss(0.5, candidates=choice)(z_i, z_j).item() for choice in ("views", "clip")}
     assert loss.item() == pytest.approx(values.pop(candidates), rel=1e-6)
     assert abs(loss.item() - values.popitem()[1]) > 0.1
@@ -271,7 +271,7 @@ def test_other_images_of_the_same_name_do_not_go_on(data, tmp_path):
         np.savez(path, **{**arrays, "train_images": 255 - arrays["train_images"]})
     before = (tmp_path / "run" / "run.yaml").read_text()
     with pytest.raises(
-        ValueError, match=r"trained on images with the fingerprint \w{16}; got .* with \w{16}"
+        ValueError, match=r"began with data and an encoder of fingerprint \w{16}; got \w{16}: choose"
     ):
         run(path, tmp_path / "run", {"epochs": 2})
     assert (tmp_path / "run" / "run.yaml").read_text() == before
@@ -352,7 +352,7 @@ def test_a_snapshot_that_a_cut_run_missed_is_taken_when_it_goes_on(data, tmp_pat
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_module, "save_weights", full)
+        patch.setattr(images_module, "save_weights", full)
         with pytest.raises(OSError, match="no space"):
             run(data, tmp_path, {"epochs": 2, "snapshot_every": 1})
     run(data, tmp_path, {"epochs": 2, "snapshot_every": 1})
@@ -388,7 +388,7 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(data, tmp_path, monkeypa
     with interrupted_after(1), pytest.raises(KeyboardInterrupt):
         train(calm, bar=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_module, "rate", lambda _, done, __: rates.get(done, 1e-4))
+        patch.setattr(base, "rate", lambda _, done, __: rates.get(done, 1e-4))
         with pytest.raises(ValueError, match=said + r": set a lower optimizer\.lr, or"):
             train(calm, bar=False)
     assert checkpoint.newest(tmp_path / "checkpoints").step == 1
@@ -484,16 +484,16 @@ def test_a_run_trains_on_the_gpu_that_it_names(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for device, asked in {"cuda": 1, "cuda:0": [0], "cuda:1": [1]}.items():
         with pytest.raises(Asked) as found:
-            training_module.launch(VisionRun(device=device))
+            launch(VisionRun(device=device))
         assert found.value.args == ("cuda", asked)
     with pytest.raises(ValueError, match="devices must be 1 with device cuda:1, which names one GPU; got 2"):
-        training_module.launch(VisionRun(device="cuda:1", devices=2))
+        launch(VisionRun(device="cuda:1", devices=2))
     with pytest.raises(ValueError, match="torch finds 2 CUDA device"):
-        training_module.launch(VisionRun(device="cuda:2"))
+        launch(VisionRun(device="cuda:2"))
     with pytest.raises(
         ValueError, match="batch must be a multiple of the number of processes, 100000; got 256"
     ):
-        training_module.launch(VisionRun(device="cpu", devices=100_000))  # before any process starts
+        launch(VisionRun(device="cpu", devices=100_000))  # before any process starts
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
@@ -509,46 +509,51 @@ def test_the_time_of_an_epoch_ends_when_its_loss_is_known(data, tmp_path):
     """After the host has launched all steps, a GPU is still working; reading the loss waits for it."""
 
     class Slow:
-        world_size = 1
+        world_size, global_rank, device = 1, 0, torch.device("cpu")
 
         def all_reduce(self, value, reduce_op):
             time.sleep(0.2)
             return value
 
-    step = SimpleNamespace(
-        last=SimpleNamespace(z_i=torch.randn(8, 4), z_j=torch.randn(8, 4)),
-        total=torch.tensor(6.0),
-        views=torch.nn.Linear(1, 1),
-        loss=build_loss(LossConfig("infonce")),
-    )
-    row = training_module._row(small_run(data, tmp_path), Slow(), step, 4, 3, time.perf_counter())
+    training = ready(small_run(data, tmp_path))
+    training.fabric = Slow()
+    tally = loop.Tally(training)
+    for number in (9, 10):
+        tally.add(Taken(torch.tensor(3.0), {"z_i": torch.randn(8, 4), "z_j": torch.randn(8, 4)}), 64, number)
+    row = tally.row(10)
     assert row["seconds"] >= 0.2
-    assert row["views_per_second"] == pytest.approx(2 * 32 * 3 / row["seconds"])
-    assert (row["epoch"], row["loss"]) == (5, 2.0)
+    assert row["views_per_second"] == pytest.approx(2 * 32 * 2 / row["seconds"])
+    assert (row["epoch"], row["loss"]) == (5, 3.0)
 
 
 def test_what_fails_on_the_first_process_fails_on_all():
     told = []
-    first = SimpleNamespace(global_rank=0, broadcast=lambda said: told.append(said) or said)
+    leader = SimpleNamespace(global_rank=0, broadcast=lambda said: told.append(said) or said)
     other = SimpleNamespace(global_rank=1, broadcast=lambda said: told[-1])
 
     def full():
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match=r"^the disk is full$"):
-        training_module._first(first, full)
+        first(leader, full)
     with pytest.raises(ValueError, match="the first process failed: the disk is full"):
-        training_module._first(other, full)
-    assert training_module._first(first, lambda: 3) == 3
-    assert training_module._first(other, full) is None
+        first(other, full)
+    assert first(leader, lambda: 3) == 3
+    assert first(other, full) is None
 
 
-@pytest.mark.parametrize(("loss", "warnings"), [(nn.CosineEmbeddingLoss(), 1), (DCLLoss(0.5), 0)])
-def test_a_loss_that_sees_a_part_of_the_batch_says_so(data, tmp_path, loss, warnings, recwarn):
+@pytest.mark.parametrize(("loss", "warnings"), [("plain_loss:Plain", 1), ("dcl", 0)])
+def test_a_loss_that_sees_a_part_of_the_batch_says_so(data, tmp_path, loss, warnings, recwarn, monkeypatch):
     """Only weince's losses, and those of users that inherit from them, gather the embeddings of all processes."""
-    fabric = SimpleNamespace(world_size=2, device=torch.device("cpu"), setup_module=lambda views: views)
-    settings = small_run(data, tmp_path)
-    training_module._set_up(fabric, settings, build_model(settings), loss)
+    (tmp_path / "plain_loss.py").write_text(
+        "import torch\nclass Plain(torch.nn.Module):\n"
+        "    def forward(self, z_i, z_j):\n        return (z_i - z_j).square().mean()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    fabric = SimpleNamespace(
+        world_size=2, global_rank=0, device=torch.device("cpu"), broadcast=lambda said: said
+    )
+    images_module.ImageTraining(small_run(data, tmp_path, loss=LossConfig(loss)), fabric)
     assert sum("negatives of its own part of the batch" in str(one.message) for one in recwarn) == warnings
 
 
@@ -590,13 +595,13 @@ def test_weights_on_a_full_disk(tmp_path):
 
 def test_the_rate_follows_the_steps_and_the_loss_is_looked_at(data, tmp_path, monkeypatch):
     rates, looks = [], []
-    monkeypatch.setattr(training_module, "set_rate", lambda _, value: rates.append(value))
-    monkeypatch.setattr(training_module, "GLANCE", 2)
-    monkeypatch.setattr(training_module, "check_finite", lambda _, epoch: looks.append(epoch))
+    monkeypatch.setattr(loop, "set_rate", lambda _, value: rates.append(value))
+    monkeypatch.setattr(loop, "GLANCE", 2)
+    monkeypatch.setattr(loop, "check_finite", lambda training, loss, step: looks.append(step))
     warm = OptimizerConfig(lr=1.0, warmup=1.0)
     train(small_run(data, tmp_path, epochs=2, optimizer=warm), bar=False)
     assert rates == [0.0, 0.25, 0.5, 0.75]  # two steps per epoch
-    assert looks == [0, 0, 1, 1]  # once after the second step, once for the log
+    assert looks == [2, 2, 4, 4]  # once after every second step, once for the log
 
 
 def test_checkpoints_are_taken_when_they_are_due_and_at_the_end(data, tmp_path):
@@ -609,7 +614,7 @@ def test_what_has_no_labels_is_trained_on_where_it_is_apart(data, tmp_path, monk
     images = load(str(data))
     run(data, tmp_path / "together", {"epochs": 1})
     apart = images._replace(train_images=images.test_images, train_labels=images.test_labels)
-    monkeypatch.setattr(training_module, "load", lambda *_, **__: apart)
+    monkeypatch.setattr(images_module, "load", lambda *_, **__: apart)
     run(data, tmp_path / "apart", {"epochs": 1})
     assert same_weights(tmp_path / "together", tmp_path / "apart")
 
@@ -647,17 +652,21 @@ def test_what_is_not_said_is_as_the_paper_has_it():
     )
 
 
-def test_an_epoch_has_randomness_of_its_own_that_comes_back():
+def test_an_epoch_has_randomness_of_its_own_that_comes_back(data, tmp_path):
     def drawn(seed, epoch):
-        generator = torch.Generator()
-        order = training_module._begin(seed, epoch, 50, generator)
-        return order, torch.rand(5, generator=generator), torch.rand(5)  # images, views, dropout
+        training = ready(small_run(data, tmp_path, seed=seed))
+        start = epoch * training.schedule.in_epoch
+        training.reseed(start)
+        order = next(training.batches(start))["rows"]
+        return order, torch.rand(5, generator=training.generator), torch.rand(5)  # images, views, dropout
 
     for a, b in zip(drawn(1, 2), drawn(1, 2), strict=True):
         assert torch.equal(a, b)
     for other in ((1, 3), (2, 2)):
         assert not any(torch.equal(a, b) for a, b in zip(drawn(1, 2), drawn(*other), strict=True))
-    assert sorted(drawn(1, 2)[0].tolist()) == list(range(50))
+    training = ready(small_run(data, tmp_path))
+    rows = torch.cat([batch["rows"] for batch in training.batches(0)][:2])
+    assert len(set(rows.tolist())) == 64
 
 
 def test_a_quick_look_leaves_the_evaluation_alone(data, tmp_path):

@@ -28,17 +28,26 @@ def small_run(data, out, **changes):
     from weince.lab.tasks.images.config import VisionRun
 
     settings = {"epochs": 4, "batch": 32, "projection": 8, "loss": LossConfig("released"), "device": "cpu"}
-    return VisionRun(data=str(data), out=Path(out), augment=Augment(SIZE), **(settings | changes))
+    settings["augment"] = Augment(SIZE)
+    return VisionRun(data=str(data), out=Path(out), **(settings | changes))
 
 
 def run(data, out, changes):
     """Train in this process."""
     import torch
 
-    from weince.lab.tasks.images.train import train
+    from weince.lab.tasks.registry import train
 
     torch.set_num_threads(1)
     train(small_run(data, out, **changes), bar=False)
+
+
+def ready(wanted):
+    """A run of these settings, ready to train in this process."""
+    from weince.lab.tasks.images.training import ImageTraining
+    from weince.lab.training.launch import launch
+
+    return ImageTraining(wanted, launch(wanted))
 
 
 def weights(out):

@@ -8,7 +8,8 @@ import torch
 from programs import script
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from weince.lab.tasks.sentences.train import TextRun, train
+from weince.lab.tasks.registry import train
+from weince.lab.tasks.sentences.config import TextRun
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,8 @@ def test_all_aggregation(toy_sts):
 def test_no_pair_above_four_and_no_test_split():
     pairs = StsPairs(["a", "b", "c"], ["d", "e", "f"], np.array([1.0, 2.0, 3.0]))
     result = score(lambda sentences: torch.randn(len(sentences), 3), {("STSB", "test"): pairs})
-    assert np.isnan(result.alignment)
+    assert result.alignment is None
+    assert "alignment" not in table(result)
     with pytest.raises(ValueError, match="no test split"):
         score(lambda sentences: torch.randn(len(sentences), 3), {("STSB", "dev"): pairs})
 
@@ -213,8 +214,26 @@ def test_sts_files_in_other_encodings_and_quotes(tmp_path):
     path.write_bytes(b'task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\t1.0\t"one\t\xff\n')
     with pytest.raises(ValueError, match="not UTF-8"):
         read_sts(path)
-    path.write_bytes(b'task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\t1.0\t"one\ttwo" she said\n')
-    assert read_sts(path)["STSB", "dev"].second == ['two" she said']
+    path.write_bytes(
+        b'task\tsubset\tsplit\tscore\ta\tb\nSTSB\tx\tdev\t1.0\t"one\ttwo" she said\nSTSB\tx\tdev\t2.0\ta\tb\n'
+    )
+    assert read_sts(path)["STSB", "dev"].second == ['two" she said', "b"]
+
+
+@pytest.mark.parametrize("scores", [[2.5], [2.5, 2.5, 2.5], [0.0, -0.0]])
+def test_scores_that_are_all_equal_are_refused(toy_sts, tmp_path, scores):
+    """Spearman's correlation with them is 0 / 0: every encoder was chosen as the best, by NaN."""
+    path = tmp_path / "sts.tsv"
+    lines = [line for line in toy_sts.read_text().splitlines() if "\tdev\t" not in line]
+    path.write_text("\n".join([*lines, *(f"STSB\tx\tdev\t{score}\ta\tb" for score in scores)]) + "\n")
+    said = f"sts.tsv: STSB, split dev, wants pairs with different scores; got {len(scores)} with "
+    with pytest.raises(ValueError, match=said):
+        read_sts(path)
+
+
+def test_an_encoder_that_gives_all_pairs_the_same_cosine_is_refused(toy_sts):
+    with pytest.raises(ValueError, match=r"gives all \d+ pairs of STS12 the same cosine"):
+        score(lambda sentences: torch.ones(len(sentences), 3), read_sts(toy_sts))
 
 
 def test_an_sts_file_may_begin_with_a_byte_order_mark(toy_sts, tmp_path):

@@ -8,9 +8,10 @@ from weince.lab.configure import LossConfig, build_loss
 from weince.lab.settings import check_range
 from weince.lab.tasks.images.augment import Augment
 from weince.lab.tasks.images.encoders import ProjectorConfig
-from weince.lab.tasks.images.step import Precision
 from weince.lab.training.optimizers import OptimizerConfig
 from weince.machine import check_device
+
+Precision = Literal["fp32", "tf32", "bf16", "bf16-embeddings"]
 
 FREE_TO_CHANGE = {
     "out",

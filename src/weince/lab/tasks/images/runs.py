@@ -21,15 +21,19 @@ from weince.files import check_writable, write_aside, write_text_aside
 from weince.lab import settings
 from weince.lab.configure import build_loss
 from weince.lab.tasks.images import encoders
-from weince.lab.tasks.images.config import FREE_TO_CHANGE, VisionRun
+from weince.lab.tasks.images.config import FREE_TO_CHANGE, Precision, VisionRun
 from weince.lab.tasks.images.data import load
-from weince.lab.tasks.images.step import allow_tf32
 from weince.lab.training import checkpoint
 from weince.machine import find_device
 
 if TYPE_CHECKING:
-    from weince.diagnose.reading import Pairs
+    from weince.diagnose.reading import EmbeddedPairs
     from weince.lab.tasks.images.evaluation import Evaluation
+
+
+def allow_tf32(precision: Precision) -> None:
+    """Allow TF32 in convolutions on a GPU unless ``precision`` is ``fp32``; matrix products are not affected."""
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def claim(run: VisionRun) -> None:
@@ -214,7 +218,7 @@ def two_views(
 
 def run_pairs(
     folders: Sequence[Path], *, names: Sequence[str] | None = None, trend: bool = False, seed: int = 0
-) -> "list[Pairs]":
+) -> "list[EmbeddedPairs]":
     """Input of ``weince diagnose`` from runs: the embeddings of each run, or with ``trend`` of each of its snapshots.
 
     Raises:

@@ -5,6 +5,7 @@ SimCSE's "all" setting. From a terminal: ``weince evaluate MODEL --sts sts.tsv``
 """
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,14 +48,15 @@ class StsScores(NamedTuple):
     Args:
         tasks: Spearman x 100 on the test split of each task.
         mean: Mean of the tasks.
-        alignment: Mean squared distance of the pairs of STS-B's test split that people scored above 4.
+        alignment: Mean squared distance of the pairs of STS-B's test split that people scored above 4; None if there
+            are none.
         uniformity: Log of the mean of ``exp(-2 * squared distance)`` over all pairs of sentences of that split.
     """
 
     tasks: dict[str, float]
     mean: float
-    alignment: float
-    uniformity: float
+    alignment: float | None
+    uniformity: float | None
 
 
 def read_sts(path: Path) -> Sts:
@@ -62,7 +64,8 @@ def read_sts(path: Path) -> Sts:
 
     Raises:
         OSError: There is no such file.
-        ValueError: A column is missing, or a line is not valid (the message gives its number).
+        ValueError: A column is missing, a line is not valid (the message gives its number), or all scores of a split
+            are equal.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -81,6 +84,12 @@ def read_sts(path: Path) -> Sts:
                 _add(found, row, f"{path}, line {rows.line_num}")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    for (task, split), (*_, scores) in found.items():
+        if len(set(scores)) == 1:
+            raise ValueError(
+                f"{path}: {task}, split {split}, wants pairs with different scores; got {len(scores)} with "
+                f"{scores[0]:g}: no encoder ranks them well or badly, leave this split out"
+            )
     return {key: StsPairs(first, second, np.array(scores)) for key, (first, second, scores) in found.items()}
 
 
@@ -104,13 +113,16 @@ def _add(
 def spearman(first: Tensor, second: Tensor, scores: NDArray[np.float64]) -> float:
     """Spearman correlation x 100 of the cosines of ``(pairs, d)`` twice with ``scores`` ``(pairs,)``.
 
-    The cosines keep the dtype of the embeddings, as in sentence-transformers: ties depend on it.
+    NaN if all cosines are equal. They keep the dtype of the embeddings, as in sentence-transformers: ties depend on
+    it.
     """
     from scipy.stats import spearmanr
 
     if len(scores) < 2 or len(first) != len(scores) or len(second) != len(scores):
         raise ValueError(f"want 2 or more pairs; got {len(first)}, {len(second)} rows, {len(scores)} scores")
     cosines = (F.normalize(first, dim=-1) * F.normalize(second, dim=-1)).sum(-1)
+    if not cosines.isfinite().all() or bool((cosines == cosines[0]).all()):
+        return math.nan  # scipy would warn
     return 100 * float(spearmanr(scores, cosines.cpu().numpy()).statistic)
 
 
@@ -167,7 +179,7 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
     from weince.progress import bars
 
     tasks: dict[str, float] = {}
-    spread = (float("nan"), float("nan"))
+    alignment = even = None
     present = [task for task in TASKS if (task, "test") in sts]
     with bars(shown=bar) as progress:
         shown = progress.add_task("STS", total=len(present))
@@ -176,15 +188,21 @@ def score(embed: Embed, sts: Sts, *, bar: bool = False) -> StsScores:
             rows = embed([*pairs.first, *pairs.second])
             first, second = rows.chunk(2)
             tasks[task] = spearman(first, second, pairs.scores)
+            if math.isnan(tasks[task]):
+                raise ValueError(
+                    f"the encoder gives all {len(pairs.scores)} pairs of {task} the same cosine, so that it ranks "
+                    "nothing: it has collapsed"
+                )
             if task == "STSB":
                 positive = torch.from_numpy(pairs.scores > 4)
                 unit, other = unit_in_double(first), unit_in_double(second)
-                near = pair_distances(unit[positive], other[positive]).mean()  # NaN if there are none
-                spread = (float(near), float(uniformity(torch.cat([unit, other]))))
+                if positive.any():
+                    alignment = float(pair_distances(unit[positive], other[positive]).mean())
+                even = float(uniformity(torch.cat([unit, other])))
             progress.update(shown, advance=1, said=task)
     if not tasks:
         raise ValueError(f"no test split of {', '.join(TASKS)}; got {sorted(sts)}")
-    return StsScores(tasks, float(np.mean(list(tasks.values()))), *spread)
+    return StsScores(tasks, float(np.mean(list(tasks.values()))), alignment, even)
 
 
 def score_encoder(encoder: SentenceEncoder, tokenizer: Any, sts: Sts, *, bar: bool = False) -> StsScores:
@@ -236,7 +254,9 @@ def table(scores: StsScores, *, published: float | None = None) -> str:
         if published is not None:
             cells += [f"{published:.2f}", f"{value - published:+.2f}"] if name == "STSB" else ["", ""]
         out.append(f"| {' | '.join(cells)} |")
-    out += ["", f"STS-B test: alignment {scores.alignment:.4f}, uniformity {scores.uniformity:.4f}."]
+    spread = {"alignment": scores.alignment, "uniformity": scores.uniformity}
+    known = [f"{name} {value:.4f}" for name, value in spread.items() if value is not None]
+    out += ["", f"STS-B test: {', '.join(known)}."] if known else []
     if beside:
         out.append(
             "SentEval's STS files are in lower case, with blanks around punctuation. A tokenizer that lowers case "

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup, escape
 
+from weince.diagnose.decision import Diagnosis
+from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.html import templates
 from weince.diagnose.measure import Measured
 from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.sections import Group, Section
-from weince.diagnose.settings import Settings
-from weince.diagnose.verdict import Verdict
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """Content of the page.
 
     Attributes:
@@ -35,13 +35,13 @@ class Page:
 
     title: str
     command: str
-    models: Sequence[tuple[Measured, Verdict]]
+    models: Sequence[tuple[Measured, Diagnosis]]
     left_out: Sequence[str]
     compared: Group | None
     trend: bool
     average: bool
     sections: Sequence[Section]
-    settings: Settings
+    settings: DiagnosisSettings
     version: str
 
     @property
@@ -82,13 +82,13 @@ def linked(text: str) -> Markup:
     return Markup(_TERM.sub(link, str(escape(text))))
 
 
-def render(page: Page) -> str:
+def render(page: ReportPage) -> str:
     """The HTML of a page. Everything except the figures is escaped."""
     environment = templates("weince.diagnose")
     environment.filters["linked"] = linked
     return environment.get_template("page.html").render(page=page, rules=THRESHOLDS)
 
 
-def write_page(page: Page, path: Path) -> None:
+def write_page(page: ReportPage, path: Path) -> None:
     """Render a page into a file."""
     path.write_text(render(page), encoding="utf-8")

@@ -5,11 +5,11 @@ xi < 0 means a bounded tail; the endpoint is ``threshold - sigma / xi``.
 
 import numpy as np
 
+from weince.diagnose.cells import number, temperature
+from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.lines import short
 from weince.diagnose.measure import Measured
 from weince.diagnose.rules import THRESHOLDS
-from weince.diagnose.settings import Settings
-from weince.diagnose.tables import number, temperature
 from weince.evt import BatchXi
 from weince.evt.link_rivals import Explanation
 from weince.scores import CROWD
@@ -166,7 +166,7 @@ def rivals_sentence(m: Measured) -> str:
     )
 
 
-def temperature_words(m: Measured, settings: Settings) -> tuple[str, bool]:
+def temperature_words(m: Measured, settings: DiagnosisSettings) -> tuple[str, bool]:
     """What to say about the temperature, and whether the one in use is known to be off."""
     curves = m.curves
     assert curves is not None
@@ -196,7 +196,7 @@ def times(nats: float) -> str:
     return f"{number(ratio, 2 if ratio < 10.0 else 0)} times as likely"
 
 
-def temperature_headline(m: Measured, settings: Settings, off: bool) -> str:
+def temperature_headline(m: Measured, settings: DiagnosisSettings, off: bool) -> str:
     """What to do about the temperature, in one sentence."""
     best, used = f"{m.link.tau0:.2g}", settings.temperature
     if used is None:
@@ -206,7 +206,7 @@ def temperature_headline(m: Measured, settings: Settings, off: bool) -> str:
     return f"{'Lower' if used > m.link.tau0 else 'Raise'} the temperature from {short(used)} to about {best}."
 
 
-def temperature_worth(m: Measured, settings: Settings, off: bool) -> str:
+def temperature_worth(m: Measured, settings: DiagnosisSettings, off: bool) -> str:
     """What the advice about the temperature is worth."""
     assert m.curves is not None
     used, little = settings.temperature, f"{100 * np.expm1(THRESHOLDS.worth):.0f} %"
@@ -225,7 +225,7 @@ def halfway(m: Measured, used: float) -> str:
     return f"{np.sqrt(used * m.link.tau0):.2g}"
 
 
-def two_encoders(m: Measured, settings: Settings) -> tuple[str, ...]:
+def two_encoders(m: Measured, settings: DiagnosisSettings) -> tuple[str, ...]:
     """A warning if the views lie apart and rows of one view compete with each other."""
     if settings.candidates == "cross" or m.gap <= THRESHOLDS.gap:
         return ()

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from weince.evt import coordinate_mismatch, link_theory, noise_floor
-from weince.evt.noise_floor import fit_slope
+from weince.lab.paper.noise_floor import coordinate_mismatch, fit_slope, link_theory, noise_floor
 
 SCORES = np.array([0.15, 0.45, 0.70, 0.90])
 LAW = (1 - SCORES) ** -0.8 / ((1 - SCORES) ** -0.8).sum()

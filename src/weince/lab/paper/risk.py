@@ -16,7 +16,20 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from weince.evt.arrays import Floats, Integers, check_least
-from weince.evt.choice import EPS, absent_last, negatives_of, read_scores
+from weince.evt.choice import EPS, read_scores
+
+
+def negatives_of(scores: Floats, positives: Integers) -> Floats:
+    """Scores (anchors, candidates - 1) of all candidates but each anchor's positive, in their order."""
+    keep = np.ones(scores.shape, dtype=bool)
+    keep[np.arange(len(scores)), positives] = False
+    return scores[keep].reshape(len(scores), -1)
+
+
+def absent_last(scores: Floats) -> Floats:
+    """The same rows with NaN (no candidate) moved to their end; all others keep their order."""
+    order = np.argsort(np.isnan(scores), axis=1, kind="stable")
+    return np.take_along_axis(scores, order, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +110,8 @@ def risk_gradient(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import link_bank, risk_gradient
+        >>> from weince.evt import link_bank
+        >>> from weince.lab.paper.risk import risk_gradient
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
         >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
         >>> [found.k for found in risk_gradient(bank.scores, bank.positives, ks=(16, 32))]

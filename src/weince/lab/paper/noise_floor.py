@@ -116,7 +116,7 @@ def link_theory(feature: ArrayLike, probabilities: ArrayLike) -> LinkTheory:
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import link_theory
+        >>> from weince.lab.paper.noise_floor import link_theory
         >>> scores = np.array([0.15, 0.45, 0.70, 0.90])
         >>> law = (1 - scores) ** -0.8
         >>> print(f"{link_theory(scores, law / law.sum()).bias:.4f}")  # softmax, truth: shortfall
@@ -166,7 +166,7 @@ def noise_floor(
         seed: seed of the simulation.
 
     Examples:
-        >>> from weince.evt import noise_floor
+        >>> from weince.lab.paper.noise_floor import noise_floor
         >>> found = noise_floor(sizes=(100, 10_000), replicates=500)
         >>> bool(found.softmax_error[-1] > 10 * found.shortfall_error[-1])
         True
@@ -217,7 +217,7 @@ def coordinate_mismatch(scores: ArrayLike = (0.0, 0.5, 0.9)) -> CoordinateMismat
         scores: three different scores below 1.
 
     Examples:
-        >>> from weince.evt import coordinate_mismatch
+        >>> from weince.lab.paper.noise_floor import coordinate_mismatch
         >>> found = coordinate_mismatch()
         >>> print(f"{found.translation_ratio:.3f} {found.endpoint_ratio:.3f}")
         0.556 0.301

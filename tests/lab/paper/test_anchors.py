@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import kstest, linregress
 
 from weince import tail_stats
-from weince.evt import anchor_tails, compare_anchor_tails, daic_artefact, fit_gpd
+from weince.evt import fit_gpd
+from weince.lab.paper.anchors import anchor_tails, compare_anchor_tails, daic_artefact
 
 
 def naive_anchor(d: list[float], positions: str) -> tuple[float, float, float, bool]:

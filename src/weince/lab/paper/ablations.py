@@ -18,6 +18,12 @@ from weince.evt.arrays import Floats, check_fraction
 from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import Gain, LinkBank, batch_gains, held_out_gain, split_batches
+from weince.lab.paper.risk import absent_last, negatives_of
+
+
+def power(scores: Floats) -> Floats:
+    """The heavy-tail (Frechet) coordinate ``log((1 + s) / 2)``, with its argument floored at `choice.EPS`."""
+    return np.asarray(np.log(np.maximum(0.5 * (1.0 + scores), choice.EPS)))
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,8 @@ def frechet_ablation(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import link_bank, frechet_ablation
+        >>> from weince.evt import link_bank
+        >>> from weince.lab.paper.ablations import frechet_ablation
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
         >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
         >>> round(frechet_ablation(*bank, bootstraps=20).f_over_0.gain, 2)
@@ -113,7 +120,7 @@ def frechet_ablation(
     """
     check_fraction(level, "level")
     generator = np.random.default_rng(rng)
-    coordinates = (choice.translation, choice.shortfall, choice.power)
+    coordinates = (choice.translation, choice.shortfall, power)
     choices = choice.read_choices(scores, positives, batches, coordinates=coordinates)
     inside, outside = split_batches(len(choices.labels), generator)
     fitted, judged = choices.take(inside), choices.take(outside)
@@ -155,7 +162,7 @@ def _hard_sets(
     """Fit the link to the positive and the hardest ``kept`` of ``pool`` negatives, for each (kept, pool)."""
     generator = np.random.default_rng(rng)
     s, columns = choice.read_scores(scores, positives)
-    negatives = choice.absent_last(generator.permuted(choice.negatives_of(s, columns), axis=1))
+    negatives = absent_last(generator.permuted(negatives_of(s, columns), axis=1))
     available = int(np.isfinite(negatives).sum(axis=1).min())
     positive = s[np.arange(len(s)), columns][:, None]
     seed = int(generator.integers(2**63))
@@ -204,7 +211,8 @@ def hard_negative_ablation(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import link_bank, hard_negative_ablation
+        >>> from weince.evt import link_bank
+        >>> from weince.lab.paper.ablations import hard_negative_ablation
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
         >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
         >>> [point.kept for point in hard_negative_ablation(*bank, kept=(8, 32), bootstraps=20)]
@@ -237,7 +245,8 @@ def pool_ablation(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import link_bank, pool_ablation
+        >>> from weince.evt import link_bank
+        >>> from weince.lab.paper.ablations import pool_ablation
         >>> z_i, noise = np.random.default_rng(0).normal(size=(2, 256, 8))
         >>> bank = link_bank(z_i, z_i + noise, batch_size=32, batches=8)
         >>> [point.pool for point in pool_ablation(*bank, pools=(16, 32), kept=8, bootstraps=20)]

@@ -191,7 +191,7 @@ def top1_asymptotics(
         seed: seed of the simulation.
 
     Examples:
-        >>> from weince.evt import top1_asymptotics
+        >>> from weince.lab.paper.top1 import top1_asymptotics
         >>> top1_asymptotics("gumbel", sizes=(4, 40), replicates=100).simulated.shape
         (2, 4)
     """

@@ -11,18 +11,19 @@ from scipy.special import logsumexp
 from diagnose.synthetic import crowd, small, two_encoders, views
 from weince import BlendLink, InfoNCELoss, LinkLoss, WeibitLoss, evt
 from weince.diagnose.bank import build_bank
+from weince.diagnose.cells import MINUS, number, temperature
+from weince.diagnose.decision import decide
+from weince.diagnose.diagnosis_settings import QUICK
 from weince.diagnose.figures_link import forest_figures, mean_over, quantities, trend_figures
-from weince.diagnose.figures_tail import pot_figures
 from weince.diagnose.lines import link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import measure
 from weince.diagnose.reading import InputError, make_pairs, pair_by_label
 from weince.diagnose.rules import THRESHOLDS
-from weince.diagnose.sentences import p_words, tail_kind, times
-from weince.diagnose.settings import QUICK
 from weince.diagnose.style import Gallery
-from weince.diagnose.tables import MINUS, number, temperature
-from weince.diagnose.verdict import decide
+from weince.diagnose.wording import p_words, tail_kind, times
 from weince.evt import Gain, LinkRivals, VaryingLink
+from weince.lab.paper.measurements import measure_paper
+from weince.lab.paper.panels import pot_figures
 
 FAST = replace(QUICK, bootstraps=50, null_draws=20, tail_bootstraps=20, points=5)
 
@@ -88,7 +89,7 @@ def test_the_printed_command_trains_with_the_printed_loss(lam, tau):
 def test_the_printed_command_for_two_encoders_trains_with_the_printed_loss():
     from weince.lab import settings
     from weince.lab.configure import build_loss
-    from weince.lab.tasks.sentences.train import TextRun
+    from weince.lab.tasks.sentences.config import TextRun
 
     for command, code in (
         (link_train(0.25, 0.1, "cross"), link_code(0.25, 0.1, "cross")),
@@ -639,10 +640,10 @@ def test_binary_codes_are_measured(dim):
 
 @pytest.mark.parametrize("size", [32, 164])  # 164 is about the smallest with every number of negatives
 def test_any_batch_size_is_measured(size):
-    found = measure(small(pairs=4 * size), replace(FAST, batch_size=size))
+    found = measure(small(pairs=4 * size), replace(FAST, batch_size=size), more=measure_paper)
     assert found.batch_size == size
-    assert found.hard[-1].kept == found.hard[-1].pool == 2 * size - 2
-    assert np.isfinite([p.gain.gain for p in found.hard + found.pool]).all()
+    assert found.more.hard[-1].kept == found.more.hard[-1].pool == 2 * size - 2
+    assert np.isfinite([p.gain.gain for p in found.more.hard + found.more.pool]).all()
 
 
 def test_an_endpoint_beyond_the_cap_is_none(measured):
@@ -651,7 +652,7 @@ def test_an_endpoint_beyond_the_cap_is_none(measured):
     def said(endpoint, interval):
         fit = replace(xi.fit, xi=-0.2, endpoint=endpoint)
         there = replace(xi, fit=fit, xi_interval=(-0.3, -0.1), endpoint_interval=interval)
-        return decide(replace(measured, tail=replace(measured.tail, xi=there)), FAST).tail
+        return decide(replace(measured, tail=measured.tail._replace(xi=there)), FAST).tail
 
     inside = said(0.93, (0.91, 0.97))
     assert "looks bounded at this level" in inside
@@ -668,10 +669,10 @@ def test_scores_next_to_the_cap_fill_the_figure_of_their_density(tmp_path):
     rng = np.random.default_rng(0)
     line = np.c_[rng.standard_normal(256), 0.02 * rng.standard_normal((256, 15))]
     near = make_pairs("near", line, line + 0.02 * rng.standard_normal(line.shape))
-    tail = measure(near, FAST).tail
-    low = tail.xi.fit.threshold
+    found = measure(near, FAST, more=measure_paper)
+    low = found.tail.xi.fit.threshold
     assert low > 0.99
-    density, _ = pot_figures(Gallery(tmp_path), "1", tail)
+    density, _ = pot_figures(Gallery(tmp_path), "1", found.more.pot)
     ticks = [float(tick) for tick in re.findall(r">([01]\.\d+)</text>", density.svg)]
     assert len(ticks) > 2
     assert all(low <= tick <= 1.0 + 0.05 * (1.0 - low) for tick in ticks)  # they went on to 1.02
@@ -681,7 +682,10 @@ def test_one_temperature_that_is_not_determined_does_not_hide_the_others(measure
     link = replace(measured.link, tau0=5.6, tau0_interval=(0.35, 89.6))
     gallery = Gallery(tmp_path)
     models = [measured, replace(measured, link=link, name="random 7")]
-    drawn = [forest_figures(gallery, models, mean=True)[-1], trend_figures(gallery, [1, 2], models)[3]]
+    drawn = [
+        forest_figures(gallery, models, mean=True)[-1],
+        trend_figures(gallery, [1, 2], quantities(models))[3],
+    ]
     for figure in drawn:
         assert figure.caption == "Best temperature of softmax"
         ticks = re.findall(r">([\d.]+)</text>", figure.svg)
@@ -695,11 +699,9 @@ def test_a_weight_without_meaning_does_not_enter_the_mean(measured):
     flat = replace(
         measured,
         link=replace(measured.link, lam=0.0, tau=np.inf, tau0=np.inf),
-        frechet=replace(measured.frechet, lam_f_full=0.0, tau_full=np.inf),
     )
     found = {q.key: mean_over(q.value, q.bounds) for q in quantities([measured, flat, measured])}
     assert found["lam"][::2] == (measured.link.lam, 2)
-    assert found["lamf"][::2] == (measured.frechet.lam_f_full, 2)
     assert found["gain"].n == 3
 
 
@@ -729,9 +731,6 @@ def test_the_curves_are_held_out_likelihoods(measured):
         assert best - held_out_loglik(bank, t, lambda s, tau=tau: s / tau) == pytest.approx(loss, abs=1e-9)
     for tau in c.tau_range:
         assert best - held_out_loglik(bank, t, lambda s, tau=tau: s / tau) == pytest.approx(0.02, abs=1e-4)
-    assert c.lam_gain[0] == 0.0
-    pure = held_out_loglik(bank, t, lambda s: -c.beta * np.log(1 - s))
-    assert pure - best == pytest.approx(c.lam_gain[-1], abs=1e-6)
     chance = -np.log(bank.scores.shape[1])
     assert best - chance == pytest.approx(c.over_chance, abs=1e-9)
 
@@ -746,7 +745,6 @@ def test_labels_duplicates_and_small_data_are_measured():
     z_i, z_j = views(pairs=160)
     z_i[40:50] = z_j[40:50] = z_i[40]
     twins = measure(make_pairs("twins", z_i, z_j), FAST)
-    assert twins.tail.capped is None
     assert any("cosine of 1" in note for note in twins.notes)
 
 

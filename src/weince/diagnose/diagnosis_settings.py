@@ -13,11 +13,11 @@ FEWEST_PAIRS = 32  # in a batch
 
 
 @dataclass(frozen=True)
-class Settings:
+class DiagnosisSettings:
     """How much to compute.
 
     Attributes:
-        batch_size: Pairs in a batch; None for 256, or fewer when there are few pairs.
+        batch_size: EmbeddedPairs in a batch; None for 256, or fewer when there are few pairs.
         batches: The most batches.
         seed: Seed of every draw.
         bootstraps: Resamplings of the held-out batches.
@@ -25,8 +25,8 @@ class Settings:
         tail_bootstraps: Resamplings of batches for xi, and simulations for the tests of the tail's fit.
         quantile: Quantile of the negatives' scores that is the threshold of the tail.
         temperature: The temperature the model was trained with, if known.
-        points: Number of points of the curves over lam, temperature and threshold.
-        risk_pairs: The most pairs in the one batch on which risk and gradient are compared.
+        points: Number of points of the paper's curves over lam and the threshold.
+        risk_pairs: The most pairs in the one batch on which the paper's risk and gradient are compared.
         candidates: Who competes with a positive: "views", all other rows of both views of the batch; "cross", for a
             row of z_i only the rows of z_j. As in the loss that the model was trained with.
     """
@@ -36,7 +36,7 @@ class Settings:
     seed: int = 0
     bootstraps: int = 2000
     null_draws: int = 200
-    tail_bootstraps: int = 200
+    tail_bootstraps: int = 100
     quantile: float = 0.99
     temperature: float | None = None
     points: int = 21
@@ -71,11 +71,13 @@ class Settings:
             raise InputError(f"the temperature must be positive; got {self.temperature}")
 
 
-QUICK = Settings(batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, points=11, risk_pairs=384)
+QUICK = DiagnosisSettings(
+    batches=16, bootstraps=500, null_draws=99, tail_bootstraps=50, points=11, risk_pairs=384
+)
 
 
-def settings_for(quick: bool = False, **changes: Any) -> Settings:
+def settings_for(quick: bool = False, **changes: Any) -> DiagnosisSettings:
     """The default settings, or those of a quick diagnosis, with some of them changed."""
     # Python's own numbers: summary.json cannot hold those of numpy or torch.
     plain = {key: value.item() if hasattr(value, "item") else value for key, value in changes.items()}
-    return replace(QUICK if quick else Settings(), **plain)
+    return replace(QUICK if quick else DiagnosisSettings(), **plain)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from weince.evt.link_test import link_bank
-from weince.evt.risk import risk_gradient
+from weince.lab.paper.risk import risk_gradient
 
 
 def bank(pairs=40, seed=0):

@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from weince.diagnose.cells import number
+from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.lines import both_code, link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import Measured
 from weince.diagnose.rules import THRESHOLDS
-from weince.diagnose.sentences import (
+from weince.diagnose.wording import (
     crowd_text,
     explained,
     halfway,
@@ -26,13 +28,11 @@ from weince.diagnose.sentences import (
     too_crowded,
     two_encoders,
 )
-from weince.diagnose.settings import Settings
-from weince.diagnose.tables import number
 from weince.evt.link_varying import MOST_SPREAD
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """What to tell the user about one model.
 
     Attributes:
@@ -67,10 +67,10 @@ class Verdict:
 
 
 Said = tuple[str, str, str, str, float, tuple[str, ...]]
-"""Fields of a `Verdict` that do not depend on the advice: softmax, link, rivals, tail, crowded and notes."""
+"""Fields of a `Diagnosis` that do not depend on the advice: softmax, link, rivals, tail, crowded and notes."""
 
 
-def decide(m: Measured, settings: Settings) -> Verdict:
+def decide(m: Measured, settings: DiagnosisSettings) -> Diagnosis:
     """The verdict on one model."""
     said = (
         softmax_sentence(m), link_sentence(m), rivals_sentence(m), tail_sentence(m), m.crowded,
@@ -83,18 +83,18 @@ def decide(m: Measured, settings: Settings) -> Verdict:
             "Every positive is a copy of its anchor, so it wins at any temperature. Embed two views of each item, as "
             "in training: two augmentations, two dropout masks, or the two sentences of a pair."
         )
-        return Verdict("separated", "No answer: z_i and z_j are equal.", "", *said, advice)
+        return Diagnosis("separated", "No answer: z_i and z_j are equal.", "", *said, advice)
     if m.link.separated:
         tie = " or coincides with its anchor" if m.beaten else ""
         headline = f"No answer: every positive that was fitted wins{tie}."
-        return Verdict("separated", headline, "", *said, _harder(m, settings))
+        return Diagnosis("separated", headline, "", *said, _harder(m, settings))
     if m.beaten < THRESHOLDS.beaten:
         headline = f"Too few to tell: {m.beaten} of {m.fitted:,} positives {'is' if m.beaten == 1 else 'are'} beaten."
         advice = (
             f"A negative has a higher score than the positive for {m.beaten} of the fitted anchors, and the "
             f"temperature and the link below are fitted to these alone. {_harder(m, settings)}"
         )
-        return Verdict("few", headline, "", *said, advice)
+        return Diagnosis("few", headline, "", *said, advice)
     if m.curves is None or m.curves.over_chance < THRESHOLDS.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
         if m.by_label:
@@ -106,7 +106,7 @@ def decide(m: Measured, settings: Settings) -> Verdict:
                 "Use --candidates cross if only rows of the other view competed in training (see the note)."
             )
         headline = "No answer: a higher cosine does not make a positive likelier here."
-        return Verdict("uninformative", headline, "", *said, advice)
+        return Diagnosis("uninformative", headline, "", *said, advice)
     if explained(m) == "varying":
         return _varying(m, settings, said)
     if m.link.gain >= THRESHOLDS.worth:
@@ -115,23 +115,23 @@ def decide(m: Measured, settings: Settings) -> Verdict:
 
 
 def _about_temperature(
-    kind: str, m: Measured, settings: Settings, said: Said, advice: str, *, rest: str = ""
-) -> Verdict:
+    kind: str, m: Measured, settings: DiagnosisSettings, said: Said, advice: str, *, rest: str = ""
+) -> Diagnosis:
     """A verdict whose headline is about the temperature; `rest` follows the sentence on what that is worth."""
     _, off = temperature_words(m, settings)
     worth = " ".join(filter(None, [temperature_worth(m, settings, off), rest]))
     headline, used = temperature_headline(m, settings, off), settings.temperature
     if used is not None and not off:  # a temperature known to be good needs no code
-        return Verdict(kind, headline, worth, *said, advice)
+        return Diagnosis(kind, headline, worth, *said, advice)
     candidates = settings.candidates
     commands = [softmax_train(m.link.tau0, candidates)]
     if used is not None:
         commands.append(softmax_train(float(halfway(m, used)), candidates))
     code = softmax_code(m.link.tau0, candidates)
-    return Verdict(kind, headline, worth, *said, advice, code, "\n".join(commands))
+    return Diagnosis(kind, headline, worth, *said, advice, code, "\n".join(commands))
 
 
-def _harder(m: Measured, settings: Settings) -> str:
+def _harder(m: Measured, settings: DiagnosisSettings) -> str:
     """What to do if too few positives are beaten, or none."""
     if settings.batch_size is not None:
         return (
@@ -149,7 +149,7 @@ def _harder(m: Measured, settings: Settings) -> str:
     )
 
 
-def _varying(m: Measured, settings: Settings, said: Said) -> Verdict:
+def _varying(m: Measured, settings: DiagnosisSettings, said: Said) -> Diagnosis:
     """The verdict if a temperature that varies explains the scores better than the blend: keep softmax."""
     assert m.rivals is not None
     who, found = rival(m), m.rivals.varying
@@ -172,7 +172,7 @@ def _varying(m: Measured, settings: Settings, said: Said) -> Verdict:
     return _about_temperature(kind, m, settings, said, advice, rest=rest)
 
 
-def _crowded(m: Measured, said: Said) -> Verdict:
+def _crowded(m: Measured, said: Said) -> Diagnosis:
     """The verdict if part of the embeddings coincide: this comes before any other change."""
     headline = (
         f"Look at the embeddings first: {crowd_text(m)} of them all but coincide with that of another item."
@@ -185,10 +185,10 @@ def _crowded(m: Measured, said: Said) -> Verdict:
     )
     if np.isfinite(m.link.tau):
         advice += " The link and the temperature below are fitted to these items too: neither is worth a change yet."
-    return Verdict("crowded", headline, "", *said, advice)
+    return Diagnosis("crowded", headline, "", *said, advice)
 
 
-def _another_link(m: Measured, settings: Settings, said: Said) -> Verdict:
+def _another_link(m: Measured, settings: DiagnosisSettings, said: Said) -> Diagnosis:
     """The verdict if the blend gains enough: it depends on how certain the gain is, and on the temperature."""
     t, more = m.link, times(m.link.gain)
     code = link_code(t.lam, t.tau, settings.candidates)
@@ -224,10 +224,10 @@ def _another_link(m: Measured, settings: Settings, said: Said) -> Verdict:
     headline = "Try another link: it fits these scores better than softmax at any temperature."
     worth = f"It makes the positive {more} as softmax at its best temperature does."
     train = link_train(t.lam, t.tau, settings.candidates)
-    return Verdict("link", headline, worth, *said, advice, code, train)
+    return Diagnosis("link", headline, worth, *said, advice, code, train)
 
 
-def _keep_softmax(m: Measured, settings: Settings, said: Said) -> Verdict:
+def _keep_softmax(m: Measured, settings: DiagnosisSettings, said: Said) -> Diagnosis:
     """The verdict if the blend gains too little: keep softmax, perhaps at another temperature."""
     t = m.link
     words, off = temperature_words(m, settings)

@@ -28,7 +28,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class NumberTable:
     """A table with a header row; the first column names the rows."""
 
     slug: str
@@ -117,7 +117,7 @@ def percent(share: float, digits: int = 1) -> Cell:
 
 def by_model(
     slug: str, title: str, names: Sequence[str], rows: Sequence[tuple[str, Sequence[Cell]]]
-) -> Table:
+) -> NumberTable:
     """A table of quantities (rows) by models (columns)."""
     cells = tuple((text(label), *values) for label, values in rows)
-    return Table(slug, title, ("", *names), cells)
+    return NumberTable(slug, title, ("", *names), cells)

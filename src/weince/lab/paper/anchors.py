@@ -126,7 +126,7 @@ def anchor_tails(shortfalls: ArrayLike, *, positions: Positions = "tail") -> Anc
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import anchor_tails
+        >>> from weince.lab.paper.anchors import anchor_tails
         >>> shortfalls = np.random.default_rng(0).uniform(0.1, 1, size=(16, 200))
         >>> anchor_tails(shortfalls).rho.shape
         (16,)
@@ -199,7 +199,7 @@ def compare_anchor_tails(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import compare_anchor_tails
+        >>> from weince.lab.paper.anchors import compare_anchor_tails
         >>> shortfalls = np.random.default_rng(0).uniform(0.1, 1, size=(16, 200))
         >>> found = compare_anchor_tails(shortfalls, n_null=50)
         >>> bool(0 <= found.share_bounded <= 1)
@@ -252,7 +252,7 @@ def daic_artefact(*, anchors: int = 256, negatives: int = 510, seed: int = 0) ->
         seed: seed of the simulation.
 
     Examples:
-        >>> from weince.evt import daic_artefact
+        >>> from weince.lab.paper.anchors import daic_artefact
         >>> found = daic_artefact(anchors=16, negatives=200)
         >>> found.tails[0], bool(found.share_tail[0] > 0.5)  # "Weibull", although this tail has no bound
         ('exponential', True)

@@ -1,4 +1,4 @@
-"""Checks of a generalised Pareto fit: choice of the threshold, goodness of fit, and curves to draw.
+"""Checks of a generalised Pareto fit: rival laws, choice of the threshold, goodness of fit, and curves to draw.
 
 Sign convention: ``xi < 0`` is a bounded (Weibull) tail; scipy's ``genpareto`` has ``c = xi``; the endpoint is
 ``threshold - sigma / xi``. The fits themselves are in `weince.evt.gpd`.
@@ -9,15 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
-from scipy.stats import chi2, genpareto, t
+from scipy.stats import chi2, gamma, genpareto, t
 
 from weince.evt.arrays import Bounds, Floats, Integers, as_scores, check_fraction, check_least
 from weince.evt.gpd import (
     GPDFit,
     crossing,
     excesses_over,
-    fit_capped,
-    fit_exponential,
     fit_gpd,
     gpd_loglik,
     maximise_rows,
@@ -26,6 +24,32 @@ from weince.evt.gpd import (
 _POINTS = 200  # of the curves to draw
 _BINS = 40
 _BLOCK = 4_000_000  # 64 times the number of float64 values simulated at once
+
+
+@dataclass(frozen=True)
+class ExponentialFit:
+    """The exponential law refitted to the same excesses, and the likelihood ratio of the GPD against it."""
+
+    sigma: float
+    sigma_interval: Bounds
+    loglik: float
+    n: int
+    lr: float  # 2 * (GPD loglik - this loglik)
+    p_value: float  # chi-square with 1 degree of freedom
+
+
+@dataclass(frozen=True)
+class CappedFit:
+    """A GPD whose endpoint is a known cap; xi < 0 always, and the tail index of the cap is -1 / xi."""
+
+    xi: float
+    sigma: float
+    endpoint: float
+    xi_interval: Bounds  # exact: the estimate is a gamma variable
+    loglik: float
+    n: int
+    lr: float  # 2 * (free GPD loglik - this loglik), not below 0; NaN for xi <= -1, which free fits exclude
+    p_value: float  # chi-square, 1 degree of freedom: small if the tail does not end at the cap; NaN if lr is
 
 
 @dataclass(frozen=True)
@@ -133,7 +157,7 @@ def threshold_stability(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import threshold_stability
+        >>> from weince.lab.paper.pot import threshold_stability
         >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
         >>> found = threshold_stability(scores, [0.4, 0.5])
         >>> bool((found.xi < 0).all())
@@ -167,7 +191,7 @@ def mean_residual_life(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import mean_residual_life
+        >>> from weince.lab.paper.pot import mean_residual_life
         >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
         >>> found = mean_residual_life(scores)
         >>> bool(found.mean_excess[0] > found.mean_excess[-1])  # it falls where the tail is bounded
@@ -181,6 +205,61 @@ def mean_residual_life(
     half = np.array([y.std(ddof=1) for y in samples]) / np.sqrt(n)
     half *= t.ppf(0.5 + check_fraction(level, "level") / 2.0, n - 1)
     return MeanResidualLife(levels, n, mean, np.stack([mean - half, mean + half], axis=1))
+
+
+def fit_exponential(x: ArrayLike, threshold: float = 0.0, *, level: float = 0.95) -> ExponentialFit:
+    """Fit an exponential law (xi = 0) with its own scale, and test it against the GPD on the same excesses.
+
+    Args:
+        x: scores, shape (n,).
+        threshold: the level the scores must exceed.
+        level: coverage of the (exact) interval of sigma.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.lab.paper.pot import fit_exponential
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> bool(fit_exponential(scores, 0.5).p_value < 0.05)  # the tail is not exponential
+        True
+    """
+    y = excesses_over(x, threshold)
+    tail = (1.0 - check_fraction(level, "level")) / 2.0
+    loglik = float(-y.size * (np.log(y.mean()) + 1.0))
+    lr = max(0.0, 2.0 * (float(maximise_rows(y[None])[2][0]) - loglik))
+    interval = (float(y.sum() / gamma.ppf(1.0 - tail, y.size)), float(y.sum() / gamma.ppf(tail, y.size)))
+    return ExponentialFit(float(y.mean()), interval, loglik, y.size, lr, float(chi2.sf(lr, 1)))
+
+
+def fit_capped(x: ArrayLike, threshold: float = 0.0, *, cap: float = 1.0, level: float = 0.95) -> CappedFit:
+    """Fit a GPD that ends at a known cap: P(cap - x < d) is a power -1 / xi of d. xi < 0 always.
+
+    Args:
+        x: scores, shape (n,), all below the cap.
+        threshold: the level the scores must exceed.
+        cap: the known endpoint; 1 for cosines.
+        level: coverage of the (exact) interval of xi.
+
+    Examples:
+        >>> import numpy as np
+        >>> from weince.lab.paper.pot import fit_capped
+        >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
+        >>> found = fit_capped(scores, 0.5)
+        >>> bool(found.xi_interval[0] < -0.4 < found.xi_interval[1])
+        True
+    """
+    y = excesses_over(x, threshold)
+    room = float(cap) - float(threshold)
+    if y.max() >= room:
+        raise ValueError(f"scores must lie below the cap {cap}; got a largest score of {threshold + y.max()}")
+    tail = (1.0 - check_fraction(level, "level")) / 2.0
+    total = float(-np.log1p(-y / room).sum())  # -xi times a gamma variable of shape n
+    xi = -total / y.size
+    loglik = gpd_loglik(y, xi, -xi * room)
+    # Free fits stop at xi = -1. Below that this law is not among them, so there is no likelihood ratio.
+    nested = xi > -1.0
+    lr = max(0.0, 2.0 * (float(maximise_rows(y[None])[2][0]) - loglik)) if nested else np.nan
+    interval = (-total / float(gamma.ppf(tail, y.size)), -total / float(gamma.ppf(1.0 - tail, y.size)))
+    return CappedFit(xi, -xi * room, float(cap), interval, loglik, y.size, lr, float(chi2.sf(lr, 1)))
 
 
 def _hazard(y: Floats, xi: Floats, sigma: Floats) -> Floats:
@@ -222,7 +301,7 @@ def goodness_of_fit(
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import goodness_of_fit
+        >>> from weince.lab.paper.pot import goodness_of_fit
         >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
         >>> found = goodness_of_fit(scores, 0.5, bootstraps=20)
         >>> bool(0 < found.ks_p_value <= 1)
@@ -264,7 +343,7 @@ def tail_curves(x: ArrayLike, threshold: float = 0.0, *, cap: float | None = Non
 
     Examples:
         >>> import numpy as np
-        >>> from weince.evt import tail_curves
+        >>> from weince.lab.paper.pot import tail_curves
         >>> scores = 1 - np.random.default_rng(0).random(2000) ** 0.4  # bounded by 1: xi = -0.4
         >>> tail_curves(scores, 0.5, cap=1.0).gpd_density.shape
         (200,)

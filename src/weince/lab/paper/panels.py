@@ -1,18 +1,36 @@
 # ruff: noqa: RUF001  (Greek letters and minus signs are meant)
-"""Figures of the tail: peaks over a threshold, thresholds, anchors. xi < 0 means a bounded tail."""
+"""The paper's figures: tails, thresholds, links, ablations, risk and anchors. xi < 0 means a bounded tail."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from weince import evt
-from weince.diagnose.measure import Measured, Tail
-from weince.diagnose.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Figure, Gallery, legend
+from weince.diagnose.figures_link import GAIN, gain_rows
+from weince.diagnose.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Figure,
+    Gallery,
+    legend,
+    log_axis,
+)
+from weince.evt import LinkTest
 from weince.evt.arrays import Floats
+from weince.lab.paper.ablations import AblationPoint, FrechetAblation
+from weince.lab.paper.anchors import DaicArtefact
+from weince.lab.paper.measurements import BlendCurve, PaperMeasurements, PeaksOverThreshold
+from weince.lab.paper.risk import RiskGradient
 
 LAWS = {"GPD": (BLUE, "-"), "exponential, refitted": (RED, "--"), "GPD ending at 1": (GREEN, ":")}
 
 
-def pot_figures(gallery: Gallery, tag: str, tail: Tail) -> list[Figure]:
+def pot_figures(gallery: Gallery, tag: str, tail: PeaksOverThreshold) -> list[Figure]:
     """Density and quantiles of the scores above the threshold against three laws."""
     c = tail.curves
     densities = [c.gpd_density, c.exponential_density, c.capped_density]
@@ -47,9 +65,9 @@ def pot_figures(gallery: Gallery, tag: str, tail: Tail) -> list[Figure]:
     return out
 
 
-def threshold_figures(gallery: Gallery, tag: str, tail: Tail) -> list[Figure]:
+def threshold_figures(gallery: Gallery, tag: str, tail: PeaksOverThreshold, used: float) -> list[Figure]:
     """Shape, modified scale and mean excess over the threshold."""
-    s, life, used = tail.stability, tail.residual_life, tail.xi.fit.threshold
+    s, life = tail.stability, tail.residual_life
     known = np.isfinite(s.modified_scale_interval).all(axis=1)
     out = []
     panels = [
@@ -78,7 +96,7 @@ def _histogram(ax: Axes, values: Floats, colour: str) -> None:
     ax.stairs(100.0 * heights / max(values.size, 1), edges, fill=True, color=colour, alpha=0.6)
 
 
-def anchor_figures(gallery: Gallery, tag: str, m: Measured) -> list[Figure]:
+def anchor_figures(gallery: Gallery, tag: str, m: PaperMeasurements) -> list[Figure]:
     """What the loss computes for each anchor, and the valid comparison."""
     a = m.anchors
     share = "share of anchors (%)"
@@ -117,7 +135,7 @@ def anchor_figures(gallery: Gallery, tag: str, m: Measured) -> list[Figure]:
     return out
 
 
-def artefact_figures(gallery: Gallery, d: evt.DaicArtefact) -> list[Figure]:
+def artefact_figures(gallery: Gallery, d: DaicArtefact) -> list[Figure]:
     """dAIC of tails whose kind is known, under both plotting positions."""
     out = []
     both = [("tail", d.daic_tail, "F = k/(K+1), as in the loss"), ("sample", d.daic_sample, "F = k/(N+1)")]
@@ -136,5 +154,119 @@ def artefact_figures(gallery: Gallery, d: evt.DaicArtefact) -> list[Figure]:
             ax.set_yticks(range(1, len(d.tails) + 1), [f"{tail} tail" for tail in d.tails])
             ax.grid(visible=False, axis="y")
             ax.set_xlabel("ΔAIC (above 0 is said to favour Weibull)")
+        out.append(panel.done)
+    return out
+
+
+def lam_figure(gallery: Gallery, tag: str, t: LinkTest, c: BlendCurve) -> Figure:
+    """Gain over the weight of the shortfall."""
+    with gallery.panel(f"link-lam-{tag}", "Held-out gain over softmax, with λ fixed and τ refitted") as panel:
+        ax = panel.ax
+        ax.axhline(0.0, color=INK, linewidth=1.0)
+        ax.axvspan(*t.lam_interval, color=ORANGE, alpha=0.2, linewidth=0, label="95 % interval of λ")
+        ax.axvline(t.lam, color=ORANGE, linestyle="--", label="fitted λ")
+        ax.plot(c.lams, c.gain, color=BLUE, marker="o", markersize=3)
+        ax.set(xlabel="λ  (0: softmax, 1: shortfall)", ylabel=GAIN)
+        legend(ax)
+    return panel.done
+
+
+def null_figure(gallery: Gallery, tag: str, t: LinkTest) -> Figure:
+    """The likelihood ratio against those simulated under softmax."""
+    with gallery.panel(f"link-null-{tag}", "Likelihood ratio against what softmax would give") as panel:
+        ax = panel.ax
+        null = np.array(t.lr_null)
+        heights, edges = np.histogram(null, bins=25)
+        ax.stairs(heights, edges, fill=True, color=SKY, alpha=0.6, label="simulated under softmax")
+        ax.axvline(t.lr_statistic, color=RED, label="observed")
+        ax.set_xscale("symlog", linthresh=10.0)
+        reach = max(float(null.max()), t.lr_statistic, 10.0)
+        ticks = [0.0, 5.0, *(10.0**e for e in range(1, int(np.ceil(np.log10(reach))) + 1))]
+        ax.set_xlim(0.0, 1.5 * reach)
+        shown = [x for x in ticks if x <= 1.5 * reach]
+        ax.set_xticks(shown, [f"{x:,.0f}" for x in shown])
+        ax.minorticks_off()
+        ax.set(xlabel="likelihood ratio", ylabel="simulations")
+        legend(ax)
+    return panel.done
+
+
+def frechet_figures(gallery: Gallery, tag: str, a: FrechetAblation) -> list[Figure]:
+    """The three gains with their intervals."""
+    if a.separated:
+        return []
+    gains = {
+        "shortfall over softmax": a.w_over_0,
+        "heavy tail over softmax": a.f_over_0,
+        "heavy tail over shortfall": a.wf_over_w,
+    }
+    caption = "Held-out gains of the three blends"
+    return [gain_rows(gallery, f"frechet-{tag}", caption, 2.2, gains, (BLUE, RED, PURPLE))]
+
+
+def ablation_figures(
+    gallery: Gallery,
+    tag: str,
+    points: Sequence[AblationPoint],
+    drawn: Sequence[AblationPoint] | None,
+    over: str,
+) -> list[Figure]:
+    """Gain and lam over the number of hard negatives ("kept") or over the pool ("pool").
+
+    If ``drawn`` is given, it is shown beside them: the same with positives drawn from one link, which shows what
+    selecting by score does by itself.
+    """
+    x = np.array([getattr(p, over) for p in points], dtype=np.float64)
+    gain = np.array([p.gain.gain for p in points])
+    spans = np.array([p.gain.interval for p in points])
+    lam = np.array([p.lam for p in points])
+    if not np.isfinite(gain).any():
+        return []
+    words = {
+        "kept": ("hard negatives kept", "hard negatives are kept"),
+        "pool": ("pool they are picked from", "negatives are in the pool"),
+    }
+    label, caption = words[over]
+    out = []
+    for key, title in (("gain", "Held-out gain as more"), ("lam", "Fitted λ as more")):
+        with gallery.panel(f"{over}-{key}-{tag}", f"{title} {caption}", height=2.6) as panel:
+            ax = panel.ax
+            if key == "gain":
+                ax.axhline(0.0, color=INK, linewidth=1.0)
+                ax.fill_between(x, spans[:, 0], spans[:, 1], color=BLUE, alpha=0.2, linewidth=0)
+                ax.plot(x, gain, color=BLUE, marker="o", markersize=4, label="measured")
+                ax.set_ylabel(GAIN)
+            else:
+                ax.plot(x, lam, color=ORANGE, marker="s", markersize=4, label="measured")
+                ax.set(ylabel="λ", ylim=(-0.03, 1.03))
+            if drawn is not None:
+                y = [p.gain.gain if key == "gain" else p.lam for p in drawn]
+                ax.plot(
+                    x, y, color=INK, linestyle="--", linewidth=1.2, label="positives drawn from one blend"
+                )
+                if key == "gain":
+                    low, high = np.array([p.gain.interval for p in drawn]).T
+                    ax.fill_between(x, low, high, color=INK, alpha=0.12, linewidth=0)
+                legend(ax)
+            ax.set_xlabel(label)
+            log_axis(ax, "x", [v for v in x[:-1] if v < 0.7 * x[-1]] + [float(x[-1])])
+        out.append(panel.done)
+    return out
+
+
+def risk_figures(gallery: Gallery, tag: str, risk: Sequence[RiskGradient]) -> list[Figure]:
+    """Where failures come from and where each link puts its gradient, for every subset size."""
+    out = []
+    links = (("softmax", RED, "--"), ("shortfall", GREEN, ":"), ("blend", BLUE, "-"))
+    for r in risk:
+        words = f"Subsets of {r.k:,}: a negative beats the positive in {100 * r.failure_rate:.2g} %"
+        with gallery.panel(f"risk-{r.k}-{tag}", words) as panel:
+            ax = panel.ax
+            ax.stairs(100.0 * np.nan_to_num(r.risk), r.edges, fill=True, color=SKY, alpha=0.45, label="risk")
+            middle = 0.5 * (r.edges[1:] + r.edges[:-1])
+            for name, colour, dash in links:
+                ax.plot(middle, 100.0 * getattr(r, name), color=colour, linestyle=dash, label=name)
+            ax.set(xlabel="cosine of the negative", ylabel="share (%)")
+            legend(ax)
         out.append(panel.done)
     return out

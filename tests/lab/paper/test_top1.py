@@ -8,8 +8,7 @@ from scipy.integrate import simpson
 from scipy.stats import beta as beta_law
 from scipy.stats import gumbel_r, invweibull, norm, pareto, weibull_min
 
-from weince.evt import top1_asymptotics
-from weince.evt.top1 import normal_scale
+from weince.lab.paper.top1 import normal_scale, top1_asymptotics
 
 SCORES = np.array([0.15, 0.45, 0.70, 0.90])
 EXACT = ("gumbel", "frechet", "weibull")

@@ -1,0 +1,1 @@
+"""The paper's own figures: nothing here decides a verdict. ``weince diagnose --paper`` adds them to its page."""
