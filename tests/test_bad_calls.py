@@ -395,7 +395,6 @@ def test_calls_that_cannot_be_read_end_with_one_line(line, capsys):
         ),
         ("compare infonce --loss.temperature 1", "unknown option --loss.temperature; see weince compare"),
         ("diagnose x.npz --temprature=0.5", "unknown option --temprature (did you mean --temperature?)"),
-        ("predict x.npz --zzz 1", "unknown option --zzz; see weince predict"),
         (
             "compare infonce --seed 3 --table-only",  # one seed of weince train, a count as --seeds
             "unknown option --seed (did you mean --seeds?); see weince compare",

@@ -40,7 +40,7 @@ def offered(tmp_path_factory):
 
 
 def test_commands_tables_and_devices(offered):
-    commands = ["train", "evaluate", "compare", "reproduce", "diagnose", "predict", "bench", "completion"]
+    commands = ["train", "evaluate", "compare", "reproduce", "diagnose", "bench", "completion"]
     assert offered("") == commands
     assert offered("reproduce", "") == sorted([*named_tables(), "overhead"])
     assert offered("evaluate", "--device", "") == ["auto", "cpu", "cuda", "mps"]

@@ -264,7 +264,6 @@ def build_parser() -> argparse.ArgumentParser:
         cli_sweeps.add_compare,
         cli_sweeps.add_reproduce,
         cli_diagnose.add_diagnose,
-        cli_sweeps.add_predict,
         _add_bench,
         _add_completion,
     ):

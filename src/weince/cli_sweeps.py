@@ -1,4 +1,4 @@
-"""The commands that train many models: ``weince compare``, ``reproduce`` and ``predict``.
+"""The commands that train many models: ``weince compare`` and ``weince reproduce``.
 
 As in :mod:`weince.cli`, each command is a pair of functions: one declares its options, one imports and calls.
 """
@@ -11,23 +11,6 @@ from typing import Any
 
 from weince.machine import DEVICES
 
-PREDICT = """\
-Train small heads on frozen features, a grid of losses and temperatures with several seeds, and judge them on
-held-out items. It shows what a loss does to these features, and flags heads that collapse; do not choose
-the loss of an encoder by it.
-
-input: any file that `weince diagnose` reads, with the features of two views of the same items (z_i and z_j of shape
-       (items, dim), and labels if you like), at least four batches of them; or the folder of a run of `weince train`,
-       whose encoder then makes the features of two views of 8,192 training images.
-"""
-PREDICT_EXAMPLES = """\
-examples:
-  weince predict features.npz --out heads
-  weince predict features.npz --losses infonce dcl --temperatures 0.05 0.1 0.2 0.5 --minutes 2
-  weince predict features.npz --labels labels.npy --steps 300 --seeds 0 1
-  weince predict runs/cifar100 --out heads
-The same command again trains the heads that are missing.
-"""
 COMPARE_EXAMPLES = """\
 examples:
   weince compare infonce dcl released                             digits with a tiny encoder, on a laptop
@@ -254,68 +237,6 @@ def _run_compare(options: argparse.Namespace) -> None:
     )
     if not options.dry_run:
         print(path)
-
-
-def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "predict",
-        help="see what losses do to a head on your features, before training an encoder",
-        description=PREDICT,
-        epilog=PREDICT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "features", type=Path, metavar="FEATURES", help="a file, or a run's folder, see above"
-    )
-    parser.add_argument(
-        "--losses",
-        action="extend",
-        nargs="+",
-        metavar="PRESET",
-        help="losses to train heads with (default: infonce dcl hcl released paper)",
-    )
-    parser.add_argument(
-        "--temperatures",
-        type=float,
-        action="extend",
-        nargs="+",
-        help="temperatures of each loss (default: 0.05 0.07 0.1 0.15 0.2 0.3 0.5 0.7)",
-    )
-    parser.add_argument(
-        "--labels", type=Path, help="file with a label for each item (default: the features')"
-    )
-    _add_shared(parser, "--seeds", help="seeds of each head (default: 0 1 2 3)")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--minutes", type=float, default=5.0, help="about how long it may take (default: %(default)g)"
-    )
-    length.add_argument(
-        "--steps", type=int, help="training steps of each head (default: as many as the minutes allow)"
-    )
-    parser.add_argument("--batch-size", type=int, default=256, help="items in a batch (default: %(default)s)")
-    _add_shared(parser, "--jobs", help="processes at once (default: one per core)")
-    _add_shared(parser, "--out", default=Path("heads"))
-    parser.set_defaults(run=_run_predict, interrupted="the same command goes on with the missing heads")
-
-
-def _run_predict(options: argparse.Namespace) -> None:
-    from weince.lab.predict import LOSSES, TEMPERATURES, cores, grid, predict
-    from weince.lab.predict.heads import Probe
-
-    path = predict(
-        options.features,
-        options.out,
-        losses=grid(options.losses or LOSSES, options.temperatures or TEMPERATURES),
-        labels=options.labels,
-        seeds=options.seeds or [0, 1, 2, 3],
-        minutes=options.minutes,
-        steps=options.steps,
-        probe=Probe(batch=options.batch_size),
-        jobs=cores() if options.jobs is None else options.jobs,
-        command=options.command_line,
-    )
-    print(path.read_text(encoding="utf-8"))
-    print(path)
 
 
 def _sweep_arguments(options: argparse.Namespace) -> dict[str, Any]:

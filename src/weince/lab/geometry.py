@@ -46,17 +46,12 @@ def effective_rank(rows: Tensor) -> Tensor:
     return entropy.exp()
 
 
-def crowded(rows: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Share of unit rows ``(2 n, d)`` that are crowded; row ``k`` is the positive of row ``k + n``.
-
-    Items with equal ``ids`` ``(n,)`` do not crowd each other.
-    """
+def crowded(rows: Tensor) -> Tensor:
+    """Share of unit rows ``(2 n, d)`` that are crowded; row ``k`` is the positive of row ``k + n``."""
     n = len(rows) // 2
     near = shortfalls(rows, rows) <= CROWD
-    for own in (-n, 0, n):  # an anchor itself, and its positive on either side
-        near.diagonal(own).fill_(False)
-    if ids is not None:
-        near &= ids.repeat(2)[:, None] != ids.repeat(2)
+    for offset in (-n, 0, n):  # an anchor itself, and its positive on either side
+        near.diagonal(offset).fill_(False)
     return near.any(1).double().mean()
 
 

@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
 
 
 def bank_of(folder):
-    z_i, z_j, _ = two_views(folder, images=8192, seed=0)
+    z_i, z_j = two_views(folder, images=8192, seed=0)
     return link_bank(z_i, z_j, batch_size=len(z_i) // 4, batches=32, rng=0)
 
 

@@ -24,7 +24,7 @@ def measure(kind: str, folder: Path) -> dict[str, Any]:
 
     run = read_run(folder)
     data = load(run.data, size=run.augment.size)
-    z_i, z_j, _ = two_views(folder, images=PAIRS * BATCHES, seed=SEED)
+    z_i, z_j = two_views(folder, images=PAIRS * BATCHES, seed=SEED)
     return {**figures(kind, z_i, z_j), "data": data.name, "fingerprint": fingerprint(data), "pairs": len(z_i)}
 
 

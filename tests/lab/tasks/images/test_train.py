@@ -21,7 +21,6 @@ from training import SIZE, loss_state, ready, run, same_weights, small_run, weig
 from weince import DCLLoss
 from weince.lab import settings
 from weince.lab.configure import LossConfig, build_loss
-from weince.lab.predict.features import read_features
 from weince.lab.tasks import base
 from weince.lab.tasks.images import training as images_module
 from weince.lab.tasks.images.augment import Augment
@@ -325,19 +324,12 @@ def test_snapshots_load_and_embed(data, tmp_path):
     settings, model = load_model(tmp_path / "run", found[0])
     assert settings == small_run(data, tmp_path / "run", epochs=2, snapshot_every=1)
     assert not model.training
-    z_i, z_j, _ = two_views(tmp_path / "run", images=16)
+    z_i, z_j = two_views(tmp_path / "run", images=16)
     assert z_i.shape == z_j.shape == (16, 8)
-    again, *_ = two_views(tmp_path / "run", images=16)
+    again, _ = two_views(tmp_path / "run", images=16)
     assert len(two_views(tmp_path / "run").first) == 20  # only 20 images are held out
     assert (again == z_i).all()
     assert (z_i != z_j).any()
-    features = two_views(tmp_path / "run", images=12, of="features", part="train")
-    assert features.first.shape == features.second.shape == (12, model.encoder.features)
-    images = load(str(data))
-    chosen = np.sort(np.random.default_rng(0).permutation(len(images.train_images))[:12])
-    assert features.labels.tolist() == images.train_labels[chosen].tolist()
-    pairs, labels = read_features(tmp_path / "run")
-    assert len(pairs.z_i) == len(labels) == len(images.train_images)
     names = [pairs.name for pairs in run_pairs([tmp_path / "run"], trend=True)]
     assert names == ["run epoch_0001", "run epoch_0002"]
 
@@ -408,7 +400,7 @@ def test_a_folder_of_images_without_labels_trains_resumes_and_is_not_evaluated(t
         ValueError, match=r"photos has no labels, which an evaluation needs: give labelled images"
     ):
         evaluate_run(tmp_path / "cut", device="cpu")
-    z_i, z_j, _ = two_views(tmp_path / "cut")  # needs no labels; uses the held-out fifth
+    z_i, z_j = two_views(tmp_path / "cut")  # needs no labels; uses the held-out fifth
     assert len(z_i) == len(z_j) == 10
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -162,24 +162,15 @@ def evaluate_run(
 
 
 class ViewPairs(NamedTuple):
-    """Embeddings or features of two random views, ``(images, d)`` each, and labels ``(images,)`` if there are any."""
+    """Embeddings of two random views, ``(images, d)`` each."""
 
     first: np.ndarray
     second: np.ndarray
-    labels: np.ndarray | None
 
 
 @torch.no_grad()
-def two_views(
-    folder: Path,
-    weights: Path | None = None,
-    *,
-    images: int = 8192,
-    seed: int = 0,
-    of: Literal["embeddings", "features"] = "embeddings",
-    part: Literal["test", "train"] = "test",
-) -> ViewPairs:
-    """Embed two random views of some images of a run.
+def two_views(folder: Path, weights: Path | None = None, *, images: int = 8192, seed: int = 0) -> ViewPairs:
+    """Embed two random views of some held-out images of a run.
 
     Batch norm uses its running statistics, so that a pair's embeddings do not depend on its batch.
 
@@ -188,8 +179,6 @@ def two_views(
         weights: A snapshot; by default the final weights.
         images: Largest number of images.
         seed: Seed of the choice of images and of the views.
-        of: The embeddings that the loss sees, or the features before the projector.
-        part: Held-out images or training images.
     """
     from weince.progress import bars
 
@@ -197,23 +186,18 @@ def two_views(
     device = find_device("auto")
     model.to(device)
     allow_tf32(run.precision)
-    data = load(run.data, size=run.augment.size)
-    pixels, labels = (
-        (data.test_images, data.test_labels) if part == "test" else (data.train_images, data.train_labels)
-    )
+    pixels = load(run.data, size=run.augment.size).test_images
     generator = torch.Generator(device).manual_seed(seed)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(pixels))[:images])
-    found: list[list[torch.Tensor]] = [[], []]
+    sides: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     with bars() as bar:
         task = bar.add_task(f"pairs of {folder.name}", total=len(chosen))
         for rows in np.array_split(chosen, max(1, len(chosen) // 512)):
             batch = torch.from_numpy(np.array(pixels[rows])).to(device).permute(0, 3, 1, 2)
-            for side in found:
-                h, z = model(run.augment(batch, generator))
-                side.append((h if of == "features" else z).cpu())
+            for side in sides:
+                side.append(model(run.augment(batch, generator))[1].cpu())
             bar.advance(task, len(rows))
-    first, second = (torch.cat(side).numpy() for side in found)
-    return ViewPairs(first, second, None if labels is None else np.asarray(labels)[chosen])
+    return ViewPairs(*(torch.cat(side).numpy() for side in sides))
 
 
 def run_pairs(
