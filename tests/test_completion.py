@@ -11,6 +11,7 @@ from weince.lab.configure import PRESETS
 from weince.lab.study.reproduce import named_tables
 from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.sentences.config import TextRun
+from weince.lab.tasks.towers.config import TowersRun
 
 pytest.importorskip("shtab")
 
@@ -40,7 +41,7 @@ def offered(tmp_path_factory):
 
 
 def test_commands_tables_and_devices(offered):
-    commands = ["train", "evaluate", "compare", "reproduce", "diagnose", "bench", "completion"]
+    commands = ["train", "evaluate", "mine", "compare", "reproduce", "diagnose", "bench", "completion"]
     assert offered("") == commands
     assert offered("reproduce", "") == sorted([*named_tables(), "overhead"])
     assert offered("evaluate", "--device", "") == ["auto", "cpu", "cuda", "mps"]
@@ -52,7 +53,7 @@ def test_commands_tables_and_devices(offered):
 
 def test_every_setting_of_a_run_is_offered(offered):
     found = offered("train", "--")
-    for kind in (VisionRun, TextRun):
+    for kind in (VisionRun, TextRun, TowersRun):
         assert {f"--{name.replace('_', '-')}" for name in settings.options(kind)} <= set(found)
     assert {"--config", "--loss.preset", "--loss.tail.gate", "--augment.size", "--max-length"} <= set(found)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "src" / "weince"
 WANTS = re.compile(r"\b(must|wants?|wanted)\b")
-COMMANDS = ("lab", "cli.py", "cli_diagnose.py", "cli_sweeps.py", "completion.py")
+COMMANDS = ("lab", "cli.py", "cli_diagnose.py", "cli_sweeps.py", "cli_towers.py", "completion.py")
 
 
 def messages():

@@ -20,7 +20,14 @@ BEGIN, END = "<!-- import graph: python tools/import_graph.py -->\n", "<!-- end 
 
 Graph = Mapping[str, set[str]]
 
-COMMANDS = {"weince.cli", "weince.cli_diagnose", "weince.cli_sweeps", "weince.completion", "weince.__main__"}
+COMMANDS = {
+    "weince.cli",
+    "weince.cli_diagnose",
+    "weince.cli_sweeps",
+    "weince.cli_towers",
+    "weince.completion",
+    "weince.__main__",
+}
 
 
 def module_graph(source: Path = ROOT / "src") -> dict[str, set[str]]:

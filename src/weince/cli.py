@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from weince import cli_diagnose, cli_sweeps
+from weince import cli_diagnose, cli_sweeps, cli_towers
 from weince.machine import DEVICES, find_device, version
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 128 + signal.SIGINT, 141
@@ -48,6 +48,7 @@ examples:
   weince train --data photos/ --epochs 50 --out runs/b  a folder of images; no labels are needed
   weince train --config my.yaml --devices 4             a setting here overrides the file's
   weince train --config simcse_paper --text wiki.txt --sts sts.tsv    (needs weince[text])
+  weince train --config retrieval --data pairs.csv --model sentence-transformers/all-MiniLM-L6-v2 --out runs/c
 The same command again resumes from the last checkpoint.
 """
 EVALUATE_EXAMPLES = """\
@@ -62,7 +63,9 @@ _EXTRAS = {
     "datasets": "text",
     "sentence_transformers": "text",
     "submitit": "slurm",
+    "pyarrow": "text",
     "tensorboard": "tensorboard",
+    "tokenizers": "text",
     "transformers": "text",
 }  # the extra that installs a package; weince[runs] installs all others
 
@@ -95,9 +98,10 @@ def _run_train(options: argparse.Namespace) -> None:
 def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "evaluate",
-        help="judge trained encoders: linear probe and neighbours, or STS",
-        description="Judge the frozen encoder of a run on images and write RUN/evaluation.json: linear probes and\n"
-        "neighbours, on whole validation and test sets. With --sts, print how well sentence encoders rank pairs.",
+        help="judge trained encoders: linear probe and neighbours, retrieval, or STS",
+        description="Judge the encoder of a run and write RUN/evaluation.json. Images: linear probes and neighbours\n"
+        "on whole validation and test sets. Two towers: nDCG, recall, MRR and MAP of an exact search. With --sts,\n"
+        "print how well sentence encoders rank pairs.",
         epilog=EVALUATE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -145,8 +149,12 @@ def _run_evaluate(options: argparse.Namespace) -> None:
 
     from weince.lab.tasks.images.evaluation import table
     from weince.lab.tasks.images.runs import evaluate_run, evaluation_path
+    from weince.lab.tasks.towers.task import is_run
 
     for folder in map(Path, options.runs):
+        if is_run(folder):
+            cli_towers.evaluate_towers(folder, data=options.data, device=options.device)
+            continue
         evaluation = evaluate_run(folder, data=options.data, device=options.device, quick=options.quick)
         Console().print(table(evaluation))
         print(evaluation_path(folder, data=options.data, quick=options.quick))
@@ -261,6 +269,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add in (
         _add_train,
         _add_evaluate,
+        cli_towers.add_mine,
         cli_sweeps.add_compare,
         cli_sweeps.add_reproduce,
         cli_diagnose.add_diagnose,

@@ -7,7 +7,7 @@ from weince.lab import settings
 from weince.lab.configure import PRESETS
 from weince.tail import TailConfig
 
-_FILES = {"inputs", "sentences", "sts", "data", "text", "reuse", "add"}
+_FILES = {"inputs", "sentences", "sts", "data", "text", "reuse", "add", "negatives"}
 _FOLDERS = {"runs", "out", "keep"}
 
 

@@ -11,8 +11,9 @@ from weince.lab.configure import unknown
 from weince.lab.tasks.base import Task
 from weince.lab.tasks.images.task import TASK as IMAGES
 from weince.lab.tasks.sentences.task import TASK as SENTENCES
+from weince.lab.tasks.towers.task import TASK as TOWERS
 
-TASKS = {"vision": IMAGES, "text": SENTENCES}
+TASKS = {"vision": IMAGES, "text": SENTENCES, "towers": TOWERS}
 
 
 def task_of(content: Mapping[str, Any]) -> Task:

@@ -179,7 +179,7 @@ BAD_BEIR = {
             "corpus": [{"_id": "d1", "text": ""}, {"_id": "d2", "text": "x"}],
             "qrels": {"train": [("q1", "d1", 1)]},
         },
-        r"the document 'd1' is empty",
+        r"the document 'd1' must be a text; got an empty one",
     ),
     "no text": ({"corpus": [{"_id": "d1"}]}, r"corpus.jsonl, line 1: want _id and text; got _id"),
 }

@@ -205,6 +205,8 @@ def check_set(pairs: PairSet) -> None:
                 continue
             empty = next((row for row in rows.tolist() if not items[row].strip()), None)
             if empty is not None:
-                raise ValueError(f"{pairs.name}, {name}: the {what} {ids[empty]!r} is empty; want a text")
+                raise ValueError(
+                    f"{pairs.name}, {name}: the {what} {ids[empty]!r} must be a text; got an empty one"
+                )
     if len(pairs.documents) < 2:
         raise ValueError(f"{pairs.name}: a search wants at least 2 documents; got {len(pairs.documents)}")

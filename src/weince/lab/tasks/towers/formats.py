@@ -212,7 +212,7 @@ class Texts:
             self.ids.append(str(row) if name is None else str(name))
         if name is not None and self._text.setdefault(str(name), text) != text:
             raise ValueError(
-                f"{where}: the {self.what} id {name!r} stands for two texts; want an id for each"
+                f"{where}: the {self.what} id {name!r} stands for two texts: give each an id of its own"
             )
         return row
 
@@ -313,7 +313,7 @@ def read_beir(folder: Path) -> PairSet:
         if path.stem in NAMES
     }
     if not splits:
-        raise FileNotFoundError(f"{folder} has no qrels/train.tsv; want the pairs of each split there")
+        raise FileNotFoundError(f"{folder} has no qrels/train.tsv: put the pairs of each split there")
     about = [entry.get("metadata") or {} for entry in documents]
     corpus = {
         split: np.array(

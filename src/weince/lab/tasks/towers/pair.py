@@ -1,5 +1,6 @@
 """The two towers of a run: built from its settings, saved, and loaded again."""
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -152,6 +153,17 @@ def stores_of(run: TowersRun, towers: Towers, pairs: PairSet, device: torch.devi
         "query": towers.query.body.store(pairs.queries, device, run.query_prompt),
         "document": towers.document.body.store(pairs.documents, device, run.document_prompt),
     }
+
+
+def fingerprint_of(run: TowersRun, pairs: PairSet) -> str:
+    """Identifies what a run starts from: its data, and the files of its encoders or else their names."""
+    digest = hashlib.blake2b(pairs.fingerprint.encode(), digest_size=8)
+    for name in (run.model, run.query_model or ""):
+        files = sorted(Path(name).rglob("*.safetensors")) if name and Path(name).is_dir() else []
+        digest.update(name.encode() if not files else b"")
+        for file in files:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def save_towers(run: TowersRun, towers: Towers) -> None:

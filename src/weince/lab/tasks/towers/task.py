@@ -1,6 +1,5 @@
 """Two towers as a task: what studies and commands ask for."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from weince.lab.tasks.sentences.encoder import check_model
 from weince.lab.tasks.towers.config import FREE_TO_CHANGE, TowersRun
 from weince.lab.tasks.towers.encoders import BAG, BAG_WIDTH, MODEL
 from weince.lab.tasks.towers.formats import EMBEDDED, load
-from weince.lab.tasks.towers.pair import build_towers, stores_of
+from weince.lab.tasks.towers.pair import build_towers, fingerprint_of, stores_of
 from weince.lab.tasks.towers.search import embed
 from weince.lab.tasks.towers.training import RESULT, TowersTraining, write_result
 from weince.machine import find_device
@@ -37,12 +36,12 @@ def _finished(run: TowersRun) -> Path | None:
     if not (run.out / RESULT).is_file():
         return None
     _claim(run)
-    before = read_result(run.out).get("fingerprint", "").partition("-")[0]
+    before = read_result(run.out).get("fingerprint")
     if Path(run.data).exists() or run.data == EMBEDDED:
-        now = _load(run).fingerprint
-        if before and before != now:
+        now = _fingerprint(run)
+        if before not in (None, now):
             raise ValueError(
-                f"{run.out} was trained on data with the fingerprint {before}; got {now}: choose another --out"
+                f"{run.out} began with data and an encoder of fingerprint {before}; got {now}: choose another --out"
             )
     return run.out
 
@@ -66,14 +65,7 @@ def _check_loss(run: TowersRun) -> None:
 
 
 def _fingerprint(run: TowersRun) -> str:
-    """Of the data, and of the files of the initial encoders."""
-    digest = hashlib.blake2b(_load(run).fingerprint.encode(), digest_size=8)
-    for name in (run.model, run.query_model or ""):
-        files = sorted(Path(name).rglob("*.safetensors")) if name and Path(name).is_dir() else []
-        digest.update(name.encode() if not files else b"")
-        for file in files:
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return fingerprint_of(run, _load(run))
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -86,6 +78,12 @@ def read_result(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged (no keys and values): remove it to have it written anew")
     return content
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run of two towers."""
+    path = folder / "run.yaml"
+    return path.is_file() and settings.load(str(path)).get("task") == "towers"
 
 
 def evaluate_run(folder: Path, *, data: str | None = None, device: str = "auto") -> dict[str, Any]:

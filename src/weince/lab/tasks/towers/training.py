@@ -26,7 +26,7 @@ from weince.lab.tasks.towers.encoders import Rows, Store
 from weince.lab.tasks.towers.evaluation import FIGURES, Judged, as_text, judge, seen_apart
 from weince.lab.tasks.towers.formats import load
 from weince.lab.tasks.towers.mining import mine
-from weince.lab.tasks.towers.pair import Tower, Towers, build_towers, save_towers, stores_of
+from weince.lab.tasks.towers.pair import Tower, Towers, build_towers, fingerprint_of, save_towers, stores_of
 from weince.lab.tasks.towers.relations import Known
 from weince.lab.tasks.towers.search import embed, key_of, products_in
 from weince.lab.training.optimizers import build_optimizer
@@ -96,7 +96,7 @@ class TowersTraining(Training):
         return part
 
     def _stores(self) -> dict[str, Store]:
-        stores = stores_of(self.run, self.model, self.pairs, self.device)
+        run, stores = self.run, stores_of(self.run, self.model, self.pairs, self.device)
         if not self.frozen:
             return stores
         if self.fabric.global_rank == 0:
@@ -105,13 +105,14 @@ class TowersTraining(Training):
                 file=sys.stderr,
             )
         cache = cache_folder() / "embeddings"
-        key = "\0".join((self.initial, self.pairs.fingerprint))
+        prompts = {"query": run.query_prompt, "document": run.document_prompt}
         vectors: dict[str, Store] = {}
         self.model.eval()
         for side, store in stores.items():
             tower: Tower = getattr(self.model, side)
-            rows = np.arange(len(store.order))
-            made = embed(tower.body, store, rows, what=_plural(side), cache=cache, key=f"{key}\0{side}")
+            said = side, prompts[side], str(run.max_length), self.pairs.fingerprint
+            key, rows = key_of(tower.body.state_dict(), *said), np.arange(len(store.order))
+            made = embed(tower.body, store, rows, what=_plural(side), cache=cache, key=key)
             vectors[side] = Rows("vectors", made)
         return vectors
 
@@ -258,7 +259,7 @@ class TowersTraining(Training):
         return self.run.out
 
     def fingerprint(self) -> str:
-        return f"{self.pairs.fingerprint}-{self.initial[:16]}"
+        return fingerprint_of(self.run, self.pairs)
 
     def figures(self, row: Any) -> tuple[str, ...]:
         speed = f"{row['pairs_per_second']:,.0f} pairs/s"
