@@ -9,7 +9,7 @@ import torch
 from weince.engines.base import Need
 from weince.engines.dense import Dense
 from weince.engines.fused import Fused
-from weince.layouts import problems
+from weince.layouts import Layout, problems
 from weince.scores import shortfalls
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -127,5 +127,5 @@ def batch(layout, n=12, d=40):
             DEVICE
         )
     if "same" in layout:
-        options["views"] = True
+        name = Layout(name, views=True)
     return rows, name, options

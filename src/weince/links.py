@@ -47,6 +47,9 @@ class Link:
     near_cap: ClassVar[bool] = True
     """Whether the logit is steep near the cap, so that small shortfalls must be computed accurately."""
 
+    falls: ClassVar[bool] = False
+    """Whether the logit never rises with the shortfall, so that the nearest negative has the largest."""
+
     def logit(self, shortfall: Tensor) -> Tensor:
         """Logits of shortfalls ``(anchors, candidates)``, or ``(anchors,)`` for one candidate per anchor."""
         raise NotImplementedError(f"{type(self).__name__} must define logit(shortfall); got no such method")
@@ -66,6 +69,7 @@ class Link:
         if "logit" in vars(cls):  # what is inherited belongs to another logit
             cls.slope = vars(cls).get("slope", Link.slope)  # type: ignore[method-assign]
             cls.near_cap = vars(cls).get("near_cap", Link.near_cap)
+            cls.falls = vars(cls).get("falls", Link.falls)
         kinds, no_field = get_annotations(cls), ("ClassVar", "InitVar", "KW_ONLY")
         own = [name for name, kind in kinds.items() if not any(word in str(kind) for word in no_field)]
         # A field(init=False) is computed by the link itself, also in a copy.
@@ -202,6 +206,7 @@ class SoftmaxLink(Link):
 
     temperature: Scalar = 0.5
     near_cap: ClassVar[bool] = False
+    falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
@@ -257,6 +262,7 @@ class ShortfallLink(Link):
     beta: Scalar = 1.0
     endpoint: float = 1.0
     eps: float = 1e-6
+    falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("beta", self.beta)
@@ -289,6 +295,7 @@ class PowerLink(Link):
     alpha: Scalar = 1.0
     eps: float = 1e-6
     near_cap: ClassVar[bool] = False
+    falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
@@ -323,6 +330,7 @@ class BlendLink(Link):
     eps: float = 1e-6
     soft_cap: bool = True
     endpoint: float = 1.0
+    falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
@@ -374,6 +382,7 @@ class AtanhLink(Link):
     """
 
     eps: float = 1e-6
+    falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("eps", self.eps)

@@ -2,10 +2,11 @@
 
     python tests/engines/offline.py 89 101376 8192x128 40000x256
 
-The arguments are the compute capability, the limit in bytes, and batch sizes. Prints the kernel that needs most
-memory and all kernels above the limit, and exits with 1 if there are any. ``--plain`` leaves out labels and several
-sums; ``--spills`` prints registers and spills of every kernel. It runs as its own process, because the tests run in
-Triton's interpreter, which compiles nothing.
+The arguments are the compute capability, the limit in bytes, and batch sizes (pairs x d). Losses run on meta tensors,
+and each launch compiles its kernel. Prints the kernel that needs most memory and all kernels above the limit, and
+exits with 1 if there are any. ``--plain`` leaves out labels and several sums; ``--spills`` prints registers, spills
+and instructions of every kernel; ``--loss NAME`` and ``--kernel NAME`` take one alone. It runs as its own process,
+because the tests run in Triton's interpreter, which compiles nothing.
 """
 
 import os
@@ -13,15 +14,31 @@ import sys
 
 os.environ.pop("TRITON_INTERPRET", None)
 
+import pathlib
+import re
+import subprocess
+import tempfile
+
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from weince.engines.kernels import launch, relaunch, search, shapes, translate
-from weince.engines.kernels.launch import Nearest, Pairs, Sums, roles_of
-from weince.engines.kernels.logits import BY_FUNCTION, LSE, OF_POSITIVES, SOFTPLUS, USES_B, USES_V, USES_W
-from weince.links import FunctionLink
+from weince.engines.base import Need
+from weince.engines.fused import Fused
+from weince.engines.kernels import launch, search, shapes
+from weince.engines.tile import Part
+from weince.layouts import Layout, problems
+from weince.links import (
+    AffineLink,
+    AtanhLink,
+    BlendLink,
+    FunctionLink,
+    MomentLink,
+    PowerLink,
+    ShortfallLink,
+    SoftmaxLink,
+)
 from weince.tail import TailConfig
 
 
@@ -41,44 +58,70 @@ class Absent:
         return 0
 
 
-def compiled(kernel, tensors, numbers, constants):
-    mocks = [triton.MockTensor(tensor.dtype) for tensor in tensors]
-    return kernel.warmup(*mocks, *numbers, grid=(1,), **constants)
+def mocked(value):
+    if isinstance(value, tuple):
+        return tuple(map(mocked, value))
+    return triton.MockTensor(value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def kinds(value):
+    if isinstance(value, tuple):
+        return tuple(map(kinds, value))
+    return str(getattr(value, "dtype", type(value)))
 
 
 class Compiles:
-    """Replaces the launcher: compiles each kernel and records its shared memory."""
+    """Replaces the launcher: compiles each kernel once and records its shared memory."""
 
     def __init__(self):
-        self.batch, self.found = "", []
+        self.batch, self.found, self.known = "", [], set()
 
-    def __call__(self, kernel, grid, tensors, numbers, constants):
-        result = compiled(kernel, tensors, numbers, constants)
+    def __call__(self, kernel, grid, arguments, constants):
+        mocks = mocked(arguments)
+        if "--kernel" in sys.argv and kernel.__name__ != sys.argv[sys.argv.index("--kernel") + 1]:
+            return
+        key = kernel, str(constants), kinds(mocks)  # numbers change little: one compiled kernel is enough
+        if key in self.known:
+            return
+        self.known.add(key)
+        result = kernel.warmup(*mocks, grid=(1,), **constants)
         tile = [constants.get(name) for name in ("BM", "BN", "num_stages")]
         self.found.append((result.metadata.shared, kernel.__name__, self.batch, *tile))
         if "--spills" in sys.argv:
-            print(*self.found[-1], spills(result))
+            print(*self.found[-1], *[constants[name] for name in ("FROM_ROWS", "FROM_COLS") if name in constants],
+                  spills(result), flush=True)  # fmt: skip
 
 
 def spills(kernel):
-    import pathlib
-    import re
-    import subprocess
-    import tempfile
-
+    """Registers and spills of a compiled kernel, and its instructions, those of its longest loop apart."""
+    tools = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin"
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "k.ptx"
         path.write_text(kernel.asm["ptx"])
-        tool = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
         capability = kernel.metadata.target.arch
         name = "sm_90a" if capability == 90 else f"sm_{capability}"
-        out = subprocess.run([tool, "-v", f"-arch={name}", path, "-o", path.with_suffix(".o")],
+        binary = path.with_suffix(".cubin")
+        out = subprocess.run([tools / "ptxas", "-v", f"-arch={name}", path, "-o", binary],
                              capture_output=True, text=True)  # fmt: skip
-        return " ".join(re.findall(r"(\d+ bytes spill stores|Used \d+ registers)", out.stderr))
+        code = subprocess.run([tools / "cuobjdump", "-sass", binary], capture_output=True, text=True).stdout
+    about = re.findall(r"(\d+ bytes spill stores|Used \d+ registers)", out.stderr)
+    return " ".join([*about, f"{len(lines_of(code))} instructions, {loop_of(code)} in the longest loop"])
 
 
-def cubic(s, k, m):
-    return k * s + m * s**3
+def lines_of(code):
+    return re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", code)
+
+
+def loop_of(code):
+    """Number of instructions between a jump back and its target, at the most."""
+    lines = lines_of(code)
+    places = {int(address, 16): place for place, (address, _) in enumerate(lines)}
+    longest = 0
+    for place, (_, text) in enumerate(lines):
+        target = re.search(r"BRA (?:`\(.*\)|0x([0-9a-f]+))", text)
+        if target and target[1] and int(target[1], 16) in places:
+            longest = max(longest, place - places[int(target[1], 16)])
+    return longest
 
 
 def every_operation(s, k, m):
@@ -91,47 +134,82 @@ def every_operation(s, k, m):
     return torch.where(((s > 0) & (s < 0.9)) | ~(s >= -0.5), z, -z)
 
 
-def batch(n, d, dtype, *, labels=False, several=True, symmetric=True):
-    """Compile every kernel that a batch of n rows would launch."""
+def learned(*shape):
+    return torch.empty(shape, device="meta", requires_grad=True)
+
+
+def paper(engine):
+    return [Part(BlendLink(engine.stats.lam, engine.stats.beta, 0.5), "lse")]
+
+
+def several(engine):
+    return [
+        Part(ShortfallLink(learned()), "lse"),
+        Part(SoftmaxLink(learned(len(engine.problem.anchors))), "lse", "negatives", 50),
+        Part(AffineLink(learned(), learned()), "softplus"),
+        Part(PowerLink(2.0), "lse"),
+        Part(AtanhLink(), "lse"),
+    ]
+
+
+def moments(engine):
+    scale = torch.empty(len(engine.problem.anchors), device="meta")
+    return [Part(MomentLink(scale, power, scale), "lse") for power in range(3)]
+
+
+def supcon(engine):
+    link = SoftmaxLink(0.5)
+    return [Part(link, "lse"), Part(link, "lse", "positives"), Part(link, "sum", "positives")]
+
+
+def functions(engine):
+    return [
+        Part(FunctionLink(lambda s, k: k * s + 2 * s**3, k=learned()), "lse"),
+        Part(FunctionLink(every_operation, k=learned(), m=learned()), "lse"),
+    ]
+
+
+def softmax(engine):
+    return [Part(SoftmaxLink(0.5), "lse")]
+
+
+TAIL = Need(TailConfig())
+CASES = {
+    "InfoNCE": ("views", Need(), softmax),
+    "paper": ("views", TAIL, paper),
+    "KL ball": ("views", Need(), moments),
+    "SupCon": ("labels", Need(), supcon),
+    "several": ("views", Need(TailConfig(), (50,)), several),
+    "cross, ids, ignore": ("cross", Need(TailConfig(), (50, 10)), several),
+    "functions": ("cross", Need(), functions),
+    "dot, offset, ceiling": (Layout("cross", score="dot", ignore_above=0.1), Need(), softmax),
+    "labels of two towers": (Layout("clip"), Need(), supcon),
+}
+PLAIN = ("InfoNCE", "paper", "KL ball")
+
+
+def run(name, n, d, dtype):
+    """Forward and backward pass of a case: every kernel that it would launch is compiled."""
+    layout, need, parts = CASES[name]
     meta = {"device": "meta"}
-    rows = torch.empty((n, d), **meta)
-    x, inverse = launch.operand_like(rows.to(dtype))
-    pairs = Pairs(x, inverse, x, inverse, shapes.operand_shape(d, 1 if dtype == torch.bfloat16 else 2))
-    columns = torch.empty((n,), dtype=torch.int64, **meta)
-    ignore = torch.empty((n, n), dtype=torch.bool, **meta)
-    given = [columns] * 6 + [ignore] if labels else [columns, columns]
-    roles = roles_of(given, 0b100111110 | 1 if labels else 3, inverse)
-    launch.operand(rows.to(dtype))
-    found = search.search(rows, rows, pairs, roles, n - 2, TailConfig(), [50] if several else [])
-    search.gated(
-        found.stats[0], found.stats[2], found.made, None if symmetric else found.stats[0], TailConfig()
-    )
-    launch.apart_gradient(rows, rows, columns, launch.apart(rows, rows, columns), symmetric=symmetric)
-    near = Nearest(*found.near)
-    if labels:
-        launch.counted(roles, n, n)
-        search.search(rows, rows, pairs, roles, n - 2, None, [50, 10])
-        launch.nearest(rows, rows, pairs, roles, None, positives=False)
-        near = launch.nearest(rows, rows, pairs, roles, near, positives=True)
-    shortfall = LSE.value | USES_W.value
-    spec = (shortfall,)
-    if several:
-        spec = (shortfall, LSE.value | 1 << 12, SOFTPLUS.value | USES_B.value, LSE.value | USES_V.value)
-    if labels:
-        spec = (*spec, OF_POSITIVES.value | shortfall, OF_POSITIVES.value | 1)
-    one = torch.ones(())
-    key = translate.key_of(FunctionLink(every_operation if labels else cubic, k=one, m=one))
-    function = (LSE.value | USES_B.value | BY_FUNCTION.value | key << 16,)
-    ways = [(True, True)] if symmetric else [(True, False), (False, True)]
-    for each in (spec, function):
-        asked = Sums(
-            each, (1e-6, 1e-6, 1e-6), torch.empty((4 * len(each), n), **meta), torch.empty((1, n), **meta)
-        )
-        values, _ = launch.summed(pairs, roles, near, asked, n, n, 15 if several else 0)
-        for from_rows, from_cols in ways:
-            launch.gradient(
-                pairs, roles, near, asked, values, values, (n, n, d), from_rows=from_rows, from_cols=from_cols
-            )
+    z_i, z_j = (torch.empty(n, d, dtype=dtype, requires_grad=True, **meta) for _ in range(2))
+    integers, roles = torch.zeros(n, dtype=torch.int64, **meta), {}
+    if name == "SupCon":
+        roles = {"labels": integers}
+    if name == "labels of two towers":
+        roles = {"labels": (integers, integers)}
+    if "ids" in name:
+        roles = {"ids": integers, "ignore": torch.empty(n, n, dtype=torch.bool, **meta)}
+    if "offset" in name:
+        roles = {"offset": torch.empty(n, **meta)}
+    for problem in problems(layout, z_i, z_j, **roles):
+        engine = Fused(problem, need)
+        sums = engine.evaluate(parts(engine))
+        if problem.positives is None:
+            sums = [*sums, engine._positive_shortfall()]
+        if not problem.uniform:
+            engine.negatives()
+        torch.stack(sums).sum().backward()
 
 
 def main():
@@ -139,18 +217,18 @@ def main():
     driver.set_active(Absent(capability))
     shapes.SHARED = limit
     spy = Compiles()
-    launch.launch = search.launch = relaunch.launch = spy
-    sizes = [size.split("x") for size in sys.argv[3:] if "x" in size] or [("8192", "128"), ("40000", "256")]
+    launch.launch = search.launch = spy
+    names = [sys.argv[sys.argv.index("--loss") + 1]] if "--loss" in sys.argv else list(CASES)
+    names = [name for name in names if "--plain" not in sys.argv or name in PLAIN]
+    sizes = [size.split("x") for size in sys.argv[3:] if re.fullmatch(r"\d+x\d+", size)] or [("8192", "128")]
     for n, d in ((int(n), int(d)) for n, d in sizes):
         for dtype in (torch.float32, torch.bfloat16):
-            for options in ({"several": False}, {"labels": True, "symmetric": False})[
-                : 2 - ("--plain" in sys.argv)
-            ]:
-                spy.batch = f"{n} x {d} {dtype} {options}"
-                batch(n, d, dtype, **options)
-    worst = max(spy.found)
+            for name in names:
+                spy.batch = f"{n} x {d} {dtype} {name}"
+                run(name, n, d, dtype)
+    worst = max(spy.found, key=lambda one: one[0])
     print("largest", *worst)
-    for one in sorted(set(spy.found)):
+    for one in spy.found:
         if one[0] > limit:
             print("beyond", *one)
     sys.exit(worst[0] > limit)

@@ -21,9 +21,9 @@ from fused_cases import DEVICE, agree, batch, views  # noqa: E402
 from weince import LinkLoss  # noqa: E402
 from weince.engines.chunked import Chunked  # noqa: E402
 from weince.engines.dense import Dense  # noqa: E402
-from weince.engines.fused import Fused, form_of  # noqa: E402
-from weince.engines.kernels import elementwise, translate  # noqa: E402
-from weince.engines.kernels.tape import Traced  # noqa: E402
+from weince.engines.fused import Fused  # noqa: E402
+from weince.engines.kernels import elementwise, translate, write  # noqa: E402
+from weince.engines.kernels.tape import Tape, Traced  # noqa: E402
 from weince.engines.tile import Part  # noqa: E402
 from weince.layouts import problems  # noqa: E402
 from weince.links import FunctionLink, SoftmaxLink  # noqa: E402
@@ -41,12 +41,22 @@ ONE = torch.tensor(1.0)
 
 
 @triton.jit
-def apply_kernel(scores, k, m, out, COUNT: tl.constexpr, FUNCTION: tl.constexpr):
+def apply_kernel(
+    d, columns, slope_columns, numbers, slope_numbers, weights, out,
+    COUNT: tl.constexpr, ANCHORS: tl.constexpr, PAIRS: tl.constexpr, SLOPE_ANCHORS: tl.constexpr,
+    SLOPE_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Each anchor with one candidate: logit in bits, slope, and derivatives by the parameters."""
     at = tl.arange(0, COUNT)
-    unused = tl.zeros((COUNT,), tl.float32)
-    found = FUNCTION(tl.load(scores + at), tl.load(k + at), tl.load(m + at), unused, unused)
-    for slot in tl.static_range(4):
-        tl.store(out + slot * COUNT + at, unused + found[slot])
+    apart = tl.load(d + at)[:, None]
+    nothing = tl.zeros((COUNT, 1), tl.float32)  # some results are one number for all
+    anchor = ANCHORS(columns, numbers, 0, 0, at, COUNT)
+    found = PAIRS(apart, anchor, anchor, False)
+    for slot in tl.static_range(len(found)):
+        tl.store(out + slot * COUNT + at, tl.reshape(nothing + found[slot], (COUNT,)))
+    anchor = SLOPE_ANCHORS(slope_columns, slope_numbers, weights, weights, at, COUNT)
+    slope = SLOPE_PAIRS(apart, apart, anchor, at, COUNT, anchor, at, COUNT, 0, False)
+    tl.store(out + len(found) * COUNT + at, tl.reshape(nothing + slope[0], (COUNT,)))
 
 
 def exact(function, inputs):
@@ -60,8 +70,24 @@ def exact(function, inputs):
     return torch.stack([value, *slopes])
 
 
-def recorded(function):
-    return translate.differentiate(translate.record(FunctionLink(function, k=ONE, m=ONE)))
+def recorded(link, each=True):
+    """What the kernels get of a link, as the only sum of a pass that learns its parameters."""
+    code = translate.code_of(link)
+    assert code is not None
+    parameters = tuple((name, name, each, True) for name in link.tensors())
+    return translate.recorded((translate.REQUEST, (("sum", code, parameters, ()),), ((), ()), True, False))
+
+
+def on_tape(function, inputs):
+    """The same as :func:`exact`, by the tape and its derivatives."""
+    tape = Tape([])
+    parameters = {name: translate.column(tape, name, True) for name in "km"}
+    logit, shortfall = translate.record_link(FunctionLink(function, k=ONE, m=ONE), tape, parameters)
+    by = [shortfall, *(one.at for one in parameters.values())]
+    places = [logit, *(translate.derivative(tape, logit, at) for at in by)]
+    values = translate.evaluate(tape, places, dict(zip(by, (1 - inputs[0], *inputs[1:]), strict=True)))
+    value, by_shortfall, *others = (one.expand_as(inputs[0]) for one in values)
+    return torch.stack([value, -by_shortfall, *others])
 
 
 OPERATIONS = {
@@ -88,6 +114,7 @@ OPERATIONS = {
         k * s.clamp(min=torch.tensor(-0.3)) + torch.clamp(s, min=torch.tensor(-0.6), max=torch.tensor(0.4))
     ),
     "in place": lambda s, k, m: F.relu(s - 0.1, inplace=True) + F.relu(s, inplace=True) * k,
+    "in place, by name": lambda s, k, m: s.mul_(2).add_(k).clamp_(-1.5, 1.5) + (s - m).exp_(),
     "tensors": lambda s, k, m: torch.tensor(2.0) * s - torch.tensor(0.5) ** s + torch.tensor(3.0) / (s + 2),
 }
 
@@ -97,13 +124,21 @@ def test_every_operation(name):
     """Compare value and derivatives in Triton with torch in float64, to a few units in the last place of float32."""
     function, count = OPERATIONS[name], 256
     places = torch.linspace(0, 1, count, dtype=torch.float64)
-    inputs = [(-0.995 + 1.99 * places), 0.6 + 0.7 * places.roll(31), 0.9 - 0.5 * places.roll(77)]
-    inputs = [value.float().to(DEVICE) for value in inputs]
+    inputs = [1.995 - 1.99 * places, 0.6 + 0.7 * places.roll(31), 0.9 - 0.5 * places.roll(77)]
+    d, *parameters = (value.float().to(DEVICE) for value in inputs)
+    sums = recorded(FunctionLink(function, k=ONE, m=ONE))
+    ours, slope = write.functions_of_sums(sums), write.functions_of_gradient(sums)
     out = torch.empty(4, count, device=DEVICE)
-    key = translate.key_of(FunctionLink(function, k=ONE, m=ONE))
-    apply_kernel[(1,)](*inputs, out, COUNT=count, FUNCTION=translate.function(key))
-    wanted = exact(function, [value.double().cpu() for value in inputs])
-    torch.testing.assert_close(out.double().cpu(), wanted, rtol=3e-6, atol=3e-6)
+    named = dict(zip("km", parameters, strict=True))
+    columns = (tuple(named[name] for name in one.columns) or (d,) for one in (ours, slope))
+    apply_kernel[(1,)](
+        d, *columns, ours.numbers, slope.numbers, torch.ones_like(d), out, COUNT=count, ANCHORS=ours.anchors,
+        PAIRS=ours.pairs, SLOPE_ANCHORS=slope.anchors, SLOPE_PAIRS=slope.pairs,
+    )  # fmt: skip
+    value, by_k, by_m, by_s = out.double().cpu()
+    wanted = exact(function, [1 - d.double().cpu(), *(value.double().cpu() for value in parameters)])
+    found = torch.stack([value * math.log(2), by_s, by_k, by_m])
+    torch.testing.assert_close(found, wanted, rtol=3e-6, atol=3e-6)
 
 
 @triton.jit
@@ -202,9 +237,7 @@ def test_derivatives_of_whatever_is_recorded(text):
     function = eval(f"lambda s, k, m: {text}")
     score = torch.linspace(-0.987, 0.991, 23, dtype=torch.float64)
     inputs = [score, 0.83 + 0.1 * score, 1.21 - 0.2 * score]
-    tape, places = recorded(function)
-    ours = torch.stack([value.expand_as(score) for value in translate.evaluate(tape, places, inputs)])
-    torch.testing.assert_close(ours, exact(function, inputs), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(on_tape(function, inputs), exact(function, inputs), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -220,15 +253,13 @@ def test_derivatives_of_whatever_is_recorded(text):
 def test_derivatives_at_kinks_are_those_of_torch(function):
     score = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
     inputs = [score, torch.ones_like(score), torch.ones_like(score)]
-    tape, places = recorded(function)
-    ours = torch.stack([value.expand_as(score) for value in translate.evaluate(tape, places, inputs)])
-    torch.testing.assert_close(ours, exact(function, inputs), rtol=0, atol=1e-15)
+    torch.testing.assert_close(on_tape(function, inputs), exact(function, inputs), rtol=0, atol=1e-15)
 
 
 def test_what_is_not_chosen_need_not_be_finite():
     """The branch of ``where`` that is not taken may be infinite; autograd would return NaN (inf * 0) there."""
-    tape, places = recorded(lambda s, k, m: torch.where(s > 0, s.sqrt(), s))
-    _, slope, *_ = translate.evaluate(tape, places, [torch.tensor([-1.0, 0.0, 0.25]), ONE, ONE])
+    score = torch.tensor([-1.0, 0.0, 0.25])
+    slope = on_tape(lambda s, k, m: torch.where(s > 0, s.sqrt(), s), [score, FAR, FAR])[1]
     assert slope.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -243,7 +274,7 @@ FAR = torch.ones(3)
         (lambda s: s * FAR, "no number"),
         (lambda s: s if s > 0 else 2 * s, "decides by the value"),
         (lambda s: s * s.shape[0], "no shape"),
-        (lambda s: s.mul_(2), "no mul_"),
+        (lambda s: s.uniform_(), "no uniform_"),
         (lambda s: torch.add(s, s, alpha=2), "alpha"),
         (lambda s: torch.tensor(2.0), "returns no tensor"),
         (lambda s: s > 0, "returns no tensor"),
@@ -257,50 +288,55 @@ FAR = torch.ones(3)
 )  # fmt: skip
 def test_what_is_left_to_the_chunked_engine(function, why, caplog):
     with caplog.at_level(logging.DEBUG, "weince"):
-        assert form_of(FunctionLink(function)) is None
+        assert translate.code_of(FunctionLink(function)) is None
     assert why in caplog.text
 
 
-def test_parameters_that_do_not_fit():
-    five = {name: ONE for name in "abcde"}
-    assert form_of(FunctionLink(lambda s, **rest: s * sum(rest.values()), **five)) is None
-    assert form_of(FunctionLink(lambda s, k: k * 2, k=ONE)) is None  # does not depend on the score
+def test_a_link_that_does_not_depend_on_the_score(caplog):
+    with caplog.at_level(logging.DEBUG, "weince"):
+        assert translate.code_of(FunctionLink(lambda s, k: k * 2, k=ONE)) is None
+    assert "does not depend on the score" in caplog.text
 
 
-def test_keys():
-    """Functions with the same operations share a key, whatever the names and values of their parameters."""
-    keys = [
-        translate.key_of(FunctionLink(function, **parameters))
-        for function, parameters in (
-            (lambda s: s * 2.5, {}),
-            (lambda t: t * 2.5, {}),
-            (lambda s: s * -2.5, {}),
-            (lambda s, k: s * k, {"k": ONE}),
-            (lambda s, temperature: s * temperature, {"temperature": 2 * ONE}),
-        )
-    ]
-    assert keys[0] == keys[1]
-    assert keys[3] == keys[4]
-    assert len(set(keys)) == 3
+def functions(function, **parameters):
+    return write.functions_of_sums(recorded(FunctionLink(function, **parameters)))
+
+
+def test_functions_with_the_same_operations_share_kernels():
+    """Whatever the names and values of their parameters, and whatever their numbers."""
+    first, second, other = (
+        functions(one) for one in (lambda s: s * 2.5, lambda t: t * 2.5, lambda s: s * -7.25)
+    )
+    assert first == second
+    assert first[3:] == other[3:]
+    assert (first.numbers, other.numbers) == ((2.5,), (-7.25,))
+    third, fourth = functions(lambda s, k: s * k, k=ONE), functions(lambda s, t: s * t, t=2 * ONE)
+    assert third[3:] == fourth[3:]
+    assert first[3:] != third[3:]
 
 
 def test_numbers_that_change():
-    """A number that follows a schedule must take effect, but must not compile kernels for every batch."""
+    """A number that follows a schedule takes effect with every batch, and needs no new kernel."""
     at = [0.0]
-    link = FunctionLink(lambda s: at[0] * s.sin().sin())
-    keys = []
-    for step in range(translate.MOST_VARIANTS + 2):
-        at[0] = 1.0 + step
-        keys.append(translate.key_of(link))
-    assert None not in keys[: translate.MOST_VARIANTS]
-    assert len(set(keys[: translate.MOST_VARIANTS])) == translate.MOST_VARIANTS
-    assert keys[translate.MOST_VARIANTS :] == [None, None]
-    at[0] = 1.0  # a known variant; enough uses of it allow one more variant
-    assert {translate.key_of(link) for _ in range(translate.USES)} == {keys[0]}
-    at[0] = 100.0
-    assert translate.key_of(link) not in {None, *keys}
-    at[0] = 101.0
-    assert translate.key_of(link) is None
+    link = FunctionLink(lambda s: at[0] * s.sin())
+    found = []
+    for step in range(20):
+        at[0] = 10.5 + step
+        found.append(write.functions_of_sums(recorded(link)))
+    assert len({one.pairs for one in found}) == 1
+    assert [one.numbers for one in found] == [(10.5 + step,) for step in range(20)]
+
+
+def test_a_kernel_reads_the_number_of_the_batch():
+    at = [3.0]
+    agree_link = FunctionLink(lambda s: at[0] * s)
+    (problem,) = problems("views", *views(6, 8))
+    for number in (3.75, 5.25):
+        at[0] = number
+        (value,), (exact_,) = (
+            engine(problem).evaluate([Part(agree_link, "lse")]) for engine in (Fused, Dense)
+        )
+        torch.testing.assert_close(value, exact_, rtol=1e-5, atol=1e-5)
 
 
 # The sums

@@ -1,12 +1,12 @@
 """The fused engine: Triton kernels for CUDA, with memory linear in the batch.
 
 One pass finds the hardest negatives, if the loss asks for them, one computes up to eight sums, and one computes the
-gradient. The passes for sums and gradient never write scores to memory. A user's own link is translated for the
+gradient. The passes for sums and gradient never write scores to memory. Links and rules are translated for the
 kernels; a link that cannot be translated goes through the chunked engine.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,20 +15,7 @@ from weince import scores
 from weince.engines.base import Engine, Need
 from weince.engines.chunked import Chunked, Near
 from weince.engines.tile import Part
-from weince.links import (
-    SMALLEST,
-    AffineLink,
-    AtanhLink,
-    BlendLink,
-    FunctionLink,
-    Link,
-    MomentLink,
-    PowerLink,
-    ShortfallLink,
-    SoftmaxLink,
-)
-from weince.pairs import Problem
-from weince.parameters import Scalar, unrounded
+from weince.pairs import AMONG_HARDEST, SAME_VIEW, Problem
 from weince.tail import TailConfig, TailStats, nearest_rank
 
 LARGEST_TAIL = 1024
@@ -52,7 +39,7 @@ try:
 
     _missing = unsuited(triton.__version__, torch.version.hip)
     if _missing is None:
-        from weince.engines.kernels import logits, ops, search, translate
+        from weince.engines.kernels import launch, ops, search, translate
 
         scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
 except ImportError:
@@ -69,95 +56,13 @@ def why_not(problem: Problem, need: Need) -> str | None:
         return f"the fused engine works in float32; got {problem.anchors.dtype}"
     if problem.most_negatives < 1:
         return "the fused engine wants at least one negative"
-    for name, columns in (
-        ("offset", problem.of_candidate),
-        ("limit", problem.of_anchor),
-        ("across", problem.of_candidate),
-    ):
-        if name in columns:
-            return f"the kernels do not read the column {name}"
-    if problem.score != "cosine" or problem.hard is not None:
-        return "the kernels serve cosines, and no negatives of one anchor alone"
+    if (need.tail is not None or need.hardest) and problem.score != "cosine":
+        return "the fused engine finds the hardest negatives of cosines; got products"
+    if (need.tail is not None or need.hardest) and problem.hard is not None:
+        return "the fused engine finds the hardest of negatives that all anchors share; got negatives of one anchor"
     if need.tail is not None and need.tail.tail_size(problem.most_negatives) > LARGEST_TAIL:
         return f"the fused engine fits tails of {LARGEST_TAIL} at the most; got {need.tail}"
     return None
-
-
-class Form(NamedTuple):
-    """A link in the formula of the kernels: ``g s + b - w log(offset + max(d, lowest)) + v log(max(2 - d, floor))``.
-
-    None: the link lacks this term. ``cap``: ``offset`` and ``lowest``. ``falls``: the logit never rises with the
-    shortfall. ``function``: key of a function that computes the logit from score and ``g, b, w, v`` instead, or 0.
-    """
-
-    g: Scalar | None = None
-    b: Scalar | None = None
-    w: Scalar | None = None
-    v: Scalar | None = None
-    cap: tuple[float, float] | None = None
-    floor: float | None = None
-    falls: bool = True
-    function: int = 0
-
-
-def form_of(link: Link) -> Form | None:
-    """The form of a link; None if the kernels do not support the link."""
-    kind = type(link)  # exactly this class: a subclass may override logit
-    if isinstance(link, SoftmaxLink) and kind is SoftmaxLink:
-        return Form(g=1 / unrounded(link.temperature))
-    if isinstance(link, AffineLink) and kind is AffineLink:
-        return Form(g=link.scale, b=link.bias, falls=False)
-    if isinstance(link, ShortfallLink) and kind is ShortfallLink:
-        beyond = link.endpoint - 1
-        return Form(w=link.beta, cap=(beyond, link.eps - beyond))
-    if isinstance(link, BlendLink) and kind is BlendLink:
-        lam, beta, temperature = (unrounded(value) for value in (link.lam, link.beta, link.temperature))
-        return Form(g=(1 - lam) / temperature, w=lam * beta, cap=(link.offset, link.eps))
-    if isinstance(link, PowerLink) and kind is PowerLink:
-        return Form(b=unrounded(link.alpha) * -_LOG_2, v=link.alpha, floor=2 * link.eps)
-    if isinstance(link, AtanhLink) and kind is AtanhLink:
-        return Form(w=1.0, v=1.0, cap=(0.0, link.eps), floor=link.eps)
-    if isinstance(link, MomentLink) and kind is MomentLink:
-        # b takes the scale off again: the kernels have the score times g, and here the shortfall counts
-        form = Form(g=link.scale, b=link.scale * (link.origin - 1))
-        return form._replace(w=-float(link.power), cap=(0.0, SMALLEST), falls=False) if link.power else form
-    # Not in a compiled graph, which would trace the recording of the function.
-    if isinstance(link, FunctionLink) and kind is FunctionLink and not torch.compiler.is_compiling():
-        key = translate.key_of(link)
-        g, b, w, v, *_ = (*link.parameters.values(), None, None, None, None)
-        return None if key is None else Form(g, b, w, v, falls=False, function=key)
-    return None
-
-
-_LOG_2 = 0.6931471805599453
-
-
-class _Pass(NamedTuple):
-    """Sums that share a pass: their indices among all sums, their parts and their forms."""
-
-    places: list[int]
-    parts: list[Part]
-    forms: list[Form]
-
-    def takes(self, form: Form) -> bool:
-        """Whether a sum fits in: there is room, and ``cap``, ``floor`` and ``function`` agree with those here."""
-        same = all(
-            ours is None or theirs is None or ours == theirs
-            for mine in self.forms
-            for ours, theirs in (
-                (mine.cap, form.cap),
-                (mine.floor, form.floor),
-                (mine.function or None, form.function or None),
-            )
-        )
-        return same and len(self.parts) < MOST_SUMS
-
-    @property
-    def cap(self) -> list[float]:
-        """``offset``, ``lowest`` and ``floor``, which all sums of the pass share."""
-        cap = next((form.cap for form in self.forms if form.cap is not None), (0.0, 0.0))
-        floor = next((form.floor for form in self.forms if form.floor is not None), 0.0)
-        return [float(number) for number in (*cap, floor)]
 
 
 class Fused(Engine):
@@ -166,11 +71,18 @@ class Fused(Engine):
     def survey(self) -> None:
         problem = self.problem
         anchors, candidates = problem.raw or (problem.anchors.detach(), problem.candidates.detach())
-        self.rows = [problem.anchors.detach(), problem.candidates.detach()]
-        self.operands = list(ops.run("operand", anchors))
+        operands = ops.operand(anchors)
         if not problem.symmetric:
-            self.operands += ops.run("operand", candidates)
-        self.roles, self.given = _roles(problem)
+            operands += ops.operand(candidates)
+        # The kernels read columns one value after the other, whatever the strides.
+        of_anchor, of_candidate = (
+            {name: value if value.ndim > 1 else value.contiguous() for name, value in side.items()}
+            for side in (problem.of_anchor, problem.of_candidate)
+        )
+        rows = problem.anchors.detach(), problem.candidates.detach()
+        self.matrix = launch.Matrix(
+            *rows, tuple(operands), of_anchor, of_candidate, problem.score == "cosine"
+        )
         self.near: list[Tensor] = []
         self.nearest_known = False  # near holds the nearest of every anchor, also far from the cap
         self.thresholds: dict[int, Tensor] = {}
@@ -180,25 +92,18 @@ class Fused(Engine):
 
     def _search(self, tail: TailConfig | None, numbers: Sequence[int]) -> None:
         """Find tail statistics, thresholds for these numbers of hardest negatives, and every anchor's nearest."""
-        numbers = [number for number in numbers if number < LARGEST_TAIL]
-        stats, made, thresholds, negatives, *near = ops.run(
-            "search",
-            *self.rows,
-            self.operands,
-            self.roles,
-            self.given,
-            self.problem.most_negatives,
-            ops.pack(tail),
-            numbers,
-        )
+        numbers = tuple(number for number in numbers if number < LARGEST_TAIL)
+        settings = self._rules("negatives"), ops.fields_of(tail), numbers
+        stats, made, thresholds, negatives, *near = ops.run(*ops.call_on(self.matrix, "search", *settings))
         if not self.nearest_known:
             self.near, self.nearest_known = near, True
         self.thresholds |= dict(zip(numbers, thresholds, strict=True))
         self._negatives = None if self.problem.uniform else negatives
         if tail is not None:
             rho, beta, daic = stats
-            lam = ops.run("gate", rho, daic, made, self._pivot(rho, tail), ops.pack(tail))
-            self.surveyed = TailStats(rho, beta, daic, lam)
+            self.surveyed = TailStats(
+                rho, beta, daic, ops.gate(rho, daic, made, self._pivot(rho, tail), tail)
+            )
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
         """Pivot of the gate; None if the kernel computes it."""
@@ -216,9 +121,8 @@ class Fused(Engine):
 
     def count_negatives(self) -> Tensor:
         if self._negatives is None:
-            self._negatives = ops.run(
-                "count_negatives", self.rows[0], self.roles, self.given, len(self.rows[1])
-            )
+            values = ops.sums(self.matrix, None, self._rules("negatives"), (False,), ())
+            self._negatives = values[0].round().long()
         return self._negatives
 
     def smallest(self, count: int) -> Tensor:
@@ -229,11 +133,10 @@ class Fused(Engine):
 
     def _positive_shortfall(self) -> Tensor:
         problem = self.problem
-        if "positive" not in problem.of_anchor:
-            return super()._positive_shortfall()  # which says what is wrong
+        if "positive" not in problem.of_anchor or problem.score != "cosine":
+            return super()._positive_shortfall()
         positive = problem.of_anchor["positive"]
-        found = ops.apart(problem.anchors, problem.candidates, positive, problem.symmetric)
-        return super()._positive_shortfall() if found is None else found
+        return ops.apart(problem.anchors, problem.candidates, positive, problem.symmetric)
 
     def _chunked(self) -> Chunked:
         """A chunked engine for the same problem; it supports every link."""
@@ -242,11 +145,17 @@ class Fused(Engine):
         return loop
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
-        values: list[Tensor | None] = [None] * len(parts)
-        passes, others = _passes(parts)
-        for one in passes:
-            for place, value in zip(one.places, self._evaluate(one), strict=True):
-                values[place] = value
+        values: dict[int, Tensor] = {}
+        codes = [translate.code_of(part.link) for part in parts]
+        translated = [
+            place for place, part in enumerate(parts)
+            if codes[place] is not None and (part.hardest or 0) < LARGEST_TAIL
+        ]  # fmt: skip
+        for start in range(0, len(translated), MOST_SUMS):
+            places = translated[start : start + MOST_SUMS]
+            sums = self._evaluate([parts[place] for place in places], [codes[place] for place in places])
+            values |= dict(zip(places, sums, strict=True))
+        others = [place for place in range(len(parts)) if place not in translated]
         if others:
             own = [parts[place] for place in others]
             loop = self._chunked()
@@ -254,29 +163,70 @@ class Fused(Engine):
             if all(part.hardest is None for part in own):
                 self._prepare(own)
                 loop.near = Near(*self.near[:2]) if self.near else None
-            found = loop.evaluate(own)
-            for place, value in zip(others, found, strict=True):
-                values[place] = value
-        return [value for value in values if value is not None]
+            values |= dict(zip(others, loop.evaluate(own), strict=True))
+        return [values[place] for place in range(len(parts))]
 
-    def _evaluate(self, one: _Pass) -> Sequence[Tensor]:
+    def _evaluate(self, parts: Sequence[Part], codes: Sequence[Any]) -> list[Tensor]:
         """The sums of one pass."""
-        self._prepare(one.parts)
-        coefs, learn = self._coefficients(one.forms)
-        numbers = list(dict.fromkeys(part.hardest for part in one.parts if part.hardest is not None))
-        thresholds = [self.thresholds[number] for number in numbers]
-        limits = thresholds[0].unsqueeze(0) if len(thresholds) == 1 else self.operands[1]
-        if len(thresholds) > 1:
-            limits = torch.stack(thresholds)
-        spec = [
-            self._spec(part, form, numbers.index(part.hardest) + 1 if part.hardest is not None else 0)
-            for part, form in zip(one.parts, one.forms, strict=True)
-        ]
-        values = ops.sums(
-            self.problem.anchors, self.problem.candidates, coefs, limits, self.operands, self.roles, self.given,
-            self.near, spec, one.cap, learn,
+        self._prepare(parts)
+        asked: list[tuple[Any, ...]] = []
+        columns = dict(self.matrix.of_anchor)
+        learned: list[tuple[int, str]] = []
+        held: list[
+            tuple[Tensor, str]
+        ] = []  # tensors of the links; sums that share one share what is computed of it
+        for place, (part, code) in enumerate(zip(parts, codes, strict=True)):
+            parameters, threshold = [], ""
+            for name, value in part.link.tensors().items():
+                at = next((name for tensor, name in held if tensor is value), "")
+                if not at:
+                    at = f"parameter {len(held)}"
+                    held.append((value, at))
+                    columns[at] = value.to(self.problem.anchors.device).reshape(-1).contiguous()
+                wanted = value.requires_grad and torch.is_grad_enabled()
+                each = True if value.numel() > 1 else False  # noqa: SIM210 - a compiler takes no comparison for a constant
+                parameters.append((name, at, each, wanted))
+                learned += [(place, at)] * wanted
+            if part.hardest is not None:
+                threshold = f"threshold of {part.hardest}"
+                columns[threshold] = self.thresholds[part.hardest]
+            rules = self._names(part)
+            asked.append((part.kind, code, tuple(parameters), rules, threshold))
+        tops = tuple(
+            self.nearest_known and part.link.falls and part.among == "negatives" and part.kind == "lse"
+            and "offset" not in self.matrix.of_candidate
+            for part in parts
         )  # fmt: skip
-        return list(values.unbind())
+        matrix = self.matrix._replace(
+            anchors=self.problem.anchors,
+            candidates=self.problem.candidates,
+            of_anchor=columns,
+        )
+        near = launch.Nearest(*self.near) if self.near else None
+        return list(ops.sums(matrix, near, self._recorded(tuple(asked)), tops, tuple(learned)).unbind())
+
+    def _names(self, part: Part) -> tuple[str, ...]:
+        """Names of the rules for candidates of a sum."""
+        if part.among == "positives":
+            return tuple(rule.name for rule in self.problem.positives or ())
+        names = tuple(rule.name for rule in self.problem.negatives)
+        names += (SAME_VIEW.name,) * (part.among == "same view")
+        return names + (AMONG_HARDEST.name,) * (part.hardest is not None)
+
+    def _rules(self, among: str) -> Any:
+        """The number of negatives or of positives, as a sum; it has their rules."""
+        rules = (self.problem.negatives if among == "negatives" else self.problem.positives) or ()
+        return self._recorded((("sum", None, (), tuple(rule.name for rule in rules)),))
+
+    def _recorded(self, asked: tuple[tuple[Any, ...], ...]) -> Any:
+        """The recorded sums; in a compiled graph the request. ``asked``: fields of ``translate.Asked``."""
+        types = tuple(
+            tuple((name, _type_of(value)) for name, value in side.items())
+            for side in (self.matrix.of_anchor, self.matrix.of_candidate)
+        )
+        request = (translate.REQUEST, asked, types, self.matrix.cosine, self.problem.symmetric)
+        # A compiler must not trace the recording: the operator's number stands for it.
+        return request if torch.compiler.is_compiling() else translate.recorded(request)
 
     def _prepare(self, parts: Sequence[Part]) -> None:
         """Find the thresholds and the exact shortfalls that these sums need, unless they are known."""
@@ -284,78 +234,16 @@ class Fused(Engine):
             missing = {part.hardest for part in parts if part.hardest is not None} - set(self.thresholds)
             if missing:
                 self._search(None, sorted(missing))
-            steep = {part.among == "positives" for part in parts if part.link.near_cap}
+            steep = {part.among == "positives" for part in parts if part.link.near_cap and self.matrix.cosine}
             known = 0 if not self.near else self.near[0].shape[1]
             wanted = 8 if True in steep else 4 if steep else 0
             if known < wanted:
-                self.near = list(
-                    ops.run(
-                        "nearest", *self.rows, self.operands, self.roles, self.given, self.near, wanted == 8
-                    )
-                )
-
-    def _coefficients(self, forms: Sequence[Form]) -> tuple[Tensor, int]:
-        """Coefficients of all sums, one per row, ``(., 1)`` or ``(., anchors)``; and the bits of learned ones."""
-        plain = all(form.b is None and form.w is None and form.v is None for form in forms)
-        device, anchors = self.problem.anchors.device, len(self.problem.anchors)
-        lines: list[Tensor] = []
-        learn = 0
-        for form in forms:
-            for bit, value in enumerate((form.g, form.b, form.w, form.v)[: 1 if plain else 4]):
-                number: Scalar = 0.0 if value is None else value
-                if not isinstance(number, Tensor):
-                    lines.append(torch.full((1,), number, dtype=torch.float32, device=device))
-                    continue
-                learn |= (number.requires_grad and torch.is_grad_enabled()) << bit
-                lines.append(number.to(device, torch.float32).reshape(-1))
-        width = anchors if any(line.shape[0] > 1 for line in lines) else 1
-        if len(lines) == 1:
-            return lines[0].reshape(1, -1).contiguous(), learn
-        return torch.stack([line.expand(width) for line in lines]), learn
-
-    def _spec(self, part: Part, form: Form, limit: int) -> int:
-        bits = {"lse": logits.LSE, "sum": logits.SUM, "softplus": logits.SOFTPLUS}[part.kind].value
-        known = self.nearest_known and form.falls and part.among == "negatives" and part.kind == "lse"
-        for bit, holds in (
-            (logits.SAME_VIEW, part.among == "same view"),
-            (logits.OF_POSITIVES, part.among == "positives"),
-            (logits.USES_B, form.b is not None),
-            (logits.USES_W, form.w is not None),
-            (logits.USES_V, form.v is not None),
-            (logits.TOP_KNOWN, known),
-            (logits.BY_FUNCTION, form.function > 0),
-        ):
-            bits |= bit.value * holds
-        return int(bits | limit << 12 | form.function << 16)
+                rules = [self._rules("negatives")] + [self._rules("positives")] * (wanted == 8)
+                call, tensors = ops.call_on(self.matrix, "nearest", *rules)
+                self.near = ops.run(call, [*tensors, *self.near])
 
 
-def _passes(parts: Sequence[Part]) -> tuple[list[_Pass], list[int]]:
-    """Group the parts into passes; also return the indices of parts that the kernels do not support."""
-    passes: list[_Pass] = []
-    others = []
-    for place, part in enumerate(parts):
-        form = form_of(part.link)
-        if form is None or (part.hardest or 0) >= LARGEST_TAIL:
-            others.append(place)
-            continue
-        own = next((one for one in passes if one.takes(form)), None)
-        if own is None:
-            passes.append(own := _Pass([], [], []))
-        own.places.append(place)
-        own.parts.append(part)
-        own.forms.append(form)
-    return passes, others
-
-
-def _roles(problem: Problem) -> tuple[list[Tensor], int]:
-    """Tensors that determine the roles of pairs, and bits that tell which of ``launch.GIVEN`` they are."""
-    anchor, candidate = problem.of_anchor, problem.of_candidate
-    found: list[Tensor | None] = [anchor.get("positive"), anchor.get("position")]
-    for name in ("id", "label", "view"):
-        # The kernels read them one after the other, whatever the strides.
-        found += (
-            [None, None] if name not in anchor else [anchor[name].contiguous(), candidate[name].contiguous()]
-        )
-    found.append(anchor.get("ignore"))
-    given = sum((value is not None) << bit for bit, value in enumerate(found))
-    return [value for value in found if value is not None], given
+def _type_of(column: Tensor) -> str:
+    if column.dtype == torch.bool:
+        return "mask"
+    return "float" if column.is_floating_point() else "int"

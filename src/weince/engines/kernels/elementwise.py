@@ -1,12 +1,45 @@
 # mypy: ignore-errors
-"""Elementwise functions that Triton lacks, accurate to a few units in the last place of float32.
+"""Elementwise functions of generated kernels: fast ones in one instruction, and those that Triton lacks.
 
+The latter are accurate to a few units in the last place of float32.
 Exponentials of large numbers are less accurate: on a GPU ``tl.exp(x)`` is off by up to ``|x|`` units, and so are the
 functions built on it. The docstring of :func:`power` states its accuracy.
 """
 
 import triton
 import triton.language as tl
+
+from weince.engines.kernels.tiles import INTERPRETED, along  # noqa: F401 - generated functions broadcast with along
+
+
+@triton.jit
+def fast_log2(x):
+    """Base-2 logarithm of a positive number in one instruction, accurate to 22 bits. (``tl.log2`` takes thirty.)"""
+    if INTERPRETED:
+        y = tl.log2(x)
+    else:
+        y = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return y
+
+
+@triton.jit
+def fast_exp2(x):
+    """``2^x`` in one instruction; a result below 2^-126 becomes 0."""
+    if INTERPRETED:
+        y = tl.exp2(x)
+    else:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return y
+
+
+@triton.jit
+def fast_inverse(x):
+    """Inverse of a positive number in one instruction, accurate to 23 bits."""
+    if INTERPRETED:
+        y = 1 / x
+    else:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return y
 
 
 @triton.jit

@@ -4,9 +4,10 @@
 import triton
 import triton.language as tl
 
+from weince.engines.kernels.elementwise import fast_inverse
 from weince.engines.kernels.hardest import INFINITE
 from weince.engines.kernels.sort import numbers_of, ranks_of, smallest
-from weince.engines.kernels.tiles import exact_pairs, fast_inverse
+from weince.engines.kernels.tiles import exact_pairs
 
 
 @triton.jit
@@ -146,7 +147,7 @@ def fit_kernel(
     first_row, anchors, n_cols, depth, size, drop, width, d, stride_a, stride_c, eps,
     R: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, VARIES: tl.constexpr, ALL: tl.constexpr,
     EXACT: tl.constexpr, CLOSE: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
-    LIMITS: tl.constexpr, SLACK: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
+    SLACK: tl.constexpr, NETWORK: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
     """From the survivors of ``R`` anchors, find their nearest negatives, the thresholds of their hardest, and, with
     ``FIT``, the two lines of TailFit: ``stats`` has a row each for rho, beta and daic. ``R`` is 1, for one warp,
@@ -155,8 +156,8 @@ def fit_kernel(
     ``halves``: the keys as 32-bit numbers, a column and then the bits of its shortfall. ``ALL``: one for each of the
     ``n_cols`` columns. The kernel keeps the ``KP`` smallest so far, and merges ``KP`` more at a time. The survivors
     are sure to include the ``depth`` smallest, of which ``size`` are fitted. ``VARIES``: the number of negatives,
-    ``seen``, differs between anchors. ``HARDEST``: ``LIMITS`` numbers of hardest negatives, ten bits each;
-    :func:`limit_of` computes their thresholds.
+    ``seen``, differs between anchors. ``HARDEST``: numbers of hardest negatives; :func:`limit_of` computes
+    their thresholds.
     """
     local = tl.program_id(0) * R + tl.arange(0, R)
     row = first_row + local
@@ -208,8 +209,8 @@ def fit_kernel(
 
     # Passes compare the exact ones with the thresholds if any anchor of a tile has a negative nearer than CLOSE.
     exact = tl.where(nearest_0 < CLOSE, nearest_3, 0.0)
-    for index in tl.static_range(LIMITS):
-        limit = limit_of(values, rough, rank, (HARDEST >> (10 * index)) & 1023, exact, SLACK)
+    for index in tl.static_range(len(HARDEST)):
+        limit = limit_of(values, rough, rank, HARDEST[index], exact, SLACK)
         tl.store(thresholds + index * anchors + row, limit, mask=inside)
     if FIT:
         fits, slope, difference = lines(values, rank, place, nearest_0, k, dropped, table, eps, KP, VARIES)

@@ -11,17 +11,12 @@ import triton
 import triton.language as tl
 
 from weince.engines.kernels.tiles import (
-    BY_VALUE,
     INTERPRETED,
-    anchor_roles,
     both_parts,
     exact_pairs,
-    pair_roles,
     places,
     shortfall,
-    span_of,
     tile,
-    touches,
     wide_products,
 )
 
@@ -33,6 +28,13 @@ LARGEST = tl.constexpr(0x40400000)  # bits of 3.0, above every shortfall
 def bits_of(d):
     """Bits of shortfalls. On a GPU a NaN counts as 0: no search may find fewer negatives than there are."""
     return tl.maximum(d, 0.0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def negatives(d, anchor, rows, n_rows, candidate, cols, n_cols, ignore, touched, KEEP: tl.constexpr):
+    """Bits of the shortfalls of negatives; those of infinity elsewhere."""
+    bits = (bits_of(d),)
+    return KEEP(bits, d, anchor, rows, n_rows, candidate, cols, n_cols, ignore, touched, INFINITE, False)[0]
 
 
 @triton.jit
@@ -65,30 +67,29 @@ def cut(bits, k, slack):
 
 @triton.jit
 def sample_kernel(
-    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    x, inv_x, y, inv_y, anchor_columns, candidate_columns, numbers, ignore,
     threshold, kept, loose, seen,
-    first_row, n_rows, n_cols, stride_a, stride_c, wanted,
+    first_row, n_rows, n_cols, wanted,
     M: tl.constexpr, BM: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    PARTS: tl.constexpr, ROLES: tl.constexpr,
+    PARTS: tl.constexpr, ANCHORS: tl.constexpr, CANDIDATES: tl.constexpr, REACH: tl.constexpr, TOUCHES: tl.constexpr,
+    KEEP: tl.constexpr, BY_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Set each anchor's threshold to about the ``wanted``-th smallest of ``M`` sampled shortfalls; clear counters."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    anchor = ANCHORS(anchor_columns, numbers, 0, 0, rows, n_rows)
     # One candidate per stratum, chosen by a hash: a plain stride could match a period in the data.
     at = tl.arange(0, M).to(tl.int64)
     jitter = ((at * 2654435761) >> 7) & 0xFFFFFF
     cols = (at * n_cols // M + jitter % (n_cols // M)).to(tl.int32)
     acc = wide_products(x, rows, y, cols, tl.zeros((BM, M), tl.float32), DP, DB, PARTS)
-    d = shortfall(acc, tl.load(inv_x + rows), inv_y, cols, PARTS)
-    keep, _ = pair_roles(
-        rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
-    )
-    bits = tl.where(keep, bits_of(d), INFINITE)
+    d = shortfall(acc, tl.load(inv_x + rows), inv_y, cols, PARTS, False)
+    candidate = CANDIDATES(candidate_columns, cols, n_cols)
+    bits = negatives(d, anchor, rows, n_rows, candidate, cols, n_cols, ignore, True, KEEP)
     tl.store(threshold + local, cut(bits, tl.full((BM,), 1, tl.int32) * wanted, wanted // 64))
     tl.store(kept + local, tl.zeros((BM,), tl.int32))
     tl.store(loose + local, tl.zeros((BM,), tl.int32))
-    if (BY_VALUE & ROLES) > 0:
+    if BY_VALUE:
         tl.store(seen + local, tl.zeros((BM,), tl.int32))
 
 
@@ -125,11 +126,12 @@ def keep_below(line, spot, bits, cols, limit, width):
 
 @triton.jit
 def survivors_kernel(
-    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    x, inv_x, y, inv_y, anchor_columns, candidate_columns, numbers, ignore,
     threshold, kept, seen, keys,
-    first_row, n_rows, n_cols, stride_a, stride_c, tiles, per_program, width,
+    first_row, n_rows, n_cols, tiles, per_program, width,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
-    ROLES: tl.constexpr, ALL: tl.constexpr, SHARED: tl.constexpr,
+    ANCHORS: tl.constexpr, CANDIDATES: tl.constexpr, REACH: tl.constexpr, TOUCHES: tl.constexpr,
+    KEEP: tl.constexpr, BY_VALUE: tl.constexpr, ALL: tl.constexpr, SHARED: tl.constexpr,
     PHASE: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """Keep every negative at or below its anchor's threshold. ``ALL``: store every candidate at its own column, as
@@ -141,7 +143,7 @@ def survivors_kernel(
     """
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
-    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    anchor = ANCHORS(anchor_columns, numbers, 0, 0, rows, n_rows)
     inv_rows = tl.load(inv_x + rows)
     a, a_low = both_parts(x, rows, 0, DP, DB, PARTS)
     limit = rows
@@ -149,9 +151,9 @@ def survivors_kernel(
     if not ALL:
         limit = tl.load(threshold + local)
         place = tl.load(kept + local)
-    found = tl.zeros((BM,), tl.int32)
+    number = tl.zeros((BM,), tl.int32)
     line = keys + local.to(tl.int64)[:, None] * width
-    reach = span_of(roles)
+    reach = REACH(anchor)
     begin = tl.program_id(1) * per_program
     for index in range(begin, tl.minimum(begin + per_program, tiles)):
         start = index * BN
@@ -160,15 +162,12 @@ def survivors_kernel(
         if PHASE == 2:
             start = (index + index // (EVERY - 1) + 1) * BN
         cols = start + tl.arange(0, BN)
-        d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
-        bits = bits_of(d)
-        if (BY_VALUE & ROLES) > 0 or touches(start, reach, n_cols, BN):
-            keep, _ = pair_roles(
-                rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
-            )
-            bits = tl.where(keep, bits, INFINITE)
-            if (BY_VALUE & ROLES) > 0:
-                found += tl.sum(keep.to(tl.int32), axis=1)
+        d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS, False)
+        candidate = CANDIDATES(candidate_columns, cols, n_cols)
+        touched = TOUCHES(reach, start, n_cols, BN)
+        bits = negatives(d, anchor, rows, n_rows, candidate, cols, n_cols, ignore, touched, KEEP)
+        if BY_VALUE:
+            number += tl.sum((bits < INFINITE).to(tl.int32), axis=1)
         if ALL:
             tl.store(line + cols[None, :], keyed(bits, cols), mask=(cols < width)[None, :])
         else:
@@ -180,8 +179,8 @@ def survivors_kernel(
                 place += here
     if not ALL and not SHARED:
         tl.store(kept + local, place)
-    if (BY_VALUE & ROLES) > 0:
-        tl.atomic_add(seen + local, found, sem="relaxed")
+    if BY_VALUE:
+        tl.atomic_add(seen + local, number, sem="relaxed")
 
 
 @triton.jit
@@ -203,23 +202,24 @@ def refine_kernel(threshold, kept, loose, keys, width, wanted, R: tl.constexpr, 
 
 @triton.jit
 def exact_kernel(
-    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    x, inv_x, y, inv_y, anchor_columns, candidate_columns, numbers, ignore,
     kept, loose, seen, keys,
-    first_row, n_rows, n_cols, stride_a, stride_c, size, width,
+    first_row, n_rows, n_cols, size, width,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
-    ROLES: tl.constexpr,
+    ANCHORS: tl.constexpr, CANDIDATES: tl.constexpr, REACH: tl.constexpr, TOUCHES: tl.constexpr,
+    KEEP: tl.constexpr, BY_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Find the K hardest negatives of anchors with too few or too many survivors, by bisection over bits."""
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = first_row + local
     inside = rows < n_rows
     k = tl.full((BM,), 1, tl.int32) * size
-    if (BY_VALUE & ROLES) > 0:
+    if BY_VALUE:
         k = tl.minimum(k, tl.load(seen + local))
     have = tl.load(kept + local)
     failed = inside & ((have - tl.load(loose + local) < k) | (have > width))
     if tl.max(failed.to(tl.int32)) > 0:
-        roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+        anchor = ANCHORS(anchor_columns, numbers, 0, 0, rows, n_rows)
         inv_rows = tl.load(inv_x + rows)
         a, a_low = both_parts(x, rows, 0, DP, DB, PARTS)
         low = tl.zeros((BM,), tl.int32)
@@ -232,26 +232,13 @@ def exact_kernel(
             below = tl.zeros((BM,), tl.int32)
             for start in range(0, n_cols, BN):
                 cols = start + tl.arange(0, BN)
-                d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
-                keep, _ = pair_roles(
-                    rows,
-                    cols,
-                    roles,
-                    id_c,
-                    label_c,
-                    ignore_ptr,
-                    n_rows,
-                    n_cols,
-                    stride_a,
-                    stride_c,
-                    ROLES,
-                    False,
-                )
-                bits = bits_of(d)
+                d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS, False)
+                candidate = CANDIDATES(candidate_columns, cols, n_cols)
+                bits = negatives(d, anchor, rows, n_rows, candidate, cols, n_cols, ignore, True, KEEP)
                 if round < 31:
-                    below += tl.sum((keep & (bits <= middle[:, None])).to(tl.int32), axis=1)
+                    below += tl.sum((bits <= middle[:, None]).to(tl.int32), axis=1)
                 else:
-                    chosen = keep & tl.where(round == 31, bits < high[:, None], bits == high[:, None])
+                    chosen = tl.where(round == 31, bits < high[:, None], bits == high[:, None])
                     number = chosen.to(tl.int32)
                     spot = place[:, None] + tl.cumsum(number, axis=1) - 1
                     fits = chosen & (spot < k[:, None]) & failed[:, None]
@@ -277,34 +264,32 @@ def insert(keys, key):
 
 @triton.jit
 def near_kernel(
-    x, inv_x, y, inv_y, positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr,
+    x, inv_x, y, inv_y, anchor_columns, candidate_columns, numbers, ignore,
     a, c, near_cols, near_d, close_ptr,
-    n_rows, n_cols, stride_a, stride_c, d, stride_rows, stride_cols,
-    BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, ROLES: tl.constexpr,
-    OF_POSITIVES: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, CLOSE: tl.constexpr,
+    n_rows, n_cols, d, stride_rows, stride_cols,
+    BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
+    ANCHORS: tl.constexpr, CANDIDATES: tl.constexpr, REACH: tl.constexpr, TOUCHES: tl.constexpr,
+    KEEP: tl.constexpr, DE: tl.constexpr, FIRST: tl.constexpr, NEAREST: tl.constexpr, CLOSE: tl.constexpr,
     FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """Columns and exact shortfalls of every anchor's four nearest negatives (or positives by label) below ``CLOSE``.
+    """Columns and exact shortfalls of every anchor's four nearest candidates that ``KEEP`` keeps, below ``CLOSE``.
 
     They are written to four places of ``NEAREST`` from ``FIRST`` on; -1 and infinity if there are fewer.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < n_rows
-    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
+    anchor = ANCHORS(anchor_columns, numbers, 0, 0, rows, n_rows)
     inv_rows = tl.load(inv_x + rows)
     left, left_low = both_parts(x, rows, 0, DP, DB, PARTS)
     nothing = tl.full((BM,), INFINITE, tl.int64) << 32
     keys = (nothing, nothing, nothing, nothing)
     for start in range(0, n_cols, BN):
         cols = start + tl.arange(0, BN)
-        apart = tile(left, left_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS)
+        apart = tile(left, left_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS, False)
         if tl.min(apart) < CLOSE:
-            keep, is_positive = pair_roles(
-                rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
-            )
-            if OF_POSITIVES:
-                keep = is_positive
-            bits = tl.where(keep & (apart < CLOSE), bits_of(apart), INFINITE)
+            candidate = CANDIDATES(candidate_columns, cols, n_cols)
+            bits = negatives(apart, anchor, rows, n_rows, candidate, cols, n_cols, ignore, True, KEEP)
+            bits = tl.where(apart < CLOSE, bits, INFINITE)
             key = keyed(bits, cols)
             for _ in tl.static_range(4):
                 least = tl.min(key, axis=1)
@@ -319,21 +304,3 @@ def near_kernel(
         tl.store(near_d + rows * NEAREST + FIRST + k, tl.where(known, value, float("inf")), mask=inside)
         least = tl.minimum(least, tl.where(known, value, 3.0))
     tl.atomic_max(close_ptr + rows // FLAGS, 1, mask=inside & (least < CLOSE), sem="relaxed")
-
-
-@triton.jit
-def count_kernel(
-    positive_ptr, self_ptr, id_a, id_c, label_a, label_c, ignore_ptr, counts, n_rows, n_cols, stride_a, stride_c,
-    BM: tl.constexpr, BN: tl.constexpr, ROLES: tl.constexpr,
-):  # fmt: skip
-    """Number of negatives of every anchor, int64."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    roles = anchor_roles(rows, n_rows, positive_ptr, self_ptr, id_a, label_a, ROLES)
-    count = tl.zeros((BM,), tl.int32)
-    for start in range(0, n_cols, BN):
-        cols = start + tl.arange(0, BN)
-        is_negative, _ = pair_roles(
-            rows, cols, roles, id_c, label_c, ignore_ptr, n_rows, n_cols, stride_a, stride_c, ROLES, False
-        )
-        count += tl.sum(is_negative.to(tl.int32), axis=1)
-    tl.store(counts + rows, count.to(tl.int64), mask=rows < n_rows)

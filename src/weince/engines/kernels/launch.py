@@ -1,12 +1,11 @@
 """Launches of the kernels: buffers, grids and arguments."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weince.engines.kernels import hardest, rows, sums, tiles, translate
+from weince.engines.kernels import hardest, rows, sums, tiles
 from weince.engines.kernels.gradient import gradient_kernel
 from weince.engines.kernels.relaunch import launch
 from weince.engines.kernels.shapes import (
@@ -17,6 +16,13 @@ from weince.engines.kernels.shapes import (
     power_of_2,
     shared_memory,
     splits,
+)
+from weince.engines.kernels.translate import Recorded
+from weince.engines.kernels.write import (
+    Functions,
+    functions_of_gradient,
+    functions_of_search,
+    functions_of_sums,
 )
 
 EXACT = 4
@@ -35,52 +41,6 @@ SPAN = 8192
 """Columns that one launch sums into a gradient: tensor cores shrink long sums, by 1e-4 for 32,768 columns."""
 
 
-class Pairs(NamedTuple):
-    """Operands of anchors and of candidates with their inverse lengths, and the compile-time shape of both."""
-
-    x: Tensor
-    x_inverse: Tensor
-    y: Tensor
-    y_inverse: Tensor
-    shape: dict[str, int]
-
-    def turned(self) -> "Pairs":
-        return Pairs(self.y, self.y_inverse, self.x, self.x_inverse, self.shape)
-
-
-class Roles(NamedTuple):
-    """What determines the roles of pairs: ``ROLES`` of the kernels, tensors (any tensor if one is not given), and
-    the strides of ``ignore``."""
-
-    flags: int
-    pointers: tuple[Tensor, ...]
-    views: tuple[Tensor, Tensor]
-    ignore: Tensor
-    strides: tuple[int, int]
-
-    @property
-    def by_value(self) -> bool:
-        return bool(self.flags & tiles.BY_VALUE.value)
-
-
-GIVEN = ("positive", "itself", "id_a", "id_c", "label_a", "label_c", "view_a", "view_c", "ignore")
-"""What may determine the roles of pairs: columns of the positives and of the anchors themselves; ids, labels and
-views of anchors and candidates (int64); pairs to ignore."""
-
-
-def roles_of(roles: Sequence[Tensor], given: int, anything: Tensor) -> Roles:
-    """Roles from the tensors of :data:`GIVEN` whose bits are set in ``given``; ``anything`` stands for the others."""
-    left = iter(roles)
-    all_ = [next(left) if given >> bit & 1 else None for bit in range(len(GIVEN))]
-    flags = 0
-    for bit, place in enumerate((0, 1, 2, 4, 8)):
-        flags |= (all_[place] is not None) << bit
-    pointers = tuple(anything if value is None else value for value in all_)
-    ignore = all_[8]
-    strides = (0, 0) if ignore is None else (ignore.stride(0), ignore.stride(1))
-    return Roles(flags, pointers[:6], (pointers[6], pointers[7]), pointers[8], strides)
-
-
 class Nearest(NamedTuple):
     """Columns and exact shortfalls of each anchor's nearest candidates, ``(anchors, 4)`` (8 with those of its
     positives by label), and the flags of groups of ``FLAGS`` anchors with a candidate near the cap."""
@@ -88,6 +48,50 @@ class Nearest(NamedTuple):
     cols: Tensor
     shortfalls: Tensor
     close: Tensor
+
+
+class Matrix(NamedTuple):
+    """The pairs of a problem, as the kernels read them.
+
+    ``anchors``, ``candidates``: float32 rows ``(a, d)`` and ``(c, d)``. ``operands``: rows for the tensor cores and
+    their inverse lengths, of the anchors and then of the candidates, unless those are the same rows. ``of_anchor``,
+    ``of_candidate``: columns by name. ``cosine``: whether scores are cosines.
+    """
+
+    anchors: Tensor
+    candidates: Tensor
+    operands: tuple[Tensor, ...]
+    of_anchor: dict[str, Tensor]
+    of_candidate: dict[str, Tensor]
+    cosine: bool = True
+
+    @property
+    def symmetric(self) -> bool:
+        return len(self.operands) == 2
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Compile-time shape of the operands. Their width tells the number of parts: one is narrower than two."""
+        width = int(self.anchors.shape[1])
+        parts = 1 if self.operands[0].shape[1] == operand_shape(width, 1)["DP"] else 2
+        return operand_shape(width, parts)
+
+    @property
+    def pointers(self) -> tuple[Tensor, ...]:
+        """Operands of the anchors, then of the candidates."""
+        return (*self.operands[:2], *self.operands[-2:])
+
+    def arguments(self, functions: Functions) -> tuple[Any, ...]:
+        """What the generated functions read: columns of anchors and candidates, numbers, and ``ignore``."""
+        marks = self.of_anchor.get("ignore")
+        ignore = (self.operands[1], 0, 0) if marks is None else (marks, marks.stride(0), marks.stride(1))
+        nothing = (self.operands[1],)
+        return (
+            tuple(self.of_anchor[name] for name in functions.columns) or nothing,
+            tuple(self.of_candidate[name] for name in functions.by_candidate) or nothing,
+            functions.numbers,
+            ignore,
+        )
 
 
 def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,8 +105,8 @@ def operand_like(source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def operand(source: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in 16 bits for the tensor cores: bfloat16 rows in one part, float32 unit rows in two."""
-    rows, d = source.shape
+    """Rows in 16 bits for the tensor cores: bfloat16 rows in one part, float32 rows in two."""
+    count, d = source.shape
     if source.stride(1) != 1:
         source = source.contiguous()
     shape = operand_shape(d, 1 if source.dtype == torch.bfloat16 else 2)
@@ -111,7 +115,7 @@ def operand(source: Tensor) -> tuple[Tensor, Tensor]:
     block = max(1, min(16, 4096 // wide))
     constants = {"DP": shape["DP"], "WIDE": wide, "PARTS": shape["PARTS"], "BR": block, "GRID": INTERPRETED}
     grid = (parts_of(len(out), block),)
-    launch(tiles.operands_kernel, grid, (source, out, inverse), (rows, d, source.stride(0)), constants)
+    launch(tiles.operands_kernel, grid, (source, out, inverse, count, d, source.stride(0)), constants)
     return out, inverse
 
 
@@ -133,11 +137,7 @@ def unit_rows(source: Tensor) -> tuple[Tensor, Tensor]:
     inverse = source.new_empty((n, 1), dtype=torch.float32)
     shape = _rows_at_once(d)
     launch(
-        rows.unit_kernel,
-        (parts_of(n, shape["BR"]),),
-        (source, unit, inverse),
-        (n, d, source.stride(0)),
-        shape,
+        rows.unit_kernel, (parts_of(n, shape["BR"]),), (source, unit, inverse, n, d, source.stride(0)), shape
     )
     return unit, inverse
 
@@ -150,8 +150,8 @@ def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtyp
     out = grad.new_empty((n, d), dtype=dtype)
     shape = _rows_at_once(d)
     largest = torch.finfo(dtype).max if dtype == torch.float16 else 0.0
-    tensors, constants = (grad, unit, inverse, out), {**shape, "LARGEST": largest}
-    launch(rows.unit_gradient_kernel, (parts_of(n, shape["BR"]),), tensors, (n, d, grad.stride(0)), constants)
+    arguments, constants = (grad, unit, inverse, out, n, d, grad.stride(0)), {**shape, "LARGEST": largest}
+    launch(rows.unit_gradient_kernel, (parts_of(n, shape["BR"]),), arguments, constants)
     return out
 
 
@@ -164,12 +164,11 @@ def empty_near(a: Tensor, number: int) -> Nearest:
     )
 
 
-def nearest(
-    a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, near: Nearest | None, *, positives: bool
-) -> Nearest:
-    """Every anchor's candidates nearer than ``CLOSE``: negatives, copied from ``near`` if given, and, with
-    ``positives``, positives by label."""
-    result = empty_near(a, 2 * EXACT if positives else EXACT)
+def nearest(matrix: Matrix, near: Nearest | None, asked: tuple[Recorded, ...]) -> Nearest:
+    """Every anchor's candidates nearer than ``CLOSE``: negatives, copied from ``near`` if known, and, if ``asked``
+    has the rules of these too, positives by label."""
+    a, c = matrix.anchors, matrix.candidates
+    result = empty_near(a, EXACT * len(asked))
     result.close.zero_()
     if near is not None:
         result.cols[:, :EXACT], result.shortfalls[:, :EXACT] = (
@@ -177,33 +176,25 @@ def nearest(
             near.shortfalls[:, :EXACT],
         )
         result.close.copy_(near.close)
-    shape = blocks(len(a), pairs.shape, "sum", shared_memory(a.device))
-    sizes = (len(a), len(c), *roles.strides, a.shape[1], a.stride(0), c.stride(0))
-    for which in range(near is not None, 1 + positives):
+    shape = blocks(len(a), matrix.shape, "sum", shared_memory(a.device))
+    for which in range(near is not None, len(asked)):
+        functions = functions_of_search(asked[which])
         launch(
             hardest.near_kernel, (parts_of(len(a), shape["BM"]),),
-            (*pairs[:4], *roles.pointers, roles.ignore, a, c, *result), sizes,
-            {**shape, **pairs.shape, "ROLES": roles.flags, "OF_POSITIVES": bool(which),
-             "DE": min(128, power_of_2(a.shape[1])), "FIRST": EXACT * which,
-             "NEAREST": result.cols.shape[1], "CLOSE": CLOSE, "FLAGS": FLAGS},
+            (*matrix.pointers, *matrix.arguments(functions), a, c, *result, len(a), len(c), a.shape[1], a.stride(0),
+             c.stride(0)),
+            {**shape, **matrix.shape, **functions.constants(), "DE": min(128, power_of_2(a.shape[1])),
+             "FIRST": EXACT * which, "NEAREST": result.cols.shape[1], "CLOSE": CLOSE, "FLAGS": FLAGS},
         )  # fmt: skip
     return result
-
-
-def counted(roles: Roles, anchors: int, count: int) -> Tensor:
-    """Number of negatives of every anchor."""
-    counts = torch.empty(anchors, dtype=torch.int64, device=roles.pointers[0].device)
-    launch(hardest.count_kernel, (parts_of(anchors, 32),), (*roles.pointers, roles.ignore, counts),
-           (anchors, count, *roles.strides), {"BM": 32, "BN": 128, "ROLES": roles.flags})  # fmt: skip
-    return counts
 
 
 def apart(a: Tensor, c: Tensor, positive: Tensor) -> Tensor:
     """Exact shortfall between every anchor and its one positive."""
     result = torch.empty(len(a), dtype=torch.float32, device=a.device)
-    sizes = (len(a), a.shape[1], a.stride(0), c.stride(0))
+    arguments = (a, c, positive, result, len(a), a.shape[1], a.stride(0), c.stride(0))
     constants = {"BR": 16, "DE": min(128, power_of_2(a.shape[1]))}
-    launch(tiles.positive_kernel, (parts_of(len(a), 16),), (a, c, positive, result), sizes, constants)
+    launch(tiles.positive_kernel, (parts_of(len(a), 16),), arguments, constants)
     return result
 
 
@@ -212,90 +203,83 @@ def apart_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of :func:`apart` by anchors and by candidates; if these are the same rows, all is in the first."""
     ours = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    theirs = (
-        ours.new_empty((0, a.shape[1]))
-        if symmetric
-        else torch.zeros(c.shape, dtype=ours.dtype, device=c.device)
-    )
-    launch(tiles.positive_gradient_kernel, (parts_of(len(a), 16),), (a, c, positive, weights, ours, theirs),
-           (len(a), a.shape[1], a.stride(0), c.stride(0)),
+    theirs = ours.new_empty((0, a.shape[1])) if symmetric else ours.new_zeros(c.shape)
+    launch(tiles.positive_gradient_kernel, (parts_of(len(a), 16),),
+           (a, c, positive, weights, ours, theirs, len(a), a.shape[1], a.stride(0), c.stride(0)),
            {"BR": 16, "DE": min(128, power_of_2(a.shape[1])), "SYMMETRIC": symmetric})  # fmt: skip
     return ours, theirs
 
 
-class Sums(NamedTuple):
-    """The sums of one pass. ``spec``: ``SPEC`` of each sum (see :mod:`weince.engines.kernels.logits`), with the
-    key of its function in :mod:`weince.engines.kernels.translate` from bit 16 on. ``cap``: ``offset``, ``lowest`` and
-    ``floor``. ``coefs``: ``(sums * 1 or 4, 1 or anchors)``. ``thresholds``: ``(., anchors)``."""
-
-    spec: tuple[int, ...]
-    cap: tuple[float, ...]
-    coefs: Tensor
-    thresholds: Tensor
-
-    @property
-    def form(self) -> int:
-        return self.coefs.shape[0] // len(self.spec)
-
-    def constants(self, near: Nearest | None) -> dict[str, Any]:
-        """Compile-time constants of the kernels."""
-        packed = any_ = 0
-        for index, one in enumerate(self.spec):
-            packed |= (one & 0xFFFF) << (16 * index)
-            any_ |= one & 0xFFFF
-        return {
-            "SPEC": packed, "ANY": any_, "SUMS": len(self.spec), "FORM": self.form,
-            "EACH": self.coefs.shape[1] > 1,
-            "FUNCTION": translate.function(max(one >> 16 for one in self.spec)),
-            "NEAREST": 0 if near is None else near.cols.shape[1],
-        }  # fmt: skip
-
-
 def summed(
-    pairs: Pairs, roles: Roles, near: Nearest | None, asked: Sums, anchors: int, count: int, learn: int
+    matrix: Matrix, recorded: Recorded, near: Nearest | None, tops: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor]:
-    """The sums ``(sums, anchors)`` and, if ``learn`` has bits set, their derivatives by the coefficients."""
-    device, number = pairs.x.device, len(asked.spec)
-    shape = blocks(anchors, pairs.shape, "sum", shared_memory(device))
+    """The sums ``(sums, anchors)`` and their derivatives by learned parameters, ``(derivatives, anchors)``.
+
+    Args:
+        matrix: The pairs.
+        recorded: The sums.
+        near: Exact shortfalls of the nearest candidates, if known.
+        tops: For each sum, whether its largest logit is that of the nearest negative, and this is in ``near``.
+    """
+    anchors, count, device = len(matrix.anchors), len(matrix.candidates), matrix.anchors.device
+    functions = functions_of_sums(recorded)
+    kinds = tuple(one.kind for one in recorded.sums)
+    owners = tuple(k for k, one in enumerate(recorded.sums) for _ in one.learned)
+    shape = blocks(anchors, matrix.shape, "sum", shared_memory(device))
     programs = parts_of(anchors, shape["BM"])
     parts, tiles_each = splits(programs, parts_of(count, shape["BN"]))
-    pieces = torch.empty((number, sums.SLOTS.value, parts, anchors), dtype=torch.float32, device=device)
-    values = torch.empty((number, anchors), dtype=torch.float32, device=device)
-    effects = torch.empty((number * asked.form if learn else 0, anchors), dtype=torch.float32, device=device)
-    cols, shortfalls, _ = (values, values, values) if near is None else near
-    constants = asked.constants(near)
+    lines = 2 * len(kinds) + len(owners)
+    pieces = torch.empty((lines, parts, anchors), dtype=torch.float32, device=device)
+    values = torch.empty((len(kinds), anchors), dtype=torch.float32, device=device)
+    derivatives = torch.empty((len(owners), anchors), dtype=torch.float32, device=device)
+    cols, shortfalls = (values, values) if near is None else near[:2]
+    constants = {"KINDS": kinds, "OWNERS": owners}
     launch(
         sums.sum_kernel, (programs, parts),
-        (*pairs[:4], *roles.pointers, *roles.views, roles.ignore, cols, shortfalls, asked.coefs, asked.thresholds,
-         pieces),
-        (anchors, count, tiles_each * shape["BN"], *roles.strides, *asked.cap),
-        {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "CLOSE": CLOSE, "LEARN": learn},
+        (*matrix.pointers, *matrix.arguments(functions), cols, shortfalls, pieces, anchors, count,
+         tiles_each * shape["BN"]),
+        {**shape, **matrix.shape, "COSINE": matrix.cosine, **functions.constants(), **constants, "TOPS": tops,
+         "NEAREST": 0 if near is None else near.cols.shape[1], "CLOSE": CLOSE},
     )  # fmt: skip
-    launch(sums.finish_kernel, (parts_of(anchors, 128),), (pieces, values, effects), (anchors, parts),
-           {"BR": 128, "SPEC": constants["SPEC"], "SUMS": number, "FORM": asked.form, "LEARN": learn})  # fmt: skip
-    return values, effects
+    launch(sums.finish_kernel, (parts_of(anchors, 128),), (pieces, values, derivatives, anchors, parts),
+           {"BR": 128, **constants})  # fmt: skip
+    return values, derivatives
 
 
 def gradient(
-    pairs: Pairs, roles: Roles, near: Nearest | None, asked: Sums, values: Tensor, weights: Tensor,
-    sizes: tuple[int, int, int], *, from_rows: bool, from_cols: bool,
-) -> Tensor:  # fmt: skip
-    """Gradient of the rows of ``pairs.x``, ``(rows, d)``; the rows, the columns or both are anchors."""
-    rows, columns, d = sizes
-    shape = blocks(rows, pairs.shape, "gradient", shared_memory(pairs.x.device))
-    result = torch.empty((rows, d), dtype=torch.float32, device=pairs.x.device)
-    near_pointers = (values, values, values) if near is None else near
-    tensors = (
-        *pairs[:4], *roles.pointers, *roles.views, roles.ignore, *near_pointers, asked.coefs, asked.thresholds,
-        values, weights, result,
-    )  # fmt: skip
-    constants = asked.constants(near)
-    grid = (parts_of(rows, shape["BM"]), pairs.shape["DP"] // pairs.shape["DB"])
+    matrix: Matrix,
+    recorded: Recorded,
+    near: Nearest | None,
+    values: Tensor,
+    weights: Tensor,
+    *,
+    of_anchors: bool,
+) -> Tensor:
+    """Gradient of the anchors ``(a, d)`` or of the candidates ``(c, d)``; if these are the same rows, of both.
+
+    Args:
+        matrix: The pairs.
+        recorded: The sums.
+        near: Exact shortfalls of the nearest candidates, if known.
+        values: The sums ``(sums, anchors)``.
+        weights: Their upstream gradients.
+        of_anchors: Whether the rows whose gradient is wanted are anchors.
+    """
+    functions = functions_of_gradient(recorded)
+    source = matrix.anchors if of_anchors else matrix.candidates
+    columns, (count, d) = len(matrix.candidates if of_anchors else matrix.anchors), source.shape
+    shape = blocks(count, matrix.shape, "gradient", shared_memory(source.device))
+    result = torch.empty((count, d), dtype=torch.float32, device=source.device)
+    pointers = matrix.pointers if of_anchors else (*matrix.pointers[2:], *matrix.pointers[:2])
+    near_pointers = (values,) * 3 if near is None else near
+    tensors = (*pointers, *matrix.arguments(functions), *near_pointers, values, weights, result)
+    constants = {
+        **shape, **matrix.shape, "COSINE": matrix.cosine, **functions.constants(), "FLAGS": FLAGS,
+        "NEAREST": 0 if near is None else near.cols.shape[1], "FROM_ROWS": of_anchors,
+        "FROM_COLS": matrix.symmetric or not of_anchors,
+    }  # fmt: skip
+    grid = (parts_of(count, shape["BM"]), matrix.shape["DP"] // matrix.shape["DB"])
     for begin in range(0, columns, SPAN):
-        launch(
-            gradient_kernel, grid, tensors,
-            (rows, columns, begin, min(begin + SPAN, columns), d, *roles.strides, *asked.cap),
-            {**shape, **pairs.shape, "ROLES": roles.flags, **constants, "FLAGS": FLAGS, "FROM_ROWS": from_rows,
-             "FROM_COLS": from_cols, "ADD": begin > 0},
-        )  # fmt: skip
+        sizes = (count, columns, begin, min(begin + SPAN, columns), d)
+        launch(gradient_kernel, grid, (*tensors, *sizes), constants | {"ADD": begin > 0})
     return result

@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weince.engines.kernels import fit, hardest
-from weince.engines.kernels.launch import CLOSE, EXACT, FLAGS, PAD, Nearest, Pairs, Roles, empty_near
+from weince.engines.kernels.launch import CLOSE, EXACT, FLAGS, PAD, Matrix, Nearest, empty_near
 from weince.engines.kernels.relaunch import launch
 from weince.engines.kernels.shapes import (
     INTERPRETED,
@@ -24,6 +24,8 @@ from weince.engines.kernels.shapes import (
     splits,
 )
 from weince.engines.kernels.sort import LANES, network_of
+from weince.engines.kernels.translate import Recorded
+from weince.engines.kernels.write import functions_of_search
 from weince.tail import TailConfig
 
 ALL_KEPT = 1024
@@ -71,29 +73,28 @@ class Found(NamedTuple):
 class Job(NamedTuple):
     """The arguments of :func:`search`, and what follows from them.
 
-    ``k``: size of the largest tail; 0 for no fit. ``depth``: number of hardest negatives to find. ``all_kept``: keep
-    every candidate. ``plan``: how to find them otherwise, and the width of the buffer. ``limit``: bytes of shared
-    memory. ``tile``: tile of the pass over all pairs. ``tensors``, ``constants``: the first of every kernel.
+    ``by_value``: whether anchors differ in their number of negatives. ``k``: size of the largest tail; 0 for no fit.
+    ``depth``: number of hardest negatives to find. ``all_kept``: keep every candidate. ``plan``: how to find them
+    otherwise, and the width of the buffer. ``limit``: bytes of shared memory. ``tile``: tile of the pass over all
+    pairs. ``arguments``, ``constants``: the first of every kernel.
     """
 
-    a: Tensor
-    c: Tensor
-    pairs: Pairs
-    roles: Roles
+    matrix: Matrix
     config: TailConfig | None
     numbers: Sequence[int]
+    by_value: bool
     k: int
     depth: int
     all_kept: bool
     plan: TailPlan
     limit: int
     tile: dict[str, int]
-    tensors: tuple[Tensor, ...]
-    constants: dict[str, int]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
 
     def sizes(self, start: int) -> tuple[int, ...]:
         """The first sizes of every kernel of the search, for anchors from ``start`` on."""
-        return (start, len(self.a), len(self.c), *self.roles.strides)
+        return start, len(self.matrix.anchors), len(self.matrix.candidates)
 
 
 class Buffers(NamedTuple):
@@ -107,39 +108,36 @@ class Buffers(NamedTuple):
     seen: Tensor
 
 
-def search(
-    a: Tensor, c: Tensor, pairs: Pairs, roles: Roles, most: int, config: TailConfig | None, numbers: Sequence[int]
-) -> Found:  # fmt: skip
+def search(matrix: Matrix, recorded: Recorded, config: TailConfig | None, numbers: Sequence[int]) -> Found:
     """Find the hardest negatives of every anchor, and fit TailFit's two lines to them.
 
     Args:
-        a: ``(anchors, d)`` unit rows.
-        c: ``(candidates, d)`` unit rows.
-        pairs: The same rows as operands.
-        roles: Roles of the pairs.
-        most: Largest number of negatives that an anchor can have.
+        matrix: The pairs.
+        recorded: A sum over the negatives.
         config: How to fit; None for no fit.
         numbers: Numbers of hardest negatives; each gets a threshold.
     """
+    a, count = matrix.anchors, len(matrix.candidates)
+    by_value, most = recorded.by_value, count - len(recorded.single)
     k = 0 if config is None else config.tail_size(most)
     depth = min(max(k, EXACT, *(number + 1 for number in numbers)), most)
-    all_kept = len(c) <= ALL_KEPT
-    plan_ = TailPlan(0, 0, 0, even(len(c))) if all_kept else plan(len(c), depth)
-    limit = shared_memory(a.device)
+    all_kept = count <= ALL_KEPT
+    plan_ = TailPlan(0, 0, 0, even(count)) if all_kept else plan(count, depth)
+    limit, functions = shared_memory(a.device), functions_of_search(recorded)
     job = Job(
-        a, c, pairs, roles, config, numbers, k, depth, all_kept, plan_, limit,
-        tile=blocks(len(a), pairs.shape, "tail", limit),
-        tensors=(*pairs[:4], *roles.pointers, roles.ignore),
-        constants={**pairs.shape, "ROLES": roles.flags},
+        matrix, config, numbers, by_value, k, depth, all_kept, plan_, limit,
+        tile=blocks(len(a), matrix.shape, "tail", limit),
+        arguments=(*matrix.pointers, *matrix.arguments(functions)),
+        constants={**matrix.shape, **functions.constants(), "BY_VALUE": by_value},
     )  # fmt: skip
-    found = empty_found(a, config is not None, len(numbers), roles.by_value)
+    found = empty_found(a, config is not None, len(numbers), by_value)
     found.near.close.zero_()
     buffers = _buffers(job)
     chunk = len(buffers.kept)
     for start in range(0, len(a), chunk):
         rows = min(chunk, len(a) - start)
         _keep_hardest(job, buffers, start, rows)
-        if roles.by_value:
+        if by_value:
             found.negatives[start : start + rows] = buffers.seen[:rows]
         _fit(job, buffers, found, start, rows)
     return found
@@ -147,18 +145,20 @@ def search(
 
 def _buffers(job: Job) -> Buffers:
     """Uninitialized buffers for as many anchors as fit into :data:`BUFFER`, in chunks of about equal size."""
-    anchors, width = len(job.a), job.plan.width
-    fitting = max(BUFFER, 4 * job.a.nbytes) // (8 * width) // PAD * PAD
+    anchors, width = len(job.matrix.anchors), job.plan.width
+    fitting = max(BUFFER, 4 * job.matrix.anchors.nbytes) // (8 * width) // PAD * PAD
     chunk = anchors if job.all_kept else min(anchors, max(PAD, fitting))
     chunk = parts_of(parts_of(anchors, parts_of(anchors, chunk)), PAD) * PAD
-    keys = torch.empty(chunk * width, dtype=torch.int64, device=job.a.device)
-    return Buffers(keys, *torch.empty((4, chunk), dtype=torch.int32, device=job.a.device).unbind())
+    keys = torch.empty(chunk * width, dtype=torch.int64, device=job.matrix.anchors.device)
+    return Buffers(
+        keys, *torch.empty((4, chunk), dtype=torch.int32, device=job.matrix.anchors.device).unbind()
+    )
 
 
 def _keep_hardest(job: Job, buffers: Buffers, start: int, rows: int) -> None:
     """Store the hardest negatives of some anchors, or all of them, in the buffers."""
     if job.all_kept:
-        if job.roles.by_value:
+        if job.by_value:
             buffers.seen.zero_()
         _survivors(job, buffers, start, rows, phase=0)
         return
@@ -170,29 +170,29 @@ def _keep_hardest(job: Job, buffers: Buffers, start: int, rows: int) -> None:
     else:
         _survivors(job, buffers, start, rows, phase=0)
     _, _, kept, loose, seen = buffers
-    launch(hardest.exact_kernel, (parts_of(rows, 16),), (*job.tensors, kept, loose, seen, buffers.keys),
-           (*job.sizes(start), job.depth, job.plan.width),
-           {**exact_tile(job.pairs.shape, job.limit), **job.constants})  # fmt: skip
+    launch(hardest.exact_kernel, (parts_of(rows, 16),),
+           (*job.arguments, kept, loose, seen, buffers.keys, *job.sizes(start), job.depth, job.plan.width),
+           {**exact_tile(job.matrix.shape, job.limit), **job.constants})  # fmt: skip
 
 
 def _sample(job: Job, buffers: Buffers, start: int, rows: int) -> None:
     """Set the thresholds, and clear the counters."""
     # Include all rows of the last tile: counters beyond the last anchor must be initialized too.
     grid = (parts_of(rows, PAD) * PAD // 32,)
-    launch(hardest.sample_kernel, grid, (*job.tensors, *buffers[1:]), (*job.sizes(start), job.plan.wanted),
-           {**job.constants, **sample_tile(job.pairs.shape, job.limit)})  # fmt: skip
+    launch(hardest.sample_kernel, grid, (*job.arguments, *buffers[1:], *job.sizes(start), job.plan.wanted),
+           {**job.constants, **sample_tile(job.matrix.shape, job.limit)})  # fmt: skip
 
 
 def _survivors(job: Job, buffers: Buffers, start: int, rows: int, *, phase: int) -> None:
     """Keep the negatives up to the threshold. ``phase`` 1: in some tiles of columns, 2: in the others, 0: in all."""
-    tiles = parts_of(len(job.c), job.tile["BN"])
+    tiles = parts_of(len(job.matrix.candidates), job.tile["BN"])
     first = parts_of(tiles, job.plan.every) if phase else 0
     part = (tiles, first, tiles - first)[phase]
     programs = parts_of(rows, job.tile["BM"])
     parts, span = splits(programs, part)
     keys, threshold, kept, _, seen = buffers
-    launch(hardest.survivors_kernel, (programs, parts), (*job.tensors, threshold, kept, seen, keys),
-           (*job.sizes(start), part, span, job.plan.width),
+    launch(hardest.survivors_kernel, (programs, parts),
+           (*job.arguments, threshold, kept, seen, keys, *job.sizes(start), part, span, job.plan.width),
            {**job.tile, **job.constants, "ALL": job.all_kept, "SHARED": parts > 1, "PHASE": phase,
             "EVERY": max(job.plan.every, 2)})  # fmt: skip
 
@@ -201,32 +201,31 @@ def _refine(job: Job, buffers: Buffers, rows: int) -> None:
     """Lower the thresholds after the first phase."""
     width = job.plan.width
     launch(hardest.refine_kernel, (parts_of(rows, FIT_ROWS),),
-           (buffers.threshold, buffers.kept, buffers.loose, buffers.keys), (width, job.plan.again),
+           (buffers.threshold, buffers.kept, buffers.loose, buffers.keys, width, job.plan.again),
            {"R": FIT_ROWS, "CP": power_of_2(max(width, 16)), **_warps(4)})  # fmt: skip
 
 
 def _fit(job: Job, buffers: Buffers, found: Found, start: int, rows: int) -> None:
     """Fill in the results of some anchors from their survivors."""
-    a, c, config, width = job.a, job.c, job.config, job.plan.width
+    a, c, config, width = job.matrix.anchors, job.matrix.candidates, job.config, job.plan.width
     drop = max(1, int(job.k * config.drop)) if config is not None and config.drop else 0
     room = fit_room(job.depth, len(c) if job.all_kept else 0)
     table = fit_table(job.k, drop, room, a.device) if config is not None else found.stats
-    limits = functools.reduce(lambda bits, number: bits << 10 | number, reversed(job.numbers), 0)
     launch(
         fit.fit_kernel, (parts_of(rows, FIT_ROWS),),
         (buffers.keys.view(torch.int32), buffers.kept, buffers.seen, *_tail_sizes(job, buffers, rows), table, a, c,
-         found.stats, found.made, *found.near, found.thresholds),
-        (start, len(a), len(c), job.depth, job.k, drop, width, a.shape[1], a.stride(0), c.stride(0),
-         1e-6 if config is None else config.eps),
-        {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": job.roles.by_value,
+         found.stats, found.made, *found.near, found.thresholds,
+         start, len(a), len(c), job.depth, job.k, drop, width, a.shape[1], a.stride(0), c.stride(0),
+         1e-6 if config is None else float(config.eps)),
+        {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": job.by_value,
          "ALL": job.all_kept, "EXACT": EXACT, "CLOSE": CLOSE, "FLAGS": FLAGS, "FIT": config is not None,
-         "HARDEST": limits, "LIMITS": len(job.numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
+         "HARDEST": tuple(job.numbers), "SLACK": SLACK, **network_of(room), **_warps(1)},
     )  # fmt: skip
 
 
 def _tail_sizes(job: Job, buffers: Buffers, rows: int) -> tuple[Tensor, Tensor]:
     """For each anchor, the size of its tail and how many of it the fit leaves out; any tensors if all are equal."""
-    if job.config is None or not job.roles.by_value:
+    if job.config is None or not job.by_value:
         return buffers.kept, buffers.kept
     sizes = torch.zeros_like(buffers.seen)
     sizes[:rows] = job.config.tail_sizes(buffers.seen[:rows].long())
@@ -263,11 +262,11 @@ def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config:
     numbers = (
         anchors,
         round(config.rho0_quantile * (anchors - 1)),
-        config.kappa_rho,
-        config.kappa_aic,
-        config.margin,
+        float(config.kappa_rho),
+        float(config.kappa_aic),
+        float(config.margin),
     )
     room = 1024 if pivot is not None else power_of_2(anchors)
-    launch(fit.gate_kernel, (1,), (rho, daic, made, rho if pivot is None else pivot, lam), numbers,
+    launch(fit.gate_kernel, (1,), (rho, daic, made, rho if pivot is None else pivot, lam, *numbers),
            {"GIVEN": pivot is not None, "GATE": GATES[config.gate], "B": room, **_warps(16)})  # fmt: skip
     return lam

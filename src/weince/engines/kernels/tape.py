@@ -21,7 +21,9 @@ class Untranslatable(Exception):
     """The kernels cannot compute what a function does."""
 
 
-Line = tuple[Any, ...]  # an operation and places of its arguments; or "input" or "number", and which
+Line = tuple[Any, ...]
+"""An operation and the places of its arguments; ``("number", text)``; or ``("input", source, ..., type)``, where the
+type is ``"float"``, ``"int"`` or ``"mask"``."""
 
 
 class Tape:
@@ -67,9 +69,17 @@ class Traced:
         return call(function.__name__, args, kwargs)
 
     def __getattr__(self, name: str) -> Callable[..., "Traced"]:
-        if name not in CALLS:
+        in_place = name.endswith("_") and self.tape.lines[self.at][0] != "input"
+        if name.removesuffix("_" * in_place) not in CALLS:
             raise AttributeError(f"the kernels have no {name}")
-        return lambda *args, **kwargs: call(name, (self, *args), kwargs)
+        if not in_place:
+            return lambda *args, **kwargs: call(name, (self, *args), kwargs)
+        return lambda *args, **kwargs: self._set(call(name[:-1], (self, *args), kwargs))
+
+    def _set(self, result: "Traced") -> "Traced":
+        """The effect of an operation in place."""
+        self.at = result.at
+        return self
 
     def __bool__(self) -> bool:
         raise Untranslatable("it decides by the value of a tensor")
@@ -95,7 +105,8 @@ class Traced:
 
     @property
     def is_mask(self) -> bool:
-        return self.tape.lines[self.at][0] in MASKS
+        line = self.tape.lines[self.at]
+        return line[0] in MASKS or (line[0] == "input" and line[-1] == "mask")
 
 
 class Operation(NamedTuple):
@@ -198,6 +209,12 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     return x if max is None else emit("clamp_max", x, max)
 
 
+def _ones(x: Any, size: tuple[int, ...]) -> float:
+    if size:
+        raise Untranslatable(f"a tensor of shape {size}")
+    return 1.0
+
+
 def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     """Above the threshold torch returns the input itself, which differs by 2e-9 at most."""
     if threshold < 20:
@@ -237,6 +254,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "float": number_of,
     "logaddexp": lambda a, b: b + emit("softplus", a - b),
     "logsigmoid": lambda x: -emit("softplus", -x),
+    "new_ones": _ones,
     "pow": _power,
     "reciprocal": lambda x: 1 / x,
     "relu": lambda x, inplace=False: emit("relu", x),

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What all kernels share: operands, a tile of shortfalls, and the roles of its pairs.
+"""What all kernels share: operands, and a tile of shortfalls.
 
 Operands are rows in 16 bits, padded with zeros to ``DP`` columns and a multiple of 128 rows. bfloat16 embeddings have
 one part, and their products are exact; the inverse lengths are applied afterwards. Unit rows in float32 have two
@@ -9,11 +9,13 @@ the product of the trailing parts, scores of similar rows would be too small by 
 Kernels take arguments in these groups, in this order:
 
 - operands: ``x, inv_x`` of the rows of a tile, ``y, inv_y`` of its columns
-- roles: ``positive_ptr, self_ptr`` (columns, int64), ``id_a, id_c, label_a, label_c`` of anchors and candidates
-  (int64), ``view_a, view_c`` if a kernel needs them, ``ignore_ptr`` (bool); any pointer if its bit of ``ROLES`` is 0
 - what the kernel reads, what it writes
-- sizes: ``n_rows, n_cols`` of the matrix, spans, ``stride_a, stride_c`` of ``ignore``
-- compile-time: tile (``BM, BN``), operands (``DP, DB, PARTS``), ``ROLES``, then the kernel's own constants
+- pairs: ``anchor_columns, candidate_columns`` (tuples of pointers), ``numbers`` (a tuple), ``ignore`` (a pointer to
+  booleans and its two strides)
+- sizes: ``n_rows, n_cols`` of the matrix, spans
+- compile-time: tile (``BM, BN``), operands (``DP, DB, PARTS``), ``COSINE`` (False: scores are products of rows as
+  they are, without a cap), generated functions (:mod:`weince.engines.kernels.translate`), then the kernel's own
+  constants
 """
 
 import os
@@ -22,16 +24,6 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-
-# Bits of ``ROLES``: what determines the roles of pairs.
-POSITIVE = tl.constexpr(1)
-SELF = tl.constexpr(2)
-IDS = tl.constexpr(4)
-LABELS = tl.constexpr(8)
-IGNORE = tl.constexpr(16)
-BY_VALUE = tl.constexpr(4 + 8 + 16)  # with any of these, pairs that are not negatives can be in any column
 
 
 @triton.jit
@@ -39,36 +31,6 @@ def on_grid(x):
     """Round to bfloat16 but keep float32: for the interpreter, which cannot multiply bfloat16."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def fast_log2(x):
-    """Base-2 logarithm of a positive number in one instruction, accurate to 22 bits. (``tl.log2`` takes thirty.)"""
-    if INTERPRETED:
-        y = tl.log2(x)
-    else:
-        y = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    return y
-
-
-@triton.jit
-def fast_exp2(x):
-    """``2^x`` in one instruction; a result below 2^-126 becomes 0."""
-    if INTERPRETED:
-        y = tl.exp2(x)
-    else:
-        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    return y
-
-
-@triton.jit
-def fast_inverse(x):
-    """Inverse of a positive number in one instruction, accurate to 23 bits."""
-    if INTERPRETED:
-        y = 1 / x
-    else:
-        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    return y
 
 
 @triton.jit
@@ -178,6 +140,7 @@ def wide_products(x, rows, y, cols, acc, DP: tl.constexpr, DB: tl.constexpr, PAR
 def tile(
     a, a_low, x, rows, inv_rows, y, cols, inv_y,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr,
+    COSINE: tl.constexpr,
 ):  # fmt: skip
     """Shortfalls of ``BM`` rows and ``BN`` columns, see :func:`shortfall`."""
     acc = tl.zeros((BM, BN), tl.float32)
@@ -186,21 +149,19 @@ def tile(
         acc = products(a, a_low, b, b_low, acc, PARTS)
     else:
         acc = wide_products(x, rows, y, cols, acc, DP, DB, PARTS)
-    return shortfall(acc, inv_rows, inv_y, cols, PARTS)
+    return shortfall(acc, inv_rows, inv_y, cols, PARTS, COSINE)
 
 
 @triton.jit
-def shortfall(acc, inv_rows, inv_y, cols, PARTS: tl.constexpr):
-    """Shortfalls from products of operands. Rounding may make them negative; see :func:`at_least_0`."""
+def shortfall(acc, inv_rows, inv_y, cols, PARTS: tl.constexpr, COSINE: tl.constexpr):
+    """``d = 1 - s`` from products of operands; of a cosine at least 0. NaN stays NaN, so that a loss of NaN
+    embeddings is NaN."""
     if PARTS == 1:
         acc = acc * inv_rows[:, None] * tl.load(inv_y + cols)[None, :]
-    return 1 - acc
-
-
-@triton.jit
-def at_least_0(d):
-    """Shortfalls without the negative ones. NaN stays NaN, so that a loss of NaN embeddings is NaN."""
-    return tl.maximum(d, 0.0, tl.PropagateNan.ALL)
+    d = 1 - acc
+    if COSINE:
+        d = tl.maximum(d, 0.0, tl.PropagateNan.ALL)
+    return d
 
 
 @triton.jit
@@ -211,87 +172,6 @@ def along(values, ACROSS: tl.constexpr):
     else:
         values = values[:, None]
     return values
-
-
-@triton.jit
-def anchor_roles(at, n_anchors, positive_ptr, self_ptr, id_ptr, label_ptr, ROLES: tl.constexpr):
-    """Roles of some anchors: column of the positive, column of the anchor itself, id, label; -1 if not given."""
-    inside = at < n_anchors
-    positive = tl.zeros_like(at) - 1
-    itself = positive
-    id_ = positive
-    label = positive
-    if POSITIVE & ROLES:
-        positive = tl.load(positive_ptr + at, mask=inside, other=-1).to(tl.int32)
-    if SELF & ROLES:
-        itself = tl.load(self_ptr + at, mask=inside, other=-1).to(tl.int32)
-    if IDS & ROLES:
-        id_ = tl.load(id_ptr + at, mask=inside, other=0)
-    if LABELS & ROLES:
-        label = tl.load(label_ptr + at, mask=inside, other=0)
-    return positive, itself, id_, label
-
-
-@triton.jit
-def pair_roles(
-    anchors, candidates, roles, id_ptr, label_ptr, ignore_ptr, n_anchors, n_candidates, stride_a, stride_c,
-    ROLES: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """Masks of a tile: which pairs are an anchor and a negative, and which are an anchor and a positive by label.
-
-    ``roles``: result of :func:`anchor_roles`. ``id_ptr``, ``label_ptr``: those of the candidates. ``ACROSS``: the
-    anchors are the columns of the tile, not its rows.
-    """
-    there = candidates < n_candidates
-    inside = along(anchors < n_anchors, ACROSS) & along(there, not ACROSS)
-    is_negative = inside
-    is_positive = inside
-    column = along(candidates, not ACROSS)
-    if SELF & ROLES:
-        is_other = column != along(roles[1], ACROSS)
-        is_negative = is_negative & is_other
-        is_positive = is_positive & is_other
-    if POSITIVE & ROLES:
-        is_negative = is_negative & (column != along(roles[0], ACROSS))
-    if IDS & ROLES:
-        their_id = tl.load(id_ptr + candidates, mask=there, other=0)
-        is_negative = is_negative & (along(roles[2], ACROSS) != along(their_id, not ACROSS))
-    if LABELS & ROLES:
-        their_label = tl.load(label_ptr + candidates, mask=there, other=0)
-        has_label = along(roles[3], ACROSS) == along(their_label, not ACROSS)
-        is_negative = is_negative & (has_label == 0)
-        is_positive = is_positive & has_label
-    if IGNORE & ROLES:
-        place = along(anchors.to(tl.int64) * stride_a, ACROSS) + along(
-            candidates.to(tl.int64) * stride_c, not ACROSS
-        )
-        is_negative = is_negative & (tl.load(ignore_ptr + place, mask=inside, other=1).to(tl.int32) == 0)
-    return is_negative, is_positive
-
-
-@triton.jit
-def view_of(view_ptr, at, count):
-    return tl.load(view_ptr + at, mask=at < count, other=0).to(tl.int32)
-
-
-@triton.jit
-def gap(d, offset, lowest):
-    """Argument of the logarithm of a link."""
-    return offset + tl.maximum(d, lowest)
-
-
-@triton.jit
-def span_of(roles):
-    """First and last column of some anchors' positives, and of the anchors themselves."""
-    return tl.min(roles[0]), tl.max(roles[0]), tl.min(roles[1]), tl.max(roles[1])
-
-
-@triton.jit
-def touches(start, span, n_cols, BN: tl.constexpr):
-    """Whether a tile of columns may contain pairs that are not negatives, if roles depend on columns alone."""
-    positives = (start <= span[1]) & (start + BN > span[0])
-    selves = (start <= span[3]) & (start + BN > span[2])
-    return positives | selves | (start + BN > n_cols)
 
 
 @triton.jit

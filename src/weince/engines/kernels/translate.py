@@ -1,77 +1,212 @@
-"""A user's link in the kernels: record the operations of its function, and translate them to Triton.
+"""Links and rules in the kernels: record their functions, differentiate the tape, and write it as Triton functions.
 
-The function runs once with stand-ins for the score and the parameters (:class:`Traced`), which record every operation
-on a tape. The tape is differentiated by the score and by each parameter, and all of it becomes one Triton function,
-``(score, four parameters) -> (logit, slope, four derivatives by parameters)``. None of the user's source text gets
-into it: the text comes from the table of :mod:`weince.engines.kernels.tape`.
+The functions of links and rules run once with stand-ins for shortfalls and columns (:class:`Traced`), which record
+every operation on one tape for all sums of a pass. The tape is differentiated by the shortfall and by each learned
+parameter, and lowered to the functions that the kernels call (:class:`Functions`). None of the user's source text
+gets into them: the text comes from the table of :mod:`weince.engines.kernels.tape`.
 
-A function is recorded again for every batch, since values that it reads, such as a schedule, may change. Only a new
-tape is translated. If a function uses an operation that is not in the table, the chunked engine computes the link.
+A user's link is recorded again for every batch, since values that it reads, such as a schedule, may change. Numbers
+are arguments of the kernels, so that only new operations make new kernels. If a function uses an operation that is
+not in the table, the chunked engine computes the link.
 """
 
-import hashlib
-import itertools
-import linecache
+import functools
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from weince.engines.kernels import elementwise
+from weince import pairs
+from weince.engines.kernels.lower import needed
 from weince.engines.kernels.tape import OPERATIONS, Line, Tape, Traced, Untranslatable, where
-from weince.links import FunctionLink
+from weince.links import FunctionLink, Link
+from weince.pairs import Rule
 
 log = logging.getLogger("weince")
 
-MOST_PARAMETERS = 4
-"""Most parameters of a link: the kernels have room for four coefficients."""
 
-MOST_VARIANTS = 8
-"""Most variants of a function (same operations, other numbers) that are translated. Each takes seconds to compile."""
+class Summand(NamedTuple):
+    """One sum on the tape: places of its logit, of the shortfall, of its rules' masks, and of learned parameters."""
 
-USES = 100
-"""One more variant is allowed per this many uses. So numbers may change now and then, but not with every batch."""
+    kind: str
+    logit: int
+    shortfall: int
+    rules: tuple[int, ...]
+    learned: tuple[int, ...] = ()
+    custom: bool = False  # whether a user wrote the link
 
 
-class Program(NamedTuple):
-    """A recorded function: the lines of its tape, the place of the result, and the number of parameters."""
+class Recorded(NamedTuple):
+    """The sums of a pass on one tape.
+
+    ``single``: places of rules that exclude one candidate of each anchor. ``bounded``: whether scores are cosines.
+    ``symmetric``: whether anchors and candidates are the same rows.
+    """
 
     lines: tuple[Line, ...]
-    result: int
-    parameters: int
+    sums: tuple[Summand, ...]
+    single: tuple[int, ...] = ()
+    bounded: bool = True
+    symmetric: bool = False
 
-    def shape(self) -> "Program":
-        """The program without the values of its numbers."""
-        lines = tuple(line[:1] if line[0] == "number" else line for line in self.lines)
-        return Program(lines, self.result, self.parameters)
+    @property
+    def by_value(self) -> bool:
+        """Whether rules may leave out any number of an anchor's candidates."""
+        return any(place not in self.single for one in self.sums for place in one.rules)
 
 
-def record(link: FunctionLink) -> Program:
-    """Record the function of a link."""
-    if len(link.parameters) > MOST_PARAMETERS:
-        raise Untranslatable(f"it has {len(link.parameters)} parameters; the kernels take {MOST_PARAMETERS}")
-    tape = Tape([("input", number) for number in range(1 + len(link.parameters))])
-    score, *parameters = (Traced(tape, place) for place in range(len(tape.lines)))
-    result = link.function(score, **dict(zip(link.parameters, parameters, strict=True)))
+# Recording
+
+
+class Columns:
+    """Stand-in for the columns of one side, in a rule."""
+
+    def __init__(self, tape: Tape, side: str, types: Mapping[str, str], threshold: str = "") -> None:
+        self._tape, self._side, self._types, self._threshold = tape, side, types, threshold
+
+    def __getattr__(self, name: str) -> Traced:
+        if name == "threshold" and self._side == "anchor":
+            return column(self._tape, self._threshold, True)
+        if name == "ignore":
+            return Traced(self._tape, self._tape.put(("input", "ignore", "mask")))
+        if name == "position" and self._side == "candidate":
+            return Traced(self._tape, self._tape.put(("input", "position", "int")))
+        if name not in self._types:
+            raise Untranslatable(f"it reads a column {name!r} that this batch lacks")
+        if self._side == "anchor":
+            return column(self._tape, name, True, self._types[name])
+        return Traced(self._tape, self._tape.put(("input", "candidate", name, self._types[name])))
+
+
+def column(tape: Tape, name: str, each: bool, kind: str = "float") -> Traced:
+    """A value of the anchor; ``each``: every anchor has its own."""
+    return Traced(tape, tape.put(("input", "anchor", name, each, kind)))
+
+
+def record_rule(rule: Rule, tape: Tape, types: Sequence[Mapping[str, str]], threshold: str = "") -> int:
+    """Place of a rule's mask. ``types``: those of anchors' and candidates' columns; ``threshold``: name of that
+    column."""
+    shortfall = Traced(tape, tape.put(("input", "compared", "float")))
+    anchor, candidate = (
+        Columns(tape, side, names, threshold)
+        for side, names in zip(("anchor", "candidate"), types, strict=True)
+    )
+    result = rule.takes_part(shortfall, anchor, candidate)
+    if not isinstance(result, Traced) or not result.is_mask:
+        raise Untranslatable(f"the rule {rule.name!r} returns no condition")
+    return result.at
+
+
+Code = tuple[type[Link], tuple[tuple[str, Any], ...]]
+"""A link of this library without its tensors: its class, and its other fields by name."""
+
+
+def record_link(link: Link | Code, tape: Tape, parameters: Mapping[str, Traced]) -> tuple[int, int]:
+    """Places of a link's logit and of its shortfall, given stand-ins for its tensors by name."""
+    shortfall = Traced(tape, tape.put(("input", "d" if isinstance(link, tuple) else "bounded", "float")))
+    with torch.inference_mode(False), torch.enable_grad():  # in which links do not work in place
+        if isinstance(link, FunctionLink):
+            result: Any = link.function(1 - shortfall, **parameters)
+        else:
+            kind, fields = link if isinstance(link, tuple) else (type(link), tuple(vars(link).items()))
+            like = object.__new__(kind)
+            for name, value in (*fields, *parameters.items()):
+                object.__setattr__(like, name, value)
+            result = like.logit(shortfall)  # type: ignore[arg-type]
     if not (isinstance(result, Traced) and result.tape is tape) or result.is_mask:
         raise Untranslatable("it returns no tensor that was made of the scores")
-    if 0 not in _needed(tape.lines, [result.at]):
+    if shortfall.at not in needed(tape.lines, [result.at]):
         raise Untranslatable("what it returns does not depend on the score")
-    return Program(tuple(tape.lines), result.at, len(link.parameters))
+    return result.at, shortfall.at
 
 
-def _needed(lines: Sequence[Line], places: Sequence[int]) -> set[int]:
-    """The given places and those of all lines that they depend on."""
-    needed = set(places)
-    for place in range(len(lines) - 1, -1, -1):
-        if place in needed and lines[place][0] in OPERATIONS:
-            needed.update(lines[place][1:])
-    return needed
+class Asked(NamedTuple):
+    """One sum that a pass is asked for.
+
+    ``link``: None for the number of candidates. ``parameters``: the link's tensors: name, name of the column, whether
+    every anchor has its own, whether it is learned. ``rules``: their names. ``threshold``: name of the column with
+    the threshold of the hardest.
+    """
+
+    kind: str
+    link: Link | Code | None
+    parameters: tuple[tuple[str, str, bool, bool], ...]
+    rules: tuple[str, ...]
+    threshold: str = ""
+
+
+Types = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
+"""Names and types of the columns of anchors and of candidates."""
+
+RULES = {rule.name: rule for rule in vars(pairs).values() if isinstance(rule, Rule)}
+
+
+def record(asked: tuple[tuple[Any, ...], ...], types: Types, bounded: bool, symmetric: bool) -> Recorded:
+    """Record the sums of a pass; ``asked``: the fields of an :class:`Asked` each."""
+    tape, sums, single = Tape([]), [], dict[int, None]()
+    sides = [dict(names) for names in types]
+    for one in (Asked(*fields) for fields in asked):
+        parameters = {name: column(tape, at, each) for name, at, each, _ in one.parameters}
+        if one.link is None:
+            logit = shortfall = tape.place_of(1.0)
+        else:
+            logit, shortfall = record_link(one.link, tape, parameters)
+            if "offset" in sides[1]:
+                offset = Traced(tape, tape.put(("input", "candidate", "offset", "float")))
+                logit = (Traced(tape, logit) + offset).at
+        rules = []
+        for name in one.rules:
+            place = record_rule(RULES[name], tape, sides, one.threshold)
+            rules.append(place)
+            if RULES[name].row is not None:
+                single[place] = None
+        learned = tuple(parameters[name].at for name, _, _, wanted in one.parameters if wanted)
+        custom = isinstance(one.link, Link)
+        sums.append(Summand(one.kind, logit, shortfall, tuple(rules), learned, custom))
+    return Recorded(tuple(tape.lines), tuple(sums), tuple(single), bounded, symmetric)
+
+
+_recorded = functools.lru_cache(maxsize=1024)(record)
+_checked: set[tuple[Line, ...]] = set()
+
+REQUEST = "request"
+"""First of a tuple that has the arguments of :func:`record` after it: of plain values, so that a compiler can take it
+for a constant."""
+
+
+def recorded(request: Any) -> Any:
+    """Record the sums of a request, those of this library's links once; other settings are returned unchanged."""
+    if not isinstance(request, tuple) or request[:1] != (REQUEST,):
+        return request
+    custom = any(isinstance(link, Link) for _, link, *_ in request[1])  # which may read what changes
+    return (record if custom else _recorded)(*request[1:])
+
+
+def code_of(link: Link) -> Link | Code | None:
+    """What to record of a link; None if it cannot be translated."""
+    tensors = link.tensors()
+    if not link.custom and not isinstance(link, FunctionLink):
+        fields = tuple((name, getattr(link, name)) for name in link.names if name not in tensors)
+        return type(link), fields
+    if torch.compiler.is_compiling():  # which would trace the recording of the function
+        return None
+    tape = Tape([])
+    try:
+        parameters = {name: column(tape, name, True) for name in tensors}
+        logit, shortfall = record_link(link, tape, parameters)
+        shape = tuple(line[:1] if line[0] == "number" else line for line in tape.lines)
+        if shape not in _checked:
+            check(link, tape, logit, shortfall, parameters)
+            _checked.add(shape)
+    except Exception as error:  # a user's function may raise anything if its argument is not a tensor
+        log.debug("%r is left to the chunked engine: %s", link, error)
+        return None
+    return link
+
+
+# Derivatives
 
 
 def _times(a: Any, b: Any) -> Any:
@@ -81,21 +216,24 @@ def _times(a: Any, b: Any) -> Any:
     return a if isinstance(b, float) and b == 1 else a * b
 
 
-def _derivative(tape: Tape, result: int, by: int) -> Any:
-    """Derivative of line ``result`` by line ``by``: a number or a :class:`Traced`."""
-    found: dict[int, Any] = {by: 1.0}
+def derivative(tape: Tape, result: int, by: int) -> int:
+    """Place of the derivative of line ``result`` by line ``by``."""
+    slopes_of: dict[int, Any] = {by: 1.0}
     for place, (name, *args) in enumerate(tape.lines[: result + 1]):
-        if name not in OPERATIONS or found.keys().isdisjoint(args):
+        if name not in OPERATIONS or slopes_of.keys().isdisjoint(args):
             continue
         if name == "where":  # as a choice, since the derivative of the other branch may be infinite
-            found[place] = where(Traced(tape, args[0]), found.get(args[1], 0.0), found.get(args[2], 0.0))
+            chosen, other = (slopes_of.get(arg, 0.0) for arg in args[1:])
+            slopes_of[place] = where(Traced(tape, args[0]), chosen, other)
             continue
         slopes = OPERATIONS[name].slopes(*(_value(tape, at) for at in (*args, place)))
-        terms = [_times(slope, found[at]) for slope, at in zip(slopes, args, strict=False) if at in found]
+        terms = [
+            _times(slope, slopes_of[at]) for slope, at in zip(slopes, args, strict=False) if at in slopes_of
+        ]
         terms = [term for term in terms if isinstance(term, Traced) or term != 0]
         if terms:
-            found[place] = sum(terms[1:], terms[0])
-    return found.get(result, 0.0)
+            slopes_of[place] = sum(terms[1:], terms[0])
+    return tape.place_of(slopes_of.get(result, 0.0))
 
 
 def _value(tape: Tape, place: int) -> Any:
@@ -103,121 +241,49 @@ def _value(tape: Tape, place: int) -> Any:
     return float(rest[0]) if name == "number" else Traced(tape, place)
 
 
-def differentiate(program: Program) -> tuple[Tape, list[int]]:
-    """The tape of a program extended by its derivatives, and the places of the logit, of the slope, and of the
-    derivatives by the parameters."""
-    tape = Tape(program.lines)
-    found = [_derivative(tape, program.result, by) for by in range(1 + program.parameters)]
-    return tape, [program.result, *(tape.place_of(one) for one in found)]
-
-
-def source_of(tape: Tape, places: Sequence[int]) -> str:
-    """Body of a Triton function of ``x0`` (the score) to ``x4`` that returns the values at these places."""
-
-    def text(place: int) -> str:
+def evaluate(tape: Tape, places: Sequence[int], inputs: Mapping[int, Tensor]) -> list[Tensor]:
+    """The values at these places, computed in torch from those of the inputs by place."""
+    like = next(iter(inputs.values()))
+    values: dict[int, Tensor] = {}
+    for place in sorted(needed(tape.lines, places)):
         name, *rest = tape.lines[place]
         if name == "number":
-            return str(rest[0]) if math.isfinite(float(rest[0])) else f'float("{rest[0]}")'
-        return f"x{place}" if name == "input" else f"v{place}"
-
-    needed = _needed(tape.lines, places)
-    body = [
-        f"    v{place} = {OPERATIONS[name].source.format(*map(text, args))}"
-        for place, (name, *args) in enumerate(tape.lines)
-        if place in needed and name in OPERATIONS
-    ]
-    results = [text(place) for place in places] + ["0.0"] * (1 + MOST_PARAMETERS + 1 - len(places))
-    return "\n".join([*body, f"    return {', '.join(results)}", ""])
-
-
-def evaluate(tape: Tape, places: Sequence[int], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The values at these places of the tape, computed in torch."""
-    values: list[Tensor] = []
-    for name, *rest in tape.lines:
-        if name == "number":
-            values.append(inputs[0].new_tensor(float(rest[0])))
+            values[place] = like.new_tensor(float(rest[0]))
         elif name == "input":
-            values.append(inputs[rest[0]])
+            values[place] = inputs[place]
         else:
             function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
-            values.append(function(*(values[place] for place in rest)))
+            values[place] = function(*(values[arg] for arg in rest))
     return [values[place] for place in places]
 
 
-def check(link: FunctionLink, tape: Tape, places: Sequence[int]) -> None:
-    """Compare the tape with the function itself, and its derivatives with autograd's, at a few scores."""
+def check(link: Link, tape: Tape, logit: int, shortfall: int, parameters: Mapping[str, Traced]) -> None:
+    """Compare the tape with the link itself, and its derivatives with autograd's, at a few scores."""
+    at = 1 - torch.linspace(-0.97, 0.98, 14, dtype=torch.float64, device="cpu").unsqueeze(1)
+    values = {name: 0.7 + 0.13 * number + 0.05 * (1 - at) for number, name in enumerate(parameters)}
 
-    def total(score: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        # Clones, since a function may work in place: F.relu(s, inplace=True).
-        copies = {name: value.clone() for name, value in zip(link.parameters, parameters, strict=True)}
-        values = link.function(score.clone(), **copies)
-        return values.sum(), values
+    def total(d: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        if isinstance(link, FunctionLink):
+            # Clones, since a function may work in place: F.relu(s, inplace=True).
+            logits = link.function(1 - d, **{name: value.clone() for name, value in parameters.items()})
+        else:
+            logits = link.replace({name: value.squeeze(1) for name, value in parameters.items()}).logit(
+                d.clone()
+            )
+        return logits.sum(), logits
 
     with torch.inference_mode(False), torch.enable_grad():
-        score = torch.linspace(-0.97, 0.98, 14, dtype=torch.float64, device="cpu").unsqueeze(1)
-        parameters = [0.7 + 0.13 * number + 0.05 * score for number in range(len(link.parameters))]
-        by = tuple(range(1 + len(parameters)))
-        slopes, value = torch.func.grad(total, by, has_aux=True)(score, *parameters)
-        ours = evaluate(tape, places, [score, *parameters])
-    for mine, theirs in zip(ours, (value, *slopes), strict=True):
+        (by_shortfall, by_parameter), value = torch.func.grad(total, (0, 1), has_aux=True)(at, values)
+        tape = Tape(tape.lines)
+        sources = {
+            shortfall: by_shortfall,
+            **{parameters[name].at: by_parameter[name] for name in parameters},
+        }
+        places = [logit, *(derivative(tape, logit, by) for by in sources)]
+        inputs = {shortfall: at, **{parameters[name].at: values[name] for name in parameters}}
+        ours = evaluate(tape, places, inputs)
+    for mine, theirs in zip(ours, (value, *sources.values()), strict=True):
         # Autograd multiplies the branch not chosen by 0, which is NaN if that is infinite.
         there = theirs.isfinite()
         if not torch.allclose(mine.expand_as(theirs)[there], theirs[there], rtol=1e-5, atol=1e-5):
             raise Untranslatable("what was recorded is not what it computes")
-
-
-FUNCTIONS = {name: value for name, value in vars(elementwise).items() if not name.startswith("__")}
-
-
-def build(source: str) -> Any:
-    """Make a Triton function from its body. Triton reads the source text from ``linecache``."""
-    name = f"link_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    text = f"@triton.jit\ndef {name}(x0, x1, x2, x3, x4):\n{source}"
-    path = f"<weince {name}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    names = {**FUNCTIONS, "__name__": __name__, "triton": triton, "tl": tl}
-    exec(compile(text, path, "exec"), names)
-    return names[name]
-
-
-class Shape:
-    """Counts the variants of a function that were translated, and the uses of all of them."""
-
-    variants, uses = 0, 0
-
-
-_known: dict[Program, tuple[int, Shape]] = {}
-_shapes: dict[Program, Shape] = {}
-_functions: dict[int, Any] = {0: None}
-_numbers = itertools.count(1)
-
-
-def function(key: int) -> Any:
-    """The Triton function of a key; None for 0."""
-    return _functions[key]
-
-
-def key_of(link: FunctionLink) -> int | None:
-    """Key of the Triton function that computes a link; None if the link cannot be translated."""
-    try:
-        program = record(link)
-        if program not in _known:
-            _known[program] = _translate(link, program)
-        key, shape = _known[program]
-        shape.uses += 1
-        return key
-    except Exception as error:  # a user's function may raise anything if its argument is not a tensor
-        log.debug("%r is left to the chunked engine: %s", link, error)
-        return None
-
-
-def _translate(link: FunctionLink, program: Program) -> tuple[int, Shape]:
-    shape = _shapes.setdefault(program.shape(), Shape())
-    if shape.variants >= MOST_VARIANTS + shape.uses // USES:
-        raise Untranslatable("its numbers change too often; make them parameters")
-    tape, places = differentiate(program)
-    check(link, tape, places)
-    key = next(_numbers)
-    _functions[key] = build(source_of(tape, places))
-    shape.variants += 1
-    return key, shape
