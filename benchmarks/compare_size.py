@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weince.files import write_text_aside
-from weince.lab.study.verdict import judge
+from weince.lab.study.differences import judge, paired
 from weince.progress import bars
 
 ROOT = Path(__file__).parents[1]
@@ -57,8 +57,9 @@ def words(
         figure: {str(loss): dict(enumerate(drawn[loss, :, place])) for loss in range(losses + 1)}
         for place, figure in enumerate(FIGURES)
     }
-    found = judge(figures, baseline="0", level_within=0.5).judged
-    return {figure: {loss: one.word for loss, one in of.items()} for figure, of in found.items()}
+    compared = {figure: paired(values, "0") for figure, values in figures.items()}
+    judged = judge(compared, level_within=0.5).judged
+    return {figure: {loss: one.word for loss, one in of.items()} for figure, of in judged.items()}
 
 
 def line(spread: Array, losses: int, seeds: int, gain: float, tables: int, seed: int) -> list[str]:

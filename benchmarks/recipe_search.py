@@ -26,10 +26,11 @@ import yaml
 
 from weince.files import write_text_aside
 from weince.lab.settings import read_yaml
-from weince.lab.study import execute
 from weince.lab.study.clock import Clock
+from weince.lab.study.local import run_here
 from weince.lab.study.plan import Run, plan
-from weince.lab.study.tables import Loss, Table
+from weince.lab.study.provenance import is_done, record
+from weince.lab.study.table import Column, RunTable
 
 EXAMPLE = """\
 example:
@@ -110,10 +111,10 @@ def read_search(path: Path) -> Search:
     return Search(**read_yaml(path, str(path)))
 
 
-def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> Table:
+def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> RunTable:
     """The runs of a stage as a table of `weince reproduce`."""
-    losses = {search.name(recipe): Loss(set=search.settings(recipe)) for recipe in recipes}
-    return Table(
+    losses = {search.name(recipe): Column(set=search.settings(recipe)) for recipe in recipes}
+    return RunTable(
         name=f"recipes_{epochs}",
         title=f"{search.title}: {epochs} epochs, one seed, %",
         shows=f"This table shows how recipes of InfoNCE do after {epochs} epochs; the search chose among them by "
@@ -127,7 +128,7 @@ def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> Table
     )
 
 
-def write_table(table: Table, out: Path) -> None:
+def write_table(table: RunTable, out: Path) -> None:
     """Write a table as a file that `weince reproduce` reads."""
     content = {
         "title": table.title,
@@ -184,7 +185,7 @@ def carry_out_stage(
     runs: Sequence[Run], epochs: int, out: Path, *, jobs: int, clock: Clock
 ) -> dict[str, float]:
     """Train and evaluate runs; returns the figure of each finished run, by the name of its recipe."""
-    waiting = [run for run in runs if not execute.is_done(run)]
+    waiting = [run for run in runs if not is_done(run)]
     found = {run.loss: _record(run, epochs, out, 0.0) for run in runs if run not in waiting}
     began: dict[str, float] = {}
 
@@ -199,14 +200,14 @@ def carry_out_stage(
             _say(f"{what}: {run.loss}")
 
     if waiting:
-        for why in execute.run_here(waiting, jobs=jobs, tell=tell, clock=clock).values():
+        for why in run_here(waiting, jobs=jobs, tell=tell, clock=clock).values():
             _say(why)
     return found
 
 
 def _record(run: Run, epochs: int, out: Path, took: float) -> float:
     """Add a finished run to the results unless they have it; returns the figure to choose by."""
-    measured = execute.record(run)
+    measured = record(run)
     path = out / "results.jsonl"
     if run.key not in {line["key"] for line in read_results(path)}:
         line = {

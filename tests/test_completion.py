@@ -8,7 +8,7 @@ import pytest
 from weince.cli import main
 from weince.lab import settings
 from weince.lab.configure import PRESETS
-from weince.lab.study.reproduce import named_tables
+from weince.lab.study.table import named_tables
 from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.sentences.config import TextRun
 from weince.lab.tasks.towers.config import TowersRun

@@ -8,7 +8,6 @@ needs it.
 import _thread
 import argparse
 import os
-import re
 import shlex
 import signal
 import sys
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from weince import cli_diagnose, cli_sweeps, cli_towers
+from weince.errors import explained
 from weince.machine import DEVICES, find_device, version
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 128 + signal.SIGINT, 141
@@ -58,16 +58,6 @@ examples:
   weince evaluate runs/a --quick
   weince evaluate runs/simcse_paper/best --sts sts.tsv
 """
-
-_EXTRAS = {
-    "datasets": "text",
-    "sentence_transformers": "text",
-    "submitit": "slurm",
-    "pyarrow": "text",
-    "tensorboard": "tensorboard",
-    "tokenizers": "text",
-    "transformers": "text",
-}  # the extra that installs a package; weince[runs] installs all others
 
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -322,26 +312,6 @@ def _refuse_empty(given: Sequence[str]) -> None:
             raise ValueError(f"nothing is given after {argument.rstrip('=') or before}")
 
 
-def _explained(error: Exception) -> str | None:
-    """One line that tells the user what went wrong; None for a bug of ours, which should show its traceback."""
-    if isinstance(error, ImportError):
-        package = (error.name or "").partition(".")[0]
-        if not package:  # raised by weince itself; the message says what to install
-            return str(error)
-        if package == "weince" or not isinstance(error, ModuleNotFoundError):
-            return None
-        return f"{package} is missing: pip install 'weince[{_EXTRAS.get(package, 'runs')}]'"
-    said = " ".join(str(error).split())
-    if type(error).__name__ == "OutOfMemoryError":  # by name, since torch may not be imported
-        return f"{said.partition('. GPU')[0]}: take a smaller batch or encoder, or loss.engine chunked"
-    if isinstance(error, MemoryError) or "can't allocate memory" in said:  # numpy and torch on a CPU
-        asked = re.search(r"allocate ([\d.]+ \w+)", said)
-        return f"not enough memory{f' for {asked[1]}' if asked else ''}: ask for less at once"
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return said if isinstance(error, ValueError | OSError | OverflowError) else None
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
@@ -371,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return BROKEN_PIPE
     except Exception as error:
-        said = _explained(error)
+        said = explained(error)
         if said is None:
             raise
         print(f"weince: {said}", file=sys.stderr)

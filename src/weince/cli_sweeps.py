@@ -7,9 +7,12 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weince.machine import DEVICES
+
+if TYPE_CHECKING:
+    from weince.lab.study.study import Execution
 
 COMPARE_EXAMPLES = """\
 examples:
@@ -72,7 +75,7 @@ def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument("--list", action="store_true", help="list the tables: name, runs, what it shows")
     _add_shared(parser, "--out", default=Path("reproduced"))
-    _add_shared(parser, "--jobs", default=1, help="runs at once (default: %(default)s)")
+    _add_shared(parser, "--jobs", help="runs at once (default: 1)")
     parser.add_argument(
         "--data",
         help="where the images are: PATH, or NAME=PATH,NAME=PATH (default: as the configuration says)",
@@ -116,10 +119,12 @@ def _run_reproduce(options: argparse.Namespace) -> None:
         )
     path = reproduce(
         options.table,
+        out=options.out,
+        seeds=_seeds(options.seeds),
         only=options.only,
         epochs=options.epochs,
         keep=options.keep,
-        **_sweep_arguments(options),
+        how=_execution(options),
     )
     if not options.dry_run:
         print(path)
@@ -217,42 +222,48 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _run_compare(options: argparse.Namespace) -> None:
-    from weince.lab.study.compare import compare
+    from weince.lab.study.compare import Question, compare
 
-    given = {name: _value(name, text) for name, text in _pairs("--set", options.set).items()}
-    path = compare(
+    question = Question(
         options.losses,
         config=options.config,
         recipe=options.recipe,
         tries=options.tries,
+        seeds=_seeds(options.seeds),
         baseline=options.baseline,
         level_within=options.level_within,
         try_epochs=options.try_epochs,
-        set=given,
+        set={name: _value(name, text) for name, text in _pairs("--set", options.set).items()},
+    )
+    path = compare(
+        question,
+        out=options.out,
         budget=None if options.budget is None else _duration(options.budget),
         track=options.track,
         reuse=options.reuse,
         add=options.add,
-        **_sweep_arguments(options),
+        how=_execution(options),
     )
     if not options.dry_run:
         print(path)
 
 
-def _sweep_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments that compare and reproduce share."""
-    return {
-        "out": options.out,
-        "jobs": options.jobs,
-        "slurm": options.slurm,
-        "slurm_options": _slurm_options(options),
-        "data": options.data,
-        "seeds": _seeds(options.seeds),
-        "device": options.device,
-        "dry_run": options.dry_run,
-        "table_only": options.table_only,
-        "command": options.command_line,
-    }
+def _execution(options: argparse.Namespace) -> "Execution":
+    """How the runs are carried out: options that compare and reproduce share."""
+    from weince.lab.study.study import Execution
+
+    if options.slurm_options and not options.slurm:
+        raise ValueError("--slurm-options wants --slurm; got no --slurm")
+    return Execution(
+        jobs=options.jobs,
+        slurm=options.slurm,
+        slurm_options=_pairs("--slurm-options", options.slurm_options),
+        data=options.data,
+        device=options.device,
+        dry_run=options.dry_run,
+        table_only=options.table_only,
+        command=options.command_line,
+    )
 
 
 def _seeds(given: list[int] | None) -> int | list[int] | None:
@@ -286,9 +297,3 @@ def _value(name: str, text: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):
         raise ValueError(f"--set {name} wants a value in YAML, such as 50 or [1, 2]; got {text}") from None
-
-
-def _slurm_options(options: argparse.Namespace) -> dict[str, str]:
-    if options.slurm_options and not options.slurm:
-        raise ValueError("--slurm-options wants --slurm; got no --slurm")
-    return _pairs("--slurm-options", options.slurm_options)

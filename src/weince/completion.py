@@ -20,7 +20,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """
     import shtab
 
-    from weince.lab.study.tables import named_tables
+    from weince.lab.study.table import named_tables
 
     commands = _commands(parser)
     for option, values in train_options().items():

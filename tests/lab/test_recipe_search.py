@@ -5,13 +5,12 @@ import json
 import programs
 import pytest
 import yaml
-from lab.study.made import files_of
+from lab.study.made import files_of, reproduce
 from lab.study.tables import CONFIG
 
 from weince.lab.settings import load
 from weince.lab.study.plan import plan
 from weince.lab.study.records import add_records
-from weince.lab.study.reproduce import reproduce
 
 script = programs.script("benchmarks/recipe_search.py")
 

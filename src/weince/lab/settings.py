@@ -60,6 +60,22 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         raise ValueError(f"{chosen}: {error}") from None
 
 
+def build(kind: type[Any], content: Mapping[str, Any]) -> Any:
+    """Make an instance of ``kind`` from nested keys and values, as a file holds them.
+
+    Raises:
+        ValueError: A key is unknown (the message suggests the nearest one) or a value has the wrong type.
+    """
+    kinds = dict(_kinds(kind))
+    _check(content, kinds)
+    parser = _parser(kind, "weince train", "")  # type: ignore[arg-type]
+    try:
+        built = parser.instantiate(_checked(parser, (kind, "weince train", ""), content))
+    except argparse.ArgumentError as error:
+        raise ValueError(_explained(str(error), kinds)) from None
+    return kind(**{item.name: built[item.name] for item in fields(kind)})
+
+
 @lru_cache(maxsize=8)
 def _parser(kind: type[Any], command: str, examples: str) -> Any:
     """A parser for the options of a settings class; cached: a table reads the settings of hundreds of runs."""

@@ -3,11 +3,15 @@
 import random
 
 from weince.lab import settings
-from weince.lab.study.execute import record
-from weince.lab.study.grid import Comparison, tries_of
+from weince.lab.study import compare as of_compare
+from weince.lab.study import reproduce as of_reproduce
+from weince.lab.study.comparison import Comparison
 from weince.lab.study.plan import plan, settings_of
+from weince.lab.study.provenance import record
 from weince.lab.study.records import add_records
-from weince.lab.study.summary import choose
+from weince.lab.study.search_space import tries_of
+from weince.lab.study.statistics import Done, choose_tries
+from weince.lab.study.study import Execution
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation import fingerprint
 
@@ -30,6 +34,28 @@ lr: 0.001
 eval_every: 3
 """
 NAMES = "linear", "knn", "r1", "map_r"
+
+
+def compare(losses=(), **options):
+    """`weince.lab.study.compare.compare`, whose question and execution are made of the options."""
+    question, rest = taken(of_compare.Question, options)
+    how, rest = taken(Execution, rest)
+    return of_compare.compare(of_compare.Question(losses, **question), how=Execution(**how), **rest)
+
+
+def reproduce(table, **options):
+    """`weince.lab.study.reproduce.reproduce`, whose execution is made of the options."""
+    how, rest = taken(Execution, options)
+    return of_reproduce.reproduce(table, how=Execution(**how), **rest)
+
+
+def taken(kind, options):
+    """The options that are fields of a dataclass, and the others."""
+    names = kind.__dataclass_fields__
+    return (
+        {name: value for name, value in options.items() if name in names},
+        {name: value for name, value in options.items() if name not in names},
+    )
 
 
 def digits():
@@ -105,7 +131,7 @@ def fill(comparison, out, *, gains=None, seeds=True, **options):
     records = {run.name: files_of(run, value_of(run, gains), **options) for run in runs}
     if seeds:
         add_records(out, records)
-        chosen = choose(comparison, runs, {run.name: record(run) for run in runs})
+        chosen = choose_tries(comparison, runs, {run.name: Done(run, record(run)) for run in runs})
         more = plan(comparison.seeds_table(chosen), out)
         records |= {run.name: files_of(run, value_of(run, gains), **options) for run in more}
         runs = list({run.folder: run for run in (*runs, *more)}.values())

@@ -11,10 +11,10 @@ from scipy import stats
 
 from weince.intervals import t_interval
 from weince.lab.study import table_page as pages
-from weince.lab.study.aggregate import aggregate
 from weince.lab.study.plan import plan
-from weince.lab.study.tables import MEASURES, read_table
-from weince.lab.tasks.images.evaluation.protocol import PairedTest, paired_test
+from weince.lab.study.statistics import Done, TableLines, fill_table
+from weince.lab.study.table import read_table
+from weince.lab.tasks.images.evaluation.protocol import paired_test
 
 MADE = {"hardware": "a <machine>", "commit": "0.1", "seconds": 3.0, "command": "weince train"}
 
@@ -50,6 +50,12 @@ PLANTED = {
     ("paper", 0, 7): (55, 53), ("paper", 0, 21): (54, 55), ("paper", 0, 63): (56, 54),
     ("paper", 1, 7): (50, 90), ("paper", 1, 21): (51, 91), ("paper", 1, 63): (52, 92),
 }  # fmt: skip
+
+
+def aggregate(table, runs, records):
+    """The lines of a table whose records are here by folder."""
+    done = {run.name: Done(run, records[run.folder]) for run in runs if run.folder in records}
+    return fill_table(table, runs, done)
 
 
 def planted(tmp_path):
@@ -93,15 +99,15 @@ def test_the_spread_between_seeds_is_pooled_over_configurations(tmp_path):
     assert f"with 3 seeds, a mean is known to ± {half:.2f}, and a difference of two means below" in notes[0]
     assert f"below {math.sqrt(2) * half:.2f} is not significant" in notes[0]
     first, *others = summary.tries
-    mixed = pages.Summary((), (first._replace(measured=t_interval([53, 54])), *others))
+    mixed = TableLines((), (first._replace(measured=t_interval([53, 54])), *others))
     assert "with 2 seeds, a mean" in pages.spread_notes(mixed)[1]  # for each number of seeds
     assert "with 3 seeds, a mean" in pages.spread_notes(mixed)[1]
-    alone = pages.Summary(summary.chosen[:1], summary.tries[:1])
+    alone = TableLines(summary.chosen[:1], summary.tries[:1])
     assert pages.spread_notes(alone) == []  # nothing to pool
-    twice = pages.Summary(summary.chosen, summary.tries + summary.tries)
+    twice = TableLines(summary.chosen, summary.tries + summary.tries)
     assert pages.spread_notes(twice) == [opening, *notes]  # shared runs count once
     still = [x._replace(measured=x.measured._replace(half=0.0)) for x in summary.tries]
-    assert pages.spread_notes(pages.Summary((), tuple(still))) == []
+    assert pages.spread_notes(TableLines((), tuple(still))) == []
 
 
 def test_reported_stands_beside_the_chosen_and_beside_the_first_try(tmp_path):
@@ -230,10 +236,6 @@ def test_a_figure_that_is_text_is_named_with_its_run(tmp_path):
         aggregate(table, runs, records)
 
 
-def test_every_figure_has_a_heading_in_words():
-    assert {figure for measure in MEASURES.values() for figure in measure.figures} <= pages.NAMES.keys()
-
-
 class Text(HTMLParser):
     def __init__(self, page):
         super().__init__()
@@ -256,13 +258,15 @@ def page_of(tmp_path, **changes):
         "command": "w | x",
     }
     summary = aggregate(table, runs, records)
-    page = pages.Page(table.title, table.opening, table.baseline, summary, facts, ["a <b>run</b> failed"])
-    return page, [(run, records[run.folder]) for run in runs]
+    page = pages.TablePage(
+        table.title, table.opening, table.baseline, summary, facts, ["a <b>run</b> failed"]
+    )
+    return page, [Done(run, records[run.folder]) for run in runs]
 
 
 def test_the_files_of_a_table(tmp_path):
     page, made = page_of(tmp_path)
-    index = pages.write_page(page, tmp_path / "out", made)
+    index = pages.write_table(page, tmp_path / "out", made)
     folder = index.parent
     assert sorted(p.name for p in folder.iterdir()) == [
         "index.html",
@@ -288,7 +292,9 @@ def test_the_papers_figures_in_the_files(tmp_path):
     table = read_table("linear")
     runs = plan(table, tmp_path, only=["cifar100_resnet18"])
     summary = aggregate(table, runs, {run.folder: record(50, 51) for run in runs})
-    pages.write_page(pages.Page(table.title, table.opening, table.baseline, summary, {}), tmp_path / "out")
+    pages.write_table(
+        pages.TablePage(table.title, table.opening, table.baseline, summary, {}), tmp_path / "out"
+    )
     rows = csv.DictReader((tmp_path / "out" / "table.csv").open(newline=""))
     assert {row["loss"]: (row["reported"], row["reported_half"]) for row in rows} == {
         "InfoNCE": ("50.01", "0.19"),
@@ -299,7 +305,7 @@ def test_the_papers_figures_in_the_files(tmp_path):
 
 def test_the_page_escapes_what_it_is_given(tmp_path):
     page, _ = page_of(tmp_path)
-    shown = Text(pages.html(page))
+    shown = Text(pages.document(page).html())
     assert "script" not in shown.tags
     assert "digits" not in shown.tags
     assert any("<script>alert(1)</script>" in text for text in shown.text)
@@ -324,7 +330,7 @@ def test_every_cell_is_under_its_heading(tmp_path):
     runs = plan(table, tmp_path, only=["cifar100_resnet18"])
     summary = aggregate(table, runs, {run.folder: record(50, 51 + run.seed / 100) for run in runs})
     (drawn,) = pages.by_figure(summary.chosen)
-    assert dict(zip(drawn.header, drawn.rows[1], strict=True)) == {
+    assert dict(zip(drawn.header, [cell.text for cell in drawn.rows[1]], strict=True)) == {
         "row": "cifar100_resnet18",
         "loss": "WEINCE paper",
         "settings": "temperature 0.5",
@@ -335,18 +341,3 @@ def test_every_cell_is_under_its_heading(tmp_path):
         "against the baseline": "+0.00 ± 0.00",
         "p": "1.000",
     }
-
-
-def test_figures_as_they_are_read():
-    one = t_interval([50.126])
-    assert pages.text_or_dash(one, 2) == "50.13"
-    assert pages.text_or_dash(None, 2) == "—"
-    assert pages.text_or_dash(paired_test([1.0], [2.5]), 2) == "-1.50"
-    assert pages.p_value(paired_test([1.0], [2.5])) == "—"
-    assert pages.p_value(paired_test([1.0, 1.0001, 1.0002], [2.0, 2.0, 2.0])) == "< 0.001"
-    assert pages.p_value(PairedTest(1.0, 0.1, 0.00151, 3)) == "0.002"
-
-
-@pytest.mark.parametrize("name", ["linear", "knn", "link", "frechet"])
-def test_every_figure_has_a_name(name):
-    assert set(read_table(name).figures) <= set(pages.NAMES)

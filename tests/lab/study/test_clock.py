@@ -5,16 +5,17 @@ import time
 import pytest
 from lab.study.tables import small_table
 
-from weince.lab.study import execute
+from weince.lab.study import local
 from weince.lab.study.clock import MARGIN, Clock
 from weince.lab.study.plan import plan
-from weince.lab.study.tables import read_table
+from weince.lab.study.process import Failed
+from weince.lab.study.table import read_table
 
 
 def logged(run, epochs, seconds=50.0):
     run.folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{epoch},{seconds}" for epoch in range(1, epochs + 1)]
-    (run.folder / "log.csv").write_text("\n".join(["epoch,seconds", *rows]))
+    (run.folder / "log.csv").write_text("\n".join(["epoch,seconds", *rows, ""]))
 
 
 def test_no_run_is_started_that_would_not_end():
@@ -31,7 +32,7 @@ def test_no_run_is_started_that_would_not_end():
 
 def test_a_run_with_cores_of_its_own_takes_as_long_alone_as_beside_another():
     """A run alone on one of two cores was taken to be twice as fast, and ended long after the deadline."""
-    clock = Clock(seconds=100.0, overhead=0.0, epoch=6.0, apart=2)
+    clock = Clock(seconds=100.0, overhead=0.0, epoch=6.0, side_by_side=2)
     assert clock.estimate(10, 1) == clock.estimate(10, 2) == MARGIN * 60
     assert clock.estimate(10, 4) == MARGIN * 120
     clock.learn(took=82.0, epochs=[8.0] * 10, at_once=2)
@@ -49,17 +50,17 @@ def test_a_sweep_that_does_not_fit_starts_with_fewer_runs_or_none(tmp_path, monk
         time.sleep(0.1)
         done.append(run)
 
-    monkeypatch.setattr(execute, "carry_out_run", carry_out)
-    monkeypatch.setattr(execute, "read_log", lambda _: [])
+    monkeypatch.setattr(local, "carry_out_run", carry_out)
+    monkeypatch.setattr(local, "read_log", lambda _: [])
     clock = Clock(seconds, overhead=20.0, epoch=1.0)
-    failed = execute.run_here(runs, jobs=4, tell=lambda run, what: told.append((run, what)), clock=clock)
+    failed = local.run_here(runs, jobs=4, tell=lambda run, what: told.append((run, what)), clock=clock)
     assert failed == {}
     assert {run.name for run in done} == {run.name for run in (runs if first else [])}
     if first:
         assert told[:first] == [(run, "started") for run in runs[:first]]
         assert first == len(runs) or told[first][1] == "done"
     else:
-        assert told == [(run, execute.LATE) for run in runs]
+        assert told == [(run, local.LATE) for run in runs]
 
 
 def test_a_long_run_that_is_active_keeps_others_from_slowing_it(tmp_path, monkeypatch):
@@ -69,10 +70,10 @@ def test_a_long_run_that_is_active_keeps_others_from_slowing_it(tmp_path, monkey
         for epochs in (5, 20)
     )
     told = []
-    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: time.sleep(0.3 if run is long else 0.0))
-    monkeypatch.setattr(execute, "read_log", lambda _: [])
+    monkeypatch.setattr(local, "carry_out_run", lambda run, *_: time.sleep(0.3 if run is long else 0.0))
+    monkeypatch.setattr(local, "read_log", lambda _: [])
     clock = Clock(45.0, overhead=20.0, epoch=1.0)
-    execute.run_here([long, short], jobs=2, tell=lambda run, what: told.append((run, what)), clock=clock)
+    local.run_here([long, short], jobs=2, tell=lambda run, what: told.append((run, what)), clock=clock)
     assert told == [(run, what) for run in (long, short) for what in ("started", "done")]
 
 
@@ -85,16 +86,16 @@ def test_runs_that_would_not_end_beside_the_active_ones_wait_for_these(tmp_path,
         time.sleep(0.3 if run is second else 0.0)
         done.append(run)
 
-    monkeypatch.setattr(execute, "carry_out_run", carry_out)
-    monkeypatch.setattr(execute, "read_log", lambda _: [])
-    execute.run_here(
+    monkeypatch.setattr(local, "carry_out_run", carry_out)
+    monkeypatch.setattr(local, "read_log", lambda _: [])
+    local.run_here(
         [first, second],
         jobs=3,
         tell=lambda run, what: told.append(what),
         clock=Clock(50.0, overhead=20.0, epoch=1.0),  # time for two at once
-        then=lambda waiting, failed: waiting + (named.pop() if named else []),
+        further=lambda waiting, failed: waiting + (named.pop() if named else []),
     )
-    assert execute.LATE not in told
+    assert local.LATE not in told
     assert len(done) == len(runs)
     at_once, now = 0, 0
     for what in told:
@@ -106,24 +107,22 @@ def test_runs_that_would_not_end_beside_the_active_ones_wait_for_these(tmp_path,
 def test_a_run_took_as_long_as_with_the_most_runs_at_once(tmp_path, monkeypatch):
     runs = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)[:2]
     learned = []
-    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: time.sleep(0.4 if run is runs[0] else 0.0))
-    monkeypatch.setattr(execute, "read_log", lambda _: [])
+    monkeypatch.setattr(local, "carry_out_run", lambda run, *_: time.sleep(0.4 if run is runs[0] else 0.0))
+    monkeypatch.setattr(local, "read_log", lambda _: [])
     monkeypatch.setattr(Clock, "learn", lambda self, took, epochs, at_once, loss: learned.append(at_once))
-    execute.run_here(runs, jobs=2, tell=lambda run, what: None, clock=Clock(1000.0, overhead=1.0, epoch=0.1))
+    local.run_here(runs, jobs=2, tell=lambda run, what: None, clock=Clock(1000.0, overhead=1.0, epoch=0.1))
     assert learned == [2, 2]
 
 
 def test_a_run_that_failed_does_not_make_the_guess(tmp_path, monkeypatch):
     def fail(*_):
-        raise execute.Failed("the reason")
+        raise Failed("the reason")
 
     (run, *_) = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
-    monkeypatch.setattr(execute, "carry_out_run", fail)
-    monkeypatch.setattr(execute, "read_log", lambda _: [{"epoch": 1, "seconds": 50.0}])
+    monkeypatch.setattr(local, "carry_out_run", fail)
+    monkeypatch.setattr(local, "read_log", lambda _: [{"epoch": 1, "seconds": 50.0}])
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
-    assert execute.run_here([run], jobs=1, tell=lambda run, what: None, clock=clock) == {
-        run.name: "the reason"
-    }
+    assert local.run_here([run], jobs=1, tell=lambda run, what: None, clock=clock) == {run.name: "the reason"}
     assert (clock.overhead, clock.epoch) == (1.0, 0.1)
 
 
@@ -136,9 +135,9 @@ def test_what_has_ended_makes_the_guess(tmp_path, monkeypatch):
         logged(run, 10)
         done.append(run)
 
-    monkeypatch.setattr(execute, "carry_out_run", carry_out)
+    monkeypatch.setattr(local, "carry_out_run", carry_out)
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
-    execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
+    local.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
     assert done == runs[:1]
 
 
@@ -152,17 +151,17 @@ def test_a_slow_loss_does_not_keep_the_runs_of_a_fast_one_from_their_time(tmp_pa
         logged(run, 10, seconds=50.0 if run in slow else 0.1)
         done.append(run)
 
-    monkeypatch.setattr(execute, "carry_out_run", carry_out)
+    monkeypatch.setattr(local, "carry_out_run", carry_out)
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
     runs = [slow[0], fast[0], slow[1], fast[1]]
-    execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
+    local.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
     assert done == [slow[0]]  # nothing is known of the fast loss yet
     done.clear()
     clock = Clock(100.0, overhead=1.0, epoch=0.1)
     for folder in {run.folder for run in runs}:
         (folder / "log.csv").unlink(missing_ok=True)
     runs = [fast[0], slow[0], slow[1], fast[1]]
-    execute.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
+    local.run_here(runs, jobs=1, tell=lambda run, what: None, clock=clock)
     assert done == [fast[0], slow[0], fast[1]]
 
 
@@ -170,10 +169,10 @@ def test_a_run_that_was_begun_needs_only_the_rest_of_its_time(tmp_path, monkeypa
     """It was not started, however close to its end, if the time left was less than that of a whole run."""
     run, other, *_ = plan(read_table(str(small_table(tmp_path, epochs=10))), tmp_path)
     done = []
-    monkeypatch.setattr(execute, "carry_out_run", lambda run, *_: done.append(run))
+    monkeypatch.setattr(local, "carry_out_run", lambda run, *_: done.append(run))
     logged(run, 8, seconds=1.0)
     clock = Clock(25.0, overhead=20.0, epoch=1.0)
-    execute.run_here([run, other], jobs=1, tell=lambda run, what: None, clock=clock)
+    local.run_here([run, other], jobs=1, tell=lambda run, what: None, clock=clock)
     assert done == [run]
 
 
@@ -182,11 +181,11 @@ def test_the_rest_of_a_run_begins_at_its_last_checkpoint(tmp_path, every, left):
     (run, *_) = plan(
         read_table(str(small_table(tmp_path, epochs=10))), tmp_path, extra={"checkpoint_every": every}
     )
-    assert execute.epochs_left(run) == 10
+    assert local.epochs_left(run) == 10
     logged(run, 7)
-    assert execute.epochs_left(run) == left
+    assert local.epochs_left(run) == left
     (run.folder / "log.csv").write_text("damaged,\n1")
-    assert execute.epochs_left(run) == 10
+    assert local.epochs_left(run) == 10
 
 
 def test_epochs_of_an_earlier_call_are_no_part_of_the_time_of_this_one(tmp_path, monkeypatch):
@@ -198,8 +197,8 @@ def test_epochs_of_an_earlier_call_are_no_part_of_the_time_of_this_one(tmp_path,
         time.sleep(0.3)
         logged(run, 10, seconds=0.01)
 
-    monkeypatch.setattr(execute, "carry_out_run", carry_out)
+    monkeypatch.setattr(local, "carry_out_run", carry_out)
     clock = Clock(100.0, overhead=20.0, epoch=1.0)
-    execute.run_here([run], jobs=1, tell=lambda run, what: None, clock=clock)
+    local.run_here([run], jobs=1, tell=lambda run, what: None, clock=clock)
     assert clock.epoch == 0.01
     assert 0.28 <= clock.overhead < 20.0

@@ -17,17 +17,18 @@ from pathlib import Path
 import pytest
 import tutorials
 from diagnose.browser import sound_page
-from lab.study.made import CONFIG, comparison_of, config_in, digits, files_of, fill, value_of
+from lab.study.made import CONFIG, compare, comparison_of, config_in, digits, files_of, fill, value_of
 from programs import Program
 
 import weince.lab.study.compare as lab_compare
 from weince.cli import main
-from weince.lab.study import cost, execute
+from weince.lab.study import cost, process
+from weince.lab.study.choice import ChoiceStudy
 from weince.lab.study.clock import Clock
-from weince.lab.study.compare import compare
-from weince.lab.study.comparison_sweep import Sweep
-from weince.lab.study.grid import read_comparison, write_comparison
+from weince.lab.study.comparison import read_comparison, write_comparison
+from weince.lab.study.local import LATE
 from weince.lab.study.records import add_records
+from weince.lab.study.study import Execution
 
 
 @pytest.fixture
@@ -84,13 +85,13 @@ import json, sys
 sys.path.insert(0, {tests!r})
 from lab.study.made import files_of, value_of
 from weince.lab.study import cost
-from weince.lab.study import execute
+from weince.lab.study import process
 from weince.lab.study.clock import Clock
 def commands(run):
     files = files_of(run, value_of(run, {{}}), fingerprint={digits!r})
     texts = {{name: json.dumps(files[name]) for name in ("run.yaml", "evaluation.json")}}
     return [[sys.executable, "-S", "-c", {write!r}, str(run.folder), json.dumps(texts)]]
-execute.commands = commands
+process.commands = commands
 costs = dict(loss_ms=1.0, loss_mib=1.0, step_ms=2.0, step_mib=2.0, batch=9, width=9, hardware="a CPU")
 cost.measure_costs = lambda runs: (costs for _ in runs)
 from weince.cli import main
@@ -161,8 +162,8 @@ def test_final_runs_of_a_loss_do_not_wait_for_the_tries_of_another(tmp_path, con
         waits_for = ["infonce_*/seed_21/begun"] if last else []
         return [[sys.executable, "-S", "-c", WRITE, str(run.folder), json.dumps(texts), *waits_for]]
 
-    monkeypatch.setattr(execute, "commands", commands)
-    monkeypatch.setattr(cost.Timing, "__call__", lambda self: None)
+    monkeypatch.setattr(process, "commands", commands)
+    monkeypatch.setattr(cost.CostJob, "__call__", lambda self: None)
     assert main(command(config, tmp_path)) == 0
     assert json.loads((tmp_path / "small" / "compare.json").read_text())["missing"] == []
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("runs: ")]
@@ -173,11 +174,11 @@ def test_final_runs_of_a_loss_do_not_wait_for_the_tries_of_another(tmp_path, con
 def test_final_runs_wait_by_seed(tmp_path, config):
     """If time runs out, losses have runs with the same seeds."""
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 63, 21])
-    sweep, waiting = Sweep(comparison, tmp_path, None, None, {}, []), []
+    sweep, waiting = ChoiceStudy(comparison, tmp_path, Execution()), []
     for loss in comparison.losses:
         tries = [run for run in sweep.tries if run.loss == loss]
         add_records(tmp_path, {run.name: files_of(run, 50.0) for run in tries})
-        waiting = sweep._opened(waiting, {})
+        waiting = sweep.further(waiting, {})
     final = [(run.seed, run.loss) for run in waiting if run.seed != 7]
     assert final == [(63, "infonce"), (63, "dcl"), (21, "infonce"), (21, "dcl")]
 
@@ -185,16 +186,16 @@ def test_final_runs_wait_by_seed(tmp_path, config):
 def test_archives_are_asked_once_for_the_tries(tmp_path, config, capsys):
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21])
     fill(comparison_of(config, "hcl", seeds=[7]), tmp_path / "other")
-    sweep = Sweep(comparison, tmp_path, None, None, {}, [tmp_path / "other"])
+    sweep = ChoiceStudy(comparison, tmp_path, Execution(), reuse=[tmp_path / "other"])
     sweep.take_over(look=False, write=True)
-    sweep._opened(sweep.tries, {})
+    sweep.further(sweep.tries, {})
     assert capsys.readouterr().err == "0 of 4 missing runs are in the archives\n"
 
 
 @pytest.mark.parametrize(("try_epochs", "total"), [(None, 6), (1, 8), (2, 6)])
 def test_a_try_of_full_length_is_also_a_final_run(tmp_path, config, try_epochs, total):
     comparison = comparison_of(config, "infonce", "dcl", seeds=[7, 21], try_epochs=try_epochs)
-    assert Sweep(comparison, tmp_path, None, None, {}, [])._total() == total
+    assert ChoiceStudy(comparison, tmp_path, Execution()).total() == total
 
 
 def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_path, config, capsys):
@@ -204,7 +205,7 @@ def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_
     assert main(["compare", "infonce", "dcl", "--config", config, "--tries", "2", "--seeds", "2", "--device", "cpu",
                  "--budget", "1s", "--out", str(tmp_path)]) == 0  # fmt: skip
     said = capsys.readouterr().err
-    assert said.count(execute.LATE) == 2
+    assert said.count(LATE) == 2
     assert "missing: dcl, temperature 0.1: seed 21" in said
     assert not list(tmp_path.glob("runs/*/*/*/log.csv"))
     rows = list(csv.DictReader((tmp_path / "small" / "compare.csv").open(newline="")))
@@ -213,8 +214,8 @@ def test_a_budget_that_is_too_small_starts_nothing_and_says_what_is_missing(tmp_
 
 def test_few_images_are_taken_to_be_evaluated_in_a_short_time(tmp_path, config):
     """20 seconds were added to every run, so a budget of 20 seconds started nothing, though a run takes 3."""
-    sweep = Sweep(comparison_of(config, "infonce", seeds=[7]), tmp_path, None, "cpu", {}, [])
-    clock, cost = sweep._clock(0.0, 1)
+    sweep = ChoiceStudy(comparison_of(config, "infonce", seeds=[7]), tmp_path, Execution(device="cpu"))
+    clock, cost = sweep.start_clock(0.0, 1)
     assert 0.0 < clock.overhead - cost["start_seconds"] < 1.0
 
 
@@ -243,12 +244,12 @@ def test_the_time_of_a_dry_run_is_that_of_runs_beside_each_other(
     tmp_path, config, capsys, monkeypatch, left, said
 ):
     """Each of 2 cores takes 732 s for a run; one run was announced as if both worked on it."""
-    clock = Clock(0.0, overhead=600.0, epoch=60.0, apart=2)
+    clock = Clock(0.0, overhead=600.0, epoch=60.0, side_by_side=2)
     cost = {"epoch_seconds": 60.0, "hardware": "a CPU"}
-    monkeypatch.setattr(Sweep, "_clock", lambda *_: (clock, cost))
-    sweep = Sweep(comparison_of(config, "infonce", "dcl", seeds=[7]), tmp_path, None, "cpu", {}, [])
-    sweep.found = {run.name: {} for run in sweep.tries[left:]}
-    monkeypatch.setattr(Sweep, "seeds", lambda *_: sweep.tries)
+    monkeypatch.setattr(ChoiceStudy, "start_clock", lambda *_: (clock, cost))
+    sweep = ChoiceStudy(comparison_of(config, "infonce", "dcl", seeds=[7]), tmp_path, Execution(device="cpu"))
+    sweep.in_archives = {run.name: {} for run in sweep.tries[left:]}
+    monkeypatch.setattr(ChoiceStudy, "seeds", lambda *_: sweep.tries)
     sweep.show(2)
     assert f"About {said} here, 2 at once" in capsys.readouterr().out
 
@@ -323,7 +324,9 @@ def test_of_two_comparisons_that_start_at_once_in_a_folder_none_loses_its_losses
 ):
     """The second replaced the list of losses, and no later call knew those of the first."""
     first, out = comparison_of(config, "infonce", "dcl"), tmp_path / "out"
-    monkeypatch.setattr(Sweep, "check_start", lambda *_, **__: write_comparison(first, out / first.name))
+    monkeypatch.setattr(
+        ChoiceStudy, "check_machine", lambda *_, **__: write_comparison(first, out / first.name)
+    )
     with pytest.raises(ValueError, match="another command has changed the comparison of small"):
         compare(["infonce", "hcl"], config=config, tries=2, device="cpu", out=out)
     assert list(read_comparison(out / "small" / "comparison.yaml").losses) == ["infonce", "dcl"]
@@ -404,7 +407,7 @@ def test_a_loss_that_fails_is_refused_before_any_run_starts(
 
 
 def test_if_all_runs_fail_the_error_says_why(tmp_path, config, monkeypatch):
-    monkeypatch.setattr(execute, "commands", lambda run: [[sys.executable, "-c", "exit('the reason')"]])
+    monkeypatch.setattr(process, "commands", lambda run: [[sys.executable, "-c", "exit('the reason')"]])
     with pytest.raises(
         ValueError, match=r"^1 run failed, and none is done; small/infonce.* status 1: the reason"
     ):
@@ -503,7 +506,7 @@ def test_the_page_in_a_browser(shown, browser, width, scheme):
 
 
 def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config, capsys, monkeypatch):
-    from weince.lab.study.cost import RECORD, Timing
+    from weince.lab.study.cost import RECORD, CostJob
     from weince.lab.study.plan import plan
 
     runs = plan(comparison_of(config, "infonce", "dcl").tries_table(), tmp_path)
@@ -516,7 +519,7 @@ def test_a_loss_that_cannot_be_timed_costs_no_other_its_record(tmp_path, config,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONWARNINGS", "error::RuntimeWarning")  # a module that is run twice warns
     deadly = replace(first, loss="deadly", extra={"encoder": "deadly:Encoder"})
-    Timing([without_data, last, deadly])()
+    CostJob([without_data, last, deadly])()
     said = capsys.readouterr().err
     assert re.search(r"the cost of a step with infonce could not be measured: .*none\.npz", said)
     assert "the cost of a step with deadly could not be measured: its process ended with status 1: " in said

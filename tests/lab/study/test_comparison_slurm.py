@@ -4,11 +4,10 @@ import json
 
 import pytest
 from lab.study import slurm as local
-from lab.study.made import CONFIG, comparison_of, config_in, fill
+from lab.study.made import CONFIG, compare, comparison_of, config_in, fill
 
 from weince.lab.study import slurm as ours
-from weince.lab.study.compare import compare
-from weince.lab.study.grid import write_comparison
+from weince.lab.study.comparison import write_comparison
 
 
 @local.needs_slurm

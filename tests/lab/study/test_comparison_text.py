@@ -6,12 +6,13 @@ import shutil
 
 import pytest
 from diagnose.browser import sound_page
-from lab.study.made import TEXT, comparison_of, config_in, fill
+from lab.study.made import TEXT, compare, comparison_of, config_in, fill
 
 from weince.cli import main
-from weince.lab.study.compare import compare
-from weince.lab.study.grid import at_temperatures, tries_of, write_comparison
-from weince.lab.study.plan import check_losses, plan
+from weince.lab.study.comparison import write_comparison
+from weince.lab.study.plan import plan
+from weince.lab.study.search_space import at_temperatures, tries_of
+from weince.lab.study.study import check_losses
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import yaml
+from lab.study.made import reproduce
 from lab.study.tables import small_table
 
 from weince.lab import settings
-from weince.lab.study import curves
+from weince.lab.study import figures
 from weince.lab.study.plan import plan, settings_of
-from weince.lab.study.reproduce import reproduce
-from weince.lab.study.tables import read_table
+from weince.lab.study.statistics import Done
+from weince.lab.study.table import read_table
 from weince.lab.tasks.images.training import ImageTraining
 from weince.lab.training.log import Log
 
@@ -51,26 +52,31 @@ def filled(tmp_path, *, epochs=3, without=(), **changes):
 @pytest.fixture
 def drawn(monkeypatch):
     """The matplotlib figures by name."""
-    found, draw = {}, curves._drawn
+    found, draw = {}, figures._on_white
 
-    def keep(figure, name, caption):
+    def keep(figure, name, caption, folder):
         found[name] = figure
-        return draw(figure, name, caption)
+        return draw(figure, name, caption, folder)
 
-    monkeypatch.setattr(curves, "_drawn", keep)
+    monkeypatch.setattr(figures, "_on_white", keep)
     return found
 
 
+def pictures(table, done, folder):
+    folder.mkdir(exist_ok=True)
+    return figures.draw_table(table, done, folder)
+
+
 def made_of(runs):
-    return [(run, json.loads(run.result.read_text())) for run in runs]
+    return [Done(run, json.loads(run.result.read_text())) for run in runs]
 
 
 def test_thick_lines_are_means_and_thin_ones_seeds(tmp_path, drawn):
     table, runs = filled(tmp_path, seeds=[7, 21, 63])
-    curves.pictures(table, made_of(runs))
+    pictures(table, made_of(runs), tmp_path / "drawn")
     axes = drawn["curves"].axes
-    assert [ax.get_title(loc="left") for ax in axes] == list(curves.PANELS.values())
-    for ax, key in zip(axes, curves.PANELS, strict=True):
+    assert [ax.get_title(loc="left") for ax in axes] == list(figures.PANELS.values())
+    for ax, key in zip(axes, figures.PANELS, strict=True):
         column = COLUMNS.index(key)
         for loss in table.losses:
             places = [place for place, run in enumerate(runs) if run.loss == loss]
@@ -105,9 +111,9 @@ def test_logs_without_a_column_have_no_panel_of_it(tmp_path, drawn):
     table, runs = filled(tmp_path)
     for run in runs:
         forget(run, 3)
-    curves.pictures(table, made_of(runs))
+    pictures(table, made_of(runs), tmp_path / "drawn")
     titles = [ax.get_title(loc="left") for ax in drawn["curves"].axes]
-    assert titles == [title for key, title in curves.PANELS.items() if key != "crowded"]
+    assert titles == [title for key, title in figures.PANELS.items() if key != "crowded"]
 
 
 def test_where_a_log_lacks_a_column_its_lines_have_a_gap(tmp_path, drawn):
@@ -116,9 +122,9 @@ def test_where_a_log_lacks_a_column_its_lines_have_a_gap(tmp_path, drawn):
     by_loss = {loss: [run for run in runs if run.loss == loss] for loss in table.losses}
     forget(by_loss["InfoNCE"][0], 1)
     forget(by_loss["paper"][0], 3)
-    (shown, _) = curves.pictures(table, made_of(runs))
+    (shown, _) = pictures(table, made_of(runs), tmp_path / "drawn")
     assert shown.caption.endswith("Crowded has no mean where a log is older than that column: paper.")
-    (ax,) = [ax for ax in drawn["curves"].axes if ax.get_title(loc="left") == curves.PANELS["crowded"]]
+    (ax,) = [ax for ax in drawn["curves"].axes if ax.get_title(loc="left") == figures.PANELS["crowded"]]
     means = {line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")}
     assert np.isnan(means["InfoNCE"].get_ydata()).tolist() == [True, False, False]
     assert np.isnan(means["paper"].get_ydata()).all()
@@ -131,7 +137,7 @@ def test_where_a_log_lacks_a_column_its_lines_have_a_gap(tmp_path, drawn):
 
 def test_each_run_is_a_mark_at_its_last_epoch(tmp_path, drawn):
     table, runs = filled(tmp_path)
-    curves.pictures(table, made_of(runs))
+    pictures(table, made_of(runs), tmp_path / "drawn")
     marks = drawn["geometry"].axes[0].collections
     assert [mark.get_label() for mark in marks] == ["InfoNCE", "paper"]
     for mark in marks:
@@ -151,7 +157,7 @@ def test_no_two_configurations_look_the_same(tmp_path, drawn):
         for run in runs:
             run.folder.mkdir(parents=True, exist_ok=True)
             Log(run.folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0))
-        curves.pictures(table, [(run, {"linear_test_mean": 1.0}) for run in runs])
+        pictures(table, [Done(run, {"linear_test_mean": 1.0}) for run in runs], tmp_path / "drawn")
         looks = {(line.get_color(), line.get_linestyle()) for line in drawn["curves"].axes[0].get_lines()}
         assert len(looks) == count
         assert all(line.get_marker() == "o" for line in drawn["curves"].axes[0].get_lines())  # one epoch
@@ -159,7 +165,7 @@ def test_no_two_configurations_look_the_same(tmp_path, drawn):
 
 def test_tries_are_told_apart(tmp_path, drawn):
     table, runs = filled(tmp_path, tries=TRIES, choose_by="linear")
-    curves.pictures(table, made_of(runs))
+    pictures(table, made_of(runs), tmp_path / "drawn")
     thick = [line for line in drawn["curves"].axes[0].get_lines() if not line.get_label().startswith("_")]
     assert [line.get_label() for line in thick] == [
         f"{loss}, temperature {tau}" for loss in ("InfoNCE", "paper") for tau in (0.5, 0.2)
@@ -172,13 +178,13 @@ def test_tries_are_told_apart(tmp_path, drawn):
 def test_runs_without_a_log_are_left_out_and_seeds_meet_where_the_shortest_ends(tmp_path, drawn):
     table, runs = filled(tmp_path, without={0, 1, 3})
     Log(runs[0].folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0))
-    curves.pictures(table, made_of(runs))
+    pictures(table, made_of(runs), tmp_path / "drawn")
     lines = drawn["curves"].axes[0].get_lines()
     assert [line.get_label() for line in lines if not line.get_label().startswith("_")] == ["InfoNCE"]
     assert {len(line.get_xdata()) for line in lines} == {1}
     for run in runs:
         (run.folder / "log.csv").unlink(missing_ok=True)
-    assert curves.pictures(table, made_of(runs)) == []
+    assert pictures(table, made_of(runs), tmp_path / "drawn") == []
 
 
 @pytest.mark.parametrize("values", [(math.nan, math.nan), (0.4, math.nan)])
@@ -188,8 +194,8 @@ def test_a_link_that_could_not_be_fitted_has_no_colour(tmp_path, drawn, values):
     for run in runs:
         run.folder.mkdir(parents=True)
         Log(run.folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0))
-    made = [(run, {"frechet_lam_w": value}) for run, value in zip(runs, values, strict=True)]
-    assert [picture.name for picture in curves.pictures(table, made)] == ["curves", "geometry"]
+    made = [Done(run, {"frechet_lam_w": value}) for run, value in zip(runs, values, strict=True)]
+    assert [picture.slug for picture in pictures(table, made, tmp_path / "drawn")] == ["curves", "geometry"]
     (marks,) = drawn["geometry"].axes[0].collections
     assert np.isnan(marks.get_array().filled(math.nan)).tolist() == [math.isnan(value) for value in values]
 
@@ -207,16 +213,16 @@ def test_how_accuracy_goes_with_uniformity_is_said_of_five_runs_or_more(tmp_path
     for place, run in enumerate(more):
         run.folder.mkdir(parents=True)
         Log(run.folder, 0, COLUMNS).add(dict.fromkeys(COLUMNS, 1.0) | {"uniformity": -3.0 - place})
-        made.append((run, {"linear_test_mean": 50.0 + place**2}))
-    caption = curves.pictures(table, made)[1].caption
+        made.append(Done(run, {"linear_test_mean": 50.0 + place**2}))
+    caption = pictures(table, made, tmp_path / "drawn")[1].caption
     assert caption.endswith(said or "more evenly spread.")
     assert ("Rank correlation of linear with uniformity over these 6 runs" in caption) == bool(said)
 
 
 def test_every_row_has_figures_of_its_own(tmp_path):
     table, runs = filled(tmp_path)
-    other = [(replace(run, row="more"), record) for run, record in made_of(runs)]
-    names = [picture.name for picture in curves.pictures(table, made_of(runs) + other)]
+    other = [replace(one, run=replace(one.run, row="more")) for one in made_of(runs)]
+    names = [picture.slug for picture in pictures(table, made_of(runs) + other, tmp_path / "drawn")]
     assert names == ["curves_digits_small", "geometry_digits_small", "curves_more", "geometry_more"]
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from lab.study.made import reproduce
 from lab.study.tables import small_table
 from programs import Program
 from programs import run as run_program
@@ -24,14 +24,14 @@ from programs import run as run_program
 from weince.cli import INTERRUPTED
 from weince.lab import settings
 from weince.lab.configure import code_of
-from weince.lab.study import execute, records
-from weince.lab.study.execute import Failed, Interrupted, carry_out_run, is_done, record, run_here
-from weince.lab.study.plan import plan
+from weince.lab.study import process, provenance, records
+from weince.lab.study.local import run_here
+from weince.lab.study.plan import plan, settings_of
+from weince.lab.study.process import Failed, Interrupted, carry_out_run
+from weince.lab.study.provenance import is_done, record
 from weince.lab.study.records import add_file, add_records, keep_records, read_archive, read_record
-from weince.lab.study.reproduce import reproduce
-from weince.lab.study.sweep import begin, carry_out, check_same_data, data_named
-from weince.lab.study.tables import read_table
-from weince.lab.tasks.images.config import VisionRun
+from weince.lab.study.study import Execution, Study, begin, check_same_data, data_named
+from weince.lab.study.table import read_table
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation import fingerprint
 from weince.lab.training import processes
@@ -40,6 +40,27 @@ from weince.progress import telling_bars
 
 def runs_of(tmp_path):
     return plan(read_table(str(small_table(tmp_path))), tmp_path, device="cpu")
+
+
+class Fixed(Study):
+    """A study of these runs, and of those that ``then`` names."""
+
+    def __init__(self, runs, out, then=None):
+        super().__init__(out, Execution())
+        self.runs, self.then = runs, then
+
+    def planned(self):
+        return self.runs
+
+    def further(self, waiting, failed):
+        return self.then(waiting, failed) if self.then and waiting != self.runs else waiting
+
+
+def carry_out(runs, out, *, jobs=1, total=None, then=None):
+    """Why runs failed."""
+    study = Fixed(runs, out, then)
+    study.fill(jobs=jobs, total=total or len(runs))
+    return study.failed
 
 
 @pytest.fixture
@@ -51,7 +72,7 @@ def script(monkeypatch):
             head = f"import os, pathlib, signal, sys, time; folder = pathlib.Path({str(run.folder)!r})\n"
             return [[sys.executable, "-c", head + text]]
 
-        monkeypatch.setattr(execute, "commands", commands)
+        monkeypatch.setattr(process, "commands", commands)
 
     return use
 
@@ -66,12 +87,9 @@ tries.write_text('x' * (n + 1))
 
 def test_one_process_on_a_cpu_trains_and_measures(tmp_path):
     run = replace(runs_of(tmp_path)[0], folder=tmp_path / "a folder")
-    ((python, *options, train, evaluate),) = execute.commands(run)
-    assert [python, *options] == [sys.executable, "-m", "weince.lab.in_turn"]
-    assert shlex.split(train) == ["weince", "train", *run.arguments()]
-    assert shlex.split(evaluate) == ["weince", "evaluate", str(run.folder), "--device", "cpu"]
-    ((*_, link),) = execute.commands(replace(run, measure="link"))
-    assert shlex.split(link) == ["weince.lab.study.tails", "link", str(run.folder)]
+    start = [sys.executable, "-m", "weince.lab.study.worker", str(run.folder)]
+    assert process.commands(run) == [[*start, "train", "evaluation"]]
+    assert process.commands(replace(run, measured_by="link")) == [[*start, "train", "link"]]
 
 
 @pytest.mark.parametrize("extra", [{"device": "cuda"}, {"device": "auto"}, {"device": "cpu", "devices": 2}])
@@ -80,9 +98,7 @@ def test_training_on_a_gpu_or_in_several_processes_is_measured_by_another_proces
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     run = replace(runs_of(tmp_path)[0], extra=extra)
-    train, evaluate = execute.commands(run)
-    assert train[1:] == ["-m", "weince", "train", *run.arguments()]
-    assert evaluate[1:] == ["-m", "weince", "evaluate", str(run.folder), "--device", extra["device"]]
+    assert [steps for *_, steps in process.commands(run)] == ["train", "evaluation"]
 
 
 def test_a_run_is_done_once_and_signed(tmp_path, script):
@@ -93,7 +109,7 @@ def test_a_run_is_done_once_and_signed(tmp_path, script):
     assert is_done(run)
     carry_out_run(run)
     assert (run.folder / "tries").read_text() == "x"
-    made = execute.record(run)["made"]
+    made = record(run)["made"]
     assert "CPU, torch" in made["hardware"]
     assert made["commit"].startswith("0.")
     assert made["command"].startswith("weince train --config ")
@@ -115,7 +131,7 @@ def test_sources_from_an_archive_know_their_commit(tmp_path):
     subprocess.run(["tar", "-x"], cwd=unpacked, check=True, input=git("archive", "HEAD"))
     code = (
         f"import sys; sys.path.insert(0, {str(unpacked / 'src')!r})\n"
-        "from weince.lab.study.execute import commit; print(commit())"
+        "from weince.lab.study.provenance import commit; print(commit())"
     )
     said = run_program("-c", code, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path)})
     assert said.returncode == 0, said.stderr
@@ -127,7 +143,7 @@ def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):
     script(WRITE)
     carry_out_run(run)
     assert not is_done(replace(run, key="another"))
-    assert not is_done(replace(run, measure="link"))
+    assert not is_done(replace(run, measured_by="link"))
     made = (run.folder / "made.json").read_text()
     for broken in ('{"command": ""}', "[3]"):
         (run.folder / "made.json").write_text(broken)
@@ -141,7 +157,7 @@ def test_other_settings_or_a_broken_result_are_not_done(tmp_path, script):
 
 def test_a_second_measure_joins_the_first(tmp_path, script):
     run = runs_of(tmp_path)[0]
-    link = replace(run, measure="link")
+    link = replace(run, measured_by="link")
     script(WRITE)
     carry_out_run(run)
     script("(folder / 'link.json').write_text('{}')")
@@ -454,9 +470,7 @@ def finished(tmp_path, script, table):
             f"{name}_{kind}_mean": value for name in ("linear", "r1") for kind in ("validation", "test")
         }
         text = json.dumps({**figures, "data": "digits", "fingerprint": "01"})
-        settings.claim(
-            settings.read(VisionRun, run.arguments(), command="", examples=""), run.folder, free=()
-        )
+        settings.claim(settings_of(run), run.folder, free=())
         script(f"{WRITE}(folder / 'evaluation.json').write_text({text!r})")
         carry_out_run(run)
     return runs
@@ -491,11 +505,13 @@ def archived(runs, out, fingerprint):
 def test_every_finished_run_must_be_made_on_the_data_here(tmp_path):
     here, runs = fingerprint(load("digits", size=8)), runs_of(tmp_path)
     archived(runs[:3], tmp_path, lambda run: here)
-    check_same_data(runs)
+    check_same_data(runs[:3], runs[3:])
     archived(runs[1:2], tmp_path, lambda run: "01")
     with pytest.raises(ValueError, match=rf"^{runs[1].name} was made on data with the fingerprint 01"):
-        check_same_data(runs)
-    check_same_data([replace(run, extra={"data": str(tmp_path / "gone.npz")}) for run in runs])  # cannot tell
+        check_same_data(runs[:3], runs[3:])
+    check_same_data(runs[:3], [])
+    with pytest.raises(ValueError, match=rf"^{runs[1].name} was made on data"):
+        check_same_data(runs[:3], [], always=True)
 
 
 def test_losses_on_data_of_their_own_are_checked_apart(tmp_path):
@@ -534,7 +550,7 @@ def test_a_table_is_written_from_small_files_alone(tmp_path, script, signed, cap
         rows = list(csv.DictReader((page.parent / "table.csv").open(newline="")))
         assert [(row["loss"], row["n"]) for row in rows] == [("InfoNCE", "2"), ("paper", "2")] * 2
         assert float(rows[1]["measured"]) == pytest.approx(52.4)
-        assert rows[0]["hardware"] == (execute.hardware("cpu") if signed else "not recorded")
+        assert rows[0]["hardware"] == (provenance.hardware("cpu") if signed else "not recorded")
     assert "missing" not in capsys.readouterr().err
 
 
@@ -720,14 +736,14 @@ def test_a_run_in_two_pieces_took_as_long_as_both(tmp_path, script):
     (run.folder / "log.csv").write_text("epoch,seconds\n1,100\n2,50.5\n")  # epochs of an earlier call
     script(WRITE)
     carry_out_run(run)
-    assert 150.5 <= execute.record(run)["made"]["seconds"] < 170
+    assert 150.5 <= record(run)["made"]["seconds"] < 170
 
 
 def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, script):
     run = finished(tmp_path, script, small_table(tmp_path))[0]
     run = replace(run, extra={"data": str(tmp_path / "digits.npz")})
     (run.folder / "made.json").unlink()
-    command = execute.record(run)["made"]["command"]
+    command = record(run)["made"]["command"]
     assert str(tmp_path) not in command
     assert "--data digits.npz" in command
 
@@ -818,9 +834,7 @@ def test_a_table_is_filled_though_it_was_interrupted(tmp_path):
         assert float(line["measured"]) == pytest.approx(value)
         assert value > 20  # better than chance
     for run in runs:
-        output = (run.folder / "output.txt").read_text()
-        assert "epoch 1/1" in output
-        assert "recall at 50" in output
+        assert "epoch 1/1" in (run.folder / "output.txt").read_text()
 
 
 def test_a_trained_run_without_its_result_is_only_measured(tmp_path):
@@ -829,7 +843,7 @@ def test_a_trained_run_without_its_result_is_only_measured(tmp_path):
     carry_out_run(run)
     result, log = run.result.read_text(), (run.folder / "log.csv").read_text()
     trained = sum(row["seconds"] for row in read_record(run, "log.csv"))
-    assert trained < execute.record(run)["made"]["seconds"] < 120
+    assert trained < record(run)["made"]["seconds"] < 120
     weights, day = run.folder / "model.safetensors", 86_400
     os.utime(weights, (time.time() - day, time.time() - day))  # measured a day later
     run.result.unlink()
@@ -839,4 +853,4 @@ def test_a_trained_run_without_its_result_is_only_measured(tmp_path):
     assert is_done(run)
     assert run.result.read_text() == result
     assert (run.folder / "log.csv").read_text() == log
-    assert execute.record(run)["made"]["seconds"] < 120  # not the day between
+    assert record(run)["made"]["seconds"] < 120  # not the day between

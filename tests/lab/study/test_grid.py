@@ -10,19 +10,17 @@ import yaml
 from lab.study.made import CONFIG, comparison_of, config_in
 
 from weince.lab.configure import PRESETS
-from weince.lab.study.grid import (
+from weince.lab.study.comparison import (
     Comparison,
-    alone,
     find_comparison,
-    in_words,
     joined,
     read_comparison,
     recipe_config,
-    tries_of,
     write_comparison,
 )
 from weince.lab.study.plan import epochs_of, plan, settings_of
-from weince.lab.study.tables import take_seeds
+from weince.lab.study.search_space import alone, in_words, tries_of
+from weince.lab.study.table import take_seeds
 
 COMPARED = [preset for preset in PRESETS if preset != "link"]  # link has no defaults
 

@@ -5,16 +5,14 @@ import math
 
 import numpy as np
 import pytest
+from lab.study.made import reproduce
 from lab.study.tables import small_table
-from programs import run
 
 from weince.evt import link_bank, link_test
 from weince.lab import settings
 from weince.lab.paper.ablations import frechet_ablation
 from weince.lab.study import overhead
-from weince.lab.study.reproduce import reproduce
-from weince.lab.study.tables import MEASURES
-from weince.lab.study.tails import figures, measure
+from weince.lab.study.measures import MEASURES, measure_tail, tail_figures
 from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation import fingerprint
@@ -36,23 +34,14 @@ def bank_of(folder):
 
 
 def test_the_link_test_of_a_run(trained):
-    found = measure("link", trained)
+    measure_tail("link", trained)
+    found = json.loads((trained / "link.json").read_text())
     test = link_test(*bank_of(trained), rng=0)
     assert (found["link_lam"], found["link_gain"]) == (test.lam, test.gain)
     assert found["link_ratio"] == pytest.approx(math.exp(test.gain))
     assert found["pairs"] == 355
     assert found["fingerprint"] == fingerprint(load("digits", size=8))
     assert set(MEASURES["link"].figures) <= set(found)
-
-
-def test_the_frechet_ablation_of_a_run_from_the_command_line(trained):
-    assert run("-m", "weince.lab.study.tails", "frechet", trained).returncode == 0
-    found = json.loads((trained / "frechet.json").read_text())
-    ablation = frechet_ablation(*bank_of(trained), rng=0)
-    assert found["frechet_gain_w"] == pytest.approx(ablation.w_over_0.gain)
-    assert found["frechet_gain_wf"] == pytest.approx(ablation.wf_over_w.gain)
-    assert found["frechet_lam_f"] == pytest.approx(ablation.lam_f_full)
-    assert set(MEASURES["frechet"].figures) <= set(found)
 
 
 def test_every_figure_of_the_frechet_ablation_has_its_own_name():
@@ -67,7 +56,7 @@ def test_every_figure_of_the_frechet_ablation_has_its_own_name():
         "frechet_gain_wf": ablation.wf_over_w.gain,
         "frechet_lam_f": ablation.lam_f_full,
     }
-    assert figures("frechet", *pairs) == wanted
+    assert tail_figures("frechet", *pairs) == wanted
     assert (
         len({*wanted.values(), ablation.lam_f, ablation.lam_w_full, 0.0}) == 8
     )  # all differ, so no name can be mixed up
@@ -81,7 +70,7 @@ def test_the_bank_is_of_the_papers_size(monkeypatch):
         return link_test(scores[:2048, :9] * 0.9, positives[:2048] % 9, batches[:2048], null_draws=1)
 
     monkeypatch.setattr("weince.evt.link_test", look)
-    figures("link", *np.random.default_rng(0).normal(size=(2, 10_000, 2)))
+    tail_figures("link", *np.random.default_rng(0).normal(size=(2, 10_000, 2)))
     assert banks == [((32 * 512, 511), [512] * 32)]
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.study.made import CONFIG, comparison_of, config_in, digits, files_of, fill
+from lab.study.made import CONFIG, compare, comparison_of, config_in, digits, files_of, fill
 from training import write_data
 
-from weince.lab.study import execute
-from weince.lab.study.compare import compare
-from weince.lab.study.comparison_sweep import Sweep
-from weince.lab.study.grid import read_comparison, write_comparison
-from weince.lab.study.merge import check_protocol, find_runs
+from weince.lab.study.archives import check_protocol, find_runs
+from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.comparison import read_comparison, write_comparison
 from weince.lab.study.plan import plan
+from weince.lab.study.provenance import is_done
 from weince.lab.study.records import add_records
+from weince.lab.study.study import Execution
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation import fingerprint
 
@@ -110,7 +110,7 @@ def test_two_users_records_are_merged(two):
         ),
         (
             lambda line: line["evaluation.json"].pop("data"),
-            "evaluation.json wants data; got none, in the run small/",
+            "evaluation.json wants data, in the run small/",
         ),
         (
             lambda line: line["log.csv"].update(seconds=[1.0]),
@@ -132,7 +132,7 @@ def test_two_users_records_are_merged(two):
             lambda line: line["made.json"].update(measures={"evaluation": {"commit": "1"}}),
             "made.json wants hardware and commit of its evaluation; got {'commit'",
         ),
-        (lambda line: line.update({"cost.json": {"loss_ms": 1.0}}), "cost.json wants loss_mib; got none"),
+        (lambda line: line.update({"cost.json": {"loss_ms": 1.0}}), "cost.json wants loss_mib"),
         (
             lambda line: line.update({"cost.json": COST | {"epoch_seconds": "x"}}),
             "epoch_seconds must be a number; got 'x'",
@@ -305,7 +305,7 @@ def test_seeds_wait_until_all_tries_of_their_loss_are_done_or_failed(tmp_path):
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
     *done, last = plan(comparison.tries_table(), tmp_path)
     archived(tmp_path, *((run, 50.0, {}) for run in done))
-    sweep = Sweep(comparison, tmp_path, None, None, {}, ())
+    sweep = ChoiceStudy(comparison, tmp_path, Execution())
     assert {run.loss for run in sweep.seeds()} == {"infonce", "dcl"}
     assert {run.loss for run in sweep.seeds(complete=True)} == {"infonce"}
     sweep.failed = {last.name: "the reason"}
@@ -320,7 +320,7 @@ def test_runs_of_reproduce_are_taken_over(tmp_path):
     taken = [run for run in runs if run.name in found]
     assert [(run.loss, run.try_number) for run in taken] == [("infonce", 0), ("infonce", 1), ("released", 0)]
     add_records(tmp_path, found)
-    assert [run for run in runs if execute.is_done(run)] == [run for run in runs if run in taken]
+    assert [run for run in runs if is_done(run)] == [run for run in runs if run in taken]
 
 
 def test_records_of_another_data_set_are_told_apart_by_name(tmp_path):
@@ -417,7 +417,7 @@ def test_a_dry_run_leaves_reused_runs_in_their_archive(two, capsys, monkeypatch)
     assert "0 to do" in said.out
     assert listing(ours) == before
     edit(theirs, lambda line: line["evaluation.json"].update(fingerprint="02"))
-    monkeypatch.setattr(Sweep, "show", lambda *_: None)
+    monkeypatch.setattr(ChoiceStudy, "show", lambda *_: None)
     compare(["hcl"], out=ours, reuse=[theirs], tries=2, dry_run=True, device="cpu")
     assert f"2 runs not reused, their data have the fingerprint 02, not {digits()}" in capsys.readouterr().err
     assert listing(ours) == before

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 from lab.study.tables import small_table
 
-from weince.lab.study.places import apart, environments
+from weince.lab.study.local import shares, side_by_side
 from weince.lab.study.plan import plan
-from weince.lab.study.tables import read_table
+from weince.lab.study.table import read_table
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from weince.lab.study.tables import read_table
     ],
 )
 def test_runs_at_once_share_a_machine(machine, threads, gpus):
-    found = environments(*machine)
+    found = shares(*machine)
     assert [place.get("CUDA_VISIBLE_DEVICES") for place in found] == gpus
     assert {place["OMP_NUM_THREADS"] for place in found} == {threads}
 
@@ -35,4 +35,4 @@ def test_runs_at_once_have_cores_or_gpus_of_their_own(tmp_path, monkeypatch, cpu
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     first, *_ = plan(read_table(str(small_table(tmp_path))), tmp_path)
     run = replace(first, extra=extra)
-    assert apart(run, 3) == wanted
+    assert side_by_side(run, 3) == wanted

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 from lab.study import slurm as local
+from lab.study.made import compare, reproduce
 from lab.study.tables import small_table
 
 from weince.cli import main
-from weince.lab.study import plan
 from weince.lab.study import slurm as ours
-from weince.lab.study.compare import compare
-from weince.lab.study.execute import is_done
-from weince.lab.study.reproduce import read_table, reproduce
+from weince.lab.study.plan import plan
+from weince.lab.study.provenance import is_done
+from weince.lab.study.table import read_table
 
 
 @pytest.fixture

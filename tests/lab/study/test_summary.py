@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.study.made import CONFIG, TEXT, comparison_of, config_in, files_of, fill, value_of
+from lab.study.made import CONFIG, TEXT, compare, comparison_of, config_in, files_of, fill, value_of
 
-from weince.lab.study.compare import compare
-from weince.lab.study.comparison_page import markdown
-from weince.lab.study.comparison_sweep import Sweep
-from weince.lab.study.execute import record
+from weince.lab.study.advice import Open, advise
+from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.comparison import read_comparison, write_comparison
+from weince.lab.study.comparison_page import ComparisonPage
+from weince.lab.study.differences import seeds_to_show, smallest_difference
 from weince.lab.study.figures import time_of
-from weince.lab.study.grid import read_comparison, write_comparison
 from weince.lab.study.plan import plan
-from weince.lab.study.summary import best_of, choose, summarise
-from weince.lab.study.verdict import seeds_to_show, smallest_difference
+from weince.lab.study.provenance import record
+from weince.lab.study.statistics import Done, best_of, choose_tries, summarise
+from weince.lab.study.study import Execution
 
 
 @given(
@@ -36,6 +37,20 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices_of_k(tries):
 
 def test_of_equal_validation_figures_the_first_is_the_best():
     assert best_of([(1.0, 10.0), (1.0, 30.0)]) == [20.0, 10.0]  # as the choice does
+
+
+class Summarised:
+    """The outcome of a comparison with its advice."""
+
+    def __init__(self, comparison, outcome):
+        self.comparison, self.outcome = comparison, outcome
+
+    def __getattr__(self, name):
+        return getattr(self.outcome, name)
+
+    @property
+    def advice(self):
+        return advise(self.comparison, self.outcome, Open())
 
 
 def summarised(
@@ -57,13 +72,13 @@ def summarised(
                 found[run.name] |= {key: math.nan for key in found[run.name] if "_test_" in key}
             for figure, gain in (shift or {}).get(run.loss, {}).items():
                 found[run.name][f"{figure}_test_mean"] += gain
-        return found
+        return {run.name: Done(run, found[run.name]) for run in made}
 
-    chosen = choose(comparison, tries, records(tries))
+    chosen = choose_tries(comparison, tries, records(tries))
     seeds = [
         replace(run, try_number=chosen[run.loss]) for run in plan(comparison.seeds_table(chosen), tmp_path)
     ]
-    return summarise(comparison, tries, seeds, records([*tries, *seeds]), [])
+    return Summarised(comparison, summarise(comparison, tries, seeds, records([*tries, *seeds])))
 
 
 def test_the_best_of_several_better_losses_is_advised(tmp_path):
@@ -73,8 +88,7 @@ def test_the_best_of_several_better_losses_is_advised(tmp_path):
         assert words == ["better", "better"]
         assert found.advice[0].startswith(f"Use {first} ")
         assert (
-            f"{first} is better in recall at 1 (+{found.lines[0].judged['r1'].difference:.2f})"
-            in found.advice[1]
+            f"{first} is better in recall at 1 (+{found.lines[0].judged['r1'].mean:.2f})" in found.advice[1]
         )
         assert "worse" not in found.advice[1]
 
@@ -84,7 +98,7 @@ def test_what_the_advised_loss_is_worse_in_is_said(tmp_path):
         tmp_path, "infonce", "dcl", "hcl", gains={"dcl": 6.0, "hcl": 3.0}, shift={"dcl": {"map_r": -9.0}}
     )
     assert found.lines[0].judged["map_r"].word == "worse"
-    lost = found.lines[0].judged["map_r"].difference
+    lost = found.lines[0].judged["map_r"].mean
     assert found.advice[1].startswith(
         f"But dcl is worse in MAP@R ({lost:.2f}); dcl is better in recall at 1 ("
     )
@@ -112,7 +126,7 @@ def test_a_loss_with_one_try_is_not_called_tuned(tmp_path):
 def test_how_many_seeds_to_run(tmp_path):
     gains = {"dcl": 0.2}
     found = summarised(tmp_path, "infonce", "dcl", "hcl", gains=gains, left_out=[("hcl", 84), ("hcl", 63)])
-    spread, comparisons = found.verdict.spreads["linear"], found.verdict.comparisons
+    spread, comparisons = found.judgement.spreads["linear"], found.judgement.comparisons
     needed = seeds_to_show(0.5, spread, 3, comparisons)
     assert needed > 4
     assert found.advice[1] == (
@@ -143,7 +157,8 @@ def test_losses_that_differ_by_the_same_with_every_seed_have_no_reach(tmp_path, 
         "that each loss and each seed took effect."
     )
     assert found.smallest == {}
-    text = markdown(comparison_of(config_in(tmp_path.parent), "infonce", "dcl"), found, {}, {})
+    outcome = found.outcome._replace(done=[])
+    text = ComparisonPage(found.comparison, outcome, Open(), {}, "").markdown()
     assert "that takes two seeds" not in text
     assert ("No difference is tested here: all seeds show exactly the same differences" in text) == bool(
         shift
@@ -169,21 +184,22 @@ def test_a_validation_figure_of_infinity_has_no_shade(tmp_path):
     assert (min(shades), max(shades), len(shades)) == (0.0, 1.0, 3)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "50"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
 def test_a_try_without_a_finite_validation_figure_is_not_chosen(tmp_path, value):
     comparison = comparison_of(config_in(tmp_path.parent), "infonce")
-    first, second = plan(comparison.tries_table(), tmp_path)
-    records = {first.name: {"linear_validation_mean": value}, second.name: {"linear_validation_mean": 50.0}}
-    assert choose(comparison, [first, second], records) == {"infonce": 1}
-    assert choose(comparison, [first, second], {first.name: records[first.name]}) == {}
+    tries = first, second = plan(comparison.tries_table(), tmp_path)
+    done = {run.name: Done(run, {"linear_validation_mean": v}) for run, v in ((first, value), (second, 50.0))}
+    assert choose_tries(comparison, tries, done) == {"infonce": 1}
+    assert choose_tries(comparison, tries, {first.name: done[first.name]}) == {}
 
 
 def test_a_try_without_a_finite_test_figure_has_no_part_in_the_gain_from_tuning(tmp_path):
     comparison = comparison_of(config_in(tmp_path.parent), "infonce")
     first, second = plan(comparison.tries_table(), tmp_path)
     figures = {"linear_validation_mean": 50.0, "linear_test_mean": 49.0}
-    records = {first.name: figures | {"linear_test_mean": math.nan}, second.name: figures}
-    assert summarise(comparison, [first, second], [], records, []).tuned == {"infonce": [49.0]}
+    bad = Done(first, figures | {"linear_test_mean": math.nan})
+    done = {first.name: bad, second.name: Done(second, figures)}
+    assert summarise(comparison, [first, second], [], done).tuned == {"infonce": [49.0]}
 
 
 def made(tmp_path, *losses, gains=None, **options):
@@ -333,8 +349,10 @@ def test_one_missing_seed_is_said_in_the_singular(tmp_path, capsys):
 def test_why_runs_failed_is_told_where_the_others_are_read(tmp_path):
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
     fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
+    study = ChoiceStudy(comparison, tmp_path, Execution())
+    study.failed = {"a run": "a run: the reason"}
     with pytest.raises(ValueError, match=r"^1 run failed, the page of the others is .*; a run: the reason$"):
-        Sweep(comparison, tmp_path, None, None, {}, ()).write("the command", {"a run": "a run: the reason"})
+        study.write(saved=True)
     said = (
         "Unfinished: runs failed, What is missing says why; weince compare with the same --out tries them again. "
         "To change a setting that a reason names, give --set NAME=VALUE and another --out."
@@ -518,7 +536,10 @@ def test_names_are_escaped(tmp_path):
         ({"budget": 10.0, "slurm": True}, "--budget is for runs on this machine"),
         ({"budget": 0.0}, "--budget must be above 0 seconds"),
         ({"jobs": 0}, "jobs must be at least 1; got 0"),
-        ({"losses": ["link"]}, "preset 'link' wants lam and beta"),
+        (
+            {"losses": ["link"]},
+            "^link has no tries: the weight and slope of its blend are those of one diagnosis",
+        ),
         ({"table_only": True}, "none of the 6 runs of digits_tiny is in .*; wanted one .*; got no runs"),
         ({"table_only": True, "dry_run": True}, "--dry-run prints .* got it with --table-only"),
         ({"add": [Path("runs.jsonl")], "dry_run": True}, "--dry-run prints .* got it with --add"),
@@ -611,9 +632,9 @@ def test_the_time_is_that_of_a_run_alone_if_all_losses_were_timed_on_one_machine
             plan(comparison.tries_table(), tmp_path),
             plan(comparison.seeds_table({"infonce": 0, "dcl": 0}), tmp_path),
         )
-        records = {run.name: record(run) for run in itertools.chain(*runs)}
-        summary = summarise(comparison, *runs, records, [])
-        one = next(one for one in summary.done if one.run.loss == "dcl" and one.chosen)
+        done = {run.name: Done(run, record(run)) for run in itertools.chain(*runs)}
+        summary = summarise(comparison, *runs, done)
+        one = next(one for one in summary.final if one.run.loss == "dcl")
         axis, time = time_of(summary)
         return compare(out=tmp_path, table_only=True).read_text(), axis, time(one, 1, 2.0)
 

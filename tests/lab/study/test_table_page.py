@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from lab.study.made import reproduce
 from lab.study.test_curves import filled
 
-from weince.lab.study.reproduce import reproduce
-from weince.lab.study.table_page import Drawn, narrow
+from weince.lab.study.blocks import numbers
+from weince.lab.study.table_page import narrow
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +60,15 @@ def test_the_page_of_a_table(page_of_trial, browser, width, scheme):
 def test_the_page_leaves_out_columns_that_say_the_same_of_every_line():
     header = "row", "loss", "settings", "measured"
     lines = ("a", "x", "as configured", "1"), ("a", "y", "as configured", "2")
-    assert narrow(Drawn("Vote", header, lines)) == (
-        "Vote, a", ("loss", "measured"), (("x", "1"), ("y", "2")),
-    )  # fmt: skip
-    tuned = Drawn("Vote", header, (*lines, ("b", "x", "temperature 0.2", "3")))
-    assert narrow(tuned) == tuned
-    one = narrow(Drawn("Vote", header, (lines[0], ("a", "x", "temperature 0.2", "3"))))
-    assert one.header == ("loss", "settings", "measured")
+
+    def shown(*rows):
+        table = narrow(numbers("Vote", "Vote", header, rows, {"measured"}))
+        return table.name, tuple(table.header), tuple(tuple(cell.text for cell in row) for row in table.rows)
+
+    assert shown(*lines) == ("Vote, a", ("loss", "measured"), (("x", "1"), ("y", "2")))
+    tuned = (*lines, ("b", "x", "temperature 0.2", "3"))
+    assert shown(*tuned) == ("Vote", header, tuned)
+    assert shown(lines[0], ("a", "x", "temperature 0.2", "3"))[1] == ("loss", "settings", "measured")
 
 
 def test_a_table_without_a_sentence_of_its_own_has_one(tmp_path):

@@ -8,18 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from weince.lab.study.verdict import (
+from weince.lab.study.differences import (
     holm,
-    judge,
+    paired,
     paired_spread,
     power,
     reach,
     seeds_to_show,
     smallest_difference,
 )
+from weince.lab.study.differences import (
+    judge as judge_compared,
+)
 from weince.lab.tasks.images.evaluation.protocol import Spread, paired_test
 
 SEEDS = (7, 21, 63, 84)
+
+
+def judge(figures, *, baseline, level_within):
+    compared = {figure: paired(values, baseline) for figure, values in figures.items()}
+    return judge_compared(compared, level_within=level_within)
 
 
 def table(*rows):
@@ -37,7 +45,7 @@ def test_of_two_losses_it_is_the_paired_t_test(rows):
     values = table(*rows)
     one = judge({"linear": values}, baseline="a", level_within=1e-9).judged["linear"]["b"]
     wanted = paired_test(rows[1], rows[0])
-    assert one.difference == pytest.approx(wanted.difference, abs=1e-9)
+    assert one.mean == pytest.approx(wanted.difference, abs=1e-9)
     if np.std(np.subtract(rows[1], rows[0])) > 1e-6:
         assert one.half == pytest.approx(wanted.half, rel=1e-6)
         assert one.p_value == pytest.approx(wanted.p_value, rel=1e-5, abs=1e-12)
@@ -66,7 +74,7 @@ def test_a_loss_with_fewer_seeds_counts_with_those_it_has():
     assert paired_spread(values).degrees == (4 + 4 + 2) - (3 + 4 - 1)
     judged = judge({"linear": values}, baseline="a", level_within=0.5).judged["linear"]
     assert (judged["b"].n, judged["c"].n) == (4, 2)
-    assert judged["c"].difference == pytest.approx(-0.85)
+    assert judged["c"].mean == pytest.approx(-0.85)
     assert judged["c"].half == pytest.approx(judged["b"].half * math.sqrt(2))
 
 
@@ -74,7 +82,7 @@ def test_a_loss_with_one_seed_is_no_comparison():
     values = table([50.0, 51.0, 52.0], [50.5, 51.4, 52.6], [49.0])
     found = judge({"linear": values}, baseline="a", level_within=0.5)
     one = found.judged["linear"]["c"]
-    assert (one.word, one.why, one.difference) == ("cannot tell", "one seed", -1.0)
+    assert (one.word, one.why, one.mean) == ("cannot tell", "one seed", -1.0)
     assert math.isnan(one.half)
     assert math.isnan(one.p_value)
     assert found.comparisons == 1
@@ -141,8 +149,8 @@ def test_level_means_that_the_whole_interval_lies_within_the_limit(shift):
         return judge({"linear": table(*rows)}, baseline="a", level_within=within).judged["linear"]["b"]
 
     one = judged(0.5)
-    limit = abs(one.difference) + one.half
-    assert limit > 0.5 > max(abs(one.difference), one.half)
+    limit = abs(one.mean) + one.half
+    assert limit > 0.5 > max(abs(one.mean), one.half)
     assert judged(limit).word == "level"
     assert judged(limit - 1e-9).word == one.word == ("better" if shift > 0 else "worse")
 

@@ -15,12 +15,12 @@ class Clock:
         seconds: Seconds until the deadline.
         overhead: First guess of a run's seconds besides its epochs: start, compilation, evaluation.
         epoch: First guess of the seconds of an epoch of a run alone.
-        apart: Number of concurrent runs that have cores or a GPU of their own; more of them slow each other.
+        side_by_side: Number of concurrent runs that have cores or a GPU of their own; more of them slow each other.
     """
 
-    def __init__(self, seconds: float, overhead: float, epoch: float, apart: int = 1) -> None:
+    def __init__(self, seconds: float, overhead: float, epoch: float, side_by_side: int = 1) -> None:
         self.began = time.monotonic()
-        self.seconds, self.overhead, self.epoch, self.apart = seconds, overhead, epoch, apart
+        self.seconds, self.overhead, self.epoch, self.side_by_side = seconds, overhead, epoch, side_by_side
         self.of: dict[str, tuple[float, float]] = {}  # overhead and epoch of each loss that had a run
 
     def left(self) -> float:
@@ -56,7 +56,7 @@ class Clock:
 
     def _slower(self, at_once: int) -> float:
         """How many times as long an epoch takes if so many runs are active as in a run alone."""
-        return max(at_once / self.apart, 1.0)
+        return max(at_once / self.side_by_side, 1.0)
 
 
 def epoch_seconds(log: Sequence[Mapping[str, float]]) -> list[float]:
@@ -65,8 +65,8 @@ def epoch_seconds(log: Sequence[Mapping[str, float]]) -> list[float]:
     >>> epoch_seconds([{"epoch": 0.5, "seconds": 2.0}, {"epoch": 1, "seconds": 3.0}, {"epoch": 2, "seconds": 4.0}])
     [5.0, 4.0]
     """
-    found: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     for row in log:
         epoch = math.ceil(row["epoch"])
-        found[epoch] = found.get(epoch, 0.0) + row["seconds"]
-    return list(found.values())
+        seconds[epoch] = seconds.get(epoch, 0.0) + row["seconds"]
+    return list(seconds.values())

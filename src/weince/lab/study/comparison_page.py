@@ -2,220 +2,43 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from weince.diagnose.html import templates
-from weince.files import write_text_aside
 from weince.intervals import half_text, p_text
+from weince.lab.study.advice import Open, advise
+from weince.lab.study.blocks import (
+    Cell,
+    Document,
+    Numbers,
+    Part,
+    capital,
+    drawn,
+    markdown_list,
+    markdown_table,
+    number,
+    numbers,
+    plain,
+    save_rows,
+    text_or_dash,
+    write,
+)
+from weince.lab.study.comparison import Comparison
 from weince.lab.study.cost import Cost
-from weince.lab.study.figures import draw
-from weince.lab.study.grid import Comparison, in_words
-from weince.lab.study.summary import Done, Line, Summary, capital
-from weince.lab.study.table_page import markdown_table, plain, save_rows, text_or_dash
-from weince.lab.study.verdict import Judged
+from weince.lab.study.differences import LossDifference
+from weince.lab.study.search_space import in_words
+from weince.lab.study.statistics import Done, LossLine, Outcome, TryLine
+
+if TYPE_CHECKING:
+    from weince.diagnose.style import Figure
 
 SCHEMA = 1
 """Version of ``compare.json``; increased when a field is removed or changes its meaning."""
-
-
-class Heat(NamedTuple):
-    """Validation figures of tries by temperature, with a row for each loss that has a temperature.
-
-    Attributes:
-        temperatures: The columns.
-        rows: A loss, and for each temperature the best figure, its shade from 0 to 1 and whether its try was chosen;
-            None where no run is done.
-    """
-
-    temperatures: Sequence[float]
-    rows: Sequence[tuple[str, Sequence[tuple[float, float, bool] | None]]]
-
-
-def write_page(
-    comparison: Comparison, summary: Summary, folder: Path, failed: Mapping[str, str], command: str
-) -> Path:
-    """Write ``compare.csv``, ``compare.json``, ``compare.md``, figures and ``index.html``; returns the last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    facts, task = _facts(comparison, summary, command), comparison.task
-    for old in (folder / "figures").glob("*.*g"):  # of an earlier call; it may not be drawn again
-        old.unlink()
-    figures = draw(comparison, summary, folder / "figures")
-    _write_csv(folder / "compare.csv", summary)
-    content = as_json(comparison, summary, facts, failed)
-    write_text_aside(folder / "compare.json", json.dumps(content, indent=1) + "\n", "comparison")
-    write_text_aside(folder / "compare.md", markdown(comparison, summary, facts, failed), "table")
-    page = (
-        templates("weince.lab.study")
-        .get_template("compare.html")
-        .render(
-            comparison=comparison,
-            summary=summary,
-            facts=facts,
-            failed=list(failed.values()),
-            notes=_notes(comparison, summary),
-            heat=heat(comparison, summary),
-            figures=[(Markup(figure.svg), figure.caption) for figure in figures],
-            shown=[f for f in task.figures if any(f in line.measured for line in summary.lines)],
-            task=task,
-            main=task.main,
-            epochs=max((one.epochs for one in summary.done if one.chosen), default=0),
-            seeds=_seeds,
-            mean=_mean,
-            against=_against,
-            p=p_text,
-            number=_number,
-            capital=capital,
-            costs=COSTS,
-            places=sorted({_measured_on(line.cost) for line in summary.lines if line.cost}),
-            measured_on=_measured_on,
-            words=lambda one: in_words(comparison.losses[one.run.loss][one.run.try_number]),
-        )
-    )
-    write_text_aside(folder / "index.html", page, "page")
-    return folder / "index.html"
-
-
-def _seeds(line: Line) -> int:
-    return max((one.n for one in line.measured.values()), default=0)
-
-
-def _mean(line: Line, figure: str) -> str:
-    """A mean and its interval, and the number of seeds if the loss has more: older records may lack a figure."""
-    found = line.measured.get(figure)
-    fewer = f" (n = {found.n})" if found is not None and found.n != _seeds(line) else ""
-    return f"{text_or_dash(found, 2)}{fewer}"
-
-
-def _against(found: Judged | None) -> str:
-    if found is None or math.isnan(found.difference):
-        return "—"
-    return f"{found.difference:+.2f}{half_text(found.half, 2)}"
-
-
-def _number(value: float | None, digits: int = 2, scale: float = 1.0) -> str:
-    return "—" if value is None or math.isnan(value) else f"{scale * value:,.{digits}f}"
-
-
-def heat(comparison: Comparison, summary: Summary) -> Heat | None:
-    """The heat map; None if no try has a temperature."""
-    cells: dict[str, dict[float, tuple[float, bool]]] = {}
-    for one in summary.tries:
-        if one.temperature is None or one.done is None:
-            continue
-        value = one.done.figure(comparison.task.main, "validation")
-        if not math.isfinite(value):
-            continue
-        row = cells.setdefault(one.loss, {})
-        if one.temperature not in row or value > row[one.temperature][0]:
-            row[one.temperature] = value, one.chosen
-    values = [value for row in cells.values() for value, _ in row.values()]
-    if not values:
-        return None
-    low, range_ = min(values), (max(values) - min(values)) or 1.0
-    columns = sorted({temperature for row in cells.values() for temperature in row})
-    rows = [
-        (
-            loss,
-            [(row[t][0], (row[t][0] - low) / range_, row[t][1]) if t in row else None for t in columns],
-        )
-        for loss, row in cells.items()
-    ]
-    return Heat(columns, rows)
-
-
-def _facts(comparison: Comparison, summary: Summary, command: str) -> dict[str, str]:
-    records = [one.record for one in summary.done]
-
-    def of(key: str) -> str:
-        return "; ".join(sorted({str(record["made"][key]) for record in records}))
-
-    length = sorted({one.epochs for one in summary.done if one.chosen})
-    short = "" if comparison.try_epochs is None else f", each of {comparison.try_epochs} epochs"
-    facts = {
-        "configuration": comparison.name,
-        "epochs": ", ".join(map(str, length)) or "nothing yet",
-        "seeds": ", ".join(map(str, comparison.seeds)),
-        "tuning budget": f"{summary.budget}{short}; seed {comparison.seeds[0]}",
-        "chosen by": f"{comparison.task.validation}, never by a test figure",
-        "data": "; ".join(sorted({f"{record['data']} {record['fingerprint']}" for record in records})),
-        "hardware": of("hardware"),
-        "commit": of("commit"),
-        "command": command,
-    }
-    if comparison.set:
-        facts["settings of all runs"] = ", ".join(f"{name} {value}" for name, value in comparison.set.items())
-    return facts
-
-
-def _notes(comparison: Comparison, summary: Summary) -> list[str]:
-    verdict = summary.verdict
-    means = "Figures are means over encoders, one per seed, ± half the width of a 95 % t-interval."
-    if not verdict.comparisons:
-        shared = any(one.n > 1 for of in verdict.judged.values() for one in of.values())
-        why = (
-            "all seeds show exactly the same differences, so they give no spread to judge by"
-            if shared
-            else f"that takes two seeds or more that {comparison.baseline} and another loss share"
-        )
-        return [means, f"No difference is tested here: {why}."]
-    notes = [
-        means,
-        f"A difference is the mean over the seeds that a loss and {comparison.baseline} share. Its interval and "
-        "p-value use one standard deviation, estimated from all losses as if it were the same for all.",
-        f"better, worse: p is below 0.05 after Holm's correction for all {verdict.comparisons} comparisons here "
-        "(losses x figures). If all losses were equal, the chance of any such word here would be at most 5 %.",
-        f"level: the 95 % interval of the difference lies within ± {comparison.level_within:g} points, a difference "
-        "that does not matter. cannot tell: neither better, worse nor level.",
-    ]
-    reach = [
-        f"{smallest:.2f} in {comparison.task.figures[figure].words} ({verdict.spreads[figure].deviation:.2f})"
-        for figure, smallest in summary.smallest.items()
-    ]
-    if reach:
-        notes.append(
-            f"In 8 of 10 cases these seeds find a true difference of {', '.join(reach)}; in brackets, the standard "
-            "deviation of a difference. This holds at the strictest step of Holm's correction, the first."
-        )
-    return notes
-
-
-def markdown(
-    comparison: Comparison, summary: Summary, facts: Mapping[str, str], failed: Mapping[str, str]
-) -> str:
-    """The advice and the leaderboard in Markdown, small enough to keep beside the records."""
-    figures = [f for f in comparison.task.figures if any(f in line.measured for line in summary.lines)]
-    names = {figure: comparison.task.figures[figure].short for figure in figures}
-    pairs = [column for figure in figures for column in (names[figure], f"{names[figure]}, difference")]
-    rows = [
-        [line.loss, line.words, str(_seeds(line))]
-        + [cell for f in figures for cell in (_mean(line, f), _word(comparison, line, f))]
-        for line in summary.lines
-    ]
-    parts = [f"# Which loss? {plain(comparison.name)}", "", *map(plain, summary.advice), ""]
-    parts += markdown_table(["loss", "settings", "seeds", *pairs], rows, {"seeds", *names.values()})
-    parts += ["", *(f"- {plain(note)}" for note in _notes(comparison, summary))]
-    missing = [*summary.missing, *(f"failed: {why}" for why in failed.values())]
-    parts += ["", "## What is missing", "", *(f"- {plain(line)}" for line in missing)] if missing else []
-    main = comparison.task.main
-    tries = [
-        (
-            one.loss,
-            one.words,
-            _number(one.done and one.done.figure(main, "validation")),
-            "chosen" * one.chosen,
-        )
-        for one in summary.tries
-    ]
-    parts += ["", "## Every try", ""]
-    parts += markdown_table(["loss", "settings", "validation", ""], tries, {"validation"})
-    parts += _costs(summary)
-    parts += ["", "## How it was made", "", *(f"- {name}: {plain(value)}" for name, value in facts.items())]
-    return "\n".join(parts) + "\n"
-
 
 COSTS = {
     "loss_ms": ("loss, ms", 2),
@@ -226,75 +49,436 @@ COSTS = {
 """Column and digits of each figure of a cost."""
 
 
-def _costs(summary: Summary) -> list[str]:
-    """What each loss costs, in lines of Markdown; none if no loss was timed."""
-    timed = [(line.loss, line.cost) for line in summary.lines if line.cost]
-    if not timed:
-        return []
-    rows = [
-        [loss] + [_number(cost[key], digits) for key, (_, digits) in COSTS.items()] + [_measured_on(cost)]
-        for loss, cost in timed
-    ]
-    columns = [name for name, _ in COSTS.values()]
-    table = markdown_table(["loss", *columns, "measured on"], rows, set(columns))
-    return ["", "## What each loss costs", "", *table]
+@dataclass(frozen=True)
+class ComparisonPage:
+    """Everything that the files of a comparison show.
+
+    Attributes:
+        comparison: What is compared.
+        outcome: What its runs have shown.
+        lacks: What is missing.
+        failed: Why runs failed, by their names.
+        command: The command that wrote the page.
+    """
+
+    comparison: Comparison
+    outcome: Outcome
+    lacks: Open
+    failed: Mapping[str, str]
+    command: str
+
+    @cached_property
+    def advice(self) -> tuple[str, str]:
+        return advise(self.comparison, self.outcome, self.lacks)
+
+    @property
+    def missing(self) -> list[str]:
+        return [*self.lacks.missing, *self.lacks.unchosen]
+
+    @property
+    def shown(self) -> list[str]:
+        """The figures that a loss has."""
+        lines = self.outcome.lines
+        return [f for f in self.comparison.task.figures if any(f in line.measured for line in lines)]
+
+    def save(self, folder: Path) -> Path:
+        """Write ``compare.csv``, ``compare.json``, ``compare.md``, figures and ``index.html``; returns the last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (folder / "figures").glob("*.*g"):  # of an earlier call; it may not be drawn again
+            old.unlink()
+        from weince.lab.study.figures import draw_comparison  # here, since matplotlib takes a while
+
+        figures = draw_comparison(self.comparison, self.outcome, folder / "figures")
+        _save_csv(folder / "compare.csv", self.outcome.lines)
+        write(folder / "compare.json", json.dumps(self.as_json(), indent=1) + "\n")
+        write(folder / "compare.md", self.markdown())
+        write(folder / "index.html", self.document(figures).html())
+        return folder / "index.html"
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        comparison, outcome = self.comparison, self.outcome
+        records = [one.record for one in outcome.done]
+
+        def of(key: str) -> str:
+            return "; ".join(sorted({str(record["made"][key]) for record in records}))
+
+        epochs = sorted({one.epochs for one in outcome.final})
+        short = "" if comparison.try_epochs is None else f", each of {comparison.try_epochs} epochs"
+        facts = {
+            "configuration": comparison.name,
+            "epochs": ", ".join(map(str, epochs)) or "nothing yet",
+            "seeds": ", ".join(map(str, comparison.seeds)),
+            "tuning budget": f"{outcome.budget}{short}; seed {comparison.seeds[0]}",
+            "chosen by": f"{comparison.task.validation}, never by a test figure",
+            "data": "; ".join(sorted({f"{record['data']} {record['fingerprint']}" for record in records})),
+            "hardware": of("hardware"),
+            "commit": of("commit"),
+            "command": self.command,
+        }
+        if comparison.set:
+            listed = ", ".join(f"{name} {value}" for name, value in comparison.set.items())
+            facts["settings of all runs"] = listed
+        return facts
+
+    def notes(self) -> list[str]:
+        """How to read the leaderboard."""
+        judgement, baseline = self.outcome.judgement, self.comparison.baseline
+        means = "Figures are means over encoders, one per seed, ± half the width of a 95 % t-interval."
+        if not judgement.comparisons:
+            shared = any(one.n > 1 for of in judgement.judged.values() for one in of.values())
+            why = (
+                "all seeds show exactly the same differences, so they give no spread to judge by"
+                if shared
+                else f"that takes two seeds or more that {baseline} and another loss share"
+            )
+            return [means, f"No difference is tested here: {why}."]
+        notes = [
+            means,
+            f"A difference is the mean over the seeds that a loss and {baseline} share. {judgement.note}",
+            f"better, worse: p is below 0.05 after Holm's correction for all {judgement.comparisons} comparisons "
+            "here (losses x figures). If all losses were equal, the chance of any such word here would be at most "
+            "5 %.",
+            f"level: the 95 % interval of the difference lies within ± {self.comparison.level_within:g} points, a "
+            "difference that does not matter. cannot tell: neither better, worse nor level.",
+        ]
+        reach = ", ".join(
+            f"{smallest:.2f} in {self.comparison.task.figures[figure].words} "
+            f"({judgement.spreads[figure].deviation:.2f})"
+            for figure, smallest in self.outcome.smallest.items()
+        )
+        if reach:
+            notes.append(
+                f"In 8 of 10 cases these seeds find a true difference of {reach}; in brackets, the standard "
+                "deviation of a difference. This holds at the strictest step of Holm's correction, the first."
+            )
+        return notes
+
+    def document(self, figures: "Sequence[Figure]") -> Document:
+        """The HTML page."""
+        comparison, outcome = self.comparison, self.outcome
+        lines = outcome.lines
+        equally = len({line.tries for line in lines}) == 1
+        tuned = "equally tuned" if equally else "tuned by unequal numbers of tries"
+        opening = f"{len(lines)} losses, {tuned}, compared with {comparison.baseline} seed by seed."
+        heat, judged = self._heat(), any(line.judged for line in lines)
+        lacking = [*self.missing, *(f"failed: {why}" for why in self.failed.values())]
+        told = Markup(
+            'Point at a dot to see its run; all runs are listed <a href="#runs">below</a>. Tuning changes every '
+            "loss, so compare losses at the same number of tries."
+        )
+        sections = [
+            Part("leaderboard", "Leaderboard", tables=[self._leaderboard()], notes=self.notes()),
+            Part("missing", "What is missing", notes=lacking) if lacking else None,
+            Part("drawn", "Seeds, time and tuning", intro=told, figures=drawn(figures)),
+            Part("temperatures", "Loss by temperature", tables=[heat]) if heat else None,
+            Part("differences", "Every comparison", tables=[self._differences()]) if judged else None,
+            self._costs(),
+            Part("tries", "Every try", tables=[self._tries()]),
+            Part(
+                "runs", "The runs behind the dots", tables=[self._runs()], folded=f"{len(outcome.done)} runs"
+            ),
+            Part("made", "How it was made", facts=self.facts),
+        ]
+        title = f"Which loss? {comparison.name}"
+        header = [("soft", "1 loss so far." if len(lines) == 1 else opening)]
+        return Document(title, header, [part for part in sections if part], self.advice)
+
+    def _leaderboard(self) -> Numbers:
+        task, shown = self.comparison.task, self.shown
+        names = [task.figures[figure].short for figure in shown]
+        rows = []
+        for line in self.outcome.lines:
+            base = line.loss == self.comparison.baseline
+            rows.append(
+                [
+                    Markup('{}<span class="word baseline">baseline</span>').format(line.loss)
+                    if base
+                    else line.loss,
+                    line.words or "not chosen yet",
+                    *(_mean(line, f) + (_word(line.judged[f]) if f in line.judged else "") for f in shown),
+                    f"{_seeds(line)}",
+                    f"{line.tries} of {len(self.comparison.losses[line.loss])}",
+                ]
+            )
+        caption = f"Test figures, {task.unit}, the best {task.figures[task.main].words} first"
+        header = ["loss", "settings chosen", *names, "seeds", "tries"]
+        return numbers("Leaderboard", caption, header, rows, {*names, "seeds", "tries"})
+
+    def _heat(self) -> Numbers | None:
+        """Validation figures of tries by temperature, a row for each loss that has one; None if no loss has."""
+        rows: dict[str, dict[float, tuple[float, bool]]] = {}
+        task = self.comparison.task
+        for one in self.outcome.tries:
+            value = one.done.figure(task.main, "validation") if one.done else math.nan
+            if one.temperature is not None and math.isfinite(value):
+                row = rows.setdefault(one.loss, {})
+                if one.temperature not in row or value > row[one.temperature][0]:
+                    row[one.temperature] = value, one.chosen
+        values = [value for row in rows.values() for value, _ in row.values()]
+        if not values:
+            return None
+        low, reach = min(values), (max(values) - min(values)) or 1.0
+        temperatures = sorted({temperature for row in rows.values() for temperature in row})
+
+        def cell(value: float, chosen: bool) -> Cell:
+            dark = f'style="--dark: {(value - low) / reach:.3f}"'
+            return Cell(f"{value:.2f}", Markup('class="chosen" ' * chosen + dark))
+
+        empty = Cell("·", Markup('class="empty"'))
+        header = [f"{temperature:g}" for temperature in temperatures]
+        cells = [
+            [Cell(loss), *(cell(*row[t]) if t in row else empty for t in temperatures)]
+            for loss, row in rows.items()
+        ]
+        caption = (
+            f"{capital(task.validation)} of the tries, {task.unit}; the choice is framed, a dot was not tried"
+        )
+        return Numbers("Loss by temperature", caption, ["loss", *header], cells, header, "heat")
+
+    def _differences(self) -> Numbers:
+        figures = self.comparison.task.figures
+        rows = [
+            [
+                line.loss,
+                figures[figure].words,
+                _word(one) + (f": {one.why}" if one.why else ""),
+                _difference(one),
+                p_text(one.p_value),
+                p_text(one.holm),
+                f"{one.n}",
+            ]
+            for line in self.outcome.lines
+            for figure, one in line.judged.items()
+        ]
+        header = ["loss", "figure", "verdict", "difference", "p", "p after Holm", "pairs"]
+        caption = f"Difference from {self.comparison.baseline}, points"
+        return numbers("Every comparison", caption, header, rows, header[3:])
+
+    def _costs(self) -> Part:
+        lines = self.outcome.lines
+        timed = [line for line in lines if line.cost]
+        machines = sorted({_measured_on(line.cost) for line in lines if line.cost})
+        epochs = max((one.epochs for one in self.outcome.final), default=0)
+        columns = [name for name, _ in COSTS.values()] if timed else []
+        taken = "a run alone, s" if timed else "a run as logged, s"
+        header = ["loss", *columns, taken, "crowded at the end, %"]
+        numeric = set(header[1:])
+        header += ["measured on"] if len(machines) > 1 else []
+        rows = []
+        for line in lines:
+            cost = line.cost or {}
+            row = [line.loss]
+            row += [number(cost.get(key), digits) for key, (_, digits) in COSTS.items()] if timed else []
+            row.append(number(cost.get("epoch_seconds"), 1, epochs) if timed else number(line.seconds, 1))
+            row.append(number(line.crowded, 1, 100))
+            row += [_measured_on(cost) if cost else "—"] if len(machines) > 1 else []
+            rows.append(row)
+        caption, note = (
+            "Training; the losses were not timed alone",
+            "The times are as logged; several runs may have shared a device",
+        )
+        if timed:
+            caption = "Forward and backward of the loss alone; a whole training step"
+            caption += f"; {machines[0]}" if len(machines) == 1 else ""
+            note = (
+                "Each loss was timed alone, after the runs; other programs on the machine can slow it. A run is "
+                f"{epochs} epochs of the timed steps"
+            )
+        outro = (
+            f"{note}. Crowded anchors have another item next to them in the last batch: above 5 % the embeddings "
+            "collapse."
+        )
+        table = numbers("What each loss costs", caption, header, rows, numeric)
+        return Part("cost", "What each loss costs", tables=[table], outro=outro)
+
+    def _tries(self) -> Numbers:
+        task = self.comparison.task
+        rows = [
+            [
+                one.loss,
+                one.words,
+                f"{one.done.epochs}" if one.done else "—",
+                _validation(one, task.main),
+                number(one.done.figure(task.main) if one.done else None),
+                "chosen" * one.chosen,
+            ]
+            for one in self.outcome.tries
+        ]
+        caption = f"{capital(task.figures[task.main].words)}, {task.unit}; validation chooses"
+        header = ["loss", "settings", "epochs", "validation", "test", "chosen"]
+        return numbers("Every try", caption, header, rows, header[2:5])
+
+    def _runs(self) -> Numbers:
+        task, shown = self.comparison.task, self.shown
+        names = [task.figures[figure].short for figure in shown]
+        rows = [
+            [
+                one.run.loss,
+                self._settings(one),
+                f"{one.run.seed}",
+                f"{one.epochs}",
+                *(number(one.figure(figure)) for figure in shown),
+                number(one.figure(task.main, "validation")),
+                "figures" if one.run.name in self.outcome.counted else "the choice",
+                Markup("<code>{}</code>").format(one.run.name),
+            ]
+            for one in self.outcome.done
+        ]
+        header = ["loss", "settings", "seed", "epochs", *names, "validation", "used for", "record"]
+        return numbers("The runs behind the dots", "", header, rows, header[2:-2])
+
+    def _settings(self, one: Done) -> str:
+        return in_words(self.comparison.losses[one.run.loss][one.run.try_number])
+
+    def markdown(self) -> str:
+        """The advice and the leaderboard in Markdown, small enough to keep beside the records."""
+        figures, shown = self.comparison.task.figures, self.shown
+        names = [figures[figure].short for figure in shown]
+        header = [
+            "loss",
+            "settings",
+            "seeds",
+            *(part for name in names for part in (name, f"{name}, difference")),
+        ]
+        rows = [
+            [line.loss, line.words, f"{_seeds(line)}"]
+            + [cell for f in shown for cell in (_mean(line, f), self._difference_cell(line, f))]
+            for line in self.outcome.lines
+        ]
+        parts = [f"# Which loss? {plain(self.comparison.name)}", "", *map(plain, self.advice), ""]
+        parts += [*markdown_table(header, rows, {"seeds", *names}), "", *markdown_list(self.notes())]
+        missing = [*self.missing, *(f"failed: {why}" for why in self.failed.values())]
+        parts += ["", "## What is missing", "", *markdown_list(missing)] if missing else []
+        main = self.comparison.task.main
+        tries = [
+            (one.loss, one.words, _validation(one, main), "chosen" * one.chosen) for one in self.outcome.tries
+        ]
+        parts += ["", "## Every try", ""]
+        parts += markdown_table(["loss", "settings", "validation", ""], tries, {"validation"})
+        timed = [(line.loss, line.cost) for line in self.outcome.lines if line.cost]
+        if timed:
+            columns = [name for name, _ in COSTS.values()]
+            costs = [
+                [loss, *(number(cost[k], digits) for k, (_, digits) in COSTS.items()), _measured_on(cost)]
+                for loss, cost in timed
+            ]
+            table = markdown_table(["loss", *columns, "measured on"], costs, columns)
+            parts += ["", "## What each loss costs", "", *table]
+        facts = [f"- {name}: {plain(value)}" for name, value in self.facts.items()]
+        return "\n".join([*parts, "", "## How it was made", "", *facts]) + "\n"
+
+    def _difference_cell(self, line: LossLine, figure: str) -> str:
+        """The difference of a loss, its number of pairs if that is not its seeds, and its verdict."""
+        if line.loss == self.comparison.baseline:
+            return "baseline"
+        if figure not in line.judged:
+            return "—"
+        one = line.judged[figure]
+        fewer = f" (n = {one.n})" if one.n != line.measured[figure].n else ""
+        return f"{_difference(one)}{fewer}, {one.word}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The comparison for programs; docs/compare.md describes the fields."""
+        outcome, main = self.outcome, self.comparison.task.main
+        return {
+            "schema": SCHEMA,
+            "advice": list(self.advice),
+            "baseline": self.comparison.baseline,
+            "level_within": self.comparison.level_within,
+            "facts": self.facts,
+            "comparisons": outcome.judgement.comparisons,
+            "figures": {
+                figure: {
+                    "deviation": spread.deviation,
+                    "degrees": spread.degrees,
+                    "smallest_difference": outcome.smallest.get(figure),
+                }
+                for figure, spread in outcome.judgement.spreads.items()
+            },
+            "losses": [_line_as_json(line) for line in outcome.lines],
+            "tries": [
+                {
+                    "loss": one.loss,
+                    "settings": one.words,
+                    "chosen": one.chosen,
+                    "run": one.done.run.name if one.done else None,
+                    "validation": _or_none(one.done.figure(main, "validation")) if one.done else None,
+                    "test": _or_none(one.done.figure(main)) if one.done else None,
+                }
+                for one in outcome.tries
+            ],
+            "best_of": {loss: list(values) for loss, values in outcome.tuned.items()},
+            "runs": [self._run_as_json(one) for one in outcome.done],
+            "missing": self.missing,
+            "failed": dict(self.failed),
+        }
+
+    def _run_as_json(self, one: Done) -> dict[str, Any]:
+        main = self.comparison.task.main
+        return {
+            "run": one.run.name,
+            "loss": one.run.loss,
+            "settings": self._settings(one),
+            "seed": one.run.seed,
+            "epochs": one.epochs,
+            "counts": one.run.name in self.outcome.counted,
+            **{f"{figure}_test": _or_none(one.figure(figure)) for figure in self.comparison.task.figures},
+            f"{main}_validation": _or_none(one.figure(main, "validation")),
+            "crowded": _or_none(one.crowded),
+            "train_seconds": _or_none(one.seconds),
+            "hardware": one.record["made"]["hardware"],
+            "commit": one.record["made"]["commit"],
+        }
+
+
+def _seeds(line: LossLine) -> int:
+    return max((one.n for one in line.measured.values()), default=0)
+
+
+def _mean(line: LossLine, figure: str) -> str:
+    """A mean and its interval, and the number of seeds if the loss has more: older records may lack a figure."""
+    mean = line.measured.get(figure)
+    fewer = f" (n = {mean.n})" if mean is not None and mean.n != _seeds(line) else ""
+    return f"{text_or_dash(mean, 2)}{fewer}"
+
+
+def _word(one: LossDifference) -> Markup:
+    return Markup('<span class="word {}">{}</span>').format(one.word.replace(" ", "-"), one.word)
+
+
+def _difference(one: LossDifference) -> str:
+    return "—" if math.isnan(one.mean) else f"{one.mean:+.2f}{half_text(one.half, 2)}"
+
+
+def _validation(one: TryLine, main: str) -> str:
+    return number(one.done.figure(main, "validation") if one.done else None)
 
 
 def _measured_on(cost: Cost) -> str:
     return f"{cost['hardware']}, {cost['batch']} pairs of width {cost['width']}"
 
 
-def _word(comparison: Comparison, line: Line, figure: str) -> str:
-    """A table cell with the difference of a loss, its number of pairs if that is not its seeds, and its verdict."""
-    if line.loss == comparison.baseline:
-        return "baseline"
-    one = line.judged.get(figure)
-    if one is None:
-        return "—"
-    fewer = f" (n = {one.n})" if one.n != line.measured[figure].n else ""
-    return f"{_against(one)}{fewer}, {one.word}"
-
-
-def as_json(
-    comparison: Comparison, summary: Summary, facts: Mapping[str, str], failed: Mapping[str, str]
-) -> dict[str, Any]:
-    """The comparison for programs; docs/compare.md describes the fields."""
-    verdict, main = summary.verdict, comparison.task.main
-    return {
-        "schema": SCHEMA,
-        "advice": list(summary.advice),
-        "baseline": comparison.baseline,
-        "level_within": comparison.level_within,
-        "facts": dict(facts),
-        "comparisons": verdict.comparisons,
-        "figures": {
-            figure: {
-                "deviation": spread.deviation,
-                "degrees": spread.degrees,
-                "smallest_difference": summary.smallest.get(figure),
+def _line_as_json(line: LossLine) -> dict[str, Any]:
+    figures: dict[str, dict[str, Any]] = {}
+    for figure, mean in line.measured.items():
+        figures[figure] = {
+            "mean": mean.mean,
+            "half": _or_none(mean.half),
+            "seeds": mean.n,
+            "word": "baseline",
+        }
+        if figure in line.judged:
+            one = line.judged[figure]
+            figures[figure] |= {
+                "word": one.word,
+                "why": one.why,
+                "difference": _or_none(one.mean),
+                "difference_half": _or_none(one.half),
+                "p": _or_none(one.p_value),
+                "p_holm": _or_none(one.holm),
+                "pairs": one.n,
             }
-            for figure, spread in verdict.spreads.items()
-        },
-        "losses": [_line_as_json(line) for line in summary.lines],
-        "tries": [
-            {
-                "loss": one.loss,
-                "settings": one.words,
-                "chosen": one.chosen,
-                "run": one.done.run.name if one.done else None,
-                "validation": _or_none(one.done.figure(main, "validation")) if one.done else None,
-                "test": _or_none(one.done.figure(main)) if one.done else None,
-            }
-            for one in summary.tries
-        ],
-        "best_of": {loss: list(values) for loss, values in summary.tuned.items()},
-        "runs": [_run_as_json(comparison, one) for one in summary.done],
-        "missing": list(summary.missing),
-        "failed": dict(failed),
-    }
-
-
-def _line_as_json(line: Line) -> dict[str, Any]:
     return {
         "loss": line.loss,
         "settings": line.words,
@@ -302,45 +486,7 @@ def _line_as_json(line: Line) -> dict[str, Any]:
         "crowded": _or_none(line.crowded),
         "train_seconds": _or_none(line.seconds),
         "cost": line.cost,
-        "figures": {
-            figure: {
-                "mean": measured.mean,
-                "half": _or_none(measured.half),
-                "seeds": measured.n,
-                **(_judged_as_json(line.judged[figure]) if figure in line.judged else {"word": "baseline"}),
-            }
-            for figure, measured in line.measured.items()
-        },
-    }
-
-
-def _judged_as_json(one: Judged) -> dict[str, Any]:
-    return {
-        "word": one.word,
-        "why": one.why,
-        "difference": _or_none(one.difference),
-        "difference_half": _or_none(one.half),
-        "p": _or_none(one.p_value),
-        "p_holm": _or_none(one.holm),
-        "pairs": one.n,
-    }
-
-
-def _run_as_json(comparison: Comparison, one: Done) -> dict[str, Any]:
-    main = comparison.task.main
-    return {
-        "run": one.run.name,
-        "loss": one.run.loss,
-        "settings": in_words(comparison.losses[one.run.loss][one.run.try_number]),
-        "seed": one.run.seed,
-        "epochs": one.epochs,
-        "counts": one.chosen,
-        **{f"{figure}_test": _or_none(one.figure(figure)) for figure in comparison.task.figures},
-        f"{main}_validation": _or_none(one.figure(main, "validation")),
-        "crowded": _or_none(one.crowded),
-        "train_seconds": _or_none(one.seconds),
-        "hardware": one.record["made"]["hardware"],
-        "commit": one.record["made"]["commit"],
+        "figures": figures,
     }
 
 
@@ -348,24 +494,18 @@ def _or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _write_csv(path: Path, summary: Summary) -> None:
+def _save_csv(path: Path, lines: Sequence[LossLine]) -> None:
     """Write a row for each loss and figure."""
     header = [
         "loss", "settings", "tries", "figure", "mean", "half", "seeds", "word", "difference", "difference_half",
         "p", "p_holm", "pairs", "crowded", "loss_ms", "loss_mib", "step_ms", "step_mib", "cost_hardware",
     ]  # fmt: skip
-    save_rows(path, header, _rows(summary.lines))
-
-
-def _rows(lines: Iterable[Line]) -> list[list[Any]]:
     rows = []
     for line in lines:
         cost = line.cost or {}
-        for figure, measured in line.measured.items():
+        costs = [cost.get(key, "") for key in (*COSTS, "hardware")]
+        for figure, mean in line.measured.items():
             one = line.judged.get(figure)
-            against = ["baseline", "", "", "", "", ""] if one is None else [one.word, *one[2:6], one.n]
-            rows.append(
-                [line.loss, line.words, line.tries, figure, *measured, *against, line.crowded]
-                + [cost.get(key, "") for key in (*COSTS, "hardware")]
-            )
-    return rows
+            against = ["baseline", "", "", "", "", ""] if one is None else [one.word, *one[2:]]
+            rows.append([line.loss, line.words, line.tries, figure, *mean, *against, line.crowded, *costs])
+    save_rows(path, header, rows)

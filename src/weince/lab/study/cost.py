@@ -1,8 +1,8 @@
 """Measure what a loss costs on this machine: time and memory of the loss alone and of a whole training step.
 
-Runs are measured in a process of their own, so that the sweep holds no GPU memory. Its `main` reads a JSON list of
-runs from standard input, each a list of options of ``weince train``, and prints a line of JSON for each: its cost, or
-why it could not be measured.
+Runs are measured in a process of their own, so that the study holds no GPU memory. Its `main` reads a line of
+standard input, a JSON list of the settings of runs, and prints a line of JSON for each: its cost, or why it could not
+be measured.
 """
 
 import contextlib
@@ -16,20 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import IO, Any, NamedTuple
-
-import torch
-from torch import nn
+from typing import IO, Any
 
 from weince.lab import settings
-from weince.lab.configure import build_loss
-from weince.lab.study.execute import hardware
-from weince.lab.study.plan import Run
+from weince.lab.study.plan import Run, settings_of
+from weince.lab.study.provenance import hardware
 from weince.lab.study.records import add_file
 from weince.lab.tasks.registry import task_of
-from weince.lab.training.capture import EAGER_STEPS, Step
-from weince.lab.training.launch import import_fabric, launch
-from weince.progress import bars
+from weince.lab.training.processes import end_with_parent
 
 RECORD = "cost.json"
 REPEATS, LEAST_SECONDS, MOST_SECONDS = 20, 0.3, 3.0
@@ -63,20 +57,24 @@ def measure_costs(
         assert process.stdout is not None
         try:
             with contextlib.suppress(BrokenPipeError):  # it has ended: the loop says why
-                process.stdin.write(json.dumps([run.arguments() for run in runs]))
-                process.stdin.close()
+                # Not closed: when it is, the process ends.
+                print(
+                    json.dumps([settings.as_written(settings_of(run)) for run in runs]),
+                    file=process.stdin,
+                    flush=True,
+                )
             for run in runs:
                 line = process.stdout.readline()
-                if line:
-                    found = json.loads(line)
-                else:
-                    found = {"why": f"its process ended with status {process.wait()}: {_last_line(said)}"}
-                why = f"the cost of a step with {run.loss} could not be measured: {found.get('why')}"
-                yield NotMeasured(why) if "why" in found else found
+                why = "" if line else f"its process ended with status {process.wait()}: {_last_line(said)}"
+                cost = json.loads(line) if line else {"why": why}
+                why = f"the cost of a step with {run.loss} could not be measured: {cost.get('why')}"
+                yield NotMeasured(why) if "why" in cost else cost
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
 
 
 def _last_line(file: IO[str]) -> str:
@@ -90,14 +88,14 @@ def measure_cost(run: Run, environment: Mapping[str, str]) -> Cost:
     Raises:
         NotMeasured: Its cost could not be measured.
     """
-    (found,) = measure_costs([run], environment)
-    if isinstance(found, NotMeasured):
-        raise found
-    return found
+    (cost,) = measure_costs([run], environment)
+    if isinstance(cost, NotMeasured):
+        raise cost
+    return cost
 
 
 @dataclass(frozen=True)
-class Timing:
+class CostJob:
     """Measures the costs of runs, here or as a cluster job, and adds each cost to the record of its run.
 
     A run that cannot be measured is named on standard error.
@@ -106,56 +104,38 @@ class Timing:
     runs: Sequence[Run]
 
     def __call__(self) -> None:
+        from weince.progress import bars
+
         with bars() as shown:
             task = shown.add_task("losses timed", total=len(self.runs))
-            for run, found in zip(self.runs, measure_costs(self.runs), strict=True):
-                if isinstance(found, NotMeasured):
-                    shown.say(str(found))
+            for run, cost in zip(self.runs, measure_costs(self.runs), strict=True):
+                if isinstance(cost, NotMeasured):
+                    shown.say(str(cost))
                 else:
-                    add_file(run, RECORD, found)
+                    add_file(run, RECORD, cost)
                 shown.advance(task)
-
-
-class Ready(NamedTuple):
-    """A run that is ready to train, on one device.
-
-    Attributes:
-        step: Trains on one batch.
-        loss: A new instance of its loss.
-        device: Device that it trains on.
-        width: Width of its embeddings.
-        steps: Steps per epoch.
-    """
-
-    step: Callable[[], None]
-    loss: nn.Module
-    device: torch.device
-    width: int
-    steps: int
-
-
-def _ready(run: Any) -> Ready:
-    if getattr(run, "devices", 1) > 1:
-        run = replace(run, devices=1)
-    import_fabric()
-    training = task_of({"task": run.task}).prepare(run, launch(run))
-    take, schedule = Step(training), training.schedule
-    batches = itertools.chain.from_iterable(training.batches(0) for _ in itertools.count())
-
-    def train() -> None:
-        with training.arithmetic():
-            take(next(batches))
-
-    loss = build_loss(run.loss, candidates=training.candidates)
-    return Ready(train, loss, training.device, training.width, schedule.in_epoch)
 
 
 def cost_of(run: Any) -> Cost:
     """Measure one run: its loss on random embeddings of its size, and its whole step on its data."""
+    import torch
+
+    from weince.lab.configure import build_loss
+    from weince.lab.training.capture import EAGER_STEPS, Step
+    from weince.lab.training.launch import launch
+
     began = time.perf_counter()
     torch.compiler.reset()  # for each run anew: torch recompiles a function only a few times
-    train, loss, device, width, steps = _ready(run)
-    on_gpu = device.type == "cuda"
+    run = replace(run, devices=1) if hasattr(run, "devices") else run
+    training = task_of({"task": run.task}).prepare(run, launch(run))
+    on_gpu = training.device.type == "cuda"
+    batches = (batch for _ in itertools.count() for batch in training.batches(0))
+    step = Step(training)
+
+    def train() -> None:
+        with training.arithmetic():
+            step(next(batches))
+
     train()
     start = time.perf_counter() - began
     step_mib = _peak_mib(train, on_gpu)
@@ -163,10 +143,10 @@ def cost_of(run: Any) -> Cost:
         train()
     seconds = _seconds(train, on_gpu)
 
-    loss.to(device)
-    generator = torch.Generator().manual_seed(0)
+    loss = build_loss(run.loss, candidates=training.candidates).to(training.device)
+    generator, shape = torch.Generator().manual_seed(0), (run.batch, training.width)
     z_i, z_j = (
-        torch.randn(run.batch, width, generator=generator).to(device).requires_grad_() for _ in range(2)
+        torch.randn(*shape, generator=generator).to(training.device).requires_grad_() for _ in range(2)
     )
 
     def contrast() -> None:
@@ -180,16 +160,18 @@ def cost_of(run: Any) -> Cost:
         "loss_mib": loss_mib,
         "step_ms": 1e3 * seconds,
         "step_mib": step_mib,
-        "epoch_seconds": seconds * steps,
+        "epoch_seconds": seconds * training.schedule.in_epoch,
         "start_seconds": start,
         "batch": run.batch,
-        "width": width,
+        "width": training.width,
         "hardware": hardware(run.device),
     }
 
 
 def _seconds(work: Callable[[], None], on_gpu: bool) -> float:
     """Median seconds of a call to ``work``, which must be warmed up."""
+    import torch
+
     taken: list[float] = []
     while (len(taken) < REPEATS or sum(taken) < LEAST_SECONDS) and sum(taken) < MOST_SECONDS:
         began = time.perf_counter()
@@ -202,6 +184,8 @@ def _seconds(work: Callable[[], None], on_gpu: bool) -> float:
 
 def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
     """Peak memory of a call to ``work`` beyond what was allocated before it, in MiB."""
+    import torch
+
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -224,17 +208,13 @@ def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
 
 
 def main() -> None:
-    for arguments in json.load(sys.stdin):
+    contents = json.loads(sys.stdin.readline())
+    end_with_parent()
+    for content in contents:
         try:
+            run = settings.build(task_of(content).settings, content)
             with contextlib.redirect_stdout(sys.stderr):  # a user's loss may print
-                found = cost_of(_run(arguments))
+                cost = cost_of(run)
         except Exception as error:  # of one run: the others can still be measured
-            found = {"why": str(error).strip() or type(error).__name__}
-        print(json.dumps(found), flush=True)
-
-
-def _run(arguments: Sequence[str]) -> Any:
-    """Settings from the options of ``weince train``."""
-    chosen, _ = settings.take_config(arguments)
-    kind = task_of({} if chosen is None else settings.load(chosen)).settings
-    return settings.read(kind, arguments, command="weince train", examples="")
+            cost = {"why": str(error).strip() or type(error).__name__}
+        print(json.dumps(cost), flush=True)

@@ -1,4 +1,4 @@
-"""Plan the runs that fill a table: rows x losses x tries x seeds.
+"""Plan the runs of a table: rows x losses x tries x seeds.
 
 The folder of a run depends only on its settings, so that tables share runs, and a changed setting makes another run.
 """
@@ -6,7 +6,9 @@ The folder of a run depends only on its settings, so that tables share runs, and
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -15,10 +17,10 @@ from typing import Any
 
 from weince.lab import settings
 from weince.lab.configure import unknown
-from weince.lab.study.tables import MEASURES, Table, check_seeds
+from weince.lab.study.measures import MEASURES, Measure
+from weince.lab.study.table import RunTable, check_seeds
 from weince.lab.tasks.base import Task
 from weince.lab.tasks.registry import task_of
-from weince.machine import find_device
 
 WHOLE = ("loss.options", "loss.tail")
 """Settings that hold names and values; a change replaces all of them, not only those that it names."""
@@ -33,9 +35,9 @@ class Run:
         loss: Column of the table.
         try_number: Number of the try.
         seed: Seed of the run.
-        config: Value of ``--config``.
+        config: Name or file of the configuration.
         changes: Settings that override the configuration, by dotted name.
-        measure: A key of `MEASURES`.
+        measured_by: A key of `MEASURES`.
         folder: Folder of the run.
         key: Hash of its settings.
         extra: Settings that do not change the result, such as the device.
@@ -47,7 +49,7 @@ class Run:
     seed: int
     config: str
     changes: Mapping[str, Any]
-    measure: str
+    measured_by: str
     folder: Path
     key: str
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -58,15 +60,23 @@ class Run:
         return "/".join(self.folder.parts[-3:])
 
     @property
+    def measure(self) -> Measure:
+        """How the run is measured."""
+        return MEASURES[self.measured_by]
+
+    @property
     def result(self) -> Path:
         """The file that the measurement writes."""
-        return self.folder / MEASURES[self.measure].file
+        return self.folder / self.measure.file
 
-    def arguments(self) -> list[str]:
-        """The options of ``weince train`` for this run."""
-        given = {**self.changes, **self.extra, "seed": self.seed, "out": str(self.folder)}
-        options = [part for name, value in given.items() for part in (f"--{name}", shown(value))]
-        return ["--config", self.config, *options]
+    @property
+    def command(self) -> str:
+        """The command that trains the run by hand, with absolute paths shortened to file names."""
+        named = {**self.changes, **self.extra, "seed": self.seed, "out": str(self.folder)}
+        parts = ["--config", self.config]
+        parts += [part for name, value in named.items() for part in (f"--{name}", shown(value))]
+        short = (Path(part).name if Path(part).is_absolute() else part for part in parts)
+        return shlex.join(["weince", "train", *short])
 
 
 def shown(value: Any) -> str:
@@ -75,7 +85,7 @@ def shown(value: Any) -> str:
 
 
 def plan(
-    table: Table,
+    table: RunTable,
     out: Path,
     *,
     seeds: Sequence[int] | None = None,
@@ -103,24 +113,25 @@ def plan(
         ValueError: A configuration, setting or pattern is unknown.
     """
     check_seeds(seeds or ())
-    kept = _asked_for(table, only)
-    base = {row: flat(settings.load(row)) for row, *_ in kept}
+    wanted = _matching(table, only)
+    base = {row: flat(settings.load(row)) for row, *_ in wanted}
     asked = {} if epochs is None else {"epochs": epochs}
-    apart = {**({"device": device} if device else {}), **(extra or {})}
+    without_effect = {**({"device": device} if device else {}), **(extra or {})}
     runs = []
     for seed in seeds or table.seeds:
-        for row, loss, number, tried in kept:
+        for row, loss, number, tried in wanted:
             changes = {**table.set, **table.losses[loss].set, **tried, **asked}
-            folder, key = _place(out.absolute() / "runs", Path(row).stem, base[row], changes, seed)
-            run = Run(Path(row).stem, loss, number, seed, row, changes, table.measure, folder, key, apart)
-            runs.append(run)
+            name, key = _name_and_key(Path(row).stem, base[row], changes)
+            folder = out.absolute() / "runs" / name / f"seed_{seed}"
+            run = Run(Path(row).stem, loss, number, seed, row, changes, table.measure, folder, key)
+            runs.append(replace(run, extra=without_effect))
     runs = _with_data(runs, data, base)
     for run in {run.key: run for run in runs}.values():
         _check(run)
     return runs
 
 
-def _asked_for(table: Table, only: Sequence[str] | None) -> list[tuple[str, str, int, Mapping[str, Any]]]:
+def _matching(table: RunTable, only: Sequence[str] | None) -> list[tuple[str, str, int, Mapping[str, Any]]]:
     """Row, loss, number and settings of every try that matches a pattern; every pattern must match something."""
     cells = [
         (row, loss, number, tried)
@@ -131,43 +142,42 @@ def _asked_for(table: Table, only: Sequence[str] | None) -> list[tuple[str, str,
     if only is None:
         return cells
     names = [(Path(row).stem, loss, words(tried) or "as configured") for row, loss, _, tried in cells]
-    fits = {pattern: [_fits(*name, pattern) for name in names] for pattern in only}
-    for pattern, found in fits.items():
-        if not any(found):
+    fits = {
+        pattern: [any(fnmatch("/".join(name[:parts]), pattern) for parts in (1, 2, 3)) for name in names]
+        for pattern in only
+    }
+    for pattern, matches in fits.items():
+        if not any(matches):
             known = ", ".join(dict.fromkeys(f"{row}/{loss}" for row, loss, _ in names))
             tries = ", ".join(dict.fromkeys(f"/{tried}" for *_, tried in names))
             raise ValueError(
                 f"nothing in table {table.name} matches {pattern}; it has {known}, tried as {tries}"
             )
-    return [cell for cell, *found in zip(cells, *fits.values(), strict=True) if any(found)]
+    return [cell for cell, *matches in zip(cells, *fits.values(), strict=True) if any(matches)]
 
 
-def _fits(row: str, loss: str, tried: str, pattern: str) -> bool:
-    """Whether a pattern matches the row, its cell or its try."""
-    names = (row, f"{row}/{loss}", f"{row}/{loss}/{tried}")
-    return any(fnmatch(name, pattern) for name in names)
+def words(tried: Mapping[str, Any], text: Callable[[Any], str] = shown) -> str:
+    """A try in words: the last part of each setting's name, and the text of its value.
+
+    >>> words({"loss.temperature": 0.1, "loss.options": {"spread": 1.0}, "loss.lam": None})
+    'temperature 0.1, spread 1.0, lam null'
+    """
+    return ", ".join(f"{name.split('.')[-1]} {text(value)}" for name, value in flat(tried).items())
 
 
-def words(tried: Mapping[str, Any]) -> str:
-    """A try in words: the last part of each setting's name, and its value."""
-    return ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in tried.items())
+def _name_and_key(row: str, base: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[str, str]:
+    """Name without its seed, and key of a run.
 
-
-def _place(
-    root: Path, row: str, base: Mapping[str, Any], changes: Mapping[str, Any], seed: int
-) -> tuple[Path, str]:
-    """Folder and key of a run. They do not depend on which settings are in the configuration and which in the table.
-
-    Settings that do not change the weights, and the paths given by ``--data``, are not part of them.
+    They do not depend on which settings are in the configuration and which in the table. Settings that do not change
+    the weights, and the paths given by ``--data``, are not part of them.
     """
     task = task_of(base)
-    free = task.free
     # Data that a table or --set names make another run; a path given by --data does not.
     changed = {
-        name: value for name, value in flat(changes).items() if name not in free or name in task.places
+        name: value for name, value in flat(changes).items() if name not in task.free or name in task.places
     }
     whole = tuple(f"{name}." for name in WHOLE if name in changes)
-    kept = {name: value for name, value in base.items() if name not in free and not name.startswith(whole)}
+    kept = {k: value for k, value in base.items() if k not in task.free and not k.startswith(whole)}
     every = {**kept, **changed}
     every.pop("seed", None)
     key = hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:12]
@@ -176,111 +186,55 @@ def _place(
     parts = [str(every.get("loss.preset", "loss"))]
     parts += [f"{name.split('.')[-1]}-{shown(value)}" for name, value in differs.items()]
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", "_".join(parts)).strip("-")[:80]
-    return root / row / f"{slug}_{key[:6]}" / f"seed_{seed}", key
+    return f"{row}/{slug}_{key[:6]}", key
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, value in content.items():
-        found |= (
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping) and value
-            else {prefix + name: value}
-        )
-    return found
+        if isinstance(value, Mapping) and value:
+            by_name |= flat(value, f"{prefix}{name}.")
+        else:
+            by_name[prefix + name] = value
+    return by_name
 
 
 def _with_data(runs: Sequence[Run], data: str | None, base: Mapping[str, Mapping[str, Any]]) -> list[Run]:
     """The runs with the places of their data added."""
-    named = [task_of(base[run.config]).data_names({**base[run.config], **run.changes}) for run in runs]
-    places = _places(data, {name for names in named for name in names.values()})
+    names = [task_of(base[run.config]).data_names({**base[run.config], **run.changes}) for run in runs]
+    paths = _data_paths(data, {name for of_run in names for name in of_run.values()})
     return [
         replace(
-            run, extra={**run.extra, **{key: places[name] for key, name in names.items() if name in places}}
+            run, extra={**run.extra, **{key: paths[name] for key, name in of_run.items() if name in paths}}
         )
-        for run, names in zip(runs, named, strict=True)
+        for run, of_run in zip(runs, names, strict=True)
     ]
 
 
-def _places(data: str | None, names: Collection[str]) -> dict[str, str]:
+def _data_paths(data: str | None, names: Collection[str]) -> dict[str, str]:
     """Parse ``data`` into a path for each name."""
     if not data:
         return {}
     if "=" not in data:
         if len(names) > 1:
-            raise ValueError(
-                f"one path for {', '.join(sorted(names))}: give NAME=PATH,NAME=PATH; got {data!r}"
-            )
+            listed = ", ".join(sorted(names))
+            raise ValueError(f"one path for {listed}: give NAME=PATH,NAME=PATH; got {data!r}")
         return dict.fromkeys(names, _absolute(data))
-    found = {}
+    paths = {}
     for part in data.split(","):
-        name, _, place = part.partition("=")
+        name, _, path = part.partition("=")
         if name not in names:
             raise ValueError(unknown("data set", name, sorted(names)))
-        if not place:  # as an unset shell variable gives; it would mean the current folder
+        if not path:  # as an unset shell variable gives; it would mean the current folder
             raise ValueError(f"want NAME=PATH,NAME=PATH; got {data!r} with no path for {name}")
-        found[name] = _absolute(place)
-    return found
+        paths[name] = _absolute(path)
+    return paths
 
 
 def _absolute(place: str) -> str:
     """An existing path as an absolute one, for jobs that start in another folder; a name stays as it is."""
     return str(Path(place).absolute()) if Path(place).exists() else place
-
-
-def check_data(runs: Sequence[Run], *, labels: bool = True) -> None:
-    """Check that the data of runs exist, and that the runs can be measured on them.
-
-    Args:
-        runs: The runs.
-        labels: Look for labels in the user's own images, if an evaluation needs them: training does not, so that
-            without this check every run would train to its end and fail then. This loads the images.
-
-    Raises:
-        ValueError: Data or labels are missing.
-    """
-    different = {}
-    for run in runs:
-        places = (run.changes.get(place) for place in task_for(run).places)
-        different[run.config, *run.extra.items(), *places] = run
-    for run in different.values():
-        task_for(run).check(settings_of(run))
-        if labels and run.measure == "evaluation":
-            task_for(run).check_measured(settings_of(run))
-
-
-def check_devices(runs: Sequence[Run]) -> None:
-    """Check that this machine has the devices of runs.
-
-    Raises:
-        ValueError: It has not.
-    """
-    for device in {str(settings_of(run).device) for run in {run.key: run for run in runs}.values()}:
-        find_device(device)
-
-
-def check_losses(runs: Sequence[Run]) -> None:
-    """Call the user's own losses once with every try: they fail now, not after hours of other runs.
-
-    Raises:
-        ValueError: A loss fails.
-    """
-    for run in {run.key: run for run in runs}.values():
-        wanted = settings_of(run)
-        if ":" not in wanted.loss.preset:
-            continue
-        try:
-            task_for(run).check_loss(wanted)
-        except ValueError as error:
-            named = ", ".join(filter(None, [run.row, run.loss, _tried(run)]))
-            raise ValueError(f"{named}: {error}") from error
-
-
-def _tried(run: Run) -> str:
-    """What a run sets of its loss besides its name, in words."""
-    named = {name: value for name, value in run.changes.items() if value not in (None, {})}
-    return words({name: named[name] for name in named if name.startswith("loss.") and name != "loss.preset"})
 
 
 def _check(run: Run) -> None:
@@ -302,28 +256,40 @@ def task_for(run: Run) -> Task:
 
 def settings_of(run: Run) -> Any:
     """All settings of a run, from its configuration and its changes: an instance of its task's settings class."""
-    content = settings.load(run.config)
-    arguments = tuple(replace(run, seed=0, folder=Path()).arguments())
-    wanted = _read_once(task_of(content).settings, shown(content), arguments)  # type: ignore[arg-type]
+    content = deepcopy(settings.load(run.config))
+    for name, value in {**run.changes, **run.extra}.items():
+        _change(content, name, value)
+    wanted = _built(task_of(content).settings, json.dumps(content))  # type: ignore[arg-type]
     return replace(wanted, seed=run.seed, out=run.folder)
 
 
+def _change(content: dict[str, Any], name: str, value: Any) -> None:
+    """Set ``a.b.c`` in nested settings."""
+    if isinstance(value, Mapping) and name not in WHOLE:
+        for part, inner in value.items():
+            _change(content, f"{name}.{part}", inner)
+        return
+    *groups, last = name.split(".")
+    for group in groups:
+        content = content.setdefault(group, {})
+    content[last] = value
+
+
 @lru_cache(maxsize=1024)
-def _read_once(kind: type[Any], content: str, arguments: tuple[str, ...]) -> Any:
+def _built(kind: type[Any], content: str) -> Any:
     """Cached settings: a table asks for them repeatedly. ``content`` renews the cache if the file has changed."""
-    return settings.read(kind, arguments, command="weince train", examples="")
+    return settings.build(kind, json.loads(content))
 
 
 def epochs_of(run: Run) -> int:
     """Number of epochs of a run."""
-    given = {**flat(settings.load(run.config)), **run.changes}
-    return int(given.get("epochs", task_for(run).settings.epochs))
+    return int(settings_of(run).epochs)
 
 
 def has_settings(run: Run, content: Mapping[str, Any]) -> bool:
     """Whether the content of a ``run.yaml`` belongs to this run; the place of the data may differ."""
     task, wanted = task_for(run), settings.as_written(settings_of(run))
-    found = settings.recorded(content, task.settings)
+    written = settings.recorded(content, task.settings)
     return task_of(content) is task and all(
-        found[name] == wanted[name] for name in wanted.keys() - task.incidental
+        written[name] == wanted[name] for name in wanted.keys() - task.incidental
     )

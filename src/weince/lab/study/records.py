@@ -26,9 +26,7 @@ ARCHIVE = "runs.jsonl"
 def read_record(run: Run, name: str) -> Any:
     """Content of one of a run's small files, from its folder or else from the archive.
 
-    Args:
-        run: The run.
-        name: ``run.yaml``, a JSON file, or ``log.csv`` (rows without their empty cells; no rows if it is missing).
+    ``name`` is ``run.yaml``, a JSON file, or ``log.csv`` (rows without their empty cells; no rows if it is missing).
 
     Raises:
         FileNotFoundError: Neither has the file.
@@ -110,7 +108,7 @@ def read_archive(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: A line is not the record of a run.
     """
-    found = {}
+    records = {}
     with path.open("rb") as lines:  # bytes: if they are no text, the error names the line
         for number, line in enumerate(lines, 1):
             try:
@@ -121,14 +119,14 @@ def read_archive(path: Path) -> dict[str, dict[str, Any]]:
                 ) from None
             try:
                 files = dict(content)
-                found[str(files.pop("run"))] = files
+                records[str(files.pop("run"))] = files
             except (ValueError, TypeError, KeyError):
                 got = line.decode().strip()
                 raise ValueError(
                     f"{path}, line {number}: not the record of a run; wanted a JSON object with the key run; "
                     f"got {got[:60] + '...' * (len(got) > 60)}"
                 ) from None
-    return found
+    return records
 
 
 def _line(name: str, files: Mapping[str, Any]) -> str:

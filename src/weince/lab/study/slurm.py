@@ -19,8 +19,10 @@ from typing import Any
 
 from weince.files import write_text_aside
 from weince.lab.configure import unknown
-from weince.lab.study.execute import ATTEMPTS, Tell, Then, carry_out_run, is_done, nothing_further
+from weince.lab.study.local import Further, nothing_further
 from weince.lab.study.plan import Run
+from weince.lab.study.process import ATTEMPTS, Tell, carry_out_run
+from weince.lab.study.provenance import is_done
 
 POLL = 5.0
 """Seconds between two queries of the queue."""
@@ -30,13 +32,13 @@ SILENCE = 12
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """A job that carries out one run."""
 
     run: Run
 
     def __call__(self) -> None:
-        _use_what_is_given()
+        _use_own_cores()
         carry_out_run(self.run)
 
     def checkpoint(self) -> Any:
@@ -47,17 +49,17 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Once:
+class CallJob:
     """A job that calls a function once."""
 
     work: Callable[[], None]
 
     def __call__(self) -> None:
-        _use_what_is_given()
+        _use_own_cores()
         self.work()
 
 
-def _use_what_is_given() -> None:
+def _use_own_cores() -> None:
     """Use only the cores that Slurm gave to the job."""
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
 
@@ -76,7 +78,7 @@ def call_on_slurm(
         options: Options of sbatch under submitit's names.
     """
     executor = _executor(out.absolute() / "slurm", runs, 1, options or {})
-    job = _accepted(lambda: executor.submit(Once(work)))
+    job = _accepted(lambda: executor.submit(CallJob(work)))
     while job.job_id in _queued():
         time.sleep(POLL)
 
@@ -88,7 +90,7 @@ def run_on_slurm(
     jobs: int,
     options: Mapping[str, Any] | None = None,
     tell: Tell,
-    then: Then = nothing_further,
+    further: Further = nothing_further,
 ) -> dict[str, str]:
     """Carry out runs on the cluster, at most `jobs` at once, and wait for them.
 
@@ -100,7 +102,7 @@ def run_on_slurm(
         jobs: Largest number of concurrent array tasks.
         options: Options of sbatch under submitit's names, for example ``{"partition": "gpu", "time": 600}``.
         tell: Called with a run and its new state, such as ``started`` or ``done``.
-        then: Called when a run has ended; the runs that it adds are submitted once fewer than `jobs` are left.
+        further: Called when a run has ended; the runs that it adds are submitted once fewer than `jobs` are left.
 
     Returns:
         Why runs failed, by their names; the others are done.
@@ -110,10 +112,10 @@ def run_on_slurm(
     queue = _read(folder / "jobs.json")
     queued = _queued()
     resubmitted: Counter[Path] = Counter()
-    waiting, further, failed = list[Run](), list(runs), dict[str, str]()
+    waiting, later, failed = list[Run](), list(runs), dict[str, str]()
     room = len(runs)  # one array: Slurm runs at most `jobs` of it at once
-    while waiting or further:
-        ready, further = further[:room], further[room:]
+    while waiting or later:
+        ready, later = later[:room], later[room:]
         new = [run for run in ready if not is_done(run) and queue.get(str(run.folder)) not in queued]
         _submit(executor, new, queue, folder, tell)
         waiting += ready
@@ -138,7 +140,7 @@ def run_on_slurm(
                 )
                 tell(run, "failed")
             waiting.remove(run)
-            further = then(further, failed)
+            later = further(later, failed)
         room = max(0, jobs - len(waiting))
         if waiting:
             time.sleep(POLL)
@@ -178,19 +180,19 @@ def _executor(folder: Path, runs: Sequence[Run], jobs: int, options: Mapping[str
 
 
 def sbatch_options(
-    usual: Mapping[str, Any], given: Mapping[str, Any], known: Collection[str]
+    usual: Mapping[str, Any], asked: Mapping[str, Any], known: Collection[str]
 ) -> dict[str, Any]:
-    """Options of sbatch: the usual ones, overridden by the given ones; text of digits becomes a number.
+    """Options of sbatch: the usual ones, overridden by those asked for; text of digits becomes a number.
 
     >>> sbatch_options({"time": 720}, {"time": "240", "partition": "gpu"}, {"time", "partition"})
     {'time': 240, 'partition': 'gpu'}
     """
-    found = dict(usual)
-    for name, value in given.items():
+    options = dict(usual)
+    for name, value in asked.items():
         if name not in known:
             raise ValueError(unknown("option of Slurm", name, sorted(known)))
-        found[name] = int(value) if isinstance(value, str) and value.isdecimal() else value
-    return found
+        options[name] = int(value) if isinstance(value, str) and value.isdecimal() else value
+    return options
 
 
 def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: Path, tell: Tell) -> None:
@@ -201,9 +203,9 @@ def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: P
         (run.folder / "error.txt").unlink(missing_ok=True)  # left by an earlier sweep
     jobs = _accepted(
         lambda: (
-            [executor.submit(Job(runs[0]))]
+            [executor.submit(RunJob(runs[0]))]
             if len(runs) == 1
-            else executor.submit_array([Job(run) for run in runs])
+            else executor.submit_array([RunJob(run) for run in runs])
         )
     )
     queue |= {str(run.folder): job.job_id for run, job in zip(runs, jobs, strict=True)}
@@ -247,7 +249,7 @@ def _queued(looks: int = SILENCE) -> set[str]:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        jobs: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return jobs

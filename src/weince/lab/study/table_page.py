@@ -1,142 +1,101 @@
 """Write a table as files: CSV for programs, Markdown for a repository, one HTML page to look at."""
 
-import csv
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-
-from weince.diagnose.html import templates
-from weince.files import csv_text, write_aside, write_text_aside
 from weince.intervals import Interval, p_text
-from weince.lab.study.aggregate import Line, Summary
-from weince.lab.study.plan import Run
-from weince.lab.study.tables import MEASURES
-from weince.lab.tasks.images.evaluation.knn import RECALLS
-from weince.lab.tasks.images.evaluation.protocol import PairedTest, pooled_spread
-
-if TYPE_CHECKING:
-    from weince.lab.study.curves import Picture
-
-NAMES = {
-    "linear": "Linear probe, %",
-    "knn": "Weighted vote of the 50 nearest neighbours, %",
-    **{f"r{k}": f"Recall at {k}, %" for k in RECALLS},
-    "map_r": "MAP@R, %",
-    "stsb": "Spearman on STS-B, x 100",
-    "sts": "Mean Spearman of the STS tasks, x 100",
-    "link_lam": "Weight of the shortfall in the blended link",
-    "link_gain": "Held-out gain of the blended link over softmax, nats an anchor",
-    "link_ratio": "exp of that gain",
-    "frechet_lam_w": "Weight of the shortfall",
-    "frechet_gain_w": "Gain of the shortfall over softmax, nats an anchor",
-    "frechet_gain_f": "Gain of the heavy-tail coordinate over softmax, nats an anchor",
-    "frechet_gain_wf": "Gain of both over the shortfall alone, nats an anchor",
-    "frechet_lam_f": "Weight of the heavy-tail coordinate in the joint fit",
-    "loss_ms": "Loss stage, forward and backward, ms",
-}
-HEADER = (
-    "row",
-    "loss",
-    "settings",
-    "reported",
-    "measured",
-    "n",
-    "validation",
-    "against the baseline",
-    "p",
+from weince.lab.study.blocks import (
+    Document,
+    Numbers,
+    Part,
+    drawn,
+    markdown_list,
+    markdown_table,
+    numbers,
+    plain,
+    save_rows,
+    text_or_dash,
+    write,
 )
-NUMERIC = {"reported", "measured", "n", "validation", "against the baseline", "p"}
+from weince.lab.study.measures import MEASURES
+from weince.lab.study.statistics import Done, TableLine, TableLines
+from weince.lab.tasks.images.evaluation.protocol import pooled_spread
+
+HEADINGS = {
+    "loss_ms": "Loss stage, forward and backward, ms",
+    **{figure: heading for measure in MEASURES.values() for figure, heading in measure.figures.items()},
+}
+HEADER = "row", "loss", "settings", "reported", "measured", "n", "validation", "against the baseline", "p"
+NUMERIC = set(HEADER[3:])
 AS_IS = "as configured"
 SPREAD = (
     "Each standard deviation below is pooled over the configurations with two seeds or more, as if it were the same "
     "for all and seeds were independent. What follows from it is not corrected for the number of comparisons."
 )
-PERCENT = MEASURES["evaluation"].figures
+
+if TYPE_CHECKING:
+    from weince.diagnose.style import Figure
 
 
 @dataclass(frozen=True)
-class Page:
-    """Everything that the files show.
+class TablePage:
+    """Everything that the files of a table show.
 
     Attributes:
         title: Title of the table.
         opening: What it shows, in one sentence.
         baseline: The loss that the others are compared with.
-        summary: The lines.
+        lines: The lines.
         facts: What a reader must know, by name: runs done, tuning budget, data, hardware, command, commit.
         failed: Why runs failed.
         notes: How to read the lines.
+        figures: Figures, which are files already.
         warning: A warning above the first figure; empty for none.
-        pictures: Figures, each also written as a file.
     """
 
     title: str
     opening: str
     baseline: str
-    summary: Summary
+    lines: TableLines
     facts: Mapping[str, str]
     failed: Sequence[str] = ()
     notes: Sequence[str] = ()
-    pictures: "Sequence[Picture]" = ()
+    figures: "Sequence[Figure]" = ()
     warning: str = ""
 
 
-def write_page(page: Page, folder: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]] = ()) -> Path:
-    """Write three CSV files, figures, ``table.md`` and ``index.html``; returns the last."""
+def write_table(page: TablePage, folder: Path, done: Iterable[Done] = ()) -> Path:
+    """Write three CSV files, ``table.md`` and ``index.html``; returns the last."""
     folder.mkdir(parents=True, exist_ok=True)
-    for picture in page.pictures:
-        _write(folder / f"{picture.name}.svg", picture.svg)
-    _write_csv(folder / "table.csv", page.summary.chosen, page.facts)
-    _write_csv(folder / "tries.csv", page.summary.tries, page.facts)
-    _write_runs(folder / "runs.csv", runs)
-    _write(folder / "table.md", markdown(page))
-    _write(folder / "index.html", html(page))
+    _save_lines(folder / "table.csv", page.lines.chosen, page.facts)
+    _save_lines(folder / "tries.csv", page.lines.tries, page.facts)
+    _save_runs(folder / "runs.csv", done)
+    write(folder / "table.md", markdown(page))
+    write(folder / "index.html", document(page).html())
     return folder / "index.html"
 
 
-def _write(path: Path, text: str) -> None:
-    write_text_aside(path, text, "table")
-
-
-def cells(line: Line) -> tuple[str, ...]:
+def cells(line: TableLine) -> tuple[str, ...]:
     """A line as text, in the order of `HEADER`."""
-    digits = 2 if line.figure in PERCENT else 3
-    n = f"{line.measured.n if line.measured else 0}"
+    n = line.measured.n if line.measured else 0
+    pairs = f" (n = {line.against.n})" if line.against and line.measured and line.against.n != n else ""
     return (
         line.row,
         line.loss,
         line.tried or AS_IS,
-        text_or_dash(line.reported, digits),
-        text_or_dash(line.measured, digits),
-        n if n == str(line.planned) else f"{n} of {line.planned}",
+        text_or_dash(line.reported, line.digits),
+        text_or_dash(line.measured, line.digits),
+        f"{n}" if n == line.planned else f"{n} of {line.planned}",
         "—" if math.isnan(line.validation) else f"{line.validation:.2f}",
-        f"{text_or_dash(line.against, digits)}{_fewer_pairs(line)}",
-        p_value(line.against),
+        text_or_dash(line.against, line.digits) + pairs,
+        "—" if line.against is None else p_text(line.against.p_value),
     )
 
 
-def _fewer_pairs(line: Line) -> str:
-    """Number of pairs of a difference, if it is not the line's number of encoders; else empty."""
-    if line.against is None or line.measured is None or line.against.n == line.measured.n:
-        return ""
-    return f" (n = {line.against.n})"
-
-
-def text_or_dash(found: Interval | PairedTest | None, digits: int) -> str:
-    """A mean, or a signed difference, with its interval; a dash for None."""
-    return "—" if found is None else found.text(digits)
-
-
-def p_value(found: PairedTest | None) -> str:
-    """A p-value, never shown as 0; a dash for None."""
-    return "—" if found is None else p_text(found.p_value)
-
-
-def reading_notes(summary: Summary, choose_by: str) -> list[str]:
+def reading_notes(lines: TableLines, choose_by: str) -> list[str]:
     """Notes on how to read the lines of a table; ``choose_by`` is the figure that decided between tries, if any."""
     notes = [
         "Measured: mean over encoders (one per seed) ± half width of its 95 % t-interval; n is the number of "
@@ -148,149 +107,131 @@ def reading_notes(summary: Summary, choose_by: str) -> list[str]:
             "that all of its tries have; test figures decide nothing. The column validation shows that figure in "
             "every table."
         )
-    against = [line.against for line in summary.chosen if line.against]
+    against = [line.against for line in lines.chosen if line.against]
     if against:
         tested = any(math.isfinite(one.p_value) for one in against)
+        test = ", two-sided t-test; p is not corrected for the number of comparisons."
         notes.append(
             "Against the baseline: paired over the seeds that both have"
-            + (
-                ", two-sided t-test; p is not corrected for the number of comparisons."
-                if tested
-                else "; they allow no test."
-            )
+            + (test if tested else "; they allow no test.")
         )
-    return notes + spread_notes(summary)
+    return notes + spread_notes(lines)
 
 
-def spread_notes(summary: Summary) -> list[str]:
+def spread_notes(lines: TableLines) -> list[str]:
     """Notes on the spread between seeds, pooled over configurations: one interval over few seeds is unreliable."""
     groups: dict[tuple[str, str], list[Interval]] = {}
-    for line in summary.tries:
+    digits = {line.figure: line.digits for line in lines.tries}
+    for line in lines.tries:
         measured = groups.setdefault((line.figure, line.row), [])
         # Two columns may share their runs; count those once.
         if line.measured is not None and line.measured.n > 1 and line.measured not in measured:
             measured.append(line.measured)
     notes = []
     for (figure, row), measured in groups.items():
-        spread = pooled_spread(measured)
+        spread, d = pooled_spread(measured), digits[figure]
         if spread is None or len(measured) == 1 or spread.deviation == 0.0:
             continue
-        digits = 2 if figure in PERCENT else 3
         halves = {n: spread.half(n) for n in sorted({one.n for one in measured})}
         known = "; ".join(
-            f"with {n} seeds, a mean is known to ± {half:.{digits}f}, and a difference of two means below "
-            f"{math.sqrt(2) * half:.{digits}f} is not significant at 5 %"
+            f"with {n} seeds, a mean is known to ± {half:.{d}f}, and a difference of two means below "
+            f"{math.sqrt(2) * half:.{d}f} is not significant at 5 %"
             for n, half in halves.items()
         )
         notes.append(
-            f"{NAMES.get(figure, figure)}, {row}: the standard deviation between seeds is "
-            f"{spread.deviation:.{digits}f} ({len(measured)} configurations, {spread.degrees} degrees of freedom); "
-            f"{known}."
+            f"{HEADINGS[figure]}, {row}: the standard deviation between seeds is {spread.deviation:.{d}f} "
+            f"({len(measured)} configurations, {spread.degrees} degrees of freedom); {known}."
         )
     return [SPREAD, *notes] if notes else []
 
 
-class Drawn(NamedTuple):
-    """The lines of one figure as text."""
-
-    name: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def by_figure(lines: Iterable[Line]) -> list[Drawn]:
+def by_figure(lines: Iterable[TableLine]) -> list[Numbers]:
     """A table for each figure, without empty columns."""
-    found: dict[str, list[tuple[str, ...]]] = {}
+    groups: dict[str, list[tuple[str, ...]]] = {}
     for line in lines:
-        found.setdefault(NAMES.get(line.figure, line.figure), []).append(cells(line))
-    drawn = []
-    for name, rows in found.items():
+        groups.setdefault(HEADINGS[line.figure], []).append(cells(line))
+    tables = []
+    for name, rows in groups.items():
         kept = [i for i in range(len(HEADER)) if any(row[i] != "—" for row in rows)]
-        drawn.append(
-            Drawn(name, tuple(HEADER[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
-        )
-    return drawn
+        tables.append(_of_columns(name, HEADER, rows, kept))
+    return tables
 
 
-def narrow(table: Drawn) -> Drawn:
+def _of_columns(
+    name: str, header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]
+) -> Numbers:
+    short = [[row[i] for i in kept] for row in rows]
+    return numbers(name, name, [header[i] for i in kept], short, NUMERIC)
+
+
+def narrow(table: Numbers) -> Numbers:
     """A table for a small screen, without redundant columns.
 
     If all lines share one row, the heading names it instead. The settings are left out if every line has its loss as
     configured.
     """
-    every = dict(zip(table.header, zip(*table.rows, strict=True), strict=True))
-    rows, tried = set(every["row"]), set(every["settings"])
-    left_out = {name for name, alone in (("row", len(rows) == 1), ("settings", tried == {AS_IS})) if alone}
+    rows = [[cell.text for cell in row] for row in table.rows]
+    columns = dict(zip(table.header, zip(*rows, strict=True), strict=True))
+    one_row = len(set(columns["row"])) == 1
+    left_out = {"row"} if one_row else set()
+    if set(columns["settings"]) == {AS_IS}:
+        left_out.add("settings")
     kept = [i for i, name in enumerate(table.header) if name not in left_out]
-    return Drawn(
-        f"{table.name}, {rows.pop()}" if len(rows) == 1 else table.name,
-        tuple(table.header[i] for i in kept),
-        tuple(tuple(row[i] for i in kept) for row in table.rows),
-    )
+    name = f"{table.name}, {columns['row'][0]}" if one_row else table.name
+    return _of_columns(name, table.header, rows, kept)
 
 
-def markdown(page: Page) -> str:
+def markdown(page: TablePage) -> str:
     """The table in Markdown."""
+
+    def table_lines(table: Numbers) -> list[str]:
+        return markdown_table(table.header, ([cell.text for cell in row] for row in table.rows), NUMERIC)
+
     parts = [f"# {plain(page.title)}", "", plain(page.opening), ""]
-    if page.warning:
-        parts += [f"**{plain(page.warning)}**", ""]
-    for table in by_figure(page.summary.chosen):
-        parts += [f"## {plain(table.name)}", "", *_rows(table), ""]
+    parts += [f"**{plain(page.warning)}**", ""] if page.warning else []
+    for table in by_figure(page.lines.chosen):
+        parts += [f"## {plain(table.name)}", "", *table_lines(table), ""]
     parts += [*map(plain, page.notes), ""]
-    if page.pictures:
-        parts += ["## How the runs went", "", "Drawn in index.html:", ""]
-        parts += [f"- {plain(picture.name)}: {plain(picture.caption)}" for picture in page.pictures]
-        parts += [""]
-    parts += ["## How it was made", ""]
-    parts += [f"- {name}: {plain(value)}" for name, value in page.facts.items()]
+    if page.figures:
+        listed = [f"{figure.slug}: {figure.caption}" for figure in page.figures]
+        parts += ["## How the runs went", "", "Drawn in index.html:", "", *markdown_list(listed), ""]
+    parts += ["## How it was made", "", *(f"- {name}: {plain(value)}" for name, value in page.facts.items())]
     if page.failed:
-        parts += ["", "## Runs that failed", "", *(f"- {plain(line)}" for line in page.failed)]
-    if page.summary.tries != page.summary.chosen:
+        parts += ["", "## Runs that failed", "", *markdown_list(page.failed)]
+    if page.lines.tries != page.lines.chosen:
         parts += ["", "## Every try"]
-        for table in by_figure(page.summary.tries):
-            parts += ["", f"### {plain(table.name)}", "", *_rows(table)]
+        for table in by_figure(page.lines.tries):
+            parts += ["", f"### {plain(table.name)}", "", *table_lines(table)]
     return "\n".join(parts) + "\n"
 
 
-def plain(text: str) -> str:
-    """Text on one line, escaped for Markdown."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(text.split()))
-
-
-def _rows(table: Drawn) -> list[str]:
-    return markdown_table(table.header, table.rows, NUMERIC)
-
-
-def markdown_table(
-    header: Sequence[str], rows: Iterable[Iterable[str]], numeric: Collection[str]
-) -> list[str]:
-    """Lines of a Markdown table; the columns named in ``numeric`` are right-aligned."""
-    rule = "|" + "".join(" ---: |" if name in numeric else " --- |" for name in header)
-    return [_row(header), rule, *map(_row, rows)]
-
-
-def _row(row: Iterable[str]) -> str:
-    return "| " + " | ".join(plain(cell) for cell in row) + " |"
-
-
-def html(page: Page) -> str:
-    """The HTML page: self-contained, without scripts, everything escaped."""
-    return (
-        templates("weince.lab.study")
-        .get_template("table.html")
-        .render(
-            page=page,
-            numeric=NUMERIC,
-            chosen=[narrow(table) for table in by_figure(page.summary.chosen)],
-            tries=[narrow(table) for table in by_figure(page.summary.tries)]
-            if page.summary.tries != page.summary.chosen
-            else (),
-            drawn=[(Markup(picture.in_page), picture.caption) for picture in page.pictures],
-        )
+def document(page: TablePage) -> Document:
+    """The HTML page."""
+    chosen, tries = ([narrow(t) for t in by_figure(lines)] for lines in page.lines)
+    reported = any(line.reported for line in page.lines.chosen)
+    baseline = f"The baseline is {page.baseline}."
+    header = [
+        ("", page.opening),
+        ("warning", page.warning),
+        ("soft", f"Reported by the paper, and measured here. {baseline}" if reported else baseline),
+    ]
+    beside = (
+        "The paper's figure stands beside the first try of each loss, which has the paper's own settings."
     )
+    several = page.lines.tries != page.lines.chosen
+    intro = beside if any(line.reported for line in page.lines.tries) else ""
+    sections = [
+        Part("table", tables=chosen, notes=page.notes),
+        Part("drawn", "How the runs went", figures=drawn(page.figures), broad=True) if page.figures else None,
+        Part("failed", "Runs that failed", notes=page.failed) if page.failed else None,
+        Part("made", "How it was made", facts=page.facts),
+        Part("tries", "Every try", intro=intro, tables=tries) if several else None,
+    ]
+    shown = [line for line in header if line[1]]
+    return Document(page.title, shown, [section for section in sections if section])
 
 
-def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> None:
+def _save_lines(path: Path, lines: Iterable[TableLine], facts: Mapping[str, str]) -> None:
     """Write a row per line in full precision; the last columns are the facts that hold for all of them."""
     common = {
         name: facts[name] for name in ("tuning budget", "hardware", "commit", "command") if name in facts
@@ -314,30 +255,14 @@ def _write_csv(path: Path, lines: Iterable[Line], facts: Mapping[str, str]) -> N
     save_rows(path, header, rows)
 
 
-def _write_runs(path: Path, runs: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
+def _save_runs(path: Path, done: Iterable[Done]) -> None:
     """Write a row per run: every measured number, and the hardware, commit and command."""
     rows = []
-    for run, record in runs:
-        made = record["made"]
-        numbers = {k: v for k, v in record.items() if isinstance(v, int | float | str) and k != "made"}
+    for one in done:
+        run, made = one.run, one.record["made"]
+        figures = {k: v for k, v in one.record.items() if isinstance(v, int | float | str)}
         rows.append(
-            {"row": run.row, "loss": run.loss, "trial": run.try_number, "seed": run.seed, **numbers, **made}
+            {"row": run.row, "loss": run.loss, "trial": run.try_number, "seed": run.seed, **figures, **made}
         )
     header = list(dict.fromkeys(name for row in rows for name in row))
     save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
-
-
-def save_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows as CSV, NaN as an empty cell."""
-
-    def save(part: Path) -> None:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([[_cell(value) for value in row] for row in (header, *rows)])
-
-    write_aside(path, save, "table")
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str):
-        return csv_text(value)
-    return "" if value != value else value

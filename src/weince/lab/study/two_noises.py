@@ -5,10 +5,11 @@ and by query, has the variance
 
     V = seeds / S + queries / Q + rest / (S Q).
 
-Its part between seeds comes from the means of the seeds, pooled over all losses as in `weince.lab.study.verdict`; it
-contains the rest. Its part between queries is a bootstrap over groups of queries, one matrix product for all losses;
-it contains the rest too, which is therefore subtracted once. The degrees of freedom are Satterthwaite's. A difference
-is called better or worse only if it is significant against both noises together and against each of them alone.
+Its part between seeds comes from the means of the seeds, pooled over all losses as in
+`weince.lab.study.differences`; it contains the rest. Its part between queries is a bootstrap over groups of queries,
+one matrix product for all losses; it contains the rest too, which is therefore subtracted once. The degrees of
+freedom are Satterthwaite's. A difference is called better or worse only if it is significant against both noises
+together and against each of them alone.
 """
 
 import math
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit  # not scipy.stats, which takes a second to import
 
 from weince.intervals import LEVEL
-from weince.lab.study.verdict import Word, holm, paired_spread
+from weince.lab.study.differences import Word, holm, paired_spread
 
 Floats = NDArray[np.float64]
 DRAWS = 2000

@@ -281,9 +281,11 @@ class Task:
         check_loss: Raises a ValueError if the loss of given settings fails on random embeddings on their device.
         fingerprint: Returns the fingerprint of the data of given settings: `Training.fingerprint` without a training.
         weights: File or folder that training writes into a run's folder.
-        measure: How a run is measured: a key of `weince.lab.study.tables.MEASURES`.
+        measure: How a run is measured: a key of `weince.lab.study.measures.MEASURES`.
         evaluate: Measures the trained run in a folder on a device and writes the result into the folder; None if
             training does that at its end.
+        judge: Compares the losses of a comparison, with the arguments and the result of
+            `weince.lab.study.statistics.judge_by_seeds`; None for that function.
         figures: Figures that a comparison reports. The first one chooses tries and orders losses.
         validation: Name of the validation figure that chooses tries.
         unit: Unit of the figures.
@@ -313,6 +315,7 @@ class Task:
     finished: Callable[[Any], Path | None] = lambda run: None
     check_measured: Callable[[Any], None] = lambda run: None
     evaluate: Callable[[Path, str], None] | None = None
+    judge: Callable[..., Any] | None = None
 
     def train(self, run: Any, *, bar: bool = True) -> Path:
         """Train a run, or resume it; returns the path to tell the user."""

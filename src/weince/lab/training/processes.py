@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,23 @@ else:
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
+
+
+def end_with_parent() -> None:
+    """End this process, and those of its group, when the process that started it is gone, however it ended.
+
+    Standard input must be a pipe that the other process holds open; if it is none, nothing happens.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):  # empty once the other end is closed
+            pass
+        if sys.platform != "win32" and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # a run resumes from its checkpoint, whenever it is killed
+        os._exit(1)
+
+    if stat.S_ISFIFO(os.fstat(0).st_mode):
+        threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -5,11 +5,10 @@ import shutil
 
 import pytest
 import yaml
-from lab.study.made import TEXT, config_in
+from lab.study.made import TEXT, config_in, reproduce
 from safetensors.torch import load_file, save_file
 
 from weince.cli import main
-from weince.lab.study.reproduce import reproduce
 
 
 @pytest.fixture

@@ -11,21 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from weince.files import write_text_aside
 from weince.lab import settings
-from weince.lab.configure import PRESETS, LossConfig, build_loss, find, unknown
-from weince.lab.study.plan import flat
-from weince.lab.study.tables import SEEDS, Loss, Table, check_seeds
+from weince.lab.configure import unknown
+from weince.lab.study.search_space import Tries
+from weince.lab.study.table import SEEDS, Column, RunTable, check_seeds
 from weince.lab.tasks.base import Task
 from weince.lab.tasks.registry import task_of
 
 KEPT = "comparison.yaml"
-
-Tries = Sequence[Mapping[str, Any]]
-"""Settings of a loss to choose among, by dotted name, the most promising first."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +68,25 @@ class Comparison:
         """The task of the configuration, which determines the figures."""
         return task_of(settings.load(self.config))
 
-    def tries_table(self) -> Table:
+    def tries_table(self) -> RunTable:
         """The tries of all losses, with the first seed."""
         epochs = {} if self.try_epochs is None else {"epochs": self.try_epochs}
-        losses = {name: Loss(set={}, tries=tries) for name, tries in self.losses.items()}
+        losses = {name: Column(set={}, tries=tries) for name, tries in self.losses.items()}
         return self._table(losses, self.seeds[:1], {**self.set, **epochs})
 
-    def seeds_table(self, chosen: Mapping[str, int]) -> Table:
+    def seeds_table(self, chosen: Mapping[str, int]) -> RunTable:
         """The chosen try of each loss that has one, with all seeds.
 
         The chosen try is the only one in this table, so its number here is 0; `Sweep.seeds` restores the original.
         """
-        losses = {name: Loss(set=self.losses[name][number]) for name, number in chosen.items()}
+        losses = {name: Column(set=self.losses[name][number]) for name, number in chosen.items()}
         return self._table(losses, self.seeds, self.set)
 
-    def _table(self, losses: Mapping[str, Loss], seeds: Sequence[int], common: Mapping[str, Any]) -> Table:
+    def _table(
+        self, losses: Mapping[str, Column], seeds: Sequence[int], common: Mapping[str, Any]
+    ) -> RunTable:
         baseline = self.baseline if self.baseline in losses else next(iter(losses))
-        return Table(
+        return RunTable(
             name=self.name,
             title=f"Losses on {self.name}",
             figures=tuple(self.task.figures),
@@ -100,134 +98,6 @@ class Comparison:
             set=common,
             seeds=seeds,
         )
-
-
-def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
-    """The whole search space of a loss as settings of runs, in its order.
-
-    Args:
-        loss: A preset, or your own loss, ``my_package:MyLoss``. Its class may have a ``search_space`` too; without
-            one, the only try is its defaults.
-        config: The configuration. Settings of the loss in it are no part of a try: what a try does not set gets its
-            default. The task may define temperatures to try.
-    """
-    if loss not in PRESETS and ":" not in loss:
-        known = [name for name in PRESETS if name != "link"]  # without lam and beta it has no tries
-        raise ValueError(unknown("loss", loss, known) + ", or your own, my_package:MyLoss")
-    maker = PRESETS[loss] if loss in PRESETS else find(loss, "loss")
-    space: Sequence[Any] = getattr(maker, "search_space", ({},))
-    listed = isinstance(space, Sequence) and not isinstance(space, str)
-    wrong = [tried for tried in space if not isinstance(tried, Mapping)] if listed else [space]
-    if wrong or not len(space):
-        got = " ".join(repr(wrong[0]).split()) if wrong else "nothing"
-        raise ValueError(
-            f"search_space of {loss} must list arguments by name, ({{'temperature': 0.1}},); got {got}"
-        )
-    content = settings.load(config)
-    space = at_temperatures(space, task_of(content).temperatures)
-    if loss not in PRESETS:
-        _check_own(loss, space)
-    return [alone(_as_settings(loss, tried), content) for tried in space]
-
-
-def _check_own(loss: str, space: Tries) -> None:
-    """Make a loss of the user's own with every try now, not after hours of the baseline's runs."""
-    for tried in space:
-        given = {name.removeprefix("loss."): value for name, value in _as_settings(loss, tried).items()}
-        try:
-            build_loss(LossConfig(**given))
-        except ValueError as error:
-            raise ValueError(f"search_space of {loss}, {dict(tried)}: {error}") from None
-
-
-def at_temperatures(space: Tries, temperatures: Sequence[float]) -> Tries:
-    """A search space at other temperatures: all of them with the other options of its first try, then of the next.
-
-    Without ``temperatures``, or if no try has a temperature, the space is returned unchanged.
-
-    >>> at_temperatures([{"temperature": 0.5}, {"temperature": 0.5, "hardness": 2.0}], [0.05, 0.1])[1:3]
-    [{'temperature': 0.1}, {'hardness': 2.0, 'temperature': 0.05}]
-    """
-    rests = [
-        {key: value for key, value in tried.items() if key != "temperature"}
-        for tried in space
-        if "temperature" in tried
-    ]
-    if not temperatures or not rests:
-        return space
-    different = [rest for number, rest in enumerate(rests) if rest not in rests[:number]]
-    return [{**rest, "temperature": temperature} for rest in different for temperature in temperatures]
-
-
-def _as_settings(loss: str, tried: Mapping[str, Any]) -> dict[str, Any]:
-    """A try as settings, spelled as in a table's file: a run is identified by that spelling."""
-    # Lists for tuples, as comparison.yaml has them: a try that is read back must be the same try.
-    options = {name: _plain(loss, name, value) for name, value in tried.items()}
-    found: dict[str, Any] = {"loss.preset": loss}
-    if "temperature" in options:
-        found["loss.temperature"] = options.pop("temperature")
-    return found | ({"loss.options": options} if options else {})
-
-
-def _plain(loss: str, name: str, value: Any) -> Any:
-    """A value of a search space as JSON has it; numbers of NumPy become numbers of Python."""
-    try:
-        return json.loads(json.dumps(value, default=_number_of_numpy))
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"search_space of {loss}: {name} must be a number, text, a list or names with values; "
-            f"got {' '.join(repr(value).split())}"
-        ) from None
-
-
-def _number_of_numpy(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError
-
-
-def alone(tried: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """A try that sets a loss completely: what it leaves out gets its default if the configuration sets it.
-
-    Only then, so that a run is spelled the same with and without a default in its configuration. The engine stays as
-    configured, since it does not change the figures.
-
-    Args:
-        tried: Settings of the loss, by dotted name.
-        content: The configuration.
-
-    >>> alone({"loss.preset": "dcl"}, {"loss": {"preset": "hcl", "options": {"hardness": 2.0}}})
-    {'loss.preset': 'dcl', 'loss.options': {}}
-    """
-    configured, usual = content.get("loss"), settings.as_written(LossConfig())
-    if not isinstance(configured, Mapping):
-        return dict(tried)
-    unset = {
-        f"loss.{name}": usual[name]
-        for name, value in configured.items()
-        if name in usual and name not in ("preset", "engine") and value != usual[name]
-    }
-    return {**tried, **{name: value for name, value in unset.items() if name not in tried}}
-
-
-def in_words(tried: Mapping[str, Any]) -> str:
-    """A try in words, without the name of its loss.
-
-    >>> in_words({"loss.preset": "mixture", "loss.temperature": 0.1, "loss.options": {"spread": 1.0}})
-    'temperature 0.1, spread 1'
-    """
-    named = {name: value for name, value in set_in(tried).items() if name != "loss.preset"}
-    said = [f"{name.rpartition('.')[2]} {_number(value)}" for name, value in named.items()]
-    return ", ".join(said) or "its defaults"
-
-
-def set_in(tried: Mapping[str, Any]) -> dict[str, Any]:
-    """What a try sets, by dotted name; a default that `alone` added, None or no names, counts as not set."""
-    return {name: value for name, value in flat(tried).items() if value is not None and value != {}}
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def recipe_config(config: str, recipe: str) -> str:

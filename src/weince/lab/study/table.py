@@ -3,62 +3,21 @@
 The tables that come with the package are in ``configs/tables/``; `read_table` accepts any file of that form.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from weince.lab.configure import unknown
 from weince.lab.settings import check_once, configs_folder, read_yaml
-from weince.lab.tasks.images.evaluation.knn import RECALLS
+from weince.lab.study.measures import MEASURES
 
 SEEDS = (7, 21, 63, 84)
 
 
 @dataclass(frozen=True)
-class Measure:
-    """How a trained run is measured.
-
-    Attributes:
-        file: File that the measurement writes into the run's folder.
-        figures: Figures in that file.
-        test: Key of a reported figure; ``{}`` stands for the figure's name.
-        validation: Key of a figure that tries may be chosen by; empty if there is none.
-        keys: Dotted keys in the file for figures that have another name there.
-    """
-
-    file: str
-    figures: tuple[str, ...]
-    test: str = "{}"
-    validation: str = ""
-    keys: Mapping[str, str] = field(default_factory=dict)
-
-
-MEASURES = {
-    "evaluation": Measure(
-        "evaluation.json",
-        ("linear", "knn", *(f"r{k}" for k in RECALLS), "map_r"),
-        "{}_test_mean",
-        "{}_validation_mean",
-    ),
-    "sts": Measure(
-        "result.json",
-        ("stsb", "sts"),
-        "{}_test",
-        "{}_validation",
-        {"stsb_validation": "dev", "stsb_test": "tasks.STSB", "sts_test": "mean"},
-    ),
-    "link": Measure("link.json", ("link_lam", "link_gain", "link_ratio")),
-    "frechet": Measure(
-        "frechet.json",
-        ("frechet_lam_w", "frechet_gain_w", "frechet_gain_f", "frechet_gain_wf", "frechet_lam_f"),
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A column of a table.
+class Column:
+    """A loss in a table.
 
     Attributes:
         set: Settings of its runs, by dotted name.
@@ -72,8 +31,8 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The content of a table's file.
+class RunTable:
+    """Rows x losses x tries x seeds: the content of a table's file, or one stage of a comparison.
 
     Attributes:
         name: Name of the file.
@@ -95,7 +54,7 @@ class Table:
     title: str
     figures: Sequence[str]
     rows: Sequence[str]
-    losses: Mapping[str, Loss]
+    losses: Mapping[str, Column]
     baseline: str
     measure: str = "evaluation"
     choose_by: str = ""
@@ -111,11 +70,11 @@ class Table:
             raise ValueError(unknown("baseline", self.baseline, self.losses))
         for what in ("figures", "rows", "tries", "seeds"):
             if not getattr(self, what):
-                raise ValueError(f"a table needs {what}; got none")
-        known = MEASURES[self.measure].figures
+                raise ValueError(f"a table needs {what}")
+        measure = MEASURES[self.measure]
         for figure in (*self.figures, *([self.choose_by] if self.choose_by else [])):
-            if figure not in known:
-                raise ValueError(unknown(f"figure of measure {self.measure}", str(figure), known))
+            if figure not in measure.figures:
+                raise ValueError(unknown(f"figure of measure {self.measure}", str(figure), measure.figures))
         check_seeds(self.seeds)
         check_once("row", [Path(row).stem for row in self.rows])
         _check_names("set", self.set)
@@ -123,12 +82,9 @@ class Table:
             _check_names(f"set of {name}", loss.set)
             _check_tries(name, self.tries_of(name))
         tuned = any(len(self.tries_of(loss)) > 1 for loss in self.losses)
-        if tuned and not (self.choose_by and MEASURES[self.measure].validation):
-            raise ValueError(
-                "a table with several tries needs choose_by, a figure with a validation value; got none"
-            )
-        keys, key = MEASURES[self.measure].keys, MEASURES[self.measure].validation.format(self.choose_by)
-        if self.choose_by and keys and key not in keys:
+        if tuned and not (self.choose_by and measure.validation):
+            raise ValueError("a table with several tries needs choose_by, a figure with a validation value")
+        if self.choose_by and measure.keys and measure.validation.format(self.choose_by) not in measure.keys:
             raise ValueError(f"choose_by wants a figure with a validation value; got {self.choose_by}")
 
     @property
@@ -146,13 +102,6 @@ class Table:
     def tries_of(self, loss: str) -> Sequence[Mapping[str, Any]]:
         """The settings to choose among for a loss."""
         return self.losses[loss].tries or self.tries
-
-
-def check_alone(others: Mapping[str, bool]) -> None:
-    """Refuse a dry run together with an option that needs more; ``others`` says which options are given."""
-    for name, given in others.items():
-        if given:
-            raise ValueError(f"--dry-run prints the runs and stops; wanted it alone; got it with {name}")
 
 
 def check_seeds(seeds: Sequence[Any]) -> None:
@@ -190,20 +139,18 @@ def take_seeds(asked: int | Sequence[int] | None, known: Sequence[int]) -> Seque
 
 def _check_names(what: str, settings: Mapping[Any, Any]) -> None:
     """Raise if a key cannot be the name of a setting."""
-    wrong = [name for name in settings if not isinstance(name, str) or not name]
-    if wrong:
-        raise ValueError(
-            f"{what} must map names of settings to values, {{loss.temperature: 0.2}}; got {wrong[0]!r}"
-        )
+    for name in settings:
+        if not isinstance(name, str) or not name:
+            wanted = "names of settings to values, {loss.temperature: 0.2}"
+            raise ValueError(f"{what} must map {wanted}; got {name!r}")
 
 
 def _check_tries(loss: str, tries: Sequence[Any]) -> None:
     """Raise if a try is not a mapping, or is listed twice, which would inflate the tuning budget."""
     for tried in tries:
         if not isinstance(tried, Mapping):
-            raise ValueError(
-                f"a try must map settings to values, {{loss.temperature: 0.2}}; got {tried!r} for {loss}"
-            )
+            wanted = "settings to values, {loss.temperature: 0.2}"
+            raise ValueError(f"a try must map {wanted}; got {tried!r} for {loss}")
         _check_names(f"a try of {loss}", tried)
     check_once(f"try of {loss}", tries)
 
@@ -213,7 +160,7 @@ def named_tables() -> dict[str, Path]:
     return {path.stem: path for path in sorted((configs_folder() / "tables").glob("*.yaml"))}
 
 
-def read_table(chosen: str) -> Table:
+def read_table(chosen: str) -> RunTable:
     """Read a table by name, or from a YAML file.
 
     Raises:
@@ -235,36 +182,37 @@ def read_table(chosen: str) -> Table:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def _table(path: Path, content: Any) -> Table:
-    given = _checked(Table, content, "key of a table", without={"name"})
-    losses = given.get("losses")
+def _table(path: Path, content: Any) -> RunTable:
+    values = _checked(RunTable, "table", "key of a table", content)
+    losses = values.get("losses")
     if not isinstance(losses, dict) or not losses:
         raise ValueError(f"losses must map each loss to its settings; got {losses!r}")
-    given["losses"] = {
-        str(loss): Loss(**_checked(Loss, said, f"key of loss {loss}")) for loss, said in losses.items()
+    values["losses"] = {
+        str(loss): Column(**_checked(Column, "loss", f"key of loss {loss}", said))
+        for loss, said in losses.items()
     }
     # A row may be a configuration file beside the table.
-    given["rows"] = [
+    values["rows"] = [
         str((path.parent / row).absolute()) if (path.parent / str(row)).is_file() else str(row)
-        for row in given.get("rows", ())
+        for row in values.get("rows", ())
     ]
-    return Table(name=path.stem, **given)
+    return RunTable(name=path.stem, **values)
 
 
-def _checked(kind: type[Any], content: Any, what: str, without: Collection[str] = ()) -> dict[str, Any]:
+def _checked(kind: type[Any], called: str, what: str, content: Any) -> dict[str, Any]:
     """Check that ``content`` maps fields of a dataclass to values of the right kind, and lacks no required field."""
     if not isinstance(content, dict):
-        raise ValueError(f"wanted keys and values for a {kind.__name__.lower()}; got {content!r}")
-    known = [item for item in fields(kind) if item.name not in without]
+        raise ValueError(f"wanted keys and values for a {called}; got {content!r}")
+    known = {item.name: item for item in fields(kind) if item.name != "name"}
     for key, value in content.items():
-        if key not in (names := [item.name for item in known]):
-            raise ValueError(unknown(what, str(key), names))
+        if key not in known:
+            raise ValueError(unknown(what, str(key), known))
         wanted = _KINDS.get(key, str)
         if not isinstance(value, wanted):
             raise ValueError(f"{key} must be a {wanted.__name__}; got {value!r}")
-    for item in known:
-        if item.default is MISSING and item.default_factory is MISSING and item.name not in content:
-            raise ValueError(f"a {kind.__name__.lower()} needs {item.name}; got none")
+    for name, item in known.items():
+        if item.default is MISSING and item.default_factory is MISSING and name not in content:
+            raise ValueError(f"a {called} needs {name}")
     return dict(content)
 
 

@@ -7,7 +7,7 @@ the same as pooling the standard deviations of the paired differences over all p
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -26,74 +26,103 @@ Values = Mapping[str, Mapping[int, float]]
 """One figure of each loss, by seed."""
 
 
-class Judged(NamedTuple):
+class LossDifference(NamedTuple):
     """A loss against the baseline, by one figure.
 
     Attributes:
-        word: The verdict.
+        word: The judgement.
         why: Why the verdict is ``cannot tell``, in a few words; else empty.
-        difference: Mean difference over the seeds that both have; NaN if there are none.
-        half: Half width of its interval, from the pooled spread; NaN with one seed.
+        mean: Mean difference over the seeds that both have; NaN if there are none.
+        half: Half width of its interval; NaN with one seed.
         p_value: Two-sided p-value, not corrected; NaN with one seed.
-        holm: The p-value corrected for all comparisons of the table.
+        holm: The p-value corrected for all comparisons of the page.
         n: Number of seeds that both have.
     """
 
     word: Word
     why: str
-    difference: float
+    mean: float
     half: float
     p_value: float
     holm: float
     n: int
 
 
-class Verdict(NamedTuple):
-    """All comparisons of a table.
+class Compared(NamedTuple):
+    """One figure of all losses against the baseline, before words and Holm's correction.
 
     Attributes:
-        judged: Comparisons with the baseline, by figure and loss.
+        differences: The difference of each loss but the baseline.
+        spread: Standard deviation of a paired difference of two runs; None if it is unknown, as with one seed.
+    """
+
+    differences: Mapping[str, LossDifference]
+    spread: Spread | None
+
+
+class Judgement(NamedTuple):
+    """All comparisons of a page.
+
+    Attributes:
+        judged: Differences from the baseline with their words, by figure and loss.
         spreads: Spread of a paired difference, by figure; empty with one seed.
         comparisons: Number of tests that Holm's correction covers.
+        note: How intervals and p-values are made, for readers of the page.
     """
 
-    judged: Mapping[str, Mapping[str, Judged]]
+    judged: Mapping[str, Mapping[str, LossDifference]]
     spreads: Mapping[str, Spread]
     comparisons: int
+    note: str = (
+        "Its interval and p-value use one standard deviation, estimated from all losses as if it were the same for "
+        "all."
+    )
 
 
-def judge(figures: Mapping[str, Values], *, baseline: str, level_within: float) -> Verdict:
-    """Compare every loss with the baseline by every figure.
+def paired(values: Values, baseline: str) -> Compared:
+    """Compare every loss with the baseline over the seeds that both have."""
+    spread = paired_spread(values)
+    base = values.get(baseline, {})
+    differences = {
+        loss: _tested([of_loss[seed] - base[seed] for seed in sorted(of_loss.keys() & base.keys())], spread)
+        for loss, of_loss in values.items()
+        if loss != baseline
+    }
+    return Compared(differences, spread)
+
+
+def judge(compared: Mapping[str, Compared], *, level_within: float) -> Judgement:
+    """Correct all p-values together, and say a word about each difference.
 
     Args:
-        figures: Values of each figure, by loss and seed.
-        baseline: One of the losses.
+        compared: The losses of each figure, from `paired`.
         level_within: The largest difference that does not matter.
     """
-    spreads = {name: spread for name, values in figures.items() if (spread := paired_spread(values))}
-    tested: dict[tuple[str, str], Judged] = {}
-    for figure, values in figures.items():
-        for loss in values:
-            if loss != baseline:
-                shared = values[loss].keys() & values.get(baseline, {}).keys()
-                differences = [values[loss][seed] - values[baseline][seed] for seed in sorted(shared)]
-                tested[figure, loss] = _tested(differences, spreads.get(figure))
-    corrected = holm({key: one.p_value for key, one in tested.items() if not math.isnan(one.p_value)})
-    judged: dict[str, dict[str, Judged]] = {figure: {} for figure in figures}
-    for (figure, loss), one in tested.items():
-        p = corrected.get((figure, loss), math.nan)
-        word, why = _word(one._replace(holm=p), level_within)
-        judged[figure][loss] = one._replace(holm=p, word=word, why=why)
-    return Verdict(judged, spreads, len(corrected))
+    p_values = {
+        (figure, loss): one.p_value
+        for figure, of in compared.items()
+        for loss, one in of.differences.items()
+        if not math.isnan(one.p_value)
+    }
+    corrected = holm(p_values)
+    judged: dict[str, dict[str, LossDifference]] = {}
+    for figure, of in compared.items():
+        judged[figure] = {}
+        for loss, one in of.differences.items():
+            one = one._replace(holm=corrected.get((figure, loss), math.nan))
+            word, why = _word(one, level_within)
+            judged[figure][loss] = one._replace(word=word, why=why)
+    spreads = {figure: of.spread for figure, of in compared.items() if of.spread is not None}
+    return Judgement(judged, spreads, len(corrected))
 
 
-def reach(verdict: Verdict) -> dict[str, float]:
+def reach(judgement: Judgement) -> dict[str, float]:
     """The smallest difference that the seeds show with 80 % power, by figure; none for a figure without a spread."""
     return {
-        figure: smallest_difference(spread, n, verdict.comparisons)
-        for figure, spread in verdict.spreads.items()
+        figure: smallest_difference(spread, n, judgement.comparisons)
+        for figure, spread in judgement.spreads.items()
         if spread.deviation > 0
-        and (n := max((one.n for one in verdict.judged[figure].values()), default=0)) > 1
+        and (n := max((one.n for one in judgement.judged[figure].values()), default=0)) > 1
     }
 
 
@@ -120,7 +149,7 @@ def paired_spread(values: Values) -> Spread | None:
     return Spread(0.0 if squares <= rounding else math.sqrt(2.0 * squares / degrees), degrees)
 
 
-def _tested(differences: list[float], spread: Spread | None) -> Judged:
+def _tested(differences: Sequence[float], spread: Spread | None) -> LossDifference:
     """A comparison whose word and corrected p-value are not set yet."""
     n = len(differences)
     mean = sum(differences) / n if n else math.nan
@@ -132,30 +161,30 @@ def _tested(differences: list[float], spread: Spread | None) -> Judged:
             p = float(2.0 * stdtr(spread.degrees, -abs(mean) / error))
         elif mean == 0:
             p = 1.0
-    return Judged("cannot tell", "", mean, half, p, math.nan, n)
+    return LossDifference("cannot tell", "", mean, half, p, math.nan, n)
 
 
-def _word(one: Judged, level_within: float) -> tuple[Word, str]:
+def _word(one: LossDifference, level_within: float) -> tuple[Word, str]:
     """The verdict and its reason. A difference too small to matter is level, even if it is significant."""
     if one.n == 0:
         return "cannot tell", "no seed in common"
     if one.n == 1:
         return "cannot tell", "one seed"
-    if abs(one.difference) + one.half <= level_within:
+    if abs(one.mean) + one.half <= level_within:
         return "level", ""
     if one.holm < 1 - LEVEL:
-        return ("better" if one.difference > 0 else "worse"), ""
+        return ("better" if one.mean > 0 else "worse"), ""
     return "cannot tell", "too few seeds" if one.half > 0 else "no spread between seeds"
 
 
 def holm(p_values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """Holm's step-down correction: below 0.05, the chance of any false rejection among all is at most 5 %."""
     order = sorted(p_values, key=lambda key: p_values[key])
-    found, highest = {}, 0.0
+    holm_values, highest = {}, 0.0
     for rank, key in enumerate(order):
         highest = max(highest, min(1.0, (len(order) - rank) * p_values[key]))
-        found[key] = highest
-    return found
+        holm_values[key] = highest
+    return holm_values
 
 
 def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
@@ -172,8 +201,8 @@ def power(difference: float, spread: Spread, n: int, comparisons: int) -> float:
 def _deviations(degrees: int) -> np.ndarray:
     """Quantiles of an estimated deviation whose true value is 1; cached, since a search asks for them repeatedly."""
     chance = (np.arange(POINTS) + 0.5) / POINTS
-    found: np.ndarray = np.sqrt(2.0 * gammaincinv(degrees / 2.0, chance) / degrees)
-    return found
+    quantiles: np.ndarray = np.sqrt(2.0 * gammaincinv(degrees / 2.0, chance) / degrees)
+    return quantiles
 
 
 def smallest_difference(spread: Spread, n: int, comparisons: int) -> float:

@@ -16,12 +16,14 @@ from typing import Any
 
 from weince.lab import settings
 from weince.lab.configure import LossConfig
+from weince.lab.study.comparison import Comparison
 from weince.lab.study.cost import RECORD
-from weince.lab.study.execute import NOT_RECORDED, is_done
-from weince.lab.study.grid import Comparison, alone, in_words, set_in
+from weince.lab.study.measures import MEASURES
 from weince.lab.study.plan import WHOLE, Run, epochs_of, flat, plan, settings_of, task_for
+from weince.lab.study.provenance import NOT_RECORDED, is_done
 from weince.lab.study.records import ARCHIVE, add_records, read_archive
-from weince.lab.study.tables import MEASURES, SEEDS
+from weince.lab.study.search_space import alone, in_words, set_in
+from weince.lab.study.table import SEEDS
 from weince.lab.tasks.base import Task
 from weince.lab.tasks.registry import task_of
 
@@ -68,20 +70,20 @@ def find_runs(
     ]
     if of_data is None and ours is None:
         of_data = _data_meant([files for _, _, files in matching], runs[0])
-    found: dict[str, Files] = {}
+    taken: dict[str, Files] = {}
     refused: list[tuple[Path, str]] = []
     for archive, run, files in matching:
-        if run.name in found:
+        if run.name in taken:
             continue
         differs = _difference(files[result], of_data, ours)
         if differs:
             refused.append((archive, differs))
         else:
-            found[run.name] = _as_ours(files, run)
+            taken[run.name] = _as_ours(files, run)
             ours = ours or files[result]
     for (archive, why), count in Counter(refused).items():
         print(f"{archive}: {count} {'run' if count == 1 else 'runs'} not reused, {why}", file=sys.stderr)
-    return found
+    return taken
 
 
 def _data_meant(matching: Sequence[Files], run: Run) -> str | None:
@@ -167,19 +169,19 @@ def add(
         _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
         comparison = _with_loss(comparison, _recorded(files["run.yaml"]), content)
     runs = _identities(_every_run(comparison, out))
-    found: dict[str, Files] = {}
+    new: dict[str, Files] = {}
     for _, _, files in theirs:
         # None: a shorter try with a seed that chooses nothing here.
         run = runs.get(_recorded_identity(files["run.yaml"]))
         if run is not None and not is_done(run):
-            found.setdefault(run.name, _as_ours(files, run))
-    if not ours and not any(run.name in found for run in plan(comparison.tries_table(), out)):
+            new.setdefault(run.name, _as_ours(files, run))
+    if not ours and not any(run.name in new for run in plan(comparison.tries_table(), out)):
         seeds = sorted({_recorded_identity(files["run.yaml"])[1] for _, _, files in theirs})
         raise ValueError(
             f"a comparison that begins with --add wants tries with its first seed, {comparison.seeds[0]}, to choose "
             f"by; got {f'runs with the seeds {seeds}' if seeds else 'no runs'}"
         )
-    add_records(out, found)
+    add_records(out, new)
     return comparison
 
 
@@ -189,19 +191,19 @@ def check_protocol(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> None
     Raises:
         ValueError: Two evaluations differ; the message names both and the difference.
     """
-    for name, found in evaluations[1:]:
+    for name, evaluation in evaluations[1:]:
         first, wanted = evaluations[0]
         for key, called in PROTOCOL.items():
-            if found.get(key) != wanted.get(key):
+            if evaluation.get(key) != wanted.get(key):
                 raise ValueError(
-                    f"{name}: its {called} is {found.get(key)}, that of {first} is {wanted.get(key)}: "
+                    f"{name}: its {called} is {evaluation.get(key)}, that of {first} is {wanted.get(key)}: "
                     "their figures do not compare"
                 )
 
 
 def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: set[int]) -> None:
-    found, wanted = _recorded(content), settings.as_written(recipe)
-    free, by_key = {*task_of(wanted).incidental, "seed", "loss", "epochs"}, flat(found)
+    recorded, wanted = _recorded(content), settings.as_written(recipe)
+    free, by_key = {*task_of(wanted).incidental, "seed", "loss", "epochs"}, flat(recorded)
     differs = [
         f"{key} {by_key.get(key)!r}, not {value!r}"
         for key, value in flat({k: v for k, v in wanted.items() if k not in free}).items()
@@ -214,29 +216,31 @@ def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: se
         for key, value in by_key.items()
         if key not in known and not key.startswith(WHOLE)
     ]
-    if found["epochs"] not in epochs:
+    if recorded["epochs"] not in epochs:
         wanted_epochs = " or ".join(map(str, sorted(epochs)))
-        differs.append(f"epochs {found['epochs']}, not {wanted_epochs} (--try-epochs is for shorter tries)")
+        differs.append(
+            f"epochs {recorded['epochs']}, not {wanted_epochs} (--try-epochs is for shorter tries)"
+        )
     if differs:
         raise ValueError(f"{name}: another recipe: it has {'; '.join(differs)}")
 
 
-def _with_loss(comparison: Comparison, found: Mapping[str, Any], content: Mapping[str, Any]) -> Comparison:
+def _with_loss(comparison: Comparison, recorded: Mapping[str, Any], content: Mapping[str, Any]) -> Comparison:
     """The comparison with the loss, the try and the seed of one more run added; ``content`` is its configuration."""
-    usual = LossConfig()
-    given = {
-        f"loss.{item.name}": found["loss"][item.name]
+    usual, loss = LossConfig(), recorded["loss"]
+    tried = {
+        f"loss.{item.name}": loss[item.name]
         for item in fields(LossConfig)
-        if item.name in ("preset", "temperature") or found["loss"][item.name] != getattr(usual, item.name)
+        if item.name in ("preset", "temperature") or loss[item.name] != getattr(usual, item.name)
     }
-    given.pop("loss.engine", None)
+    tried.pop("loss.engine", None)
     searched = {"loss.preset", "loss.temperature", "loss.options"}
-    variant = {key: value for key, value in given.items() if key not in searched}
-    name = given["loss.preset"] + (f", {in_words(variant)}" if variant else "")
+    variant = {key: value for key, value in tried.items() if key not in searched}
+    name = tried["loss.preset"] + (f", {in_words(variant)}" if variant else "")
     tries = list(comparison.losses.get(name, ()))
-    if not any(set_in(tried) == set_in(given) for tried in tries):
-        tries.append(alone(given, content))
-    seeds = list(dict.fromkeys([*comparison.seeds, found["seed"]]))
+    if not any(set_in(other) == set_in(tried) for other in tries):
+        tries.append(alone(tried, content))
+    seeds = list(dict.fromkeys([*comparison.seeds, recorded["seed"]]))
     return replace(comparison, losses={**comparison.losses, name: tries}, seeds=seeds)
 
 
@@ -253,8 +257,8 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
     path = path / ARCHIVE if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"{path}: no such archive of runs; wanted a {ARCHIVE}, or a folder with one")
-    found = read_archive(path)
-    for name, files in found.items():
+    records = read_archive(path)
+    for name, files in records.items():
         missing = [needed for needed in ("run.yaml", result) if needed not in files]
         if missing:
             raise ValueError(
@@ -262,8 +266,8 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
             )
         check_shown(path, name, files, task)
         if flat(files[result]).get(measure.keys.get(figure, figure)) is None:
-            raise ValueError(f"{path}: {result} of the run {name} wants {figure}, to choose by; got none")
-    return found
+            raise ValueError(f"{path}: {result} of the run {name} wants {figure}, to choose by")
+    return records
 
 
 def check_shown(path: Path, name: str, files: Mapping[str, Any], task: Task) -> None:
@@ -294,7 +298,7 @@ def _unshown(files: Mapping[str, Any], task: Task) -> str | None:
     names = [(measure.file, "data"), *((RECORD, name) for name in (*_COSTS, "hardware") if RECORD in files)]
     missing = [(file, name) for file, name in names if name not in files[file]]
     if missing:
-        return f"{missing[0][0]} wants {missing[0][1]}; got none"
+        return f"{missing[0][0]} wants {missing[0][1]}"
     made = files.get("made.json", {}).get("measures", {})
     where = made.get(task.measure, NOT_RECORDED) if isinstance(made, Mapping) else made
     if not isinstance(where, Mapping) or not NOT_RECORDED.keys() <= where.keys():
@@ -344,8 +348,8 @@ def _identities(runs: Sequence[Run]) -> dict[tuple[str, int], Run]:
 
 
 def _recorded_identity(content: Mapping[str, Any]) -> tuple[str, int]:
-    found = _recorded(content)
-    return _text(found), found["seed"]
+    recorded = _recorded(content)
+    return _text(recorded), recorded["seed"]
 
 
 def _text(content: Mapping[str, Any]) -> str:

@@ -1,0 +1,439 @@
+"""From the records of runs to what a page shows: choice by validation, means over seeds, differences, cost.
+
+A run's record already averages the seeds of its probes and splits. Here the runs of a configuration, one per seed,
+give a mean and a t-interval, and losses are compared with the baseline seed by seed.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from weince.intervals import Interval, t_interval
+from weince.lab.study.comparison import Comparison
+from weince.lab.study.cost import RECORD, Cost
+from weince.lab.study.differences import Judgement, LossDifference, judge, paired, reach
+from weince.lab.study.plan import Run, epochs_of, words
+from weince.lab.study.records import archive_of, has_folder, read_record
+from weince.lab.study.search_space import in_words
+from weince.lab.study.table import RunTable
+from weince.lab.tasks.images.evaluation.protocol import PairedTest, budget, paired_test
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that is done, and its measured figures."""
+
+    run: Run
+    record: Mapping[str, Any]
+
+    def figure(self, name: str, kind: str = "test") -> float:
+        """A figure of its measure, ``test`` or ``validation``; NaN if the record is older than the figure.
+
+        Raises:
+            ValueError: It is no number; the message names the file and the run.
+        """
+        measure = self.run.measure
+        key = (measure.test if kind == "test" else measure.validation).format(name)
+        value = self.record.get(key) if key else None
+        if not isinstance(value, int | float | None):
+            where = self.run.result if has_folder(self.run) else archive_of(self.run)
+            raise ValueError(f"{where}: {key} must be a number; got {value!r}, in the run {self.run.name}")
+        return math.nan if value is None else float(value)
+
+    @cached_property
+    def log(self) -> list[dict[str, float]]:
+        """Rows of its log; none if it has no log."""
+        rows: list[dict[str, float]] = read_record(self.run, "log.csv")
+        return rows
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that it trained."""
+        return epochs_of(self.run)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that it trained; NaN if it has no log."""
+        return sum((row.get("seconds", math.nan) for row in self.log), 0.0) if self.log else math.nan
+
+    @property
+    def crowded(self) -> float:
+        """Share of crowded anchors in its last epoch; NaN if its log lacks it."""
+        return self.log[-1].get("crowded", math.nan) if self.log else math.nan
+
+    def course(self, column: str) -> list[tuple[float, float, float]]:
+        """Epochs and seconds of training, and a column of the log, wherever the log has it."""
+        seconds = itertools.accumulate(row.get("seconds", math.nan) for row in self.log)
+        return [
+            (row["epoch"], s, row[column]) for row, s in zip(self.log, seconds, strict=True) if column in row
+        ]
+
+
+DoneRuns = Mapping[str, Done]
+"""The runs that are done, by name."""
+
+
+def by_seed(done: Iterable[Done], figure: str, kind: str = "test") -> dict[int, float]:
+    """A figure of each seed; one that is missing or not finite (a link that could not be fitted) is left out."""
+    values = {one.run.seed: one.figure(figure, kind) for one in done}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def among(runs: Iterable[Run], done: DoneRuns) -> list[Done]:
+    """Those of the runs that are done."""
+    return [done[run.name] for run in runs if run.name in done]
+
+
+def choose(tries: Mapping[int, Sequence[Done]], figure: str) -> int | None:
+    """Number of the try with the best mean validation figure; None if no try has a finite one.
+
+    While a study is unfinished, tries are compared on the seeds that all started tries have, if there are any.
+    """
+    begun = {number: done for number, done in tries.items() if done}
+    if not begun:
+        return None
+    shared = set.intersection(*({one.run.seed for one in done} for done in begun.values()))
+    means = {
+        number: mean_of(
+            by_seed([d for d in done if not shared or d.run.seed in shared], figure, "validation")
+        )
+        for number, done in begun.items()
+    }
+    # Spearman's correlation of an encoder that collapsed is NaN.
+    known = {number: mean for number, mean in means.items() if math.isfinite(mean)}
+    return max(known, key=known.__getitem__) if known else None
+
+
+def mean_of(values: Mapping[Any, float]) -> float:
+    """Mean of the values; NaN if there are none."""
+    return statistics.fmean(values.values()) if values else math.nan
+
+
+# A fixed table.
+
+
+class TableLine(NamedTuple):
+    """One configuration of one loss in one row of a table, or the one chosen among several.
+
+    Attributes:
+        figure: Name of the figure.
+        row: Name of the row's configuration.
+        loss: Column of the table.
+        tried: The settings of this try, in words.
+        reported: The paper's figure; None if it reports none. Half width and count are NaN and 0 if it omits them.
+        measured: Mean over the encoders with its interval; None if no run is done.
+        validation: Mean of the validation figure of `RunTable.choose_by`; NaN if there is none.
+        against: Comparison with the baseline, seed by seed; None for the baseline, and if they share no seed.
+        planned: Number of planned runs; `measured` has the number of finished ones.
+        digits: Digits after the point to show.
+    """
+
+    figure: str
+    row: str
+    loss: str
+    tried: str
+    reported: Interval | None
+    measured: Interval | None
+    validation: float
+    against: PairedTest | None
+    planned: int
+    digits: int = 2
+
+
+class TableLines(NamedTuple):
+    """All lines of a table: one per figure, row and loss, and one per try of these."""
+
+    chosen: Sequence[TableLine]
+    tries: Sequence[TableLine]
+
+
+@cache
+def reported() -> dict[str, dict[str, dict[str, Interval]]]:
+    """The paper's figures, by figure, row and loss."""
+    content = yaml.safe_load((Path(__file__).parent / "reported.yaml").read_text(encoding="utf-8"))
+    return {
+        figure: {
+            row: {loss: Interval(*(*mean, math.nan, 0)[: max(3, len(mean))]) for loss, mean in losses.items()}
+            for row, losses in rows.items()
+        }
+        for figure, rows in content.items()
+    }
+
+
+def fill_table(table: RunTable, runs: Sequence[Run], done: DoneRuns) -> TableLines:
+    """The lines of a table from its planned runs and those that are done."""
+    groups: dict[tuple[str, str], dict[int, list[Run]]] = {}
+    for run in runs:
+        groups.setdefault((run.row, run.loss), {}).setdefault(run.try_number, []).append(run)
+    numbers = {cell: _shown_try(table, tries, done) for cell, tries in groups.items()}
+    chosen, every = [], []
+    for figure in table.figures:
+        for (row, loss), tries in groups.items():
+            base = groups.get((row, table.baseline)) if loss != table.baseline else None
+            compared = None if base is None else among(base[numbers[row, table.baseline]], done)
+            for number, of_try in tries.items():
+                here = among(of_try, done)
+                values = by_seed(here, figure)
+                line = TableLine(
+                    figure=figure,
+                    row=row,
+                    loss=loss,
+                    tried=words(table.tries_of(loss)[number]),
+                    # The paper's figure stands beside the chosen try; in the list of tries, beside the first.
+                    reported=reported().get(figure, {}).get(row, {}).get(table.losses[loss].reported),
+                    measured=t_interval(values.values()) if values else None,
+                    validation=mean_of(by_seed(here, table.choose_by, "validation"))
+                    if table.choose_by
+                    else math.nan,
+                    against=None if compared is None else _against(values, by_seed(compared, figure)),
+                    planned=len(of_try),
+                    digits=of_try[0].measure.digits,
+                )
+                every.append(line if number == 0 else line._replace(reported=None))
+                if number == numbers[row, loss]:
+                    chosen.append(line)
+    return TableLines(chosen, every)
+
+
+def _shown_try(table: RunTable, tries: Mapping[int, Sequence[Run]], done: DoneRuns) -> int:
+    """The chosen try; the first that is begun if none can be chosen, or else the first."""
+    begun = {number: here for number, runs in tries.items() if (here := among(runs, done))}
+    chosen = choose(begun, table.choose_by) if table.choose_by else None
+    return next(iter(begun or tries)) if chosen is None else chosen
+
+
+def _against(values: Mapping[int, float], base: Mapping[int, float]) -> PairedTest | None:
+    shared = [seed for seed in values if seed in base]
+    return paired_test([values[s] for s in shared], [base[s] for s in shared]) if shared else None
+
+
+# A comparison.
+
+
+class TryLine(NamedTuple):
+    """A try of a loss: its settings in words, its temperature, its run if done, and whether it was chosen."""
+
+    loss: str
+    words: str
+    temperature: float | None
+    done: Done | None
+    chosen: bool
+
+
+class LossLine(NamedTuple):
+    """The results of one loss.
+
+    Attributes:
+        loss: Name of the loss.
+        words: The chosen try in words; empty if none is chosen yet.
+        tries: How many tries are done.
+        measured: Each figure over the seeds; figures that no run has are left out.
+        judged: Each figure against the baseline; empty for the baseline itself.
+        crowded: Mean share of crowded anchors in the last epoch.
+        seconds: Mean seconds of training.
+        cost: Cost of the loss and of a step, if it was measured.
+    """
+
+    loss: str
+    words: str
+    tries: int
+    measured: Mapping[str, Interval]
+    judged: Mapping[str, LossDifference]
+    crowded: float
+    seconds: float
+    cost: Cost | None
+
+
+class Outcome(NamedTuple):
+    """What a comparison has shown so far.
+
+    Attributes:
+        lines: One line per loss, the best by the task's main figure first; losses without a final run last.
+        judgement: All differences from the baseline.
+        smallest: The smallest difference that these seeds can show with 80 % power, by figure.
+        tries: Tries of all losses, in their order.
+        tuned: For each loss, the expected test figure of the best of k tries by validation, for k from 1.
+        done: All runs that are done.
+        counted: Names of the final runs among them: the chosen tries at full length.
+        budget: How many tries each loss had, in words.
+    """
+
+    lines: Sequence[LossLine]
+    judgement: Judgement
+    smallest: Mapping[str, float]
+    tries: Sequence[TryLine]
+    tuned: Mapping[str, Sequence[float]]
+    done: Sequence[Done]
+    counted: Collection[str]
+    budget: str
+
+    @property
+    def final(self) -> list[Done]:
+        return [one for one in self.done if one.run.name in self.counted]
+
+
+def choose_tries(comparison: Comparison, tries: Sequence[Run], done: DoneRuns) -> dict[str, int]:
+    """Number of the chosen try of each loss that has a try with a finite validation figure."""
+    chosen = {
+        loss: choose(
+            {run.try_number: among([run], done) for run in tries if run.loss == loss}, comparison.task.main
+        )
+        for loss in comparison.losses
+    }
+    return {loss: number for loss, number in chosen.items() if number is not None}
+
+
+def without_figure(comparison: Comparison, tries: Sequence[Run], done: DoneRuns) -> dict[str, str]:
+    """Finished tries that cannot be chosen, by name: what they have for a validation figure, in words."""
+    main = comparison.task.main
+    return {
+        one.run.name: f"{one.run.measure.validation.format(main)} is {one.figure(main, 'validation')}"
+        for one in among(tries, done)
+        if not math.isfinite(one.figure(main, "validation"))
+    }
+
+
+def judge_by_seeds(
+    figures: Sequence[str], runs: Mapping[str, Mapping[int, Done]], *, baseline: str, level_within: float
+) -> Judgement:
+    """Compare losses with the spread between seeds as the only noise.
+
+    A task may bring a function of its own with these arguments (``Task.judge``).
+
+    Args:
+        figures: Names of the figures that some runs have.
+        runs: The final runs of each loss, by seed.
+        baseline: The loss to compare with.
+        level_within: The largest difference that does not matter.
+    """
+    values = {
+        figure: {loss: seeds for loss, done in runs.items() if (seeds := by_seed(done.values(), figure))}
+        for figure in figures
+    }
+    compared = {figure: paired(of_losses, baseline) for figure, of_losses in values.items()}
+    return judge(compared, level_within=level_within)
+
+
+def summarise(comparison: Comparison, tries: Sequence[Run], seeds: Sequence[Run], done: DoneRuns) -> Outcome:
+    """Summarise the runs of a comparison that are done.
+
+    Args:
+        comparison: What is compared.
+        tries: Its tries.
+        seeds: The chosen tries with all seeds; ``try_number`` is the number of the try.
+        done: The runs that are done.
+    """
+    chosen = {run.loss: run.try_number for run in seeds}
+    final = {run.name: Done(run, done[run.name].record) for run in seeds if run.name in done}
+    every = {**{one.run.name: one for one in among(tries, done)}, **final}
+    by_loss = {
+        loss: {one.run.seed: one for one in final.values() if one.run.loss == loss}
+        for loss in comparison.losses
+    }
+    judge_runs = comparison.task.judge or judge_by_seeds
+    figures = [
+        figure
+        for figure in comparison.task.figures
+        if any(by_seed(runs.values(), figure) for runs in by_loss.values())
+    ]
+    judgement = judge_runs(
+        figures, by_loss, baseline=comparison.baseline, level_within=comparison.level_within
+    )
+    listed = [
+        TryLine(
+            loss,
+            in_words(comparison.losses[loss][run.try_number]),
+            comparison.losses[loss][run.try_number].get("loss.temperature"),
+            done.get(run.name),
+            chosen.get(loss) == run.try_number,
+        )
+        for loss in comparison.losses
+        for run in tries
+        if run.loss == loss
+    ]
+    lines = [
+        _loss_line(comparison, loss, chosen.get(loss), list(runs.values()), judgement, listed)
+        for loss, runs in by_loss.items()
+    ]
+    main = comparison.task.main
+    lines.sort(key=lambda line: -line.measured[main].mean if main in line.measured else math.inf)
+    counts = {line.loss: line.tries for line in lines if line.tries}
+    smallest, tuned = reach(judgement), _tuned(comparison, listed)
+    return Outcome(
+        lines, judgement, smallest, listed, tuned, list(every.values()), final.keys(), budget(counts)
+    )
+
+
+def _loss_line(
+    comparison: Comparison,
+    loss: str,
+    chosen: int | None,
+    runs: Sequence[Done],
+    judgement: Judgement,
+    tries: Sequence[TryLine],
+) -> LossLine:
+    measured = {f: t_interval(v.values()) for f in comparison.task.figures if (v := by_seed(runs, f))}
+    return LossLine(
+        loss,
+        "" if chosen is None else in_words(comparison.losses[loss][chosen]),
+        sum(one.done is not None for one in tries if one.loss == loss),
+        measured,
+        {figure: of[loss] for figure, of in judgement.judged.items() if loss in of},
+        _mean_known(one.crowded for one in runs),
+        _mean_known(one.seconds for one in runs),
+        next((cost for one in runs if (cost := cost_of_run(one.run))), None),
+    )
+
+
+def _mean_known(values: Iterable[float]) -> float:
+    return mean_of(dict(enumerate(value for value in values if math.isfinite(value))))
+
+
+def _tuned(comparison: Comparison, tries: Sequence[TryLine]) -> dict[str, list[float]]:
+    """The gain from tuning: `best_of` the finished tries of each loss."""
+    main = comparison.task.main
+    figures = {
+        loss: [
+            both
+            for one in tries
+            if one.loss == loss
+            and one.done
+            and all(map(math.isfinite, both := (one.done.figure(main, "validation"), one.done.figure(main))))
+        ]
+        for loss in comparison.losses
+    }
+    return {loss: best_of(of) for loss, of in figures.items() if of}
+
+
+def cost_of_run(run: Run) -> Cost | None:
+    """The cost in the record of a run; None if it was not measured."""
+    try:
+        cost: Cost = read_record(run, RECORD)
+    except FileNotFoundError:
+        return None
+    return cost
+
+
+def best_of(tries: Sequence[tuple[float, float]]) -> list[float]:
+    """Expected test figure of the best of k random tries by validation, for k from 1 to all of them.
+
+    Args:
+        tries: Validation and test figure of each.
+
+    >>> best_of([(1.0, 10.0), (2.0, 30.0)])
+    [20.0, 30.0]
+    """
+    ranked = [test for _, test in sorted(tries, key=lambda one: -one[0])]
+    n = len(ranked)
+    # The try of rank r is the best of k if the other k - 1 are among the n - 1 - r ranked behind it.
+    return [
+        sum(test * math.comb(n - 1 - rank, k - 1) for rank, test in enumerate(ranked)) / math.comb(n, k)
+        for k in range(1, n + 1)
+    ]
