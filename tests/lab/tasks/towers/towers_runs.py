@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weince.lab.configure import LossConfig
+from weince.lab.tasks.towers import search
 from weince.lab.tasks.towers.config import TowersRun
 from weince.lab.tasks.towers.mining import MineConfig, mine_to
 from weince.lab.tasks.towers.task import TASK
@@ -33,6 +34,7 @@ def train(out, **changes):
 if __name__ == "__main__":
     what, out, *arguments = sys.argv[1:]
     if what == "mine":
+        search.SHARD = 64
         mine_to(MineConfig("docstrings", arguments[0], heldout=0.2, device="cpu"), Path(out))
     else:
         changes = {name: eval(value) for name, value in (x.split("=", 1) for x in arguments)}

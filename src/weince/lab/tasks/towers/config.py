@@ -39,6 +39,7 @@ class TowersRun:
         candidates: ``cross`` (queries look for documents) or ``clip`` (both look for each other).
         optimizer: How weights are updated.
         loss_lr: Learning rate of what the loss learns, such as a temperature, as a multiple of ``optimizer.lr``.
+        head_lr: Learning rate of a head on frozen embeddings, as a multiple of ``optimizer.lr``.
         clip: Largest norm of the gradient.
         epochs: Passes over the training pairs.
         batch: Pairs in the global batch.
@@ -80,6 +81,7 @@ class TowersRun:
         name="adamw", lr=1e-4, weight_decay=0.01, schedule="cosine", warmup=0.1
     )
     loss_lr: float = 10.0
+    head_lr: float = 10.0
     clip: float = 1.0
     epochs: int = 1
     batch: int = 512
@@ -113,7 +115,7 @@ class TowersRun:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
-        settings.check_positive(self, "clip", "loss_lr")
+        settings.check_positive(self, "clip", "loss_lr", "head_lr")
         if not 0 < self.heldout <= 0.4:
             raise ValueError(f"heldout must be above 0 and at most 0.4; got {self.heldout}")
         if self.mine_every and not self.hard:

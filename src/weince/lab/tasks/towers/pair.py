@@ -74,16 +74,10 @@ class Towers(nn.Module):
     def __init__(self, query: Tower, document: Tower, *, frozen: bool = False) -> None:
         super().__init__()
         self.query, self.document, self.frozen = query, document, frozen
-        if frozen:
-            for tower in (query, document):
-                tower.body.requires_grad_(False)
 
-    def train(self, mode: bool = True) -> "Towers":
-        super().train(mode)
-        if self.frozen:  # the embeddings were computed without dropout
-            self.query.body.eval()
-            self.document.body.eval()
-        return self
+    def heads(self) -> nn.Module:
+        """The heads alone."""
+        return nn.ModuleDict({side: getattr(self, side).head for side in SIDES})
 
 
 def build_towers(run: TowersRun, pairs: PairSet, *, folder: Path | None = None) -> Towers:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +27,7 @@ from weince.lab.tasks.towers.encoders import Rows, Store
 from weince.lab.tasks.towers.evaluation import FIGURES, Judged, as_text, judge, seen_apart
 from weince.lab.tasks.towers.formats import load
 from weince.lab.tasks.towers.mining import mine
-from weince.lab.tasks.towers.pair import Tower, Towers, build_towers, fingerprint_of, save_towers, stores_of
+from weince.lab.tasks.towers.pair import Tower, build_towers, fingerprint_of, save_towers, stores_of
 from weince.lab.tasks.towers.relations import Known
 from weince.lab.tasks.towers.search import embed, key_of, products_in
 from weince.lab.training.optimizers import build_optimizer
@@ -51,7 +52,6 @@ class TowersTraining(Training):
         "seconds",
     )
     run: TowersRun
-    model: Towers
 
     def __init__(self, run: TowersRun, fabric: "Fabric") -> None:
         self.run, self.fabric = run, fabric
@@ -59,13 +59,11 @@ class TowersTraining(Training):
         self.candidates = run.candidates
         self.train_pairs = self._training_pairs()
         torch.manual_seed(run.seed)
-        self.model = build_towers(run, self.pairs).to(self.device)
-        self.frozen = self.model.frozen
-        self.initial = key_of(
-            self.model.state_dict(), run.query_prompt, run.document_prompt, str(run.max_length)
-        )
-        self.width = self.model.document.width
+        self.towers = build_towers(run, self.pairs).to(self.device)
+        self.width = self.towers.document.width
         self.stores = self._stores()
+        # Frozen bodies are no part of what is trained and kept in checkpoints.
+        self.model = self.towers.heads() if self.towers.frozen else self.towers
         self.known = Known(self.pairs, self.train_pairs, groups=run.leave_out == "groups")
         self.hard = self.train_pairs.negatives
         self._check_hard()
@@ -73,10 +71,14 @@ class TowersTraining(Training):
         self.loss = ready_loss(
             run.loss, candidates=run.candidates, pairs=size, width=self.width, device=self.device
         )
-        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizing = run.optimizer
+        if self.towers.frozen:
+            self.optimizing = replace(run.optimizer, lr=run.optimizer.lr * run.head_lr)
         self.optimizer = build_optimizer(
-            trained, run.optimizer, of_loss=self.loss.parameters(), loss_lr_scale=run.loss_lr
+            self.model.parameters(),
+            self.optimizing,
+            of_loss=self.loss.parameters(),
+            loss_lr_scale=run.loss_lr,
         )
         self.clip, self.micro_batch = run.clip, run.micro_batch
         self.schedule = self._schedule()
@@ -96,8 +98,8 @@ class TowersTraining(Training):
         return part
 
     def _stores(self) -> dict[str, Store]:
-        run, stores = self.run, stores_of(self.run, self.model, self.pairs, self.device)
-        if not self.frozen:
+        run, stores = self.run, stores_of(self.run, self.towers, self.pairs, self.device)
+        if not self.towers.frozen:
             return stores
         if self.fabric.global_rank == 0:
             print(
@@ -107,9 +109,9 @@ class TowersTraining(Training):
         cache = cache_folder() / "embeddings"
         prompts = {"query": run.query_prompt, "document": run.document_prompt}
         vectors: dict[str, Store] = {}
-        self.model.eval()
+        self.towers.eval()
         for side, store in stores.items():
-            tower: Tower = getattr(self.model, side)
+            tower: Tower = getattr(self.towers, side)
             said = side, prompts[side], str(run.max_length), self.pairs.fingerprint
             key, rows = key_of(tower.body.state_dict(), *said), np.arange(len(store.order))
             made = embed(tower.body, store, rows, what=_plural(side), cache=cache, key=key)
@@ -169,7 +171,7 @@ class TowersTraining(Training):
         return batch
 
     def views(self, batch: BatchOf) -> list[View]:
-        part, towers = self.part, self.model
+        part, towers = self.part, self.towers
         views = [
             View("z_i", partial(self._encode, towers.query), self.stores["query"].take(batch["query"][part])),
             View(
@@ -231,10 +233,9 @@ class TowersTraining(Training):
 
     def _embedded(self, split: str, corpus: str = "split") -> tuple[Tensor, Tensor]:
         """Embeddings of the queries of a split, and of the documents that they search."""
-        towers = self.model
+        towers = self.towers
         part = self.train_pairs if split == "train" else self.pairs.splits[split]
-        training = self.model.training
-        self.model.eval()
+        self.towers.eval()
         try:
             with products_in("fp32"):
                 return (
@@ -247,14 +248,14 @@ class TowersTraining(Training):
                     ),
                 )
         finally:
-            self.model.train(training)
+            self.model.train()
 
     def judge(self, step: int) -> dict[str, float]:
         queries, documents = self._embedded("valid")
         return {"ndcg": judge(self.pairs, "valid", queries, documents, corpus="split").figures["ndcg"]}
 
     def finish(self, *, bar: bool) -> Path:
-        save_towers(self.run, self.model)
+        save_towers(self.run, self.towers)
         write_result(self.run, self.pairs, self._embedded, fingerprint=self.fingerprint())
         return self.run.out
 
