@@ -116,7 +116,7 @@ def write_text(folder):
     (folder / "sts.tsv").write_text(f"{heading}STSB\tx\tdev\t1\ta\tb\nSTSB\tx\tdev\t2\tc\td\n")
     (folder / "score.tsv").write_text(f"{heading}STSB\tx\ttest\thigh\ta\tb\n")
     (folder / "heading.tsv").write_text("hello\n")
-    (folder / "pairs.tsv").write_text("a\tb\nc\td\n")
+    (folder / "pairs.tsv").write_text("query\tpositive\na\tb\nc\td\n")
     for name, config in {"model": "{}", "bad_model": "no json"}.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(config)
@@ -286,12 +286,12 @@ OTHERS = [
         "run: want a new folder, an empty one or an earlier diagnosis; got other files (checkpoints)",
     ),
     (
-        ["diagnose", "model", "--sentences", "pairs.tsv"],
-        "model: want the folder of a sentence-transformers model; got one without modules.json",
+        ["diagnose", "--model", "model", "--pairs", "pairs.tsv"],
+        "model: want a sentence-transformers model; got a path without modules.json",
     ),
     (
-        ["diagnose", "gone", "--sentences", "pairs.tsv"],
-        "gone: no such folder; want one of a sentence-transformers model",
+        ["diagnose", "--model", "./gone", "--pairs", "pairs.tsv"],
+        "./gone: no such folder; want one of a sentence-transformers model",
     ),
     (["bench", "loss", "--d", "0"], "wanted pairs of at least 2, d and repeats of at least 1"),
     (
@@ -341,7 +341,7 @@ def test_other_commands_that_cannot_begin(line, said, place, capsys, monkeypatch
 @pytest.mark.parametrize("model", ["sentence_model", "bad_sentence_model"])
 def test_a_broken_sentence_encoder(model, place, capsys, monkeypatch):
     pytest.importorskip("sentence_transformers")
-    line = ["diagnose", model, "--sentences", "pairs.tsv"]
+    line = ["diagnose", "--model", model, "--pairs", "pairs.tsv"]
     ends_in_one_line(line, f"{model}: the model cannot be loaded (", place, capsys, monkeypatch)
 
 
@@ -362,7 +362,6 @@ def test_a_broken_encoder(model, place, capsys, monkeypatch):
         ["evaluate", "run", "--nosuch"],
         ["reproduce", "digits", "--jobs", "x"],
         ["reproduce", "digits", "--seeds"],
-        ["diagnose"],
         ["bench"],
         ["bench", "loss", "--pairs", "x"],
         ["completion", "fish"],

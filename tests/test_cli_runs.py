@@ -171,10 +171,14 @@ def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monk
     ("inputs", "said"),
     [
         (["run", "pairs.npz"], "want runs of weince train or embeddings, not both; got run, pairs.npz"),
+        (["run", "--pairs", "pairs.tsv"], "--pairs goes with --model, or with --queries and --documents"),
         (
-            ["run", "--sentences", "pairs.tsv"],
-            "--sentences wants a model's folder (a text run's is RUN/best); got the run run",
+            ["run", "--model", "m"],
+            "give one of INPUT, --queries with --documents, and --model with --pairs",
         ),
+        (["--model", "m"], "--model embeds the texts of --pairs FILE: give both"),
+        (["--queries", "q.npy"], "--queries and --documents go together: give both"),
+        ([], "give one of INPUT, --queries with --documents, and --model with --pairs"),
         (["run", "--trend"], "run: a trend needs weights of two epochs; got 0; train with --snapshot-every"),
     ],
 )
@@ -197,7 +201,7 @@ def test_a_sentence_encoder_without_sentences(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.endswith(f"with labels of shape (rows,); got {few}")
     (tmp_path / "model" / "modules.json").write_text("[]")
     assert main(["diagnose", "model"]) == 2
-    said = "the folder of a sentence-transformers model wants --sentences PAIRS.tsv; got model alone"
+    said = "model is a sentence-transformers model: give it as --model, with --pairs FILE"
     assert capsys.readouterr().err == f"weince: {said}\n"
 
 

@@ -11,7 +11,9 @@ DIAGNOSE = """\
 Tell which temperature or link fits paired embeddings, and write a page. (A link turns a score, the cosine of two
 embeddings, into a logit.)
 
-input: .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
+input: --queries Q.npy --documents D.npy, row k with row k or as --pairs FILE says; or --model MODEL --pairs FILE,
+       a .csv, .tsv or .jsonl file with the columns query and positive, which the model embeds; or
+       .npz or .safetensors with z_i and z_j of shape (pairs, dim), positives row by row (and, if you like, ids:
        pairs with equal ids never compete), or with z (rows, dim) and labels (rows,); .npy of shape
        (2, pairs, dim), or two .npy files of shape (pairs, dim), one after the other; or a folder of such files;
        or the folder of a run of `weince train`, whose held-out images are embedded (--trend: at every snapshot).
@@ -24,7 +26,8 @@ examples:
   weince diagnose infonce.npz weince.npz --out report --quick
   weince diagnose seed_1.npz seed_2.npz seed_3.npz --average
   weince diagnose checkpoints/ --trend --out run
-  weince diagnose my-model/ --sentences pairs.tsv      (needs weince[text])
+  weince diagnose --queries q.npy --documents d.npy
+  weince diagnose --model all-MiniLM-L6-v2 --pairs pairs.csv    (needs weince[text])
   weince diagnose runs/cifar100 --trend                (a run of `weince train`, with its snapshots)
 """
 
@@ -37,7 +40,15 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=DIAGNOSE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="files or folders, see above")
+    parser.add_argument("inputs", nargs="*", type=Path, metavar="INPUT", help="files or folders, see above")
+    parser.add_argument("--queries", type=Path, metavar="FILE", help="embeddings of queries, (queries, dim)")
+    parser.add_argument(
+        "--documents", type=Path, metavar="FILE", help="embeddings of documents, (documents, dim)"
+    )
+    parser.add_argument("--model", action="extend", nargs="+", default=[], help="sentence-transformers models, "
+                        "folders or names on the hub, which embed --pairs")  # fmt: skip
+    parser.add_argument("--pairs", type=Path, metavar="FILE", help="table with the columns query and positive (and "
+                        "group): texts for --model, else row numbers or ids")  # fmt: skip
     parser.add_argument(
         "--out", type=Path, default=Path("weince-report"), help="folder to write (default: %(default)s)"
     )
@@ -55,7 +66,7 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         choices=("views", "cross"),
         help="candidates of an anchor, as in the loss that trained the models: views, all other rows of both views, "
         "as in SimCLR; or cross, where the anchors are the rows of z_i and the candidates the rows of z_j, as in "
-        "CLIP (default: views)",
+        "CLIP (default: cross for queries and documents, else views)",
     )
     parser.add_argument(
         "--trend", action="store_true", help="the inputs are checkpoints of one run, in order"
@@ -63,8 +74,6 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--average", action="store_true", help="the inputs are one recipe with several seeds: add their mean"
     )
-    parser.add_argument("--sentences", type=Path, metavar="TSV", help="file with two tab-separated sentences a line, "
-                        "no header; the inputs are folders of sentence-transformers models")  # fmt: skip
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -79,7 +88,7 @@ def add_diagnose(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "how much to compute (defaults in parentheses, those of --quick in brackets)"
     )
     amount.add_argument(
-        "--batch-size", type=int, help="pairs in a batch (256, or fewer if there are few pairs)"
+        "--batch-size", type=int, help="pairs in a batch of training (256, or fewer if there are few pairs)"
     )
     amount.add_argument("--batches", type=int, help="largest number of batches (32) [16]")
     amount.add_argument("--bootstraps", type=int, help="resamplings of held-out batches (2000) [500]")
@@ -102,12 +111,16 @@ def _run_diagnose(options: argparse.Namespace) -> None:
 
     given = {item.name: getattr(options, item.name, None) for item in fields(DiagnosisSettings)}
     asked = {name: value for name, value in given.items() if value is not None}
+    if options.queries is not None or options.model:
+        asked.setdefault("candidates", "cross")
     settings = settings_for(options.quick, **asked)
     check_out(options.out)
     pairs, temperature = _pairs_to_diagnose(options, settings.seed)
     supplement = None
     if options.paper:
-        from weince.lab.paper.supplement import PAPER as supplement
+        from weince.lab.paper.supplement import PAPER
+
+        supplement = PAPER
     index = write_diagnosis(
         pairs,
         options.out,
@@ -122,29 +135,40 @@ def _run_diagnose(options: argparse.Namespace) -> None:
 
 def _pairs_to_diagnose(options: argparse.Namespace, seed: int) -> "tuple[list[EmbeddedPairs], float | None]":
     """The embeddings of all inputs, and the temperature that they were trained with, or None if it is unknown."""
-    from weince.diagnose.reading import encode_sentences, load_pairs
+    from weince.diagnose.pair_files import embed_pairs, load_towers
+    from weince.diagnose.reading import load_pairs, rename
 
+    ways = [
+        bool(options.inputs),
+        options.queries is not None or options.documents is not None,
+        bool(options.model),
+    ]
+    if sum(ways) != 1:
+        raise ValueError("give one of INPUT, --queries with --documents, and --model with --pairs")
+    if options.model:
+        if options.pairs is None:
+            raise ValueError("--model embeds the texts of --pairs FILE: give both")
+        return embed_pairs(options.model, options.pairs, names=options.names), options.temperature
+    if not options.inputs:
+        if options.queries is None or options.documents is None:
+            raise ValueError("--queries and --documents go together: give both")
+        pairs = load_towers(options.queries, options.documents, options.pairs)
+        return rename([pairs], options.names), options.temperature
+    if options.pairs is not None:
+        raise ValueError("--pairs goes with --model, or with --queries and --documents")
     runs = [path for path in options.inputs if (path / "run.yaml").is_file()]
     if runs and runs != options.inputs:
         got = ", ".join(map(str, options.inputs))
         raise ValueError(f"want runs of weince train or embeddings, not both; got {got}")
-    if runs and options.sentences is not None:
-        raise ValueError(
-            f"--sentences wants a model's folder (a text run's is RUN/best); got the run {runs[0]}"
-        )
     if runs:
         from weince.lab.tasks.images.runs import run_pairs, temperature_of
 
-        pairs = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
+        found = run_pairs(options.inputs, names=options.names, trend=options.trend, seed=seed)
         known = temperature_of(options.inputs) if options.temperature is None else options.temperature
-        return pairs, known
+        return found, known
     models = [path for path in options.inputs if (path / "modules.json").is_file()]
-    if models and options.sentences is None:
+    if models:
         raise ValueError(
-            f"the folder of a sentence-transformers model wants --sentences PAIRS.tsv; got {models[0]} alone"
+            f"{models[0]} is a sentence-transformers model: give it as --model, with --pairs FILE"
         )
-    if options.sentences is not None:
-        pairs = encode_sentences(options.inputs, options.sentences, names=options.names)
-    else:
-        pairs = load_pairs(options.inputs, names=options.names, seed=seed)
-    return pairs, options.temperature
+    return load_pairs(options.inputs, names=options.names, seed=seed), options.temperature

@@ -5,8 +5,12 @@ Also texts for CSV files.
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+MOST_UNPACKED = 64
+"""The most that an archive may grow when it is unpacked; beyond 64 MiB more is taken for a trap."""
 
 
 def check_folder(folder: Path) -> None:
@@ -29,6 +33,37 @@ def check_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder, prefix=".weince."):
         pass
+
+
+def check_file(path: Path) -> None:
+    """Check that a path can be read to an end: it exists, and is no pipe and no device.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if not path.exists():
+        raise ValueError(f"{path.name}: no such file or folder")
+    if not (path.is_file() or path.is_dir()):
+        raise ValueError(
+            f"{path.name}: want a file; got a pipe or a device: write its content to a file first"
+        )
+
+
+def check_unpacked(path: Path) -> None:
+    """Check that an archive, such as an .npz file, does not unpack to far more than it holds; it is not unpacked.
+
+    Raises:
+        ValueError: It says that it does.
+    """
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        declared, packed = sum(item.file_size for item in archive.infolist()), path.stat().st_size
+    if declared > max(MOST_UNPACKED * packed, 2**26):
+        raise ValueError(
+            f"{path.name}: unpacks from {packed / 2**20:,.1f} to {declared / 2**20:,.0f} MiB, as it says itself, "
+            f"which is more than {MOST_UNPACKED} times its size: save it without compression if that is right"
+        )
 
 
 def write_aside(path: Path, write: Callable[[Path], object], what: str = "file") -> None:

@@ -115,11 +115,13 @@ def test_a_plan_fits_the_data_or_is_refused(n, batch_size, batches):
     try:
         size, count, notes = plan(pairs, DiagnosisSettings(batch_size=batch_size, batches=batches))
     except InputError:
-        assert n < FEWEST_BATCHES * (batch_size or FEWEST_PAIRS)
+        assert n < FEWEST_BATCHES * FEWEST_PAIRS
         return
     assert size * count <= n
     assert FEWEST_BATCHES <= count <= batches
-    assert size == batch_size if batch_size else FEWEST_PAIRS <= size <= 256
+    if batch_size and n >= FEWEST_BATCHES * batch_size:
+        assert size == batch_size
+    assert FEWEST_PAIRS <= size <= (batch_size or 256)
     assert bool(notes) == ((size, count) != (batch_size or 256, batches))
     assert ("Fewer batches" in "".join(notes)) == (count < batches)
     assert ("Smaller batches" in "".join(notes)) == (size < (batch_size or 256))

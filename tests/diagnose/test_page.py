@@ -216,7 +216,7 @@ def test_one_separated_model_has_a_page_without_those_tables(tmp_path):
     z_i, _ = views(pairs=200)
     index = write_diagnosis([make_pairs("same", z_i, z_i + 1e-7)], tmp_path / "out", FAST, progress=False)
     written = {path.stem for path in index.parent.glob("tables/*.csv")}
-    assert written == {"tail"}
+    assert written == {"tail", "duplicates", "false-negatives"}
     page = index.read_text(encoding="utf-8")
     assert "No answer: every positive that was fitted wins." in page
     assert page.count("—</td>") <= 2

@@ -10,12 +10,10 @@ from safetensors.torch import save_file
 from diagnose.synthetic import views
 from weince.diagnose.reading import (
     InputError,
-    connected_pairs,
     load_pairs,
     make_pairs,
     pair_by_label,
     read_arrays,
-    read_sentence_pairs,
 )
 
 
@@ -105,39 +103,6 @@ def test_labels_beside_pairs_are_said_to_be_unused(tmp_path):
 def test_labels_may_be_words():
     z = np.random.default_rng(0).standard_normal((6, 2))
     assert len(pair_by_label("x", z, np.array(["cat", "cat", "<b>", "<b>", "dog", "dog"])).z_i) == 3
-
-
-def naive_groups(first, second):
-    groups = [{a, b} for a, b in zip(first, second, strict=True)]
-    for _ in groups:
-        groups = [set().union(*(other for other in groups if other & group)) for group in groups]
-    return groups
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh")), min_size=1, max_size=8))
-def test_pairs_that_share_a_sentence_are_connected(pairs):
-    first, second = zip(*pairs, strict=True)
-    ids, groups = connected_pairs(first, second), naive_groups(first, second)
-    for i in range(len(pairs)):
-        for j in range(len(pairs)):
-            assert (ids[i] == ids[j]) == (groups[i] == groups[j])
-
-
-def test_sentences_keep_separators_that_end_no_line(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_bytes("\ufeffa\u2028b\tc\x85d\r\ne\x0cf\tg\n\n".encode())
-    assert read_sentence_pairs(path) == (["a\u2028b", "e\x0cf"], ["c\x85d", "g"])
-
-
-def test_sentence_files(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("a b\tc\textra\n \t \n\nd\te\n", encoding="utf-8")
-    assert read_sentence_pairs(path) == (["a b", "d"], ["c", "e"])
-    path.write_text("a\tb\n\nonly one\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 3"):
-        read_sentence_pairs(path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_sentence_pairs(tmp_path / "missing.tsv")
 
 
 def test_names_can_be_written_into_any_file():

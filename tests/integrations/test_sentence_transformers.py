@@ -22,7 +22,7 @@ from toy_text import WORDS, features
 
 import weince
 from weince import InfoNCELoss, SigLIPLoss, TailConfig, progress
-from weince.diagnose import reading
+from weince.diagnose import pair_files
 from weince.integrations.sentence_transformers import (
     CachedLossAdapter,
     CachedWeinceLoss,
@@ -380,12 +380,13 @@ def test_a_diagnosis_embeds_sentences_in_parts_and_tells_its_progress_in_lines(
     tiny_folder, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    monkeypatch.setattr(reading, "PART", 5)
+    monkeypatch.setattr(pair_files, "PART", 5)
     first, second = ([" ".join(WORDS[k : k + n]) for k in range(6)] for n in (2, 3))
-    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(first, second, strict=True)))
-    (found,) = reading.encode_sentences([tiny_folder], tmp_path / "pairs.tsv")
+    lines = "".join(f"{a}\t{b}\n" for a, b in zip(first, second, strict=True))
+    (tmp_path / "pairs.tsv").write_text("query\tpositive\n" + lines)
+    (found,) = pair_files.embed_pairs([str(tiny_folder)], tmp_path / "pairs.tsv")
     said = capsys.readouterr().err
-    assert "embedding with encoder: 5 of 12" in said
+    assert "embedding queries with encoder: 5 of 6" in said
     assert "Batches" not in said
     wanted = SentenceTransformer(str(tiny_folder), device="cpu").encode(
         first + second, show_progress_bar=False

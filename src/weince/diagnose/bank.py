@@ -7,7 +7,7 @@ import numpy as np
 from weince import evt
 from weince.diagnose.diagnosis_settings import FEWEST_BATCHES, FEWEST_PAIRS, DiagnosisSettings
 from weince.diagnose.reading import EmbeddedPairs, InputError
-from weince.evt.arrays import unit_rows
+from weince.evt.arrays import Integers, unit_rows
 from weince.evt.link_test import (
     Competing,
     others_of,
@@ -42,12 +42,13 @@ def plan(pairs: EmbeddedPairs, settings: DiagnosisSettings) -> tuple[int, int, t
     wanted, good = usual, min(GOOD_BATCHES, settings.batches)
     if settings.batch_size is None and n < good * wanted:
         wanted = max(FEWEST_PAIRS, n // good)
+    elif n < FEWEST_BATCHES * wanted:
+        wanted = max(FEWEST_PAIRS, n // FEWEST_BATCHES)
     count = min(settings.batches, n // wanted)
     if count < FEWEST_BATCHES:
         raise InputError(
             f"{pairs.name}: want {FEWEST_BATCHES} batches of {wanted} pairs, two to fit the link and two to judge it"
             f"; got {n} pairs, which fill {count}"
-            + (f": a smaller batch size may do (at least {FEWEST_PAIRS})" if wanted > FEWEST_PAIRS else "")
         )
     if (wanted, count) == (usual, settings.batches):
         return wanted, count, ()
@@ -105,9 +106,16 @@ def count_beaten(bank: evt.LinkBank, seed: int) -> tuple[int, int]:
 
 
 def build_bank(
-    pairs: EmbeddedPairs, batch_size: int, count: int, seed: int, candidates: Competing = "views"
+    pairs: EmbeddedPairs,
+    batch_size: int,
+    count: int,
+    seed: int,
+    candidates: Competing = "views",
+    told: Integers | None = None,
 ) -> Bank:
     """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN).
+
+    If ``told`` is given, these ids say who competes, and those of the pairs who is crowded.
 
     With large batches some anchors and negatives of every batch are left out, to bound time and memory. Each anchor
     keeps all its candidates.
@@ -133,8 +141,8 @@ def build_bank(
         both = s if candidates == "views" else view_cosines(pairs.z_i[rows], pairs.z_j[rows])
         items = np.tile(rows if pairs.ids is None else pairs.ids[rows], 2)
         crowded[b] = ((1.0 - both <= CROWD) & (items[:, None] != items)).any(axis=1).mean()
-        if pairs.ids is not None:
-            s[(items[:size, None] == items[:size]) & ~positive] = np.nan
+        items = items if told is None else np.tile(told[rows], 2)
+        s[(items[:size, None] == items[:size]) & ~positive & others] = np.nan
         anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
         here = slice(b * kept, (b + 1) * kept)
         scores[here] = s[anchors][others[anchors]].reshape(kept, width)

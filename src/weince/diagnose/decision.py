@@ -6,19 +6,23 @@ import numpy as np
 
 from weince.diagnose.cells import number
 from weince.diagnose.diagnosis_settings import DiagnosisSettings
-from weince.diagnose.lines import both_code, link_code, link_train, softmax_code, softmax_train
+from weince.diagnose.lines import both_code, ids_code, link_code, link_train, softmax_code, softmax_train
 from weince.diagnose.measure import Measured
 from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.wording import (
     crowd_text,
     explained,
+    file_notes,
+    from_all_pairs,
     halfway,
+    layout_note,
     link_sentence,
     lost,
     one_direction,
     only_adds,
     rival,
     rivals_sentence,
+    sizes_sentence,
     softmax_sentence,
     tail_sentence,
     temperature_headline,
@@ -26,6 +30,8 @@ from weince.diagnose.wording import (
     temperature_worth,
     times,
     too_crowded,
+    too_many_twins,
+    twin_words,
     two_encoders,
 )
 from weince.evt.link_varying import MOST_SPREAD
@@ -38,13 +44,14 @@ class Diagnosis:
     Attributes:
         kind: "crowded", "link", "either" (the link, or pairs of different difficulty), "varying" (such pairs
             rather than the link), "both" (temperature first, then link), "temperature", "nothing", "unclear",
-            "separated", "few" (beaten positives) or "uninformative".
+            "separated", "few" (beaten positives), "twins" or "uninformative".
         headline: One sentence: what to do.
         worth: What that is worth, without statistical terms; empty if there is no advice.
         softmax: How much better than softmax the blended link fits.
         link: Which link and parameters fit.
         rivals: Whether pairs or anchors of different difficulty explain the same gain.
         tail: Whether the tail is bounded, and whether it describes crowded embeddings rather than hard negatives.
+        sizes: How the temperature changes with the batch size.
         crowded: Share of embeddings that have one of another item within a shortfall of 0.01 in their batch.
         notes: Sentences to read before the advice is followed.
         advice: What to change, in words.
@@ -59,6 +66,7 @@ class Diagnosis:
     link: str
     rivals: str
     tail: str
+    sizes: str
     crowded: float
     notes: tuple[str, ...]
     advice: str
@@ -66,18 +74,21 @@ class Diagnosis:
     train: str | None = None
 
 
-Said = tuple[str, str, str, str, float, tuple[str, ...]]
-"""Fields of a `Diagnosis` that do not depend on the advice: softmax, link, rivals, tail, crowded and notes."""
+Said = tuple[str, str, str, str, str, float, tuple[str, ...]]
+"""Fields of a `Diagnosis` that do not depend on the advice: softmax, link, rivals, tail, sizes, crowded and notes."""
 
 
 def decide(m: Measured, settings: DiagnosisSettings) -> Diagnosis:
     """The verdict on one model."""
     said = (
-        softmax_sentence(m), link_sentence(m), rivals_sentence(m), tail_sentence(m), m.crowded,
-        two_encoders(m, settings) or one_direction(m),
+        softmax_sentence(m), link_sentence(m), rivals_sentence(m), tail_sentence(m),
+        sizes_sentence(m, settings), m.crowded,
+        (*layout_note(m, settings), *(two_encoders(m, settings) or one_direction(m)), *file_notes(m)),
     )  # fmt: skip
     if too_crowded(m):
         return _crowded(m, said)
+    if too_many_twins(m):
+        return _twins(m, settings, said)
     if m.equal:
         advice = (
             "Every positive is a copy of its anchor, so it wins at any temperature. Embed two views of each item, as "
@@ -87,14 +98,14 @@ def decide(m: Measured, settings: DiagnosisSettings) -> Diagnosis:
     if m.link.separated:
         tie = " or coincides with its anchor" if m.beaten else ""
         headline = f"No answer: every positive that was fitted wins{tie}."
-        return Diagnosis("separated", headline, "", *said, _harder(m, settings))
+        return Diagnosis("separated", headline, from_all_pairs(m), *said, _harder(m))
     if m.beaten < THRESHOLDS.beaten:
         headline = f"Too few to tell: {m.beaten} of {m.fitted:,} positives {'is' if m.beaten == 1 else 'are'} beaten."
         advice = (
             f"A negative has a higher score than the positive for {m.beaten} of the fitted anchors, and the "
-            f"temperature and the link below are fitted to these alone. {_harder(m, settings)}"
+            f"temperature and the link below are fitted to these alone. {_harder(m)}"
         )
-        return Diagnosis("few", headline, "", *said, advice)
+        return Diagnosis("few", headline, from_all_pairs(m), *said, advice)
     if m.curves is None or m.curves.over_chance < THRESHOLDS.worth:
         advice = "Check that row k of z_i and row k of z_j belong together."
         if m.by_label:
@@ -131,20 +142,20 @@ def _about_temperature(
     return Diagnosis(kind, headline, worth, *said, advice, code, "\n".join(commands))
 
 
-def _harder(m: Measured, settings: DiagnosisSettings) -> str:
+def _harder(m: Measured) -> str:
     """What to do if too few positives are beaten, or none."""
-    if settings.batch_size is not None:
-        return (
-            f"Change neither temperature nor link yet. Leave out the batch size of {m.batch_size:,}: then larger "
-            f"batches are tried. If fewer than {THRESHOLDS.beaten} positives are beaten there too, use harder "
-            "negatives (a data set whose items are more alike) or more pairs."
-        )
-    tried = ""
-    if m.tried:
-        sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
-        tried = f"Larger batches were tried ({sizes} pairs): fewer than {THRESHOLDS.beaten} are beaten there too. "
+    sizes = ", ".join(f"{x:,}" for x in (*m.tried[1:], m.batch_size))
+    tried = (
+        f"Larger batches were tried ({sizes} pairs): fewer than {THRESHOLDS.beaten} are beaten there too. "
+    )
+    seen = (
+        "If the model was trained on these pairs, diagnose held-out ones: its own it ranks nearly all first. "
+    )
+    said = f"{tried if m.tried else ''}{seen}"
+    if from_all_pairs(m):
+        return f"{said}Else train at that temperature, in batches as large; no link can be tested there."
     return (
-        f"{tried}Change neither temperature nor link yet. Use harder negatives (a data set whose items are more "
+        f"{said}Else change neither temperature nor link yet: use harder negatives (a data set whose items are more "
         "alike), or more pairs, which allow larger batches."
     )
 
@@ -170,6 +181,22 @@ def _varying(m: Measured, settings: DiagnosisSettings, said: Said) -> Diagnosis:
     )
     kind = "temperature" if off else "varying"
     return _about_temperature(kind, m, settings, said, advice, rest=rest)
+
+
+def _twins(m: Measured, settings: DiagnosisSettings, said: Said) -> Diagnosis:
+    """The verdict if much of the file occurs twice: in training these are false negatives."""
+    headline = f"Tell the duplicates apart first: {twin_words(m)}."
+    fits = np.isfinite(m.link.tau0) and m.beaten >= THRESHOLDS.beaten
+    advice = (
+        "In training, twins are false negatives of each other. Remove them, or give them equal ids, here and in the "
+        "loss. If they are different items, the encoder maps them onto one point: part of it has collapsed, or it "
+        "has hardly been trained."
+    )
+    worth = "Exact twins did not compete in this diagnosis"
+    if not fits:
+        return Diagnosis("twins", headline, f"{worth}.", *said, advice)
+    worth += f": without them, softmax fits best at a temperature of about {m.link.tau0:.2g}."
+    return Diagnosis("twins", headline, worth, *said, advice, ids_code(m.link.tau0, settings.candidates))
 
 
 def _crowded(m: Measured, said: Said) -> Diagnosis:

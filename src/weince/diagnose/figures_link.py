@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from weince import evt
+from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.measure import Curves, Measured
 from weince.diagnose.style import (
     BLUE,
@@ -58,6 +59,26 @@ def _loss_over_temperature(
         log_axis(ax, "x", [s for s in steps if low <= s <= high])
         legend(ax)
     return panel.done
+
+
+def size_figures(gallery: Gallery, tag: str, m: Measured, settings: DiagnosisSettings) -> list[Figure]:
+    """The temperature that fits over the batch size, with its interval."""
+    known = [fit for fit in m.sizes if fit.known and np.isfinite(fit.interval).all()]
+    if len(known) < 2:
+        return []
+    sizes = [fit.batch_size for fit in known]
+    low, high = np.array([fit.interval for fit in known]).T
+    with gallery.panel(f"batch-sizes-{tag}", "Temperature that fits, by batch size", height=2.6) as panel:
+        ax = panel.ax
+        ax.fill_between(sizes, low, high, color=BLUE, alpha=0.2, linewidth=0)
+        ax.plot(sizes, [fit.temperature for fit in known], color=BLUE, marker="o", markersize=4)
+        ax.axvline(m.batch_size, color=ORANGE, linestyle="--", label="of the link test")
+        if settings.temperature is not None:
+            ax.axhline(settings.temperature, color=RED, linestyle=":", label="your temperature")
+        ax.set(xlabel="pairs in a batch", ylabel="τ₀")
+        log_axis(ax, "x", sizes[:: len(sizes) // 6 + 1])
+        legend(ax)
+    return [panel.done]
 
 
 def _gain_by_batch(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:

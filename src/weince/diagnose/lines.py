@@ -26,6 +26,17 @@ def softmax_code(tau0: float, candidates: Competing = "views") -> str:
     return f"from weince import InfoNCELoss\n\nloss = InfoNCELoss(temperature={short(tau0)}{_option(candidates)})"
 
 
+def ids_code(tau0: float, candidates: Competing = "views") -> str:
+    """InfoNCE at the fitted temperature, with equal ids for equal documents."""
+    return (
+        "import torch\nfrom weince import InfoNCELoss\n\n"
+        f"loss = InfoNCELoss(temperature={short(tau0)}{_option(candidates)})\n"
+        "numbers = {}  # of all texts: equal ones get equal ids\n"
+        "ids = torch.tensor([numbers.setdefault(text, len(numbers)) for text in documents])\n"
+        "loss(z_i, z_j, ids=ids)"
+    )
+
+
 def link_code(lam: float, tau: float, candidates: Competing = "views") -> str:
     """The fitted link as a loss.
 

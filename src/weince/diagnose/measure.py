@@ -4,7 +4,7 @@ Sign convention: xi < 0 is a bounded (Weibull) tail; scipy's ``genpareto`` has `
 ``threshold - sigma / xi``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,17 +15,19 @@ from scipy.special import betainc
 from weince import evt
 from weince.diagnose.bank import Bank, anchors_kept, build_bank, count_beaten, larger_sizes, plan, view_gap
 from weince.diagnose.diagnosis_settings import DiagnosisSettings
+from weince.diagnose.overlaps import Overlaps, find_overlaps, tell_exact_twins
 from weince.diagnose.reading import EmbeddedPairs, InputError
-from weince.diagnose.rules import THRESHOLDS
+from weince.diagnose.rules import NEAR, THRESHOLDS
+from weince.diagnose.temperatures import FittedTemperature, temperature_curve
 from weince.evt import choice
-from weince.evt.arrays import Floats
+from weince.evt.arrays import Floats, Integers
 from weince.evt.link_test import Competing, shape_of
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
 
-STAGES = ("link test", "tail", "rivals", "temperatures")
-POINTS = 21
+STAGES = ("link test", "tail", "rivals", "temperatures", "whole file")
+POINTS = 15
 """Temperatures at which the curve of the loss is drawn."""
 
 
@@ -65,7 +67,9 @@ class Measured:
     positives in those that were used. ``gap`` is how far the mean cosine within views exceeds that across views,
     ``mean_cosine`` is that of the negatives. ``by_label`` and ``equal`` are those of `EmbeddedPairs`, ``crowded`` is
     that of `Bank`. ``crowded_by_chance`` is the share to expect if the rows were spread evenly over the sphere.
-    ``more`` is what a supplement measured.
+    ``sizes`` are the temperatures that fit at growing batch sizes, ``overlaps`` is what the whole file holds, and
+    ``near_by_chance`` the share of twins in it to expect of an even spread. ``towers`` is that of `EmbeddedPairs`, as
+    are ``texts``. ``more`` is what a supplement measured.
     """
 
     name: str
@@ -87,6 +91,11 @@ class Measured:
     crowded_by_chance: float
     by_label: bool
     equal: bool
+    sizes: tuple[FittedTemperature, ...]
+    overlaps: Overlaps
+    near_by_chance: float
+    towers: bool
+    texts: tuple[Sequence[str], Sequence[str]] | None
     more: Any = None
 
 
@@ -162,11 +171,15 @@ def _edge(loss: Callable[[float], float], tau0: float, factor: float) -> float:
     return float(np.exp(brentq(excess, *sorted(np.log([near, far])), xtol=1e-4)))
 
 
-def _crowded_by_chance(bank: evt.LinkBank, dim: int, candidates: Competing) -> float:
-    """Share of embeddings that an even spread over the sphere crowds: near 0 in more than 6 dimensions."""
-    near = 0.5 * betainc((dim - 1) / 2.0, 0.5, 1.0 - (1.0 - CROWD) ** 2)  # share of the sphere within CROWD
-    negatives = np.isfinite(bank.scores).sum(axis=1) - 1
-    others = negatives if candidates == "views" else 2 * negatives  # both views of the other items
+def _others(bank: evt.LinkBank, candidates: Competing) -> Floats:
+    """Number of embeddings of other items in the batch of each anchor, in both views."""
+    negatives = np.isfinite(bank.scores).sum(axis=1) - 1.0
+    return np.asarray(negatives if candidates == "views" else 2.0 * negatives)
+
+
+def _by_chance(others: Floats, dim: int, within: float) -> float:
+    """Share of embeddings with one of so many others within a shortfall, if all were spread evenly on the sphere."""
+    near = 0.5 * betainc((dim - 1) / 2.0, 0.5, 1.0 - (1.0 - within) ** 2)  # share of the sphere
     return float((1.0 - (1.0 - near) ** others).mean())
 
 
@@ -207,16 +220,16 @@ class Tested(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _test_link(pairs: EmbeddedPairs, settings: DiagnosisSettings) -> Tested:
-    """Run the link test. If too few positives are beaten, try larger batches, unless the settings give a batch size.
+def _test_link(pairs: EmbeddedPairs, told: Integers | None, settings: DiagnosisSettings) -> Tested:
+    """Run the link test. If too few positives are beaten, try larger batches.
 
     Copies of the anchors win in batches of any size.
     """
     size, count, notes = plan(pairs, settings)
-    larger = larger_sizes(pairs, size) if settings.batch_size is None and not pairs.equal else []
+    larger = [] if pairs.equal else larger_sizes(pairs, size)
     tried: tuple[int, ...] = ()
     while True:
-        bank = build_bank(pairs, size, count, settings.seed, settings.candidates)
+        bank = build_bank(pairs, size, count, settings.seed, settings.candidates, told)
         fitted, beaten = count_beaten(bank.link, settings.seed)
         if beaten >= THRESHOLDS.beaten or not larger:
             break
@@ -242,7 +255,8 @@ def _test_link(pairs: EmbeddedPairs, settings: DiagnosisSettings) -> Tested:
 
 def _measure(pairs: EmbeddedPairs, settings: DiagnosisSettings, tell: Tell, more: More | None) -> Measured:
     tell("link test")
-    tested = _test_link(pairs, settings)
+    told = tell_exact_twins(pairs)  # they are false negatives of each other
+    tested = _test_link(pairs, told, settings)
     bank, link = tested.bank, tested.link
     tell("tail")
     tail, at_cap = _tail(bank, settings)
@@ -253,10 +267,14 @@ def _measure(pairs: EmbeddedPairs, settings: DiagnosisSettings, tell: Tell, more
         evt.link_rivals(*bank.link, bootstraps=settings.bootstraps, rng=settings.seed) if usable else None
     )
     tell("temperatures")
+    curves = _curves(bank, link, settings) if usable else None
+    sizes = temperature_curve(replace(pairs, ids=told), settings.candidates, settings.seed)
+    tell("whole file")
+    overlaps, dim = find_overlaps(pairs, seed=settings.seed), pairs.z_i.shape[1]
     measured = Measured(
         name=pairs.name,
         pairs=len(pairs.z_i),
-        dim=pairs.z_i.shape[1],
+        dim=dim,
         batch_size=tested.batch_size,
         batches=tested.batches,
         tried=tested.tried,
@@ -266,12 +284,17 @@ def _measure(pairs: EmbeddedPairs, settings: DiagnosisSettings, tell: Tell, more
         tail=tail,
         link=link,
         rivals=rivals,
-        curves=_curves(bank, link, settings) if usable else None,
+        curves=curves,
         gap=view_gap(pairs),
         mean_cosine=float(bank.negatives.scores.mean()),
         crowded=bank.crowded,
-        crowded_by_chance=_crowded_by_chance(bank.link, pairs.z_i.shape[1], settings.candidates),
+        crowded_by_chance=_by_chance(_others(bank.link, settings.candidates), dim, CROWD),
         by_label=pairs.by_label,
         equal=pairs.equal,
+        sizes=sizes,
+        overlaps=overlaps,
+        near_by_chance=_by_chance(np.array([len(pairs.z_i) - 1.0]), dim, NEAR),
+        towers=pairs.towers,
+        texts=pairs.texts,
     )
     return measured if more is None else replace(measured, more=more(pairs, bank, measured, settings, tell))

@@ -14,13 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from weince.machine import prepare_cpu_for
+from weince.files import check_file, check_unpacked
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 WANTED = "z_i and z_j of shape (pairs, dim), or z of shape (rows, dim) with labels of shape (rows,)"
-PART = 512
-"""Sentences to embed between two signs of progress."""
-
 _UNUSED = "The file's labels were not used: save them as ids if pairs with equal labels are not negatives."
 
 
@@ -39,6 +36,9 @@ class EmbeddedPairs:
         ids: ``(pairs,)`` integers, or None; pairs with equal ids never compete with each other.
         notes: Sentences a reader of the result must see.
         by_label: Whether the pairs were drawn among rows with equal labels.
+        towers: Whether the rows of ``z_i`` are queries and those of ``z_j`` documents.
+        texts: Texts of the queries and of the documents, or None.
+        groups: ``(pairs,)`` integers, or None: the groups that the user's data names.
     """
 
     name: str
@@ -47,6 +47,9 @@ class EmbeddedPairs:
     ids: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
     by_label: bool = False
+    towers: bool = False
+    texts: tuple[Sequence[str], Sequence[str]] | None = None
+    groups: NDArray[np.int64] | None = None
 
     @property
     def equal(self) -> bool:
@@ -60,11 +63,16 @@ def make_pairs(
     z_j: ArrayLike | torch.Tensor,
     ids: ArrayLike | torch.Tensor | None = None,
     notes: tuple[str, ...] = (),
+    *,
+    towers: bool = False,
 ) -> EmbeddedPairs:
     """Check two arrays of embeddings and pair them row by row; see `EmbeddedPairs`."""
-    first, second = _matrix(name, "z_i", z_i), _matrix(name, "z_j", z_j)
+    one, other = ("queries", "documents") if towers else ("z_i", "z_j")
+    first, second = _matrix(name, one, z_i), _matrix(name, other, z_j)
     if first.shape != second.shape:
-        raise InputError(f"{name}: z_i and z_j must have one shape; got {first.shape} and {second.shape}")
+        raise InputError(
+            f"{name}: {one} and {other} must have one shape; got {first.shape} and {second.shape}"
+        )
     if len(first) > 1 and _constant(first) and _constant(second):
         raise InputError(f"{name}: all embeddings point the same way, so every cosine is equal")
     if _whole(first) or _whole(second):
@@ -80,7 +88,7 @@ def make_pairs(
     groups = None if ids is None else _labels(name, "ids", ids, len(first))
     if groups is not None and len(np.unique(groups)) < 2:
         raise InputError(f"{name}: all pairs have the same id, so nothing competes")
-    return EmbeddedPairs(_printable(name), first, second, groups, notes)
+    return EmbeddedPairs(_printable(name), first, second, groups, notes, towers=towers)
 
 
 def _printable(name: str) -> str:
@@ -177,15 +185,15 @@ def _labels(name: str, key: str, value: ArrayLike | torch.Tensor, n: int) -> NDA
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file by key; the array of an ``.npy`` file has the empty key."""
+    check_file(path)
     suffix = path.suffix.lower()
-    if not path.exists():
-        raise InputError(f"{path.name}: no such file or folder")
     if suffix not in SUFFIXES:
         remedy = ": safetensors.torch.save_file writes tensors" if suffix in (".pt", ".pth") else ""
         raise InputError(
             f"{path.name}: want a file ending in {', '.join(SUFFIXES)}, or a folder of them; "
             f"got {suffix or 'no ending'}{remedy}"
         )
+    check_unpacked(path)
     try:
         if suffix == ".safetensors":
             return _read_safetensors(path)
@@ -198,7 +206,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise
     except MemoryError as error:
         raise InputError(
-            f"{path.name}: is damaged, or does not fit into memory ({_one_line(error)}): save fewer pairs"
+            f"{path.name}: is damaged, or does not fit into memory ({one_line(error)}): save fewer pairs"
         ) from error
     except Exception as error:  # the type depends on where the file is damaged
         if isinstance(error, OSError) and error.filename is not None:  # the system does not open it
@@ -208,7 +216,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             said = pickled if _may_be_pickled(path) else "not written by numpy, whatever its name says"
             raise InputError(f"{path.name}: {said}") from error
         raise InputError(
-            f"{path.name}: cannot be read, it may be cut short or of another format ({_one_line(error)})"
+            f"{path.name}: cannot be read, it may be cut short or of another format ({one_line(error)})"
         ) from error
 
 
@@ -238,7 +246,8 @@ def _array(value: ArrayLike | torch.Tensor) -> NDArray[Any]:
     return np.asarray(value)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error says, in at most 120 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 120 else text[:117] + "..."
 
@@ -328,77 +337,3 @@ def rename(found: list[EmbeddedPairs], names: Sequence[str] | None) -> list[Embe
             name = f"{given} ({number})"
         out[name] = replace(pairs, name=name)
     return list(out.values())
-
-
-def read_sentence_pairs(path: Path) -> tuple[list[str], list[str]]:
-    """The first two columns of a tab-separated file without header; other columns are ignored."""
-    try:
-        # A sentence may contain characters that splitlines() takes for line ends, such as U+2028.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path.name}: cannot be read ({_one_line(error)})") from error
-    short = next((i for i, line in enumerate(lines, 1) if line.strip() and "\t" not in line), None)
-    rows = [line.split("\t") for line in lines if line.strip()]
-    if short is not None or not rows:
-        raise InputError(
-            f"{path.name}: want two tab-separated sentences a line; got no tab in line {short or 1}"
-        )
-    return [row[0] for row in rows], [row[1] for row in rows]
-
-
-def connected_pairs(first: Sequence[str], second: Sequence[str]) -> NDArray[np.int64]:
-    """Ids (pairs,) that are equal for pairs that share a sentence, directly or through other pairs."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    known: dict[str, int] = {}  # not an array of strings, in which each takes the space of the longest
-    place = np.array([known.setdefault(text, len(known)) for text in (*first, *second)])
-    left, right = place[: len(first)], place[len(first) :]
-    edges = coo_array((np.ones(len(left)), (left, right)), shape=(len(known), len(known)))
-    group = connected_components(edges, directed=False)[1]
-    return np.asarray(group[left], dtype=np.int64)
-
-
-def encode_sentences(
-    folders: Sequence[Path], tsv: Path, *, names: Sequence[str] | None = None
-) -> list[EmbeddedPairs]:
-    """Embed sentence pairs with sentence-transformers models in local folders."""
-    first, second = read_sentence_pairs(tsv)
-    for folder in folders:
-        if not folder.exists():
-            raise InputError(f"{folder}: no such folder; want one of a sentence-transformers model")
-        if not (folder / "modules.json").is_file():
-            raise InputError(
-                f"{folder.name}: want the folder of a sentence-transformers model; got one without modules.json"
-            )
-    try:
-        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise InputError(
-            "embedding sentences needs sentence-transformers: pip install 'weince[text]'"
-        ) from error
-    ids = connected_pairs(first, second)
-    note = "Pairs that share a sentence never compete with each other."
-    found = []
-    for folder in folders:
-        try:
-            model = SentenceTransformer(str(folder), local_files_only=True)
-        except Exception as error:  # a broken folder raises different errors in different versions
-            raise InputError(f"{folder.name}: the model cannot be loaded ({_one_line(error)})") from error
-        prepare_cpu_for(model)
-        z = _embedded(model, first + second, f"embedding with {folder.name}")
-        found.append(make_pairs(folder.name, z[: len(first)], z[len(first) :], ids, (note,)))
-    return rename(found, names)
-
-
-def _embedded(model: Any, sentences: Sequence[str], what: str) -> NDArray[Any]:
-    """Embeddings (sentences, dim), in parts, so that a log gets lines of progress and no bar."""
-    from weince.progress import passing_bar
-
-    parts = []
-    with passing_bar(what, len(sentences)) as advance:
-        for start in range(0, len(sentences), PART):
-            part = sentences[start : start + PART]
-            parts.append(model.encode(part, show_progress_bar=False, convert_to_numpy=True))
-            advance(len(part))
-    return np.concatenate(parts)

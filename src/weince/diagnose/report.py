@@ -331,6 +331,8 @@ def _model(m: Measured, v: Diagnosis) -> dict[str, Any]:
         "batches": m.batches,
         "batch_size": m.batch_size,
         "view_gap": m.gap,
+        "temperature_by_batch_size": [fit._asdict() for fit in m.sizes],
+        "whole_file": asdict(m.overlaps),
         "mean_cosine": m.mean_cosine,
         "batch_sizes_tried": m.tried,
         "notes": m.notes,

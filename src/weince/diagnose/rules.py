@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from weince.evt.link_fit import FEW_BEATEN
 from weince.scores import CROWD
 
+NEAR = 1e-3
+"""Two rows are twins if their shortfall is at most this."""
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -36,9 +39,11 @@ class Thresholds:
             f"If more than {100 * self.crowded:g} % of the embeddings have one of another item within a shortfall of "
             f"{CROWD:g} in their batch, the advice is to look at these first, whatever the link test says. In 6 "
             "dimensions or fewer, the share to expect if embeddings were spread evenly is subtracted.",
+            f"If more than {100 * self.crowded:g} % of the queries or of the documents have a twin in the whole file "
+            f"(a row of another id within a shortfall of {NEAR:g}), the advice is to tell these apart first. Exact "
+            "twins do not compete in this diagnosis.",
             f"If fewer than {self.beaten} of the fitted positives are beaten (a negative has a higher score), larger "
-            "batches are tried, unless you give a batch size. If that does not help, no temperature and no link is "
-            "advised.",
+            "batches are tried, up to all pairs for the temperature. If that does not help, none is advised.",
             f"Another link is advised only if its held-out gain over softmax at its best temperature is at "
             f"least {self.worth:g} nats per anchor, the 95 % interval of the gain lies above 0, and both "
             f"p-values (likelihood ratio by parametric bootstrap, clustered t) are at most {self.alpha:g}.",

@@ -6,6 +6,8 @@ xi < 0 always means a bounded tail.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from weince.diagnose import figures_link
 from weince.diagnose.cells import (
@@ -23,7 +25,10 @@ from weince.diagnose.cells import (
 )
 from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.measure import Measured
+from weince.diagnose.overlaps import MARGINS, SHOWN
+from weince.diagnose.rules import NEAR
 from weince.diagnose.style import Figure, Gallery
+from weince.diagnose.wording import crowded_side
 from weince.evt import Gain, LinkRivals, VaryingLink
 from weince.evt.link_varying import MOST_SPREAD
 from weince.scores import CROWD
@@ -149,6 +154,96 @@ class Writer:
         names = [m.name for m, _ in found]
         return (by_model("rivals", "What explains it: gains, nats per anchor", names, rows),) if found else ()
 
+    def sizes(self, settings: DiagnosisSettings) -> Section:
+        read = (
+            "Softmax is fitted to batches of growing size, up to all pairs at once. Where the band is level, the "
+            "temperature does not depend on the batch size. Sizes with too few beaten positives are left out."
+        )
+        header = ("batch size", "τ₀", "95 %", "positives", "beaten")
+        tables = []
+        for index, m in enumerate(self.models, 1):
+            lines = tuple(
+                (count(f.batch_size), tau(f.temperature), taus(f.interval), count(f.anchors), count(f.beaten))
+                for f in m.sizes
+                if f.beaten
+            )
+            if lines:
+                title = f"Temperature by batch size{self.of(m)}"
+                tables.append(NumberTable(f"batch-sizes-{index}", title, header, lines))
+        draw = self.groups(lambda tag, m: figures_link.size_figures(self.gallery, tag, m, settings))
+        return Section("batch-sizes", "Temperature over the batch size", read, draw, tuple(tables))
+
+    def false_negatives(self) -> Section:
+        grouped = any(m.overlaps.grouped is not None for m in self.models)
+        nan = float("nan")
+        rows: list[Row] = [
+            ("queries scored against the whole file", lambda m: count(m.overlaps.looked)),
+            ("queries with a negative at or above the positive", lambda m: count(m.overlaps.beaten)),
+            ("such negatives", lambda m: count(m.overlaps.above)),
+            ("of these, twins of the positive: equal ids remove them", lambda m: count(m.overlaps.twins)),
+        ]
+        if grouped:
+            own = "of these, in the group of the query: a mask of groups removes them"
+            rows.append((own, lambda m: num(nan if m.overlaps.grouped is None else m.overlaps.grouped, 0)))
+        for k, margin in enumerate(MARGINS):
+            rows.append((f"ignore_above={margin:g} removes", partial(_ignored, k)))
+        read = (
+            "A negative that scores at or above the positive is a false negative, or the encoder is wrong. Read some "
+            "of those in the table, which are the queries that lose most. Equal ids remove copies of the positive; "
+            "ignore_above removes all negatives that far above it, and with them those from which the encoder should "
+            "learn."
+        )
+        tables = [self.table("false-negatives", "Negatives at or above the positive", rows)]
+        for index, m in enumerate(self.models, 1):
+            lines = tuple(
+                (
+                    *(
+                        text(_shown(m, side, row))
+                        for side, row in ((0, r.query), (1, r.query), (1, r.document))
+                    ),
+                    num(r.positive),
+                    num(r.score),
+                )
+                for r in m.overlaps.rivals
+            )
+            header = ("query", "its document", "wins instead", "score", "score")
+            if lines:
+                name = f"false-negatives-{index}"
+                tables.append(NumberTable(name, f"Queries that lose most{self.of(m)}", header, lines))
+        return Section("false-negatives", "False negatives", read, (), tuple(tables))
+
+    def duplicates(self) -> Section:
+        rows: list[Row] = []
+        for k, side in enumerate(("queries", "documents")):
+            rows += [
+                (f"{side} in several pairs", partial(_of_side, k, "repeated", count)),
+                (f"{side} with an exact twin of another id", partial(_of_side, k, "exact", count)),
+                (f"{side} with a twin within a shortfall of {NEAR:g}", partial(_of_side, k, "near", percent)),
+                (f"median cosine to the nearest of the {side}", partial(_of_side, k, "nearest", num)),
+                (f"mean cosine of two {side}", partial(_of_side, k, "mean_cosine", num)),
+            ]
+        rows.append(("documents that win for many queries (hubs)", lambda m: count(len(m.overlaps.hubs))))
+        read = (
+            "Twins of another id are false negatives of each other; those that share an id are told apart already. "
+            "A hub is a document that wins for more queries that are not its own than chance explains: look whether "
+            "it is empty, very general, or a template. With two views of one kind, the first views are the queries. "
+        )
+        tables = [self.table("duplicates", "Rows of the whole file", rows)]
+        for index, m in enumerate(self.models, 1):
+            lines = tuple((text(_shown(m, 1, h.document)), count(h.wins)) for h in m.overlaps.hubs[:SHOWN])
+            if lines:
+                tables.append(
+                    NumberTable(f"hubs-{index}", f"Hubs{self.of(m)}", ("document", "wins for"), lines)
+                )
+        notes = tuple(
+            f"{m.name}: {crowded_side(m)}" if len(self.models) > 1 else crowded_side(m) for m in self.models
+        )
+        return Section("duplicates", "Duplicates, hubs and the crowded side", read, (), tuple(tables), notes)
+
+    def of(self, m: Measured) -> str:
+        """The name of a model in the title of its own table; empty if there is one model."""
+        return f", {m.name}" if len(self.models) > 1 else ""
+
     def tail(self) -> Section:
         rows: list[Row] = [
             ("negative pairs, each once", lambda m: count(m.tail.n_scores)),
@@ -171,6 +266,22 @@ class Writer:
             "“weince diagnose --paper” draws the fit and its checks."
         )
         return Section("tail", "The tail of the negatives", read, (), (self.table("tail", "The tail", rows),))
+
+
+def _ignored(k: int, m: Measured) -> Cell:
+    return count(m.overlaps.ignored[k])
+
+
+def _of_side(k: int, field: str, cell: Callable[[Any], Cell], m: Measured) -> Cell:
+    return cell(getattr((m.overlaps.queries, m.overlaps.documents)[k], field))
+
+
+def _shown(m: Measured, side: int, row: int) -> str:
+    """A row of the queries (side 0) or documents (1): the beginning of its text, or its number."""
+    if m.texts is None:
+        return f"row {row}"
+    words = " ".join(m.texts[side][row].split())
+    return words if len(words) <= 80 else f"{words[:79]}…"
 
 
 def _table(slug: str, title: str, rows: Sequence[Row], models: Sequence[Measured]) -> NumberTable:
@@ -202,4 +313,10 @@ def _good_temperatures(m: Measured) -> Cell:
 
 def write_sections(writer: Writer, settings: DiagnosisSettings) -> list[Section]:
     """The sections of the verdict in order; the page shows the first one open."""
-    return [writer.link(settings), writer.tail()]
+    return [
+        writer.link(settings),
+        writer.sizes(settings),
+        writer.false_negatives(),
+        writer.duplicates(),
+        writer.tail(),
+    ]

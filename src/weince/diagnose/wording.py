@@ -246,3 +246,90 @@ def one_direction(m: Measured) -> tuple[str, ...]:
         "their scores differ little, and any temperature that fits is low. To see what fits without this direction, "
         "subtract the mean row from z_i and z_j and diagnose again. An untrained encoder gives such embeddings too.",
     )
+
+
+def sides(m: Measured) -> tuple[str, str]:
+    """What the rows of both views are called."""
+    return ("queries", "documents") if m.towers else ("rows of z_i", "rows of z_j")
+
+
+def layout_note(m: Measured, settings: DiagnosisSettings) -> tuple[str, ...]:
+    """Which rows competed, where the input decided it."""
+    if not m.towers:
+        return ()
+    if settings.candidates == "views":
+        return ("Queries and documents all compete with each other here (candidates views).",)
+    return ("Queries and documents: each query competes for the documents of its batch (candidates cross).",)
+
+
+def too_many_twins(m: Measured) -> bool:
+    """Whether more rows have a twin in the file than the rules and chance allow."""
+    return m.overlaps.twin_share - m.near_by_chance > THRESHOLDS.crowded
+
+
+def twin_words(m: Measured) -> str:
+    """How many rows have a twin, on the side that has more of them."""
+    o = m.overlaps
+    side, name = max(zip((o.queries, o.documents), sides(m), strict=True), key=lambda pair: pair[0].near)
+    exact = f", {side.exact:,} of them an exact one" if side.exact else ""
+    return f"{number(100.0 * side.near, 0)} % of the {name} have a twin among the {o.rows:,}{exact}"
+
+
+def file_notes(m: Measured) -> tuple[str, ...]:
+    """What the whole file holds that training should know."""
+    o, notes = m.overlaps, []
+    for side, name in zip((o.queries, o.documents), sides(m), strict=True):
+        told = side.repeated - side.exact
+        if told > THRESHOLDS.crowded * o.rows:
+            notes.append(
+                f"Of the {name}, {told:,} of {o.rows:,} occur in several pairs. Here these never compete; give their "
+                "pairs equal ids in training too."
+            )
+    if m.towers and o.twins:
+        notes.append(
+            f"Of the {o.above:,} negatives that score at or above their positive, {o.twins:,} are twins of it: false "
+            "negatives, which equal ids remove."
+        )
+    if m.towers and o.hubs:
+        notes.append(
+            f"Hubs: {len(o.hubs)} documents win for at least {o.fewest_wins} queries each that they do not belong to."
+        )
+    return tuple(notes)
+
+
+def crowded_side(m: Measured) -> str:
+    """Which side lies closer together."""
+    gap = m.overlaps.documents.nearest - m.overlaps.queries.nearest
+    names = sides(m)
+    if abs(gap) <= THRESHOLDS.gap:
+        return f"Neither side is crowded more than the other: {names[0]} and {names[1]} lie equally close together."
+    return f"The {names[gap > 0]} are the crowded side: they lie closer together than the {names[gap < 0]}."
+
+
+def sizes_sentence(m: Measured, settings: DiagnosisSettings) -> str:
+    """How the temperature changes with the batch size, and what that says of the batch size in use."""
+    known = [fit for fit in m.sizes if fit.known]
+    if len(known) < 2:
+        return "Too few positives are beaten to follow the temperature over the batch size."
+    first, last = known[0], known[-1]
+    said = (
+        f"From batches of {first.batch_size:,} to {last.batch_size:,} pairs the temperature that fits goes from "
+        f"{temperature(first.temperature)} to {temperature(last.temperature)}."
+    )
+    size = settings.batch_size
+    if size is None or size <= last.batch_size or len(known) < 3:
+        return said
+    line = np.polyfit(np.log([f.batch_size for f in known]), np.log([f.temperature for f in known]), 1)
+    there = float(np.exp(np.polyval(line, np.log(size))))
+    return f"{said} Continued to your batches of {size:,}, that trend gives about {temperature(there)}."
+
+
+def from_all_pairs(m: Measured) -> str:
+    """The temperature at the smallest batch size at which enough positives are beaten; empty if none has one."""
+    fit = next((fit for fit in m.sizes if fit.known and fit.batch_size > m.batch_size), None)
+    if fit is None:
+        return ""
+    return (
+        f"In batches of {fit.batch_size:,} pairs {fit.beaten:,} of {fit.anchors:,} positives are beaten, and a "
+        f"temperature of about {temperature(fit.temperature)} fits (95 %: {tau_span(fit.interval)})."
+    )

@@ -14,6 +14,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Bounds = tuple[float, float]
 """The lower and the upper end of an interval."""
+CORES = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
 
 
 def as_scores(x: ArrayLike, name: str = "x") -> Floats:
@@ -62,6 +63,5 @@ def check_fraction(value: float, name: str) -> float:
 
 def on_all_cores(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
     """Results of ``work`` in order, computed in threads: numpy computes without the interpreter's lock."""
-    cores = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(CORES) as pool:
         return list(pool.map(work, items))

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weince.evt.arrays import Floats, Integers, as_integers, on_all_cores
+from weince.evt.arrays import CORES, Floats, Integers, as_integers, on_all_cores
 
 T = TypeVar("T")
 # theta (k,) -> A, its gradient (k,) and its Hessian (k, k).
@@ -58,14 +58,19 @@ class Choices:
         absent: ``(anchors, candidates)``, True where there is no candidate; None when all are present.
         batches: ``(anchors,)`` index of each anchor's batch, ascending from 0.
         labels: ``(batches,)`` the caller's name of each batch.
-        beaten: ``(k, anchors)``, True where some candidate has a larger feature than the positive.
+        tops: ``(k, anchors)`` largest feature, 0 if it is the positive's.
     """
 
     features: Floats
     absent: NDArray[np.bool_] | None
     batches: Integers
     labels: Integers
-    beaten: NDArray[np.bool_]
+    tops: Floats
+
+    @property
+    def beaten(self) -> NDArray[np.bool_]:
+        """``(k, anchors)``, True where some candidate has a larger feature than the positive."""
+        return np.asarray(self.tops > 0.0)
 
     @property
     def anchors(self) -> int:
@@ -74,7 +79,7 @@ class Choices:
     def rows(self, rows: Integers) -> Choices:
         """The choices of some anchors."""
         absent = None if self.absent is None else self.absent[rows]
-        return Choices(self.features[:, rows], absent, self.batches[rows], self.labels, self.beaten[:, rows])
+        return Choices(self.features[:, rows], absent, self.batches[rows], self.labels, self.tops[:, rows])
 
     def take(self, which: Integers) -> Choices:
         """The choices of the batches ``which`` (indices, not labels)."""
@@ -87,7 +92,7 @@ class Choices:
         keep = list(which)
         # A slice is a view, so a large bank is not copied.
         columns = self.features[: len(keep)] if keep == list(range(len(keep))) else self.features[keep]
-        return Choices(columns, self.absent, self.batches, self.labels, self.beaten[keep])
+        return Choices(columns, self.absent, self.batches, self.labels, self.tops[keep])
 
     def by_batch(self, values: Floats) -> Floats:
         """Sums of ``values`` (anchors, ...) over the anchors of each batch."""
@@ -149,12 +154,11 @@ def read_choices(
     for j, coordinate in enumerate(coordinates):
         np.subtract(coordinate(s), coordinate(positive)[:, None], out=features[j])
     # Equal embeddings give equal cosines only up to rounding.
-    if features[0].max() - features[0].min() < 1e-12:
+    if np.ptp(features[0]) < 1e-12:
         raise ValueError(
             "all candidates of every anchor have the same score: there is nothing to choose between"
         )
-    beaten = np.asarray((features > 0.0).any(axis=2))
-    return Choices(features, None if even else gaps, codes.astype(np.int64), labels, beaten)
+    return Choices(features, None if even else gaps, codes.astype(np.int64), labels, features.max(axis=2))
 
 
 def candidate_weights(choices: Choices, theta: Floats, rows: slice) -> tuple[Floats, Floats]:
@@ -163,7 +167,8 @@ def candidate_weights(choices: Choices, theta: Floats, rows: slice) -> tuple[Flo
     for weight, feature in zip(theta[1:], choices.features[1:], strict=True):
         if weight != 0.0:
             u += weight * feature[rows]
-    top = u.max(axis=1)
+    # All coordinates rise with the score, so the candidate with the top score has the top logit.
+    top = np.asarray(np.where(theta >= 0.0, theta, 0.0) @ choices.tops[:, rows])
     u -= top[:, None]
     np.exp(u, out=u)
     if choices.absent is not None:
@@ -178,9 +183,12 @@ def blocks(anchors: int, candidates: int) -> list[slice]:
 
 
 def each_block(work: Callable[[slice], T], anchors: int, candidates: int) -> list[T]:
-    """Results of ``work`` for the rows of every block."""
+    """Results of ``work`` for the rows of every block, in order; each core takes every so many-th block."""
     rows = blocks(anchors, candidates)
-    return on_all_cores(work, rows) if len(rows) > 1 else [work(rows[0])]
+    if len(rows) == 1:
+        return [work(rows[0])]
+    parts = on_all_cores(lambda part: [work(block) for block in part], [rows[k::CORES] for k in range(CORES)])
+    return [parts[k % CORES][k // CORES] for k in range(len(rows))]
 
 
 def log_partitions(choices: Choices, theta: Floats) -> Floats:

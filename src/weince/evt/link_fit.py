@@ -134,7 +134,7 @@ def _along(choices: Choices, origin: Floats, direction: Floats) -> Partition:
 def _profile_lam(choices: Choices, lam: float, start: float) -> float:
     """Best log-likelihood with ``lam`` held fixed."""
     along = _along(choices, np.zeros(2), np.array([1.0 - lam, lam]))
-    return choice.maximise(along, np.zeros(1), np.array([start])).value
+    return choice.maximise(along, np.zeros(1), np.array([start]), tolerance=1e-9).value
 
 
 def _profile_tau(choices: Choices, tau: float, start: float) -> float:
@@ -142,7 +142,11 @@ def _profile_tau(choices: Choices, tau: float, start: float) -> float:
     along = _along(choices, np.array([1.0 / tau, 0.0]), np.array([-1.0, 1.0]) / tau)
     # The likelihood is concave in lam: if it still rises at 1, the best allowed lam is 1, otherwise lower.
     value, descent, _ = along(np.ones(1))
-    return -value if descent[0] <= 0.0 else choice.maximise(along, np.zeros(1), np.array([start])).value
+    return (
+        -value
+        if descent[0] <= 0.0
+        else choice.maximise(along, np.zeros(1), np.array([start]), tolerance=1e-9).value
+    )
 
 
 def _end(drop: Callable[[float], float], allowed: float, middle: float, step: float, bound: float) -> float:
@@ -157,7 +161,7 @@ def _end(drop: Callable[[float], float], allowed: float, middle: float, step: fl
     while reach != bound:
         reach = min(middle + step, bound) if bound > middle else max(middle - step, bound)
         if excess(reach) > 0.0:
-            return float(optimize.brentq(excess, middle, reach, xtol=1e-5))
+            return float(optimize.brentq(excess, middle, reach, xtol=1e-4))
         step *= 2.0
     return bound
 
@@ -201,7 +205,7 @@ def _intervals(choices: Choices, full: Optimum, level: float) -> tuple[Bounds, B
     return (lams[0], lams[1]), taus, "profile"
 
 
-def _softmax_interval(choices: Choices, null: Optimum, level: float) -> Bounds:
+def softmax_interval(choices: Choices, null: Optimum, level: float) -> Bounds:
     """Cluster-robust interval for the temperature of softmax; NaN with one batch or without a finite temperature."""
     weight = float(null.theta[0])
     if len(choices.labels) < 2 or not weight > 0.0:
@@ -255,7 +259,7 @@ def link_fit(choices: Choices, pair: Pair, level: float) -> LinkFit:
     converged = pair.null.converged and pair.full.converged
     notes = _notes(choices, pair)
     values = (np.nan, np.nan) if pair.separated else (pair.full.value, pair.null.value)
-    plain = _softmax_interval(choices, pair.null, level)
+    plain = softmax_interval(choices, pair.null, level)
     return LinkFit(
         *pair.lam_tau, pair.tau0, *values, lams, taus, plain, method, converged, pair.separated, notes
     )

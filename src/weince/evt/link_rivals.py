@@ -30,6 +30,7 @@ from weince.evt.choice import Choices
 from weince.evt.link_fit import fit_pair
 from weince.evt.link_test import Gain, held_out_gain, split_batches
 from weince.evt.link_varying import (
+    MOST_ANCHORS,
     MOST_SPREAD,
     Moments,
     Nodes,
@@ -42,6 +43,7 @@ from weince.evt.link_varying import (
     hermite_nodes,
     negative_law,
     pair_moments,
+    spread_rows,
 )
 
 Explanation = Literal["softmax", "cap", "varying", "both", "either"]
@@ -164,9 +166,11 @@ def link_rivals(
     softmax, blend = pair.null.theta, pair.full.theta
     if pair.separated or softmax[0] == 0.0:
         return _nothing(pair.separated)
-    halves = Halves(fitted, judged, choice.batch_means(judged, softmax), hermite_nodes(15), level)
+    some = spread_rows(fitted.anchors, MOST_ANCHORS)
+    halves = Halves(fitted.rows(some), judged, choice.batch_means(judged, softmax), hermite_nodes(15), level)
     s, columns = choice.read_scores(scores, positives)
     mine, others = (_scored(s, columns, batches, choices.labels[which]) for which in (inside, outside))
+    mine = Scored(mine.scores[some], mine.positive[some])
 
     def gain(values: Floats) -> Gain:
         return held_out_gain(values, bootstraps, level, generator)

@@ -25,8 +25,10 @@ from weince.evt import choice
 from weince.evt.arrays import Floats, Integers
 from weince.evt.choice import Choices
 
-# Number of anchors in a first fit. The fit to all anchors starts from its result and needs few steps.
+# Number of anchors in a first fit. The fit to more of them starts from its result and needs few steps.
 _FEW = 1024
+MOST_ANCHORS = 4096
+"""The most anchors that a link is fitted to: more would change its likelihood by less than 0.001 nats per anchor."""
 # Initial spread v of the first fit, and the smallest one of the second: the likelihood is flat at v = 0.
 _START, _AGAIN = 0.5, 0.1
 # A fitted spread below this counts as 0.
@@ -110,9 +112,9 @@ def _partition(found: Moments) -> tuple[float, Floats, Floats]:
     return -float(found.value.sum()), -found.gradient.sum(axis=0), np.asarray((vectors * size) @ vectors.T)
 
 
-def _few(anchors: int) -> Integers:
-    """Rows of the first fit, spread evenly over all anchors."""
-    return np.unique(np.linspace(0, anchors - 1, min(anchors, _FEW)).astype(np.int64))
+def spread_rows(anchors: int, most: int) -> Integers:
+    """At most so many rows, spread evenly over all anchors."""
+    return np.unique(np.linspace(0, anchors - 1, min(anchors, most)).astype(np.int64))
 
 
 # The temperature varies from anchor to anchor.
@@ -158,7 +160,7 @@ def _at_node(choices: Choices, theta: Floats, x: float) -> tuple[Floats, Floats,
 
 def fit_anchors(choices: Choices, weights: Floats, nodes: Nodes) -> Varying:
     """Fit a link whose temperature varies from anchor to anchor, starting from its ``weights`` at one temperature."""
-    some = choices.rows(_few(choices.anchors))
+    some = choices.rows(spread_rows(choices.anchors, _FEW))
     found = _maximise(
         lambda theta: _partition(anchor_moments(some, theta, nodes)),
         lambda theta: _partition(anchor_moments(choices, theta, nodes)),
@@ -296,7 +298,7 @@ def pair_moments(scored: Scored, theta: Floats, law: NegativeLaw, nodes: Nodes) 
 
 def fit_pairs(scored: Scored, weight: float, law: NegativeLaw, nodes: Nodes) -> Varying:
     """Fit softmax whose temperature varies from pair to pair, starting from its ``weight`` at one temperature."""
-    rows = _few(len(scored.positive))
+    rows = spread_rows(len(scored.positive), _FEW)
     some = Scored(scored.scores[rows], scored.positive[rows])
     found = _maximise(
         lambda theta: _partition(pair_moments(some, theta, law, nodes)),

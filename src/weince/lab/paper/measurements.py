@@ -132,7 +132,7 @@ def _has_tail(x: Floats) -> bool:
 def _one_feature(choices: choice.Choices, lam: float) -> choice.Choices:
     """The blend with lam fixed, as a single feature: differences from the positive's features blend linearly."""
     mixed = (1.0 - lam) * choices.features[0] + lam * choices.features[1]
-    return replace(choices, features=mixed[None], beaten=(mixed > 0.0).any(axis=1)[None])
+    return replace(choices, features=mixed[None], tops=mixed.max(axis=1)[None])
 
 
 def _blend_curve(bank: LinkBank, link: LinkTest, points: int) -> BlendCurve:

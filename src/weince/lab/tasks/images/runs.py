@@ -83,7 +83,7 @@ def read_run(folder: Path) -> VisionRun:
         best = folder / "best"
         raise ValueError(
             f"{folder} is the folder of a {task} run: judge its encoder by weince evaluate {best} --sts FILE, "
-            f"or by weince diagnose {best} --sentences FILE"
+            f"or by weince diagnose --model {best} --pairs FILE"
         )
     run: VisionRun = settings.read(VisionRun, ["--config", str(path)], command="weince", examples="")
     return run
