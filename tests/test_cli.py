@@ -1,6 +1,7 @@
 """The command line: help, bad input, interruptions. Bad input ends with one line, exit code 2 and no files left."""
 
 import argparse
+import io
 import json
 import pickle
 import re
@@ -287,3 +288,18 @@ def test_an_interrupted_run_leaves_no_page(name, tmp_path):
         assert ended.returncode == 130
         assert "interrupted, nothing was written" in ended.stderr
         assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_an_ascii_terminal_does_not_turn_a_finished_command_into_an_error(tmp_path, monkeypatch):
+    """The path of the page has an umlaut, which the terminal cannot show."""
+    z_i, noise = np.random.default_rng(0).normal(size=(2, 160, 6))
+    np.savez(tmp_path / "pairs.npz", z_i=z_i, z_j=z_i + noise)
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", "pairs.npz", "--quick", "--names", "modèle", "--out", "größe"]) == 0
+    assert streams[0].buffer.getvalue() == b"gr??e/index.html\n"
+    streams[1].flush()
+    assert b"mod?le: " in streams[1].buffer.getvalue()
+    assert (tmp_path / "größe" / "index.html").is_file()

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from weince import cli_diagnose, cli_sweeps, cli_towers
 from weince.errors import explained
-from weince.machine import DEVICES, find_device, version
+from weince.machine import DEVICES, find_device, print_any_text, version
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 128 + signal.SIGINT, 141
 """Exit statuses of a command that did not succeed."""
@@ -318,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 for success, 2 for bad input (one line on stderr says why), 130 if interrupted, 141 if the reader of the output
     closed the pipe.
     """
+    print_any_text()
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
     options, rest = parser.parse_known_args(given)

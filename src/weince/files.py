@@ -1,12 +1,16 @@
-"""Atomic writes: a file is written under a temporary name and moved into place, so it is complete or absent.
+"""Atomic writes: a file or folder is written under a temporary name and moved into place: it is complete or absent.
 
 Also texts for CSV files.
 """
 
 import os
+import platform
+import re
+import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 MOST_UNPACKED = 64
@@ -64,6 +68,70 @@ def check_unpacked(path: Path) -> None:
             f"{path.name}: unpacks from {packed / 2**20:,.1f} to {declared / 2**20:,.0f} MiB, as it says itself, "
             f"which is more than {MOST_UNPACKED} times its size: save it without compression if that is right"
         )
+
+
+_UNFINISHED = "-unfinished-"
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a name is that of a folder which `finished_folder` fills."""
+    return name.startswith(".") and _UNFINISHED in name
+
+
+@contextmanager
+def finished_folder(out: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """A temporary folder to fill. At the end ``out`` holds its ``parts``; after an error it is as before.
+
+    A new folder appears in one step. If ``out`` exists (it may be a mount or a link, which cannot be replaced), the
+    parts are on its disk before the first of them is moved, and each is replaced in one step, in their order: whoever
+    is killed meanwhile leaves each part old or new. What others left who were killed is removed.
+
+    Raises:
+        OSError: The folder cannot be written; the error names it.
+    """
+    place = out if out.exists() else out.absolute().parent
+    place.mkdir(parents=True, exist_ok=True)
+    prefix = f".{out.resolve().name}{_UNFINISHED}{re.sub(r'[^A-Za-z0-9]', '', platform.node())}-"
+    for folder in {place, out.absolute().parent}:
+        _sweep(folder, prefix)
+    work = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place))
+    try:
+        yield work
+        for path in work.rglob("*"):
+            if path.is_file():  # a full disk may be told only now
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+        work.chmod(0o755)
+        if place is not out:
+            work.rename(out)
+            return
+        for name in parts:
+            if (out / name).is_dir():
+                (out / name).rename(work / f"old-{name}")
+            if (work / name).exists():
+                os.replace(work / name, out / name)
+    except OSError as error:
+        if error.filename is None or str(work) in str(error.filename):
+            raise OSError(error.errno, error.strerror or str(error), str(out)) from error
+        raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _sweep(folder: Path, prefix: str) -> None:
+    """Remove unfinished folders of processes of this machine that are gone."""
+    if os.name != "posix":
+        return  # no signal asks there whether a process lives
+    for path in folder.iterdir():
+        number = path.name.removeprefix(prefix).partition("-")[0] if path.name.startswith(prefix) else ""
+        if not number.isdecimal():
+            continue
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # it lives and is another user's
+            continue
 
 
 def write_aside(path: Path, write: Callable[[Path], object], what: str = "file") -> None:

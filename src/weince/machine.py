@@ -1,5 +1,6 @@
 """This machine and this installation: devices by name, the version, bf16 on this CPU."""
 
+import io
 import os
 import subprocess
 import sys
@@ -116,3 +117,10 @@ def prepare_cpu_for(model: "torch.nn.Module") -> None:
     """Call :func:`prepare_cpu_for_bf16` if a model has bf16 parameters on a CPU."""
     if any(p.device.type == "cpu" and str(p.dtype) == "torch.bfloat16" for p in model.parameters()):
         prepare_cpu_for_bf16()
+
+
+def print_any_text() -> None:
+    """Let a terminal of another encoding show ``?`` for what it lacks: a finished command must not fail in print."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

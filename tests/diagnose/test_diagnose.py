@@ -4,7 +4,6 @@ import argparse
 import inspect
 import json
 import re
-import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -14,20 +13,20 @@ import torch
 
 from diagnose.synthetic import small, two_encoders, views
 from weince.cli import build_parser
-from weince.diagnose import diagnose, report
+from weince.diagnose import diagnose
 from weince.diagnose.diagnosis_settings import QUICK, DiagnosisSettings
 from weince.diagnose.figures_link import mean_over
 from weince.diagnose.reading import InputError, make_pairs
-from weince.diagnose.report import FORMAT, check_out, finished_folder, steps_of, write_diagnosis
+from weince.diagnose.report import FORMAT, WRITTEN, check_out, steps_of, write_diagnosis
+from weince.files import finished_folder
 from weince.lab.paper.supplement import PAPER
-from weince.progress import telling_bars
 
 FAST = replace(QUICK, bootstraps=20, null_draws=20, tail_bootstraps=20, points=5)
 
 
 def earlier(out):
     """Write a folder that the command takes for an earlier diagnosis."""
-    with finished_folder(out) as folder:
+    with finished_folder(out, WRITTEN) as folder:
         (folder / "index.html").write_text("old")
         (folder / "figures").mkdir()
         (folder / "figures" / "stale.svg").write_text("old")
@@ -108,7 +107,7 @@ def test_a_folder_that_cannot_be_renamed_is_filled(way, again, tmp_path, monkeyp
     monkeypatch.chdir(real if way == "." else tmp_path)
     if again:
         earlier(Path(way))
-    with finished_folder(Path(way)) as folder:
+    with finished_folder(Path(way), WRITTEN) as folder:
         (folder / "index.html").write_text("new")
         (folder / "tables").mkdir()
         (folder / "summary.json").write_text(json.dumps({"format": FORMAT}))
@@ -120,7 +119,7 @@ def test_a_folder_that_cannot_be_renamed_is_filled(way, again, tmp_path, monkeyp
 
 
 def interrupted(out):
-    with finished_folder(out) as folder:
+    with finished_folder(out, WRITTEN) as folder:
         (folder / "index.html").write_text("half")
         raise KeyboardInterrupt
 
@@ -142,26 +141,6 @@ def test_only_an_earlier_diagnosis_or_an_empty_folder_is_replaced(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="want a folder; got the file"):
         check_out(tmp_path / "file")
-
-
-def test_without_a_terminal_a_long_stage_prints_lines(monkeypatch):
-    """The first stage lasts until it has two lines, so that the test does not depend on the speed of the machine."""
-    line, lines, measure = "small: 0 of 5, link test", list[str](), report.measure
-
-    def measure_slowly(*pairs, tell, **options):
-        def tell_and_wait(stage):
-            tell(stage)
-            end = time.monotonic() + 20.0
-            while stage == "link test" and lines.count(line) < 2 and time.monotonic() < end:
-                time.sleep(0.01)
-
-        return measure(*pairs, tell=tell_and_wait, **options)
-
-    monkeypatch.setattr(report, "measure", measure_slowly)
-    with telling_bars(every=0.02) as bar:
-        monkeypatch.setattr(bar, "say", lines.append)
-        report._measure_all([small(pairs=128)], FAST, bar)
-    assert lines.count(line) >= 2
 
 
 def test_a_trend_has_a_figure_for_each_quantity(tmp_path):

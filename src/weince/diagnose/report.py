@@ -1,20 +1,12 @@
-"""Measure every model and write the folder of a diagnosis.
-
-The report is built in a temporary folder beside the final one. At the end that folder is renamed; if the final folder
-exists already, the report is moved into it.
-"""
+"""Measure every model and write the folder of a diagnosis, whole or not at all."""
 
 import json
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -33,12 +25,12 @@ from weince.diagnose.rules import THRESHOLDS
 from weince.diagnose.sections import Group, Section, Writer, write_sections
 from weince.diagnose.style import Gallery
 from weince.diagnose.wording import tail_kind
-from weince.files import check_folder, check_writable
+from weince.files import check_folder, finished_folder, is_unfinished
 from weince.machine import version
 from weince.progress import Bars, telling_bars
 
 FORMAT = "weince diagnosis 1"
-WRITTEN = ("index.html", "summary.json", "figures", "tables")
+WRITTEN = ("figures", "tables", "summary.json", "index.html")
 
 
 def named_pairs(name: str, views: Sequence[ArrayLike | Tensor]) -> EmbeddedPairs:
@@ -92,7 +84,7 @@ def write_diagnosis(
     """
     _check_number(len(pairs), trend, average)
     check_out(out)
-    with finished_folder(out) as folder, telling_bars(shown=progress) as bar:
+    with finished_folder(out, WRITTEN) as folder, telling_bars(shown=progress) as bar:
         models, left_out = _measure_all(pairs, settings, bar, supplement)
         _check_number(len(models), trend, average, left_out)
         drawing = bar.add_task("page", total=None)
@@ -176,34 +168,13 @@ def _measure_all(
             bar.update(task, completed=stages.index(stage), said=stage)
 
         try:
-            with _ticking(bar, task):
-                models.append(measure(p, settings, tell=tell, more=more))
+            models.append(measure(p, settings, tell=tell, more=more))
         except InputError as error:
             left_out.append(str(error))
             bar.update(task, completed=len(stages), said="not diagnosed")
         else:
             bar.update(task, completed=len(stages), said="done")
     return models, left_out
-
-
-@contextmanager
-def _ticking(bar: Bars, task: TaskID) -> Iterator[None]:
-    """Without a terminal, print lines about a task during long stages too. In a terminal its clock runs anyway."""
-    ended = Event()
-
-    def tick() -> None:
-        while not ended.wait(bar.every / 5.0):
-            bar.update(task)
-
-    thread = Thread(target=tick, daemon=True)
-    if bar.in_lines:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if bar.in_lines:
-            thread.join()
 
 
 def _compare(
@@ -250,49 +221,11 @@ def check_out(out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         ours = False
     known = {*WRITTEN, ".DS_Store"}  # the Finder of macOS writes one into every folder it shows
-    others = [name for name in found if not ours or name not in known]
+    others = [name for name in found if not is_unfinished(name) and (not ours or name not in known)]
     if others:  # a report is not mixed with other files
         raise InputError(
             f"{out}: want a new folder, an empty one or an earlier diagnosis; got other files ({others[0]})"
         )
-
-
-@contextmanager
-def finished_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder to fill. At the end its content becomes `out`; after an error it is removed."""
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    if out.exists():
-        check_writable(out)
-    prefix = f".{out.name}-unfinished-"
-    try:
-        work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute().parent))
-    except OSError:  # a mount, or the current folder, may be writable in a parent that is not
-        if not out.is_dir():
-            raise
-        work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute()))
-    try:
-        yield work
-        work.chmod(0o755)
-        if out.exists():
-            _refill(out, work)
-        else:
-            work.rename(out)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _refill(out: Path, work: Path) -> None:
-    """Move a report into an existing folder, which may be a link, a mount or ``.`` and so cannot be replaced.
-
-    The old page is deleted before the new files are moved, and the new page is moved last. In between, the old or
-    the new summary marks the folder as a diagnosis.
-    """
-    for name in ("index.html", "figures", "tables"):
-        path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for name in ("summary.json", "tables", "figures", "index.html"):
-        if (work / name).exists():
-            shutil.move(work / name, out / name)
 
 
 def summarise(
