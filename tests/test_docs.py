@@ -124,8 +124,8 @@ def test_the_others_are_run_elsewhere(name, file):
     assert f"{name}.ipynb" in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
 
-def test_there_are_five_notebooks():
-    assert len(NOTEBOOKS) == 5
+def test_there_are_six_notebooks():
+    assert len(NOTEBOOKS) == 6
 
 
 def texts_with_links():
