@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, TailConfig, WeinceLoss
-from weince.engines.base import Need
-from weince.engines.dense import Dense
+from weince.engines import dense
 from weince.layouts import problems
 from weince.losses.weince import RELEASED_TAIL
+from weince.sums import Batch, Need
 
 EXAMPLE = """\
 example:
@@ -74,7 +74,7 @@ def forces(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> Forces:
 def settled(loss: ContrastiveLoss, z_i: Tensor, z_j: Tensor) -> LogSumExp:
     """The first sum that a loss requests; its links hold the weights of this batch's anchors."""
     (problem,) = problems("views", z_i, z_j)
-    asked = loss.sums(Dense(problem, Need(loss.tail)))
+    asked = loss.sums(Batch(problem, dense.ENGINE, Need(loss.tail)))
     first = asked[0] if isinstance(asked, Sequence) else asked
     assert isinstance(first, LogSumExp)
     return first

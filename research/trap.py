@@ -54,7 +54,7 @@ LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
     "paper, negatives only": partial(WeinceLoss.paper, 0.5, tail=TailConfig(positive="softmax")),
     "released": partial(WeinceLoss.released, 0.5),
     "released without its terms": partial(build_loss, LossConfig("blend", 0.5)),
-    "InfoNCE + both terms of released": partial(InfoNCELoss, 0.5, softmax_term=0.5, shortfall_term=0.5),
+    "InfoNCE + both terms of released": partial(WeinceLoss, 0.5, tail=None),
     "InfoNCE, temperature 0.2": partial(InfoNCELoss, 0.2),
     "paper, temperature 0.2": partial(WeinceLoss.paper, 0.2),
 }

@@ -108,7 +108,9 @@ TAU = {"temperature": 0.3}
 CASES: dict[str, Case] = {
     "InfoNCE": Case(lambda p, **o: InfoNCELoss(p(0.3), **o), reference.info_nce, TAU),
     "InfoNCE with terms": Case(
-        lambda p, **o: InfoNCELoss(p(0.3), softmax_term=0.3, shortfall_term=0.7, **o), _with_terms, TAU
+        lambda p, **o: WeinceLoss(p(0.3), tail=None, softmax_term=0.3, shortfall_term=0.7, **o),
+        _with_terms,
+        TAU,
     ),
     "SupCon": Case(lambda p, **o: SupConLoss(p(0.3), **o), reference.info_nce, TAU),
     "DCL": Case(lambda p, **o: DCLLoss(p(0.3), **o), reference.dcl, TAU),

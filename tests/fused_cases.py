@@ -5,12 +5,11 @@ Without a GPU, set ``TRITON_INTERPRET`` before importing this module.
 
 import interpreter  # noqa: F401  (makes it fast)
 import torch
+from started import Dense, Fused
 
-from weince.engines.base import Need
-from weince.engines.dense import Dense
-from weince.engines.fused import Fused
 from weince.layouts import Layout, problems
 from weince.scores import shortfalls
+from weince.sums import Need
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NOTHING = Need()

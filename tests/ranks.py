@@ -26,8 +26,8 @@ from weince import (
     info_nce_loss,
 )
 from weince.cached import cached_step
-from weince.losses import terms
-from weince.losses.terms import RunningSlope
+from weince.losses import weince as terms
+from weince.losses.weince import RunningSlope
 from weince.scores import unit_rows
 
 PAIRS = 24
@@ -314,7 +314,7 @@ def unlike(gather, rank):
         "temperature": lambda: InfoNCELoss(0.1 if last else 0.5, gather=gather)(z, z),
         "statistics": lambda: InfoNCELoss(gather=gather)(z, z, return_stats=last),
         "anchors": lambda: InfoNCELoss(torch.full((5,), 0.5), gather=gather)(z, z),
-        "weight": lambda: InfoNCELoss(softmax_term=0.5 if last else 1.0, gather=gather)(z, z),
+        "weight": lambda: InfoNCELoss(hardness=0.5 if last else 1.0, gather=gather)(z, z),
         "hardest": lambda: Hardest((2,) if last else (1,), gather=gather)(z, z),
         "link": lambda: LinkLoss(SoftmaxLink(0.2 if last else 0.3), gather=gather)(z, z),
         "ring": lambda: InfoNCELoss(gather=True if last else gather)(z, z),

@@ -137,12 +137,13 @@ def test_ranks_that_do_not_do_the_same_hear_it(found, gather):
         width, dtype, ids, *losses = said.values()
         assert width == f"wanted the same width of the embeddings on all ranks; got {[4] * (world - 1) + [3]}"
         assert dtype == f"wanted the same precision in bits on all ranks; got {[32] * (world - 1) + [64]}"
-        assert ids == f"wanted the same number of ids per row on all ranks; got {[0] * (world - 1) + [1]}"
+        names = "id, position, positive" if rank == world - 1 else "position, positive"
+        assert ids == f"wanted the same roles of pairs on all ranks; got {names} on this one, another on some"
         last = rank == world - 1
         own = [
             f"temperature={0.1 if last else 0.5}",
             f"tail={'TailConfig(' if last else None}",
-            f"softmax_term={0.5 if last else 1.0}",
+            f"hardness={0.5 if last else 1.0}",
             f"numbers=({2 if last else 1},)",
             f"link=SoftmaxLink(temperature={0.2 if last else 0.3})",
             *([f"gather={True if last else gather!r}"] if gather == "ring" else []),

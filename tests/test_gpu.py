@@ -8,9 +8,9 @@ from cases import CASES, fixed
 from weince import InfoNCELoss, LogSumExp, SoftmaxLink, WeibitLoss, WeinceLoss, tail_stats
 from weince.cached import cached_step
 from weince.distributed import share
-from weince.engines.base import Need
 from weince.layouts import problems
 from weince.losses.replay import BEFORE
+from weince.sums import Need
 from weince.tail import TailConfig
 
 pytestmark = [

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from started import Chunked, Dense
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -25,8 +26,6 @@ from weince import (
     SoftmaxLink,
     SoftplusSum,
 )
-from weince.engines.chunked import Chunked
-from weince.engines.dense import Dense
 from weince.layouts import problems
 from weince.links import column
 from weince.sums import Summed

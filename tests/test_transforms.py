@@ -44,8 +44,7 @@ def test_one_graph_serves_all_batch_sizes(make, candidates):
         got, wanted = compiled(z_i, z_j, **options), eager(z_i, z_j, **options)
         torch.testing.assert_close(got, wanted)
         torch.testing.assert_close(torch.autograd.grad(got, z_i), torch.autograd.grad(wanted, z_i))
-    older = torch.__version__ < (2, 7) and make in (WeinceLoss.paper, WeinceLoss.negatives_only)
-    assert len(graphs) == 1 + older  # torch 2.6 specializes WEINCE on its first size
+    assert len(graphs) == 1
 
 
 class HardestLoss(ContrastiveLoss):

@@ -78,7 +78,7 @@ def cached_step(
     with torch.no_grad():
         for encode, parts in zip(encoders, pieces, strict=True):
             embeddings.append(joined([part.first(encode) for part in parts]).requires_grad_())
-    torch.clear_autocast_cache()  # or torch 2.6 reuses weights that were cast without gradient
+    torch.clear_autocast_cache()  # or weights that were cast without gradient are used again
     value = loss(*embeddings)
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

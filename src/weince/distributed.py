@@ -109,14 +109,15 @@ class Coming(NamedTuple):
         return self.tensors
 
 
-def meet(problem: Problem, settings: str) -> Problem:
+def meet(problem: Problem, settings: str, learned: Sequence[Tensor] = ()) -> Problem:
     """The local problem with ``ranks`` set, for ``gather="ring"``.
 
     Args:
         problem: Problem of the local anchors and candidates.
         settings: The loss as text; it must be the same on all ranks.
+        learned: Its learned parameters; their values must be the same on all ranks, too.
     """
-    ranks = _introduce(problem, settings)
+    ranks = _introduce(problem, settings, learned)
     return replace(problem, of_anchor=_ignore_wide(problem.of_anchor, ranks), ranks=ranks)
 
 
@@ -128,14 +129,15 @@ def average(gradient: Tensor) -> Tensor:
     return total / dist.get_world_size()
 
 
-def share(problem: Problem, settings: str) -> Problem:
+def share(problem: Problem, settings: str, learned: Sequence[Tensor] = ()) -> Problem:
     """The problem of the local anchors against the candidates of all ranks, in rank order.
 
     Args:
         problem: Problem of the local anchors and candidates.
         settings: The loss as text; it must be the same on all ranks.
+        learned: Its learned parameters; their values must be the same on all ranks, too.
     """
-    ranks = _introduce(problem, settings)
+    ranks = _introduce(problem, settings, learned)
     of_candidate = _placed(problem.of_candidate, ranks)
 
     rows: Tensor = _GatherRows.apply(problem.candidates, ranks.candidates, ranks.rank)  # type: ignore[no-untyped-call]
@@ -177,16 +179,20 @@ def _ignore_wide(columns: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tenso
     return {**columns, "ignore": wide}
 
 
-def _introduce(problem: Problem, settings: str) -> Ranks:
+def _introduce(problem: Problem, settings: str, learned: Sequence[Tensor]) -> Ranks:
     """Exchange the numbers of rows between ranks; raise if the ranks compute different losses."""
     rows = problem.anchors
+    roles = ", ".join(sorted({*problem.of_anchor, *problem.of_candidate}))
     alike = {
         "width of the embeddings": rows.shape[1],
         "precision in bits": 8 * rows.element_size(),
-        "number of ids per row": int("id" in problem.of_anchor),
+        "roles of pairs": zlib.crc32(roles.encode()),
         "loss": zlib.crc32(settings.encode()),
+        "learned parameters": 0,
     }
     mine = torch.tensor([len(rows), len(problem.candidates), *alike.values()], device=rows.device)
+    if learned:
+        mine[-1] = _fingerprint(learned)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     with _together("exchanging the sizes of their batches"):
         dist.all_gather(every, mine)
@@ -197,14 +203,32 @@ def _introduce(problem: Problem, settings: str) -> Ranks:
             f"wanted at least one row on every rank; got none on rank {anchors.index(0)} of {len(anchors)}"
         )
     for name, values in zip(alike, others, strict=True):
+        if len(set(values)) > 1 and name == "learned parameters":
+            raise ValueError(
+                "wanted the same learned parameters of the loss on all ranks; got different values, since no one "
+                "averages their gradients: wrap the loss in DistributedDataParallel, as the model"
+            )
         if len(set(values)) > 1:
-            got = f"{settings} on this one, another on some" if name == "loss" else values
+            got = {"loss": settings, "roles of pairs": roles}.get(name)
+            got = str(values) if got is None else f"{got} on this one, another on some"
             raise ValueError(f"wanted the same {name} on all ranks; got {got}")
     return Ranks(dist.get_rank(), tuple(anchors), tuple(candidates))
 
 
+def _fingerprint(parameters: Sequence[Tensor]) -> Tensor:
+    """A number of the bits of some parameters, without a device sync."""
+    total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+    for place, parameter in enumerate(parameters):
+        bits = parameter.detach().float().reshape(-1).view(torch.int32).long()
+        weights = torch.arange(1, len(bits) + 1, device=bits.device)
+        total = total * 31 + (bits * weights).sum() + place
+    return total
+
+
 def _gathered(local: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Rows of all ranks; ``lengths`` holds the number of rows of each."""
+    if local.dtype == torch.bool:
+        return _gathered(local.byte(), lengths).bool()
     padded = _padded(local.contiguous(), max(lengths))
     every = [torch.empty_like(padded) for _ in lengths]
     with _together("gathering rows"):
@@ -216,18 +240,6 @@ def _padded(rows: Tensor, length: int) -> Tensor:
     if len(rows) == length:
         return rows
     return torch.cat([rows, rows.new_zeros(length - len(rows), *rows.shape[1:])])
-
-
-def _reduce_scatter(mine: Tensor, parts: list[Tensor], rank: int) -> None:
-    """Sum this rank's part over all ranks into ``mine``."""
-    try:
-        dist.reduce_scatter(mine, parts)
-    except RuntimeError as error:
-        if "does not support reduce_scatter" not in str(error):
-            raise
-        every = torch.stack(parts)  # gloo of torch 2.6 has no reduce_scatter
-        dist.all_reduce(every)
-        mine.copy_(every[rank])
 
 
 @contextmanager
@@ -262,5 +274,5 @@ class _GatherRows(torch.autograd.Function):
         parts = [_padded(part, max(lengths)).contiguous() for part in torch.split(grad, lengths)]
         mine = torch.empty_like(parts[0])
         with _together("returning the gradients of gathered rows"):
-            _reduce_scatter(mine, parts, ctx.rank)
+            dist.reduce_scatter(mine, parts)
         return mine[: lengths[ctx.rank]], None, None

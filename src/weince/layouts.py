@@ -21,10 +21,10 @@ from weince.pairs import (
     Problem,
     Rule,
     Score,
-    positive_shortfall,
 )
 from weince.parameters import check_choice
-from weince.scores import free_to_look, no_autocast, unit_rows, wide_enough
+from weince.scores import no_autocast, unit_rows, wide_enough
+from weince.sums import positive_shortfall
 
 Candidates = Literal["views", "cross", "clip", "labels"]
 LAYOUTS = get_args(Candidates)
@@ -96,8 +96,10 @@ def problems(
     if isinstance(layout, str):
         layout = Layout(layout)
     given = Roles(**roles)
-    check_choice("candidates", layout.candidates, LAYOUTS)
-    check_choice("score", layout.score, SCORES)
+    if layout.candidates not in LAYOUTS:
+        check_choice("candidates", layout.candidates, LAYOUTS)
+    if layout.score not in SCORES:
+        check_choice("score", layout.score, SCORES)
     _check_use(layout, given)  # first: labels may stand in the place of z_j
     _check_embeddings(z_i, z_j, given.negatives, layout.check_finite)
     if z_j is None and layout.candidates != "labels":
@@ -116,8 +118,8 @@ def problems(
             directions = [_among(layout, z_i, z_j, given, alone)]
         if layout.ignore_above is not None:
             directions = [_limited(problem, layout.ignore_above) for problem in directions]
-    if alone:
-        for problem in directions:
+    for problem in directions:
+        if alone and len(problem.candidates) < 4:
             _check_enough(problem)
     return directions
 
@@ -170,7 +172,8 @@ def _check_enough(problem: Problem) -> None:
 def _among(layout: Layout, z_i: Tensor, z_j: Tensor | None, roles: Roles, alone: bool) -> Problem:
     """All rows against all rows."""
     source = z_i if z_j is None else torch.cat([z_i, z_j])
-    rows, views = _rows(source, layout.score), 1 if z_j is None else 2
+    rows = unit_rows(source) if layout.score == "cosine" else _as_they_are(source)
+    views = 1 if z_j is None else 2
     itself = torch.arange(len(rows), device=rows.device)
     of_both: dict[str, Tensor] = {"position": itself}
     of_anchor: dict[str, Tensor] = {}
@@ -197,7 +200,7 @@ def _among(layout: Layout, z_i: Tensor, z_j: Tensor | None, roles: Roles, alone:
         of_both,
         tuple(negatives),
         positives=(SAME_LABEL, NOT_ITSELF) if layout.candidates == "labels" else None,
-        raw=_raw(source, source) if layout.score == "cosine" else None,
+        raw=_raw(source, source) if source.dtype == torch.bfloat16 and layout.score == "cosine" else None,
         symmetric=True,
         score=layout.score,
     )
@@ -342,7 +345,11 @@ def _limited(problem: Problem, ignore_above: Limit) -> Problem:
 
 
 def _rows(rows: Tensor, score: Score) -> Tensor:
-    return unit_rows(rows) if score == "cosine" else rows.to(wide_enough(rows.dtype))
+    return unit_rows(rows) if score == "cosine" else _as_they_are(rows)
+
+
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows.to(wide_enough(rows.dtype))
 
 
 def _filled(values: Tensor, across: int, own: Tensor | None, missing: float) -> Tensor:
@@ -408,8 +415,8 @@ def _check_embeddings(
                 f"got {tuple(rows.shape)} on {rows.device}"
             )
         # The sum is NaN or infinite if a value is, and only then each value is looked at.
-        look = check_finite or (check_finite is None and free_to_look(rows))
-        if look and not isfinite(rows.detach().sum()):
+        free = rows.device.type == "cpu" and not torch.compiler.is_compiling()
+        if (free if check_finite is None else check_finite) and not isfinite(rows.detach().sum()):
             _check_finite(name, rows)
     if z_j is not None and z_j.shape != z_i.shape:
         remedy = ': candidates="cross" takes further candidates as negatives=' if len(z_j) > len(z_i) else ""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import get_annotations
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ from torch.nn.functional import threshold
 
 from weince.parameters import Scalar, check_endpoint, check_positive, is_number
 from weince.scores import derivatives, unseen
+
+
+class Straight(NamedTuple):
+    """A logit ``scale * s + bias`` with fixed numbers."""
+
+    scale: float
+    bias: float = 0.0
 
 
 class Link:
@@ -58,14 +65,20 @@ class Link:
         """Derivative of the logit with respect to the score, in the shape of ``shortfall``."""
         return -derivatives(lambda at: self.logit(at["d"]).sum(), {"d": shortfall})["d"]
 
-    names: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields that the class takes; torch 2.6 cannot compile ``dataclasses.fields``."""
+    straight: Straight | None = None
+    """Scale and bias, if the logit is a straight line of the score and both are fixed numbers."""
 
-    custom: ClassVar[bool] = False
+    names: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that the class takes;"""
+
+    custom: ClassVar[bool] = True
     """Whether a user wrote the logit, so that it may be infinite at pairs that take no part."""
 
+    needs_cap: ClassVar[bool] = False
+    """Whether the logit has no meaning for scores above 1, as dot products may be."""
+
     def __init_subclass__(cls) -> None:
-        cls.custom = cls.custom or cls.__module__ != __name__
+        cls.custom = vars(cls).get("custom", True)  # a subclass may hold other code
         if "logit" in vars(cls):  # what is inherited belongs to another logit
             cls.slope = vars(cls).get("slope", Link.slope)  # type: ignore[method-assign]
             cls.near_cap = vars(cls).get("near_cap", Link.near_cap)
@@ -175,7 +188,6 @@ class FunctionLink(Link):
     def replace(self, values: dict[str, Tensor]) -> Self:
         if not values:
             return self
-        # Not type(self)(...), which torch 2.6 cannot compile.
         return FunctionLink(self.function, **{**self.parameters, **values})  # type: ignore[return-value]
 
     def __repr__(self) -> str:
@@ -204,12 +216,16 @@ class SoftmaxLink(Link):
         tensor([1.0000, 1.8000])
     """
 
+    custom: ClassVar[bool] = False
+
     temperature: Scalar = 0.5
     near_cap: ClassVar[bool] = False
     falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
+        if type(self) is SoftmaxLink and not isinstance(self.temperature, Tensor):
+            object.__setattr__(self, "straight", Straight(1 / self.temperature))
 
     def logit(self, shortfall: Tensor) -> Tensor:
         temperature, score = column(self.temperature, shortfall), 1 - shortfall
@@ -230,6 +246,8 @@ class AffineLink(Link):
         tensor([-5.,  0.])
     """
 
+    custom: ClassVar[bool] = False
+
     scale: Scalar
     bias: Scalar = 0.0
     near_cap: ClassVar[bool] = False
@@ -238,6 +256,12 @@ class AffineLink(Link):
         for name, value in (("scale", self.scale), ("bias", self.bias)):
             if not isinstance(value, Tensor) and not (is_number(value) and abs(value) < float("inf")):
                 raise ValueError(f"{name} must be a finite number or a tensor; got {value!r}")
+        if (
+            type(self) is AffineLink
+            and not isinstance(self.scale, Tensor)
+            and not isinstance(self.bias, Tensor)
+        ):
+            object.__setattr__(self, "straight", Straight(self.scale, self.bias))
 
     def logit(self, shortfall: Tensor) -> Tensor:
         return (1 - shortfall) * column(self.scale, shortfall) + column(self.bias, shortfall)
@@ -258,6 +282,9 @@ class ShortfallLink(Link):
         >>> ShortfallLink(beta=2.0).slope(torch.tensor([0.5, 0.1]))  # steeper towards the cap
         tensor([ 4., 20.])
     """
+
+    custom: ClassVar[bool] = False
+    needs_cap: ClassVar[bool] = True
 
     beta: Scalar = 1.0
     endpoint: float = 1.0
@@ -292,6 +319,9 @@ class PowerLink(Link):
         tensor([1., 2.])
     """
 
+    custom: ClassVar[bool] = False
+    needs_cap: ClassVar[bool] = True
+
     alpha: Scalar = 1.0
     eps: float = 1e-6
     near_cap: ClassVar[bool] = False
@@ -323,6 +353,9 @@ class BlendLink(Link):
         >>> LinkLoss(link)(torch.randn(4, 8), torch.randn(4, 8)).shape
         torch.Size([])
     """
+
+    custom: ClassVar[bool] = False
+    needs_cap: ClassVar[bool] = True
 
     lam: Scalar
     beta: Scalar
@@ -381,6 +414,9 @@ class AtanhLink(Link):
         tensor([0.])
     """
 
+    custom: ClassVar[bool] = False
+    needs_cap: ClassVar[bool] = True
+
     eps: float = 1e-6
     falls: ClassVar[bool] = True
 
@@ -406,6 +442,9 @@ class MomentLink(Link):
     log-sum-exp minus that of power 0. Moments of shortfalls are accurate where all negatives are near the cap: there
     the variance of scores would cancel. An ``origin`` near that mean keeps the sums small, whose difference counts.
     """
+
+    custom: ClassVar[bool] = False
+    needs_cap: ClassVar[bool] = True
 
     scale: Scalar
     power: int = 0

@@ -112,6 +112,12 @@ class Problem:
         return candidates - single + (0 if self.hard is None else self.hard.shape[1])
 
     @property
+    def most_pairs(self) -> int:
+        """The most pairs of an anchor and a negative, over all ranks."""
+        anchors = len(self.anchors) if self.ranks is None else sum(self.ranks.anchors)
+        return anchors * self.most_negatives
+
+    @property
     def uniform(self) -> bool:
         """Whether all anchors have the same number of negatives."""
         return all(rule.row is not None for rule in self.negatives)
@@ -183,23 +189,16 @@ class Problem:
             matrix.masked_fill_(~takes_part, value)
         return matrix
 
-    def hard_negatives(self, shortfall: Tensor) -> Tensor:
-        """``(a, k)``, True for the anchor's own hard negatives that take part, given their shortfalls ``(a, k)``."""
+    def hard_negatives(self) -> tuple[Tensor, Tensor]:
+        """Shortfalls ``(a, k)`` of each anchor's own hard negatives, and which of them take part."""
+        assert self.hard is not None
+        shortfall = matching_shortfall(self, self.anchors.unsqueeze(1), self.hard)
         mask = torch.ones_like(shortfall, dtype=torch.bool)
         anchor, hard = Columns(self.of_anchor, upright=True), Columns(self.of_hard or {})
         for rule in self.negatives:
             if rule.row is None and rule is not NOT_IGNORED:  # those are about candidates
-                mask &= rule.takes_part(shortfall, anchor, hard)
-        return mask
-
-
-def positive_shortfall(problem: Problem) -> Tensor:
-    """``(a,)`` exact shortfall of each anchor's one positive."""
-    row = problem.of_anchor.get("positive")
-    if row is None:
-        raise ValueError("the score of the one positive was asked for; got labels, so several positives")
-    positives = problem.candidates[row]
-    return matching_shortfall(problem, problem.anchors, positives)
+                mask = mask & rule.takes_part(shortfall.detach(), anchor, hard)
+        return shortfall, mask
 
 
 def matching_shortfall(problem: Problem, anchors: Tensor, others: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from started import Dense
 
 from weince import InfoNCELoss, WeinceLoss, engines
 from weince.distributed import Ranks
-from weince.engines.base import Need
 from weince.engines.choose import choose
-from weince.engines.dense import Dense
 from weince.layouts import problems
+from weince.sums import Need
 
 module = importlib.import_module("weince.engines.choose")  # weince.engines.choose itself is the function
 

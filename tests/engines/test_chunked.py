@@ -12,19 +12,17 @@ from engines.test_dense import CONFIGS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Largest, batch_slope, twins
+from started import Chunked, Dense
 from test_properties import batches, smooth_batches
 
 from weince import ContrastiveLoss, InfoNCELoss, LogSumExp, SoftmaxLink, TailConfig, WeibitLoss, WeinceLoss
 from weince.engines import chunked as module
 from weince.engines import survey
-from weince.engines.base import Need
-from weince.engines.dense import Dense
-from weince.engines.tile import Part
 from weince.layouts import problems
 from weince.links import FunctionLink
-from weince.losses.terms import RunningSlope
-from weince.losses.weince import RELEASED_TAIL
+from weince.losses.weince import RELEASED_TAIL, RunningSlope
 from weince.scores import unit_rows
+from weince.sums import Need, Part
 
 LOSSES = {
     **{name: lambda c=case, **o: c.make(fixed, **o) for name, case in CASES.items() if not case.views_only},
@@ -258,7 +256,7 @@ class Asks(ContrastiveLoss):
         self.slope = slope
 
     def sums(self, batch):
-        self.told = batch.most_pairs, int(batch.pairs()), batch.smallest(50)
+        self.told = batch.problem.most_pairs, int(batch.pairs()), batch.smallest(50)
         return LogSumExp(SoftmaxLink(0.5) if self.slope is None else self.slope.link(batch))
 
     def combine(self, lse):
@@ -313,7 +311,6 @@ def test_works_in_torch_func_grad(name, reduction):
     torch.testing.assert_close(by("chunked"), by("dense"), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.skipif(module.MISCOMPILED, reason="miscompiled before torch 2.7: see the next test")
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("name", "reduction"),
@@ -333,7 +330,6 @@ def test_compiled_without_a_graph_break(monkeypatch, name, reduction):
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(module.MISCOMPILED, reason="miscompiled before torch 2.7: see the next test")
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_compiled_without_gradient(context):
@@ -344,20 +340,6 @@ def test_compiled_without_gradient(context):
         found = torch.compile(loss, fullgraph=True, backend="aot_eager")(z_i, z_j)
     assert not found.requires_grad
     torch.testing.assert_close(found, loss(z_i, z_j), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_where_torch_would_compile_it_wrongly_it_runs_uncompiled(monkeypatch):
-    monkeypatch.setattr(module, "MISCOMPILED", True)
-    z_i, z_j = torch.randn(2, 20, 8).unbind()
-    z_i.requires_grad_()
-    plain, compiled = (LOSSES["HCL"](engine="chunked") for _ in range(2))
-    wanted = torch.autograd.grad(plain(z_i, z_j), z_i)
-    found = torch.autograd.grad(torch.compile(compiled, backend="aot_eager")(z_i, z_j), z_i)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    torch.compiler.reset()
-    with pytest.raises((torch._dynamo.exc.Unsupported, RuntimeError)):
-        torch.compile(compiled, backend="aot_eager", fullgraph=True)(z_i, z_j)
 
 
 def test_without_gradient():
@@ -415,7 +397,7 @@ def test_what_the_backward_pass_reads_again_must_not_change(what):
 def test_thresholds_of_the_survey_are_kept():
     (problem,) = problems("cross", *torch.randn(2, 12, 6, dtype=torch.float64))
     parts = [Part(SoftmaxLink(0.5), "lse", "negatives", number) for number in (3, 5)]
-    found = module.Chunked(problem, Need(None, (3,))), Dense(problem)
+    found = Chunked(problem, Need(None, (3,))), Dense(problem)
     found[0].evaluate(parts[:1])
     torch.testing.assert_close(*(engine.evaluate(parts) for engine in found))
 

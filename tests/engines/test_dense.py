@@ -5,6 +5,7 @@ import reference
 import torch
 from cases import LAYOUTS, embeddings, layout
 from reference import blend
+from started import Chunked, Dense
 
 from weince import (
     AtanhLink,
@@ -20,14 +21,12 @@ from weince import (
     WeinceLoss,
     link_loss,
 )
-from weince.engines.chunked import Chunked
-from weince.engines.dense import Dense
 from weince.engines.survey import whole
-from weince.engines.tile import Part
 from weince.layouts import problems
 from weince.links import FunctionLink
 from weince.losses.weince import RELEASED_TAIL
 from weince.scores import pair_shortfall, unit_rows
+from weince.sums import Need, Part
 
 CONFIGS = {
     "paper": TailConfig(),
@@ -314,23 +313,27 @@ def test_pair_shortfall_of_zero_rows_is_that_of_score_0():
     torch.testing.assert_close(got, 1 - rows @ rows.T)
 
 
-def test_a_second_call_with_gradients_is_refused():
-    """The first call overwrites the scores with derivatives."""
-    (problem,) = problems("views", embeddings(4, 1), embeddings(4, 2))
-    engine, part = Dense(problem), Part(SoftmaxLink(0.3), "lse")
-    (before,) = engine.log_sums_exp([part.link])
-    (few,) = engine.evaluate(
-        [Part(SoftmaxLink(0.3), "lse", "negatives", 6)]
-    )  # all six negatives; keeps the matrix intact
-    (value,) = engine.evaluate([part])
-    torch.testing.assert_close(value.detach(), before)
-    torch.testing.assert_close(value, few)
-    with pytest.raises(RuntimeError, match=r"once, .*; got a second call; wanted all sums in the first one"):
-        engine.evaluate([part])
-    with pytest.raises(RuntimeError, match="got a second call"):
-        engine.log_sums_exp([part.link])
-    with pytest.raises(RuntimeError, match="got a second call"):
-        engine.smallest(3)
+@pytest.mark.parametrize(
+    "need", [Need(), Need(hardest=(6,)), Need(TailConfig(k=4))], ids=["none", "hardest", "tail"]
+)
+@pytest.mark.parametrize("engine", [Dense, Chunked])
+def test_a_second_call_gives_the_same(engine, need):
+    z_i, z_j = embeddings(4, 1), embeddings(4, 2)
+    (problem,) = problems("views", z_i, z_j)
+    started = engine(problem, need)
+    parts = [
+        Part(ShortfallLink(2.0), "lse"),
+        Part(SoftmaxLink(0.3), "lse", "negatives", 6),  # all six negatives
+        Part(SoftmaxLink(0.3), "softplus"),
+    ]
+    first = started.evaluate(parts)
+    again = started.evaluate(parts)
+    for ours, theirs in zip(first, again, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        grads = [torch.autograd.grad(value.sum(), (z_i, z_j), retain_graph=True) for value in (ours, theirs)]
+        torch.testing.assert_close(*grads, rtol=0, atol=0)
+    (every,) = started.evaluate([Part(SoftmaxLink(0.3), "lse")])
+    torch.testing.assert_close(every, first[1])
 
 
 @pytest.mark.parametrize("engine", [Dense, Chunked])

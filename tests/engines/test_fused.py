@@ -19,17 +19,15 @@ triton = pytest.importorskip("triton", minversion="3.5")
 import reference  # noqa: E402
 import triton.language as tl  # noqa: E402
 from fused_cases import DEVICE, Numbers, agree, batch, evaluate, named, views  # noqa: E402
+from started import Dense, Fused  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from weince import InfoNCELoss, WeinceLoss  # noqa: E402
 from weince.distributed import share  # noqa: E402
-from weince.engines.base import Need  # noqa: E402
-from weince.engines.dense import Dense  # noqa: E402
-from weince.engines.fused import Fused, why_not  # noqa: E402
+from weince.engines.fused import why_not  # noqa: E402
 from weince.engines.kernels import hardest, launch, search, shapes, translate  # noqa: E402
 from weince.engines.kernels.fit import lines, log64  # noqa: E402
 from weince.engines.kernels.tape import Tape  # noqa: E402
-from weince.engines.tile import Part  # noqa: E402
 from weince.layouts import Layout, problems  # noqa: E402
 from weince.links import (  # noqa: E402
     AffineLink,
@@ -43,6 +41,7 @@ from weince.links import (  # noqa: E402
 )
 from weince.losses.kl_ball import scales_at  # noqa: E402
 from weince.scores import shortfalls  # noqa: E402
+from weince.sums import Need, Part  # noqa: E402
 from weince.tail import TailConfig, TailFit, fit_tail, gated  # noqa: E402
 
 TAIL = TailConfig()

@@ -11,12 +11,11 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", minversion="3.5")
 
 from fused_cases import DEVICE, agree, views
+from started import Dense, Fused
 
-from weince.engines.dense import Dense
-from weince.engines.fused import Fused
-from weince.engines.tile import Part
 from weince.layouts import problems
 from weince.links import FunctionLink, ShortfallLink, SoftmaxLink
+from weince.sums import Part
 
 
 def two(engine, numbers):

@@ -5,10 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weince.engines.tile import Part, Tile
+from weince.engines.tile import Tile
 from weince.layouts import Layout, problems
 from weince.links import FunctionLink, SoftmaxLink
 from weince.scores import shortfalls
+from weince.sums import Part
 
 
 @given(

@@ -17,16 +17,14 @@ triton = pytest.importorskip("triton", minversion="3.5")
 
 import triton.language as tl  # noqa: E402
 from fused_cases import DEVICE, agree, batch, views  # noqa: E402
+from started import Chunked, Dense, Fused  # noqa: E402
 
 from weince import LinkLoss  # noqa: E402
-from weince.engines.chunked import Chunked  # noqa: E402
-from weince.engines.dense import Dense  # noqa: E402
-from weince.engines.fused import Fused  # noqa: E402
 from weince.engines.kernels import elementwise, translate, write  # noqa: E402
 from weince.engines.kernels.tape import Tape, Traced  # noqa: E402
-from weince.engines.tile import Part  # noqa: E402
 from weince.layouts import problems  # noqa: E402
 from weince.links import FunctionLink, SoftmaxLink  # noqa: E402
+from weince.sums import Part  # noqa: E402
 
 
 @pytest.fixture

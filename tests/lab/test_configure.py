@@ -25,7 +25,7 @@ BY_HAND = [
     (LossConfig("infonce", 0.2), InfoNCELoss(0.2)),
     (
         LossConfig("infonce", 0.2, softmax_term=0.3, shortfall_term=0.7),
-        InfoNCELoss(0.2, softmax_term=0.3, shortfall_term=0.7),
+        WeinceLoss(0.2, tail=None, softmax_term=0.3, shortfall_term=0.7),
     ),
     (LossConfig("dcl"), weince.DCLLoss()),
     (LossConfig("dcl", 0.2), weince.DCLLoss(0.2)),
@@ -278,7 +278,7 @@ def test_an_option_that_a_loss_of_ones_own_does_not_take(own):
     with pytest.raises(ValueError, match=r"my_losses:factory: .*unexpected keyword argument 'steep'"):
         build_loss(LossConfig("my_losses:factory", options={"steep": 2}))
     with pytest.raises(
-        ValueError, match=r"my_losses:Mine: Mine has no option 'steep'; it takes temperature, .*graph$"
+        ValueError, match=r"my_losses:Mine: Mine has no option 'steep'; it takes temperature, .*graph"
     ):
         build_loss(LossConfig("my_losses:Mine", options={"steep": 2}))
 

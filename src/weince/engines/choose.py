@@ -6,17 +6,14 @@ from functools import cache
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
 
-from weince.engines.base import NOTHING, Engine, Need
-from weince.engines.chunked import Chunked
-from weince.engines.dense import Dense
-from weince.engines.ring import Ring
+from weince.engines import chunked, dense, ring
 from weince.pairs import Problem
 from weince.parameters import check_choice
+from weince.sums import NOTHING, Engine, Need
 
 EngineName = Literal["auto", "dense", "chunked", "fused"]
-ENGINES = get_args(EngineName)  # at import: torch 2.6 cannot compile get_args
+ENGINES = get_args(EngineName)
 
 CPU_FASTEST = 1 << 26
 """Size of the matrix in bytes up to which dense is faster on the CPU: 2,048 pairs of views in float32."""
@@ -66,7 +63,8 @@ def choose(
         >>> choose(problem, engine="chunked")
         Choice(name='chunked', reason='asked for')
     """
-    check_choice("engine", engine, ENGINES)
+    if engine not in ENGINES:
+        check_choice("engine", engine, ENGINES)
     if ring:
         return Choice("ring", "candidates come by from rank to rank")
     if engine in ("dense", "chunked"):
@@ -82,19 +80,15 @@ def choose(
     return choice
 
 
-def start(problem: Problem, need: Need, choice: Choice) -> Engine:
-    """Create the chosen engine for a problem. Its constructor runs the survey."""
-    if not torch.compiler.is_compiling():
-        log.debug("engine %s: %s", *choice)
-    if choice.name == "ring":
-        return Ring(problem, need)
-    if choice.name == "dense":
-        return Dense(problem, need)
-    if choice.name == "chunked":
-        return Chunked(problem, need)
-    from weince.engines.fused import Fused  # imported only if needed: Triton is an extra
+def fused_engine() -> Engine:
+    """The engine of kernels."""
+    from weince.engines.fused import ENGINE  # imported only if needed: Triton is an extra
 
-    return Fused(problem, need)
+    return ENGINE
+
+
+ENGINE_OF = {engine.name: engine for engine in (dense.ENGINE, chunked.ENGINE, ring.ENGINE)}
+"""The engines in plain torch."""
 
 
 def why_not_fused(problem: Problem, need: Need) -> str | None:
@@ -111,16 +105,22 @@ def why_not_fused(problem: Problem, need: Need) -> str | None:
 def _by_size(problem: Problem, why_not_fused: str) -> Choice:
     anchors, candidates = problem.anchors, problem.candidates
     size = len(anchors) * len(candidates) * anchors.element_size()
-    limit = _matrix_limit(anchors)
-    if size <= limit:
-        return Choice("dense", f"{why_not_fused}; a matrix of {_mib(size)} is within {_mib(limit)}")
-    return Choice("chunked", f"{why_not_fused}; a matrix of {_mib(size)} is beyond {_mib(limit)}")
+    compiling = torch.compiler.is_compiling()
+    limit = CPU_COMPILED if compiling else CPU_FASTEST
+    if anchors.device.type == "cuda":
+        limit = int(GPU_SHARE * _memory_of(anchors.device) / GPU_MATRICES)
+    dense_fits = size <= limit
+    # Formatting the size would make it a constant of a compiled graph, where no one reads the reason.
+    words = (
+        ""
+        if compiling
+        else f"a matrix of {size / MIB:,.0f} MiB is {BOUND[dense_fits]} {limit / MIB:,.0f} MiB"
+    )
+    return Choice("dense" if dense_fits else "chunked", f"{why_not_fused}; {words}")
 
 
-def _matrix_limit(rows: Tensor) -> int:
-    if rows.device.type != "cuda":
-        return CPU_COMPILED if torch.compiler.is_compiling() else CPU_FASTEST
-    return int(GPU_SHARE * _memory_of(rows.device) / GPU_MATRICES)
+MIB = 2**20
+BOUND = {True: "within", False: "beyond"}
 
 
 def _memory_of(device: torch.device) -> int:
@@ -130,12 +130,6 @@ def _memory_of(device: torch.device) -> int:
 
 # What torch.compiler.assume_constant_result does; calling it would import the compiler with the losses.
 _memory_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _mib(size: int) -> str:
-    if torch.compiler.is_compiling():
-        return "some MiB"  # not shown to anyone; formatting the size would make it a constant of the graph
-    return f"{size / 2**20:,.0f} MiB"
 
 
 def out_of_memory(error: RuntimeError) -> bool:

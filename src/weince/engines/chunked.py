@@ -6,22 +6,22 @@ the upstream gradients are known.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weince.engines.base import Engine, learned_of, sum_slopes, to_parameter
+from weince.engines.base import learned_of, sum_slopes, to_parameter
 from weince.engines.dense import BLOCK
 from weince.engines.smallest import least
-from weince.engines.survey import Hardest
-from weince.engines.tile import NEAR, Part, PartSum, Tile
+from weince.engines.survey import Hardest, least_of
+from weince.engines.tile import NEAR, PartSum, Tile
 from weince.links import FunctionLink, Link
 from weince.pairs import Problem
 from weince.scores import first_order, free_to_look, no_autocast, product, shortfalls
-from weince.tail import TailConfig
+from weince.sums import NOTHING_KNOWN, Engine, Need, Part, Survey
 
 CPU_BAND = 1 << 22
 """Scores held at a time on the CPU: enough rows for efficient matrix products."""
@@ -29,17 +29,11 @@ CPU_BAND = 1 << 22
 GPU_BAND = 1 << 25
 
 
-MISCOMPILED = torch.__version__ < (2, 7)  # type: ignore[operator]  # a TorchVersion compares with tuples
-"""Whether this torch silently compiles a wrong gradient of several sums."""
+class Near(NamedTuple):
+    """Each anchor's candidates near the cap: columns ``(anchors, m)``, -1 for none, and exact shortfalls."""
 
-
-def check_compiled() -> None:
-    """Raise in a graph that would be wrong. Torch then runs the loss uncompiled, or fails with ``fullgraph=True``."""
-    if MISCOMPILED and torch.compiler.is_compiling():
-        raise RuntimeError(
-            "the chunked engine in a compiled graph wants torch 2.7 or newer; got an older one: compile the encoder "
-            "alone"
-        )
+    columns: Tensor
+    shortfalls: Tensor
 
 
 class Band(NamedTuple):
@@ -51,10 +45,10 @@ class Band(NamedTuple):
     matrix: Tensor
 
     def rows(self) -> slice:
-        """Slice of the band's anchors. (Torch 2.8 cannot compile a property of a named tuple made in a graph.)"""
+        """Slice of the band's anchors. (Torch cannot compile a property of a named tuple made in a graph.)"""
         return slice(self.start, self.start + len(self.matrix))
 
-    def tiles(self, *, sharp: bool, near: "Near | None" = None) -> Iterator[tuple[slice, Tile]]:
+    def tiles(self, *, sharp: bool, near: Near | None = None) -> Iterator[tuple[slice, Tile]]:
         """The tiles and their slices. ``sharp``: make shortfalls near the cap exact, from ``near`` if given."""
         for start in range(0, len(self.matrix), self.step):
             part = self.matrix[start : start + self.step]
@@ -80,15 +74,13 @@ def bands(problem: Problem) -> Iterator[Band]:
     buffer = problem.anchors.new_empty(min(band, anchors), width) if eager else None
     for start in range(0, anchors, band):
         rows = problem.anchors[start : start + band]
-        matrix = shortfalls(rows, problem.candidates, None if buffer is None else buffer[: len(rows)])
+        matrix = shortfalls(
+            rows,
+            problem.candidates,
+            None if buffer is None else buffer[: len(rows)],
+            capped=problem.score == "cosine",
+        )
         yield Band(problem, start, min(step, band), matrix)
-
-
-class Near(NamedTuple):
-    """Each anchor's candidates near the cap: columns ``(anchors, m)``, -1 for none, and exact shortfalls."""
-
-    columns: Tensor
-    shortfalls: Tensor
 
 
 class Visit(NamedTuple):
@@ -98,139 +90,158 @@ class Visit(NamedTuple):
     owner: int = 0
 
 
-class Chunked(Engine):
-    name = "chunked"
+class Swept(NamedTuple):
+    """What a survey knows for later sweeps: whether shortfalls near the cap are to be exact, and which are near."""
 
-    def survey(self) -> None:
-        self.sharp = self.need.tail is not None
-        self.thresholds: dict[int, Tensor] = {}
-        self.found: Hardest | None = None
-        self.near: Near | None = None  # None: not known, and each sweep searches
-        if self.need.tail is not None:
-            found = self.find(self.need.tail, self.need.hardest)
-            self.surveyed, self.near = found.stats(), self._none_near(found.nearest())
+    exact: bool
+    near: Near | None
 
-    def _none_near(self, nearest: Tensor) -> "Near | None":
-        """An empty ``Near`` if no negative is near the cap, which spares later sweeps the search."""
-        anchors = self.problem.anchors
-        if self.problem.positives is not None or not free_to_look(anchors) or not nearest.amin() >= NEAR:
-            return None
-        none = anchors.new_empty(len(anchors), 0)
-        return Near(none.long(), none)
 
-    def visits(self) -> Iterator[Visit]:
-        """All candidates, block by block; here in one block."""
-        yield Visit(self.problem)
+class Route(NamedTuple):
+    """How the candidates come by.
 
-    def passed(self, by_candidate: Tensor, owner: int) -> Tensor:
-        """Tensor in which to sum the gradient of the next visit's candidates, after a visit to those of ``owner``."""
-        return by_candidate
+    ``visits``: the blocks of candidates in turn. ``passed``: gets the gradient of a block's candidates and its owner,
+    and returns the tensor in which to sum that of the next block. ``collect``: finds each anchor's hardest negatives.
+    """
 
-    def find(self, tail: TailConfig | None, numbers: tuple[int, ...]) -> Hardest:
-        """Sweep the matrix for the tail statistics and for the thresholds of these numbers of hardest negatives."""
-        self.found = Hardest(self.problem, tail, numbers)
-        for band in bands(self.problem):
-            for _, tile in band.tiles(sharp=False):
-                self.found.add(tile.problem, tile.sharpen() if self.sharp else tile.hidden())
-        self.thresholds.update(self.found.thresholds())
-        return self.found
+    visits: Callable[[Problem], Iterator[Visit]]
+    passed: Callable[[Problem, Tensor, int], Tensor]
+    collect: Callable[[Problem, Need, bool], Hardest]
 
-    def count_negatives(self) -> Tensor:
-        return (self.found or self.find(None, ())).negatives()
 
-    def smallest(self, count: int) -> Tensor:
-        self.sharp = True
-        found = Least(self.problem.anchors, count)
-        with torch.no_grad(), no_autocast(self.problem.anchors.device):
-            for visit in self.visits():
-                for band in bands(visit.problem):
-                    for _, tile in band.tiles(sharp=self.sharp):
-                        found.add(tile.hidden().flatten())
-            here = found.sorted()
-        return here if self.problem.ranks is None else self.problem.ranks.smallest(here, count)
+def survey_along(route: Route, problem: Problem, need: Need) -> Survey:
+    """Sweep the matrix for tail statistics, thresholds and the smallest shortfalls."""
+    exact = need.tail is not None or len(need.hardest) > 0
+    near = None
+    known = NOTHING_KNOWN
+    if exact or need.counts:
+        collected = route.collect(problem, need, exact)
+        near = _none_near(problem, collected.nearest()) if need.tail is not None else None
+        known = collected.survey()
+    smallest = None
+    if need.smallest:
+        least = Least(problem.anchors, need.smallest)
+        for visit in route.visits(problem):
+            for band in bands(visit.problem):
+                for _, tile in band.tiles(sharp=True, near=near):
+                    least.add(tile.hidden().flatten())
+        smallest = least_of(problem, least.sorted(), need.smallest)
+    return known._replace(smallest=smallest, state=Swept(exact, near))
 
-    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
-        check_compiled()
-        anchors, candidates = self.problem.anchors, self.problem.candidates
-        # Not under both contexts: on Python 3.13 torch cannot compile a comprehension with a condition there.
-        asked = {part.hardest for part in parts if part.hardest is not None}
-        with torch.no_grad(), no_autocast(anchors.device):
-            self.sharp = self.sharp or any(part.link.near_cap for part in parts)
-            if asked - set(self.thresholds):
-                self.find(None, tuple(asked - set(self.thresholds)))
-            values = self.values(parts)
-        parameters = [value for _, _, value in learned_of(parts)]
-        # Torch cannot compile an autograd function that has nothing to differentiate.
-        if not (torch.is_grad_enabled() and any(x.requires_grad for x in (anchors, candidates, *parameters))):
-            return values
-        sums = _Swept.apply(  # type: ignore[no-untyped-call]
-            partial(self.gradient, parts, values), len(parts), len(parameters), anchors, candidates, *values,
-            *parameters, *self._given(parts),
-        )  # fmt: skip
-        return list(sums)
 
-    def values(self, parts: Sequence[Part]) -> list[Tensor]:
+def _none_near(problem: Problem, nearest: Tensor) -> Near | None:
+    """An empty ``Near`` if no negative is near the cap, which spares later sweeps the search."""
+    anchors = problem.anchors
+    if problem.positives is not None or not free_to_look(anchors) or not nearest.amin() >= NEAR:
+        return None
+    none = anchors.new_empty(len(anchors), 0)
+    return Near(none.long(), none)
+
+
+def _collect(problem: Problem, need: Need, exact: bool) -> Hardest:
+    collected = Hardest(problem, need.tail, need.hardest)
+    for band in bands(problem):
+        for _, tile in band.tiles(sharp=False):
+            collected.add(tile.problem, tile.sharpen() if exact else tile.hidden())
+    return collected
+
+
+def evaluate_along(route: Route, problem: Problem, survey: Survey, parts: Sequence[Part]) -> list[Tensor]:
+    """The value ``(a,)`` of each part; the backward pass sweeps the matrix once more."""
+    anchors, candidates = problem.anchors, problem.candidates
+    known = survey.state if isinstance(survey.state, Swept) else Swept(False, None)
+    exact = known.exact or any(part.link.near_cap for part in parts)
+    sweep = _Sweep(route, problem, survey.thresholds, Swept(exact, known.near), parts)
+    with torch.no_grad():
+        values = sweep.values()
+    parameters = [value for _, _, value in learned_of(parts)]
+    # Torch cannot compile an autograd function that has nothing to differentiate.
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (anchors, candidates, *parameters))):
+        return values
+    sums = _Swept.apply(  # type: ignore[no-untyped-call]
+        partial(sweep.gradient, values), len(parts), len(parameters), anchors, candidates, *values,
+        *parameters, *_callers(problem, parts),
+    )  # fmt: skip
+    return list(sums)
+
+
+WHOLE = Route(
+    lambda problem: iter([Visit(problem)]), lambda problem, by_candidate, owner: by_candidate, _collect
+)
+ENGINE = Engine("chunked", partial(survey_along, WHOLE), partial(evaluate_along, WHOLE))
+
+
+class _Sweep(NamedTuple):
+    """All that a pass over the matrix reads."""
+
+    route: Route
+    problem: Problem
+    thresholds: Mapping[int, Tensor]
+    known: Swept
+    parts: Sequence[Part]
+
+    def values(self) -> list[Tensor]:
         """Value ``(anchors,)`` of every part."""
         anchors = self.problem.anchors
         totals = [
-            anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in parts
+            anchors.new_full((len(anchors),), -torch.inf if part.kind == "lse" else 0) for part in self.parts
         ]
-        for visit in self.visits():
+        for visit in self.route.visits(self.problem):
             for band in bands(visit.problem):
-                for rows, tile in band.tiles(sharp=self.sharp, near=self.near):
-                    for total, part in zip(totals, parts, strict=True):
+                for rows, tile in band.tiles(sharp=self.known.exact, near=self.known.near):
+                    for total, part in zip(totals, self.parts, strict=True):
                         value = self._sum(part, rows, tile, slopes=False).value
                         both = torch.logaddexp if part.kind == "lse" else torch.add
                         total[rows] = both(total[rows], value)
         return totals
 
     def gradient(
-        self, parts: Sequence[Part], totals: Sequence[Tensor], weights: Sequence[Tensor]
+        self, totals: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Gradients of anchors, candidates and learned parameters, given the weight ``(anchors,)`` of each sum."""
+        parts = self.parts
         anchors, learned = self.problem.anchors.detach(), learned_of(parts)
         by_anchor = torch.zeros_like(anchors)
         by_candidate = torch.zeros_like(self.problem.candidates)
         by_parameter = [torch.zeros_like(weights[k]) for k, _, _ in learned]
-        for visit in self.visits():
+        for visit in self.route.visits(self.problem):
             candidates = visit.problem.candidates.detach()
             for band in bands(visit.problem):
-                for rows, tile in band.tiles(sharp=self.sharp, near=self.near):
-                    found = [self._sum(part, rows, tile, slopes=True) for part in parts]
+                for rows, tile in band.tiles(sharp=self.known.exact, near=self.known.near):
+                    sums = [self._sum(part, rows, tile, slopes=True) for part in parts]
                     shares = [
-                        weight[rows] * _share(part, one.value, total[rows])
-                        for part, one, total, weight in zip(parts, found, totals, weights, strict=True)
+                        weight[rows] * _share(part, each.value, total[rows])
+                        for part, each, total, weight in zip(parts, sums, totals, weights, strict=True)
                     ]
                     for into, (k, name, _) in zip(by_parameter, learned, strict=True):
-                        into[rows] += found[k].effects[name] * shares[k]
-                    slopes = [one.slopes for one in found if one.slopes is not None]
-                    columns = [one.columns for one in found]
+                        into[rows] += sums[k].effects[name] * shares[k]
+                    slopes = [each.slopes for each in sums if each.slopes is not None]
+                    columns = [each.columns for each in sums]
                     tile.shortfall.copy_(sum_slopes(slopes, columns, shares, len(candidates)))
                 by_anchor[band.rows()] += product(band.matrix, candidates)
                 by_candidate += product(band.matrix.T, anchors[band.rows()])
-            by_candidate = self.passed(by_candidate, visit.owner)
-        effects = [to_parameter(own, value) for own, (_, _, value) in zip(by_parameter, learned, strict=True)]
+            by_candidate = self.route.passed(self.problem, by_candidate, visit.owner)
+        effects = [
+            to_parameter(each, value) for each, (_, _, value) in zip(by_parameter, learned, strict=True)
+        ]
         return by_anchor, by_candidate, effects
 
     def _sum(self, part: Part, rows: slice, tile: Tile, *, slopes: bool) -> PartSum:
         threshold = None if part.hardest is None else self.thresholds[part.hardest][rows]
-        own = part.rows(rows.start, rows.stop)
+        of_rows = part.rows(rows.start, rows.stop)
         if worth_compiling(part.link, tile.shortfall):
-            return compiled_sum(tile, own, threshold, slopes=slopes)
-        return tile.sum(own, threshold, slopes=slopes)
+            return compiled_sum(tile, of_rows, threshold, slopes=slopes)
+        return tile.sum(of_rows, threshold, slopes=slopes)
 
-    def _given(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Tensors of the caller that the sweep in the backward pass reads again."""
-        if torch.compiler.is_compiling():
-            return []  # a compiled graph saves what it reads
-        own = [
-            self.problem.of_anchor[name]
-            for name in ("ignore", "label", "id")
-            if name in self.problem.of_anchor
-        ]
-        own += [value for part in parts for value in part.link.tensors().values()]
-        # Inference tensors have no version counter, and torch refuses to save them.
-        return [value.detach() for value in own if not value.is_inference()]
+
+def _callers(problem: Problem, parts: Sequence[Part]) -> list[Tensor]:
+    """Tensors of the caller that the sweep in the backward pass reads again."""
+    if torch.compiler.is_compiling():
+        return []  # a compiled graph saves what it reads
+    read = [problem.of_anchor[name] for name in ("ignore", "label", "id") if name in problem.of_anchor]
+    read += [value for part in parts for value in part.link.tensors().values()]
+    # Inference tensors have no version counter, and torch refuses to save them.
+    return [value.detach() for value in read if not value.is_inference()]
 
 
 def worth_compiling(link: Link, matrix: Tensor) -> bool:

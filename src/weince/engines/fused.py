@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from weince import scores
-from weince.engines.base import Engine, Need
-from weince.engines.chunked import Chunked, Near
-from weince.engines.tile import Part
+from weince.engines import chunked
+from weince.engines.chunked import Near, Swept
 from weince.pairs import AMONG_HARDEST, SAME_VIEW, Problem
+from weince.sums import NOTHING_KNOWN, Engine, Need, Part, Survey
 from weince.tail import TailConfig, TailStats, nearest_rank
 
 LARGEST_TAIL = 1024
@@ -41,7 +41,7 @@ try:
     if _missing is None:
         from weince.engines.kernels import launch, ops, search, translate
 
-        scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient)
+        scores.row_kernels = scores.RowKernels(ops.rows_served, ops.unit_rows, ops.unit_gradient, ops.apart)
 except ImportError:
     _missing = "the fused engine wants Triton, which is not installed: pip install 'weince[gpu]'"
 
@@ -65,11 +65,26 @@ def why_not(problem: Problem, need: Need) -> str | None:
     return None
 
 
-class Fused(Engine):
-    name = "fused"
+def survey(problem: Problem, need: Need) -> Survey:
+    """Prepare the rows for the kernels, and find what is needed."""
+    return Fused(problem).surveyed(need)
 
-    def survey(self) -> None:
-        problem = self.problem
+
+def evaluate(problem: Problem, survey: Survey, parts: Sequence[Part]) -> list[Tensor]:
+    """The value ``(a,)`` of each part, with its gradient."""
+    return (survey.state if isinstance(survey.state, Fused) else Fused(problem)).evaluate(parts)
+
+
+ENGINE = Engine("fused", survey, evaluate)
+
+
+class Fused:
+    """Rows of a problem as the kernels read them, and what searches have found."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.tail: TailConfig | None = None
+        self.stats: TailStats | None = None
         anchors, candidates = problem.raw or (problem.anchors.detach(), problem.candidates.detach())
         operands = ops.operand(anchors)
         if not problem.symmetric:
@@ -86,24 +101,30 @@ class Fused(Engine):
         self.near: list[Tensor] = []
         self.nearest_known = False  # near holds the nearest of every anchor, also far from the cap
         self.thresholds: dict[int, Tensor] = {}
-        self._negatives: Tensor | None = None
-        if self.need.tail is not None:
-            self._search(self.need.tail, self.need.hardest)
+
+    def surveyed(self, need: Need) -> Survey:
+        """What is needed. Thresholds that no search has found stand for themselves: sums find them."""
+        self.tail = need.tail
+        if need.tail is not None:
+            self._search(need.tail, need.hardest)
+        smallest = None
+        if need.smallest:  # a sample is small enough to do without kernels
+            smallest = chunked.ENGINE.survey(self.problem, Need(smallest=need.smallest)).smallest
+        thresholds = dict.fromkeys(need.hardest, self.problem.anchors.new_empty(0)) | self.thresholds
+        counts = self._count() if need.counts else None
+        return Survey(self.stats, thresholds, counts, smallest, self)
 
     def _search(self, tail: TailConfig | None, numbers: Sequence[int]) -> None:
         """Find tail statistics, thresholds for these numbers of hardest negatives, and every anchor's nearest."""
         numbers = tuple(number for number in numbers if number < LARGEST_TAIL)
         settings = self._rules("negatives"), ops.fields_of(tail), numbers
-        stats, made, thresholds, negatives, *near = ops.run(*ops.call_on(self.matrix, "search", *settings))
+        stats, made, thresholds, _, *near = ops.run(*ops.call_on(self.matrix, "search", *settings))
         if not self.nearest_known:
             self.near, self.nearest_known = near, True
         self.thresholds |= dict(zip(numbers, thresholds, strict=True))
-        self._negatives = None if self.problem.uniform else negatives
         if tail is not None:
             rho, beta, daic = stats
-            self.surveyed = TailStats(
-                rho, beta, daic, ops.gate(rho, daic, made, self._pivot(rho, tail), tail)
-            )
+            self.stats = TailStats(rho, beta, daic, ops.gate(rho, daic, made, self._pivot(rho, tail), tail))
 
     def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
         """Pivot of the gate; None if the kernel computes it."""
@@ -119,30 +140,10 @@ class Fused(Engine):
             rho, has_rho = problem.ranks.gather(rho), problem.ranks.gather(has_rho)
         return nearest_rank(rho, has_rho, tail.rho0_quantile).reshape(1)
 
-    def count_negatives(self) -> Tensor:
-        if self._negatives is None:
-            values = ops.sums(self.matrix, None, self._rules("negatives"), (False,), ())
-            self._negatives = values[0].round().long()
-        return self._negatives
-
-    def smallest(self, count: int) -> Tensor:
-        return self._chunked().smallest(count)
-
-    def _for(self, problem: Problem) -> Engine:
-        return Chunked(problem)  # a sample is small enough to do without kernels
-
-    def _positive_shortfall(self) -> Tensor:
-        problem = self.problem
-        if "positive" not in problem.of_anchor or problem.score != "cosine":
-            return super()._positive_shortfall()
-        positive = problem.of_anchor["positive"]
-        return ops.apart(problem.anchors, problem.candidates, positive, problem.symmetric)
-
-    def _chunked(self) -> Chunked:
-        """A chunked engine for the same problem; it supports every link."""
-        loop = Chunked(self.problem)
-        loop.sharp = self.need.tail is not None
-        return loop
+    def _count(self) -> Tensor:
+        """``(a,)`` number of negatives."""
+        counts = ops.sums(self.matrix, None, self._rules("negatives"), (False,), ())[0].round().long()
+        return counts if self.problem.hard is None else counts + self.problem.hard_negatives()[1].sum(1)
 
     def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
         values: dict[int, Tensor] = {}
@@ -158,12 +159,17 @@ class Fused(Engine):
         others = [place for place in range(len(parts)) if place not in translated]
         if others:
             own = [parts[place] for place in others]
-            loop = self._chunked()
+            numbers = tuple({part.hardest for part in own if part.hardest is not None})
+            known, near = NOTHING_KNOWN, None
             # The hardest are by its own shortfalls: thresholds of the kernels differ by rounding, which splits ties.
-            if all(part.hardest is None for part in own):
+            if numbers:
+                with torch.no_grad():
+                    known = chunked.ENGINE.survey(self.problem, Need(hardest=numbers))
+            else:
                 self._prepare(own)
-                loop.near = Near(*self.near[:2]) if self.near else None
-            values |= dict(zip(others, loop.evaluate(own), strict=True))
+                near = Near(*self.near[:2]) if self.near else None
+            known = known._replace(state=Swept(self.tail is not None or len(numbers) > 0, near))
+            values |= dict(zip(others, chunked.ENGINE.evaluate(self.problem, known, own), strict=True))
         return [values[place] for place in range(len(parts))]
 
     def _evaluate(self, parts: Sequence[Part], codes: Sequence[Any]) -> list[Tensor]:

@@ -7,66 +7,73 @@ block travels with the block and ends at its owner. Within a block, the ring eng
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from weince.distributed import Ranks
-from weince.engines.chunked import Chunked, Visit, bands
+from weince.engines.chunked import Route, Visit, bands, evaluate_along, survey_along
 from weince.engines.survey import Hardest
 from weince.pairs import Problem, Rule
-from weince.tail import TailConfig
+from weince.sums import Engine, Need
 
 
-class Ring(Chunked):
-    name = "ring"
+def _ranks(problem: Problem) -> Ranks:
+    assert problem.ranks is not None
+    return problem.ranks
 
-    @property
-    def ranks(self) -> Ranks:
-        assert self.problem.ranks is not None
-        return self.problem.ranks
 
-    def visits(self) -> Iterator[Visit]:
-        """Every rank's candidates in turn, this rank's first; the next block arrives during a visit."""
-        problem, ranks = self.problem, self.ranks
-        columns = problem.of_candidate.values()
-        travellers = [problem.candidates.detach().contiguous(), *(column.contiguous() for column in columns)]
-        for hop in range(ranks.count):
-            owner = (ranks.rank - hop) % ranks.count
-            coming = ranks.pass_on(travellers, owner) if hop + 1 < ranks.count else None
-            yield Visit(_against(problem, travellers, owner), owner)
-            if coming is not None:
-                travellers = coming.wait()
+def _visits(problem: Problem) -> Iterator[Visit]:
+    """Every rank's candidates in turn, this rank's first; the next block arrives during a visit."""
+    ranks, columns = _ranks(problem), problem.of_candidate.values()
+    travellers = [problem.candidates.detach().contiguous(), *(_sendable(column) for column in columns)]
+    for hop in range(ranks.count):
+        owner = (ranks.rank - hop) % ranks.count
+        coming = ranks.pass_on(travellers, owner) if hop + 1 < ranks.count else None
+        yield Visit(_against(problem, travellers, owner), owner)
+        if coming is not None:
+            travellers = coming.wait()
 
-    def passed(self, by_candidate: Tensor, owner: int) -> Tensor:
-        """Send the gradient after its block and receive that of the next; the last hop returns it to its owner."""
-        (arrived,) = self.ranks.pass_on([by_candidate], owner).wait()
-        return arrived
 
-    def find(self, tail: TailConfig | None, numbers: tuple[int, ...]) -> Hardest:
-        """Find every anchor's hardest negatives in one round, by merging those of each block."""
-        problem, anchors = self.problem, self.problem.anchors
-        self.found = Hardest(problem, tail, numbers)
-        hardest = anchors.new_full((len(anchors), self.found.depth), torch.inf)
-        negatives = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
-        for visit in self.visits():
-            for band in bands(visit.problem):
-                for rows, tile in band.tiles(sharp=self.sharp):
-                    hidden = tile.hidden()
-                    both = torch.cat([hardest[rows], hidden], 1)
-                    hardest[rows] = both.topk(self.found.depth, dim=1, largest=False).values
-                    negatives[rows] += hidden.isfinite().sum(1)
-        has_positive = None if problem.positives is None else problem.count_positives() > 0
-        self.found.add_sorted(hardest, negatives, has_positive)
-        self.thresholds.update(self.found.thresholds())
-        return self.found
+def _sendable(column: Tensor) -> Tensor:
+    return (column.byte() if column.dtype == torch.bool else column).contiguous()
+
+
+def _passed(problem: Problem, by_candidate: Tensor, owner: int) -> Tensor:
+    """Send the gradient after its block and receive that of the next; the last hop returns it to its owner."""
+    (arrived,) = _ranks(problem).pass_on([by_candidate], owner).wait()
+    return arrived
+
+
+def _collect(problem: Problem, need: Need, exact: bool) -> Hardest:
+    """Find every anchor's hardest negatives in one round, by merging those of each block."""
+    anchors = problem.anchors
+    collected = Hardest(problem, need.tail, need.hardest)
+    hardest = anchors.new_full((len(anchors), collected.depth), torch.inf)
+    negatives = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
+    for visit in _visits(problem):
+        for band in bands(visit.problem):
+            for rows, tile in band.tiles(sharp=exact):
+                hidden = tile.hidden()
+                both = torch.cat([hardest[rows], hidden], 1)
+                hardest[rows] = both.topk(collected.depth, dim=1, largest=False).values
+                negatives[rows] += hidden.isfinite().sum(1)
+    has_positive = None if problem.positives is None else problem.count_positives() > 0
+    if problem.uniform:
+        negatives = torch.full((1,), problem.most_negatives, device=anchors.device)
+    collected.add_sorted(problem, hardest, negatives, has_positive)
+    return collected
+
+
+ROUTE = Route(_visits, _passed, _collect)
+ENGINE = Engine("ring", partial(survey_along, ROUTE), partial(evaluate_along, ROUTE))
 
 
 def _against(problem: Problem, travellers: Sequence[Tensor], owner: int) -> Problem:
     """Problem of the local anchors against the candidates of a rank that have arrived."""
     candidates, *columns = travellers
-    ranks = problem.ranks
-    assert ranks is not None
+    ranks = _ranks(problem)
     start, width = sum(ranks.candidates[:owner]), ranks.candidates[owner]
     of_anchor = dict(problem.of_anchor)
     if "ignore" in of_anchor:
@@ -77,11 +84,15 @@ def _against(problem: Problem, travellers: Sequence[Tensor], owner: int) -> Prob
     def kept(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
         return tuple(rule for rule in rules if rule.row not in alien)
 
+    of_candidate = dict(zip(problem.of_candidate, columns, strict=True))
+    for name in ("exempt", "across"):
+        if name in of_candidate:
+            of_candidate[name] = of_candidate[name].bool()
     return replace(
         problem,
         candidates=candidates,
         of_anchor=of_anchor,
-        of_candidate=dict(zip(problem.of_candidate, columns, strict=True)),
+        of_candidate=of_candidate,
         negatives=kept(problem.negatives),
         positives=None if problem.positives is None else kept(problem.positives),
         raw=None,

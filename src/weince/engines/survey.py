@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from weince.engines.smallest import smallest
+from weince.engines.smallest import least, smallest
 from weince.engines.tile import EXACT
 from weince.pairs import Problem
+from weince.sums import Survey
 from weince.tail import TailConfig, TailFit, TailStats, fit_tail, gated
 
 
@@ -63,11 +64,20 @@ class Hardest:
         rules = problem.positives
         has_positive = None if rules is None else problem.mask(rules, hidden).any(1)
         # With depth 0, only the number of negatives is wanted.
-        found = smallest(hidden, self.depth) if self.depth else hidden[:, :0]
-        self.add_sorted(found, count_negatives(problem, hidden), has_positive)
+        depth = min(self.depth, hidden.shape[1])
+        found = smallest(hidden, depth) if depth else hidden[:, :0]
+        self.add_sorted(problem, found, count_candidates(problem, hidden), has_positive)
 
-    def add_sorted(self, found: Tensor, negatives: Tensor, has_positive: Tensor | None) -> None:
-        """Add some anchors, given the smallest shortfalls of their negatives ``(a, depth)`` in ascending order."""
+    def add_sorted(
+        self, problem: Problem, found: Tensor, negatives: Tensor, has_positive: Tensor | None
+    ) -> None:
+        """Add some anchors, given the smallest shortfalls of their negatives ``(a, depth)`` in ascending order and
+        the number of negatives among the candidates."""
+        if problem.hard is not None:
+            shortfall, mask = problem.hard_negatives()
+            negatives = negatives if self.problem.uniform else negatives + mask.sum(1)
+            both = torch.cat([found, shortfall.masked_fill(~mask, torch.inf)], 1)
+            found = both.sort(dim=1).values[:, : self.depth]
         self._negatives.add(negatives[:1] if self.problem.uniform else negatives)
         if has_positive is not None:
             self._counted.add(has_positive)
@@ -79,17 +89,14 @@ class Hardest:
             for column, values in zip(self._fit, fit, strict=True):
                 column.add(values.expand(len(found)))
 
-    def negatives(self) -> Tensor:
-        """Number of negatives of each anchor, ``(anchors,)``, or ``(1,)`` if it is the same for all."""
-        return self._negatives.whole()
+    def survey(self) -> Survey:
+        """What has been collected."""
+        thresholds = {number: column.whole() for number, column in self._thresholds.items()}
+        return Survey(self.stats(), thresholds, self._negatives.whole())
 
     def nearest(self) -> Tensor:
         """``(anchors,)`` smallest shortfall of the negatives, not raised to the tail's ``eps``; needs a tail."""
         return self._nearest.whole()
-
-    def thresholds(self) -> dict[int, Tensor]:
-        """For each number, the shortfall ``(anchors,)`` up to which a negative is one of that many hardest."""
-        return {number: column.whole() for number, column in self._thresholds.items()}
 
     def stats(self) -> TailStats | None:
         """Tail statistics of all anchors; None if they were not asked for."""
@@ -102,9 +109,9 @@ class Hardest:
         return gated(self.nearest(), fit, self.tail, self._counted.values, gather)
 
 
-def count_negatives(problem: Problem, hidden: Tensor) -> Tensor:
-    """``(a,)`` number of negatives of each anchor, or ``(1,)`` if all have the same number; ``hidden`` ``(a, c)`` is
-    finite only for negatives."""
+def count_candidates(problem: Problem, hidden: Tensor) -> Tensor:
+    """``(a,)`` number of negatives of each anchor among the candidates, or ``(1,)`` number of all negatives if it is
+    the same for all; ``hidden`` ``(a, c)`` is finite only for negatives."""
     if problem.uniform:
         return torch.full((1,), problem.most_negatives, device=hidden.device)
     return hidden.isfinite().sum(1)
@@ -126,3 +133,18 @@ def between(ordered: Tensor, number: int) -> Tensor:
 def whole(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate the parts. A single part, as on a GPU, is not copied, since each copy is a kernel launch."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def least_of(problem: Problem, hidden: Tensor, count: int) -> Tensor:
+    """``(count,)`` smallest shortfalls of all pairs of an anchor and a negative, of all ranks, ascending.
+
+    Args:
+        problem: Problem of all anchors.
+        hidden: Shortfalls of candidates, ``inf`` for those that are no negatives; the smallest suffice.
+        count: How many.
+    """
+    if problem.hard is not None:
+        shortfall, mask = problem.hard_negatives()
+        hidden = torch.cat([hidden, shortfall.masked_fill(~mask, torch.inf).flatten()])
+    here = least(hidden, count)
+    return here if problem.ranks is None else problem.ranks.smallest(here, count)

@@ -3,15 +3,16 @@
 Autograd records nothing here; the derivatives are written out.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold as cut_below
 
 from weince.links import Link
-from weince.pairs import SAME_VIEW, Problem, Rule
+from weince.pairs import Problem
 from weince.scores import derivatives, free_to_look, pair_shortfall
+from weince.sums import Part, rules_of
 
 EXACT = 4
 """How many of an anchor's hardest negatives have their shortfall computed as ``|a - c|² / 2``.
@@ -22,22 +23,6 @@ EXACT = 4
 
 NEAR = 0.01
 """Shortfalls above this have a relative error below 1e-5 without correction."""
-
-
-class Part(NamedTuple):
-    """One sum over the candidates, as engines see it.
-
-    ``lse``: log-sum-exp of logits. ``sum``: their sum. ``softplus``: sum of their softplus.
-    """
-
-    link: Link
-    kind: Literal["lse", "sum", "softplus"]
-    among: Literal["negatives", "same view", "positives"] = "negatives"
-    hardest: int | None = None
-
-    def rows(self, start: int, stop: int) -> "Part":
-        """The part for some of the anchors. (Torch 2.6 cannot compile ``_replace``.)"""
-        return Part(self.link.rows(start, stop), self.kind, self.among, self.hardest)
 
 
 class PartSum(NamedTuple):
@@ -70,6 +55,8 @@ class Tile:
     def sharpen(self) -> Tensor:
         """Make the smallest shortfalls exact, in place; return what :meth:`hidden` returns after that."""
         hidden = self.hidden()
+        if self.problem.score == "dot":  # without a cap to be near to
+            return hidden
         if self.problem.positives is not None:
             nearest = self.problem.leave_out(self.shortfall.clone(), self.problem.positives, torch.inf)
             self._exact_at(nearest.topk(min(EXACT, nearest.shape[1]), dim=1, largest=False).indices)
@@ -110,6 +97,9 @@ class Tile:
         custom = part.link.custom
         shortfall = self._taking_part(part, threshold) if custom else self.shortfall
         logits = part.link.logit(shortfall).to(shortfall.dtype)  # a user's may read float64 constants
+        offset = self._offset()
+        if offset is not None:
+            logits = logits + offset
         if part.kind == "lse":
             value, weight = self._log_sum_exp(logits, part, threshold)
         elif part.kind == "softplus":
@@ -125,6 +115,10 @@ class Tile:
         if custom:  # 0 times an infinite slope is NaN
             self._keep(weight, part, 0.0, threshold)
         return PartSum(value, weight, effects)
+
+    def _offset(self) -> Tensor | None:
+        """What is added to the logits of each candidate."""
+        return self.problem.of_candidate.get("offset")
 
     def _taking_part(self, part: Part, threshold: Tensor | None) -> Tensor:
         """Shortfalls, where each pair that takes no part gets the smallest shortfall of its anchor's pairs that do.
@@ -164,14 +158,6 @@ class Tile:
         return self.problem.leave_out(matrix, rules_of(self.problem, part), value, self.shortfall)
 
 
-def rules_of(problem: Problem, part: Part) -> tuple[Rule, ...]:
-    """The rules of the pairs that a sum is about; of the hardest negatives it takes those up to a threshold."""
-    if part.among == "positives":
-        assert problem.positives is not None
-        return problem.positives
-    return (*problem.negatives, SAME_VIEW) if part.among == "same view" else problem.negatives
-
-
 def few_take_part(part: Part, matrix: Tensor) -> bool:
     """Whether a sum gathers its few candidates first. This reads their number, so it is not done at the cost of a
     device sync or in a compiled graph."""
@@ -206,6 +192,10 @@ class Few(Tile):
     def _keep(self, matrix: Tensor, part: Part, value: float, threshold: Tensor | None) -> Tensor:
         return matrix.masked_fill_(self.absent, value)
 
+    def _offset(self) -> Tensor | None:
+        offset = self.problem.of_candidate.get("offset")
+        return None if offset is None else offset[self.columns]
+
 
 def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]:
     """Derivatives of each anchor's sum by each learned parameter; ``weight``: the derivatives by the logits."""
@@ -214,7 +204,7 @@ def _effects(link: Link, shortfall: Tensor, weight: Tensor) -> dict[str, Tensor]
         return {}
     spread = {name: value.detach().expand(len(shortfall)) for name, value in learned.items()}
 
-    def weighted(parameters: "dict[str, Tensor]") -> "Tensor":  # quoted: torch 2.6 cannot compile annotations
+    def weighted(parameters: dict[str, Tensor]) -> Tensor:
         return (weight * link.replace(parameters).logit(shortfall)).sum()
 
     return derivatives(weighted, spread)

@@ -14,11 +14,11 @@ from typing import Any, Unpack
 from torch import Tensor
 
 import weince
-from weince.engines.base import Need
 from weince.layouts import Layout, problems
 from weince.losses.weince import WeinceOptions
 from weince.pairs import OTHER_LABEL, SAME_LABEL, Problem
 from weince.parameters import Scalar
+from weince.sums import Need
 
 try:
     from pytorch_metric_learning.distances import CosineSimilarity

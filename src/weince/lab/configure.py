@@ -119,7 +119,9 @@ def _tail(config: LossConfig) -> TailConfig:
         if name not in known:
             raise ValueError(unknown("field of tail", str(name), known))
     try:
-        return replace(WEINCE[config.preset]["tail"], **config.tail)
+        preset = WEINCE[config.preset]["tail"]
+        assert preset is not None
+        return replace(preset, **config.tail)
     except TypeError as error:
         raise ValueError(f"tail: {error}") from None
 
@@ -244,7 +246,10 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
             raise ValueError(f"{config.preset} must make an nn.Module; got {type(made).__name__}")
         return made
     loss, given = PRESETS[config.preset], _arguments(config)
+    if config.preset == "infonce" and given.keys() & {"softmax_term", "shortfall_term"}:
+        loss, given = losses.WeinceLoss, {"tail": None, "softmax_term": 0.0, "shortfall_term": 0.0, **given}
     known = [name for name in inspect.signature(loss).parameters if name != "options"]
+    known += [name for name in loss.options.__annotations__ if name not in (*of_all, "gather", "reduction")]
     for name in given:
         if name not in known:
             raise ValueError(

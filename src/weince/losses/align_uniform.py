@@ -10,11 +10,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from weince.engines.base import Engine
 from weince.links import AffineLink
-from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.losses.base import ContrastiveLoss
+from weince.losses.functional import functional
+from weince.losses.options import Options
 from weince.parameters import check_positive
-from weince.sums import Count, LogSumExp, Sum, Summed
+from weince.sums import Batch, Count, LogSumExp, Sum, Summed
 
 
 class AlignUniformLoss(ContrastiveLoss):
@@ -32,7 +33,8 @@ class AlignUniformLoss(ContrastiveLoss):
         torch.Size([])
     """
 
-    per_anchor = needs_negatives = False
+    ours = True
+    per_anchor = needs_negatives = takes_offset = takes_dot = False
     search_space = ({"weight": 1.0}, {"weight": 2.0}, {"weight": 0.5})
 
     def __init__(self, *, weight: float = 1.0, spread: float = 2.0, **options: Unpack[Options]) -> None:
@@ -41,7 +43,7 @@ class AlignUniformLoss(ContrastiveLoss):
         check_positive("spread", spread)
         self.weight, self.spread = weight, spread
 
-    def sums(self, batch: Engine) -> list[Sum]:
+    def sums(self, batch: Batch) -> list[Sum]:
         kernel = AffineLink(2 * self.spread, -2 * self.spread)  # -u d²
         return [LogSumExp(kernel, positive=AffineLink(-2.0, 2.0)), Count()]
 

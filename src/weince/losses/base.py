@@ -15,25 +15,40 @@ torch.Size([])
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Unpack, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from weince.distributed import Gather, Ranks, check_gather, is_spread, meet, share
-from weince.engines.base import Engine, Need
-from weince.engines.choose import Choice, EngineName, choose, out_of_memory, start, warn_once
-from weince.layouts import Candidates, Layout, problems
-from weince.links import Link
+from weince.distributed import Gather, Ranks, is_spread, meet, share
+from weince.engines.choose import (
+    ENGINE_OF,
+    Choice,
+    EngineName,
+    choose,
+    fused_engine,
+    out_of_memory,
+    warn_once,
+)
+from weince.layouts import Candidates, Layout, Limit, problems
+from weince.losses.options import (
+    DEFAULTS,
+    Options,
+    Reduction,
+    Roles,
+    check_names,
+    check_options,
+    check_roles,
+    in_words,
+    parameters_of,
+    shown,
+)
 from weince.losses.replay import replayed
-from weince.pairs import Problem
-from weince.parameters import check_choice
+from weince.pairs import Problem, Score
 from weince.scores import no_autocast
-from weince.sums import LogSumExp, Sum, Summed
+from weince.sums import Batch, LogSumExp, Need, Sum, Summed
 from weince.tail import TailConfig, TailStats
-
-Reduction = Literal["mean", "sum", "none"]
 
 
 class LossOutput(NamedTuple):
@@ -51,26 +66,12 @@ class LossOutput(NamedTuple):
     stats: TailStats
 
 
-SUMS = get_args(Sum)  # torch 2.6 cannot compile a check against a union
-
-
-class Options(TypedDict, total=False):
-    """Options of every loss; see :class:`ContrastiveLoss`."""
-
-    candidates: Candidates
-    reduction: Reduction
-    engine: EngineName
-    gather: Gather
-    check_finite: bool | None
-    graph: bool | None
-
-
 class ContrastiveLoss(nn.Module):
     """A contrastive loss: it combines sums over an anchor's candidates into one number per anchor.
 
     Args:
         candidates: ``"views"`` (SimCLR), ``"cross"`` (SimCSE, query and key), ``"clip"`` or ``"labels"`` (SupCon),
-            see :func:`weince.pairs.problems`.
+            see :func:`weince.layouts.problems`.
         reduction: ``"mean"`` over anchors, ``"sum"``, or ``"none"`` for one value per anchor: ``(2 n,)`` with
             ``"views"`` and ``"clip"``, first ``z_i``, then ``z_j``. An anchor without a positive has loss 0.
         engine: ``"dense"`` keeps the matrix of scores, ``"chunked"`` needs memory linear in the batch, ``"fused"``
@@ -85,6 +86,11 @@ class ContrastiveLoss(nn.Module):
             only for the losses of this library and up to 8,192 pairs of views. True: for any size and for your own
             loss too, which may then depend on no Python state that changes between batches except its attributes.
             False: never.
+        within: With ``"cross"`` and ``"clip"``: the other rows of the anchor's own side are negatives, too.
+        score: ``"cosine"``, or ``"dot"``: the product of rows as they are, for losses whose logits need no cap.
+        ignore_above: Negatives that score more than this above the positive take no part, since they are probably
+            positives; or a function from the positive's score to the largest score of a negative.
+        exempt_hard: Whether ``ignore_above`` leaves the negatives alone that a call passes in.
 
     Examples:
         >>> import torch
@@ -99,7 +105,7 @@ class ContrastiveLoss(nn.Module):
     """
 
     several_positives: ClassVar[bool] = True
-    """Whether the loss is defined for several positives per anchor, ``candidates="labels"``."""
+    """Whether the loss is defined for several positives per anchor, ``candidates="labels"`` or ``labels=``."""
 
     needs_negatives: ClassVar[bool] = True
     """If True, an anchor without negatives for a :class:`weince.LogSumExp` has loss 0. If False, and with other sums,
@@ -112,6 +118,18 @@ class ContrastiveLoss(nn.Module):
     """Whether an anchor's loss depends on its own sums alone. If False, :meth:`combine` also gets ``gather=``, a
     function that maps one number per local anchor to the numbers of all ranks' anchors and passes gradients back."""
 
+    takes_offset: ClassVar[bool] = True
+    """Whether an offset of the logits has a meaning for the loss."""
+
+    takes_dot: ClassVar[bool] = True
+    """Whether the loss has a meaning for scores of any size, ``score="dot"``."""
+
+    ours: ClassVar[bool] = False
+    """Whether all code of the class is in this library. Other code may run Python that no CUDA graph repeats."""
+
+    options: ClassVar[type] = Options
+    """The options that the loss takes beside its own arguments."""
+
     tail: TailConfig | None = None
     """How to compute the tail statistics, which :meth:`sums` gets as ``batch.stats``; None if it needs none."""
 
@@ -121,43 +139,35 @@ class ContrastiveLoss(nn.Module):
     search_space: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """The tries of ``weince compare``: arguments of the loss by name, the most promising first."""
 
+    candidates: Candidates
+    reduction: Reduction
+    engine: EngineName
+    gather: Gather
+    check_finite: bool | None
+    graph: bool | None
+    within: bool
+    score: Score
+    ignore_above: Limit | None
+    exempt_hard: bool
+
     _looked = False  # whether _look has checked a batch with labels, ids or ignore
+
+    def __init_subclass__(cls) -> None:
+        cls.ours = vars(cls).get("ours", False)  # a subclass holds other code
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__()
-        self._check_known(options)
-        self.candidates: Candidates = options.get("candidates", "views")
-        self.reduction: Reduction = options.get("reduction", "mean")
-        self.engine: EngineName = options.get("engine", "auto")
-        self.gather: Gather = options.get("gather", True)
-        self.check_finite = options.get("check_finite")
-        self.graph = options.get("graph")
-        check_choice("candidates", self.candidates, get_args(Candidates))
-        check_choice("reduction", self.reduction, get_args(Reduction))
-        check_choice("engine", self.engine, get_args(EngineName))
-        check_gather(self.gather, self.engine)
-        for option in ("check_finite", "graph"):
-            if getattr(self, option) not in (None, True, False):  # "no" would be taken for True
-                raise ValueError(f"{option} must be True, False or None; got {getattr(self, option)!r}")
-        name = type(self).__name__
-        if self.candidates == "labels" and not self.several_positives:
-            raise ValueError(f'{name} wants one positive per anchor; got candidates="labels"')
-        if self.candidates != "views" and self.same_view:
-            raise ValueError(
-                f'{name} contrasts within a view and wants candidates="views"; got {self.candidates!r}'
-            )
+        check_names(type(self), options, self.options.__annotations__)
+        for name, value in {**DEFAULTS, **options}.items():
+            setattr(self, name, value)
+        check_options(self)
 
-    def _check_known(self, options: Options) -> None:
-        for name in options:
-            if name not in Options.__annotations__:
-                takes = ", ".join([*_parameters(type(self)), *Options.__annotations__])
-                raise TypeError(f"{type(self).__name__} has no option {name!r}; it takes {takes}")
-
-    def sums(self, batch: Engine) -> Sum | Sequence[Sum]:
+    def sums(self, batch: Batch) -> Sum | Sequence[Sum]:
         """The sums to compute over the candidates of every anchor.
 
         Args:
-            batch: The engine of this batch. ``batch.stats`` holds the tail statistics if :attr:`tail` is set.
+            batch: What is known of the batch: ``batch.positive_scores()``, ``batch.negatives()``, and, if
+                :attr:`tail` is set, the tail statistics ``batch.stats``.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define sums(batch), what it sums over candidates; got none"
@@ -178,7 +188,7 @@ class ContrastiveLoss(nn.Module):
             z_j: Tensor | None = None,
             *,
             return_stats: Literal[True],
-            **roles: Tensor | None,
+            **roles: Unpack[Roles],
         ) -> LossOutput: ...
 
         @overload
@@ -188,83 +198,103 @@ class ContrastiveLoss(nn.Module):
             z_j: Tensor | None = None,
             *,
             return_stats: Literal[False] = False,
-            **roles: Tensor | None,
+            **roles: Unpack[Roles],
         ) -> Tensor: ...
 
         def __call__(self, *inputs: Any, **roles: Any) -> Any: ...
 
     def forward(
-        self,
-        z_i: Tensor,
-        z_j: Tensor | None = None,
-        *,
-        labels: Tensor | None = None,
-        negatives: Tensor | None = None,
-        ids: Tensor | None = None,
-        ignore: Tensor | None = None,
-        return_stats: bool = False,
+        self, z_i: Tensor, z_j: Tensor | None = None, *, return_stats: bool = False, **roles: Unpack[Roles]
     ) -> Tensor | LossOutput:
         """The loss of a batch.
 
         Args:
             z_i: ``(n, d)`` embeddings of any floating dtype; they need not be normalised.
             z_j: ``(n, d)``, positives row by row. Optional with ``candidates="labels"``.
-            labels: ``(n,)`` integers, for ``candidates="labels"``.
-            negatives: ``(m, d)`` further negatives of every anchor, for ``candidates="cross"``.
-            ids: ``(n,)`` integers (with ``negatives`` also ``(n + m,)``); rows with equal ids are never negatives
-                of each other.
-            ignore: ``(anchors, candidates)`` booleans, True for pairs that are not negatives.
             return_stats: Return a :class:`LossOutput` with the tail statistics of each anchor.
+            **roles: What else the batch brings along:
+
+                - ``labels``: ``(n,)`` integers, for ``candidates="labels"``; for ``"cross"`` and ``"clip"`` a pair,
+                  those of the queries and those of the documents: documents with the query's label are positives.
+                - ``negatives``, for ``"cross"`` and ``"clip"``: ``(m, d)`` further negatives of every query, or
+                  ``(n, k, d)``, ``k`` negatives of each query that no other query sees.
+                - ``ids``: ``(n,)`` integers (with ``negatives`` also ``(n + m,)`` or ``(n + n k,)``); rows with
+                  equal ids are never negatives of each other.
+                - ``ignore``: ``(anchors, candidates)`` booleans, True for pairs that are not negatives; over ranks,
+                  candidates of this rank or those of all ranks in their order.
+                - ``offset``, for ``"cross"`` and ``"clip"``: ``(n,)`` numbers (``(n + m,)`` with ``negatives``) added
+                  to the logits of the documents, such as ``-log q`` for documents sampled with probability q.
+                - ``weights``: ``(n,)`` weights of the anchors in the mean; both rows of a pair have the same.
         """
-        given = {
-            "z_i": z_i,
-            "z_j": z_j,
-            "labels": labels,
-            "negatives": negatives,
-            "ids": ids,
-            "ignore": ignore,
-        }
-        batch = {name: value for name, value in given.items() if value is not None}
-        if not return_stats and self._may_replay():
-            value = replayed(self, self._compute, batch, asked=self.graph is True)
+        batch = {"z_i": z_i} if z_j is None else {"z_i": z_i, "z_j": z_j}
+        for name, value in roles.items():
+            if value is not None:
+                batch[name] = value  # type: ignore[assignment]
+        if len(roles) > 0:
+            check_roles(self, roles, len(z_i) if isinstance(z_i, Tensor) else 0)
+        if not return_stats and isinstance(z_i, Tensor) and z_i.is_cuda and self._may_replay():
+            value = replayed(self, self.computed, batch, asked=self.graph is True)
             if value is not None:
                 return value
-        computed: Tensor | LossOutput = self._compute(batch, return_stats)
+        computed: Tensor | LossOutput = self.computed(batch, return_stats)
+        if len(roles) > 0:
+            self._look(
+                computed if isinstance(computed, Tensor) else computed.loss,
+                [name for name in batch if name in ("labels", "ids", "ignore")],
+            )
         return computed
 
     def _may_replay(self) -> bool:
         """Whether this loss may be replayed from CUDA graphs."""
         if torch.compiler.is_compiling() or self.graph is False or self.check_finite:
             return False
-        return (self.graph or self._is_ours()) and self.engine in ("auto", "fused") and not self._spread()
+        spread = self.gather and is_spread()
+        return (self.graph or self.repeats()) and self.engine in ("auto", "fused") and not spread
 
-    def _is_ours(self) -> bool:
-        """Whether all code of this loss is in this library. Other code may run Python that no CUDA graph repeats."""
-        return type(self).__module__.startswith("weince.losses.")
+    def repeats(self) -> bool:
+        """Whether the loss runs no Python that a CUDA graph would not repeat."""
+        return self.ours
 
-    def _spread(self) -> bool:
-        """Whether candidates of other ranks take part."""
-        return bool(self.gather) and is_spread()
-
-    def _compute(self, batch: Mapping[str, Tensor], return_stats: bool = False) -> Any:
-        """The loss of a batch; a :class:`LossOutput` if statistics are requested."""
-        spread = self._spread()
-        found = problems(
-            Layout(self.candidates, check_finite=self.check_finite, views=self.same_view),
-            **batch,
-            alone=not spread,
-        )
-        need = Need(self.tail or (TailConfig() if return_stats else None), self.hardest)
+    def computed(self, batch: Mapping[str, Any], return_stats: bool = False) -> Any:
+        """The loss of a batch of tensors by name; a :class:`LossOutput` if statistics are requested."""
+        spread = self.gather and dist.is_available() and dist.is_initialized() and is_spread()
+        roles = dict(batch)
+        weights = roles.pop("weights", None)
+        layout = Layout(
+            self.candidates, self.within, self.score, self.ignore_above, self.exempt_hard, self.check_finite,
+            self.same_view,
+        )  # fmt: skip
+        directions = problems(layout, **roles, alone=not spread)
+        tail = TailConfig() if return_stats and self.tail is None else self.tail
+        if len(self._parameters) > 0:
+            self._check_parameters(directions[0].anchors.device)
+        if tail is not None and self.score == "dot":
+            raise ValueError('tail statistics want cosines, whose largest value is 1; got score="dot"')
         if spread:
             join = meet if self.gather == "ring" else share
-            found = [join(problem, self._described(need)) for problem in found]
-        results = [self._contrast(problem, need) for problem in found]
-        loss = self._reduce(results, found[0].ranks)
-        self._look(loss, [name for name in batch if name in ("labels", "ids", "ignore")])
+            learned = [parameter for parameter in self.parameters() if parameter.requires_grad]
+            directions = [join(problem, self._described(tail), learned) for problem in directions]
+        results = []
+        for problem in directions:
+            results.append(self._contrast(problem, self.need(problem, tail)))
+        loss = self._reduce(results, directions[0].ranks, weights)
         if not return_stats:
             return loss
         stats = [result.stats for result in results if result.stats is not None]
         return LossOutput(loss, TailStats(*(torch.cat(values) for values in zip(*stats, strict=True))))
+
+    def _check_parameters(self, device: torch.device) -> None:
+        """Raise unless the learned parameters are on the device of the embeddings."""
+        for name, parameter in self._parameters.items():
+            if parameter is not None and parameter.device != device:
+                raise ValueError(
+                    f"{name} must be on {device}, like the embeddings; got {parameter.device}: move the loss there "
+                    f'with .to("{device}")'
+                )
+
+    def need(self, problem: Problem, tail: TailConfig | None) -> Need:
+        """What the sums of a problem need to know of its negatives."""
+        return Need(tail, self.hardest)
 
     def _contrast(self, problem: Problem, need: Need) -> "_Result":
         """Losses of one problem, computed by the chosen engine."""
@@ -273,10 +303,10 @@ class ContrastiveLoss(nn.Module):
         # No retry with several ranks: the others would not repeat the exchanges that this one starts again.
         may_retry = self.engine == "auto" and choice.name == "dense" and problem.ranks is None
         if not may_retry or torch.compiler.is_compiling():
-            return self._losses(start(problem, need, choice))
-        before = [buffer.clone() for buffer in self.buffers()]
+            return self._losses(problem, need, choice)
+        before = tuple(map(torch.clone, self.buffers()))
         try:
-            return self._losses(start(problem, need, choice))
+            return self._losses(problem, need, choice)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -284,39 +314,43 @@ class ContrastiveLoss(nn.Module):
         for buffer, value in zip(self.buffers(), before, strict=True):
             buffer.copy_(value)
         warn_once("weince: out of memory in the dense engine; the chunked engine is used instead")
-        return self._losses(start(problem, need, Choice("chunked", "the dense engine ran out of memory")))
+        return self._losses(problem, need, Choice("chunked", "the dense engine ran out of memory"))
 
-    def _losses(self, engine: Engine) -> "_Result":
+    def _losses(self, problem: Problem, need: Need, choice: Choice) -> "_Result":
         combine: Callable[..., Tensor] = self.combine
         if not self.per_anchor:
-            ranks = engine.problem.ranks
+            ranks = problem.ranks
             combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
-        with no_autocast(engine.problem.anchors.device):
-            found = engine.sums(self._asked(engine))
-            losses = combine(*found)
-            self._check_losses(losses, len(engine.problem.anchors), found)
-        if self.needs_negatives and engine.alone is not None:
-            losses = losses.masked_fill(engine.alone, 0)
-        if engine.counted is not None:
-            losses = losses.masked_fill(~engine.counted, 0)
-        return _Result(losses, engine.counted, engine.surveyed)
+        with no_autocast(problem.anchors.device):
+            batch = Batch(problem, ENGINE_OF.get(choice.name) or fused_engine(), need)
+            results = batch.sums(self._asked(batch))
+            losses = combine(*results)
+            self._check_losses(losses, len(problem.anchors), results)
+        if self.needs_negatives and not batch.uniform:
+            for result in results:
+                if isinstance(result, Summed) and result.alone is not None:
+                    losses = losses.masked_fill(result.alone, 0)
+        counted = None if batch.positives is None else batch.positives > 0
+        if counted is not None:
+            losses = losses.masked_fill(~counted, 0)
+        return _Result(losses, counted, batch.survey.stats)
 
-    def _asked(self, engine: Engine) -> list[Sum]:
+    def _asked(self, batch: Batch) -> list[Sum]:
         """The sums of the loss, checked: a user may have written it."""
-        found = self.sums(engine)
-        asked = list(found) if isinstance(found, Sequence) else [found]
-        for one in asked:
-            if not isinstance(one, SUMS):
+        asked = self.sums(batch)
+        requests = list(asked) if isinstance(asked, Sequence) else [asked]
+        for request in requests:
+            if not isinstance(request, Sum):
                 raise TypeError(
                     "sums must return a LogSumExp, a SoftplusSum or a Count, or a list of them; "
-                    f"got {type(one).__name__}"
+                    f"got {type(request).__name__}"
                 )
-            if isinstance(one, LogSumExp) and one.same_view and not self.same_view:
+            if isinstance(request, LogSumExp) and request.same_view and not self.same_view:
                 raise ValueError(
                     "LogSumExp(..., same_view=True) wants same_view = True in the class of the loss; "
-                    f"got none in {type(self).__name__}"
+                    f"got {type(self).__name__} without it"
                 )
-        return asked
+        return requests
 
     def _check_losses(self, losses: Any, anchors: int, sums: Sequence[Summed | Tensor]) -> None:
         """Raise unless ``combine`` returned one loss per anchor, with the gradient of its sums."""
@@ -325,30 +359,38 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(
                 f"combine must return one loss per anchor, ({anchors},), and leave their mean to reduction; got {got}"
             )
-        has_gradient = any((one if isinstance(one, Tensor) else one.value).requires_grad for one in sums)
-        if has_gradient and not losses.requires_grad and torch.is_grad_enabled():
+        if losses.requires_grad or not torch.is_grad_enabled():
+            return
+        if any((each if isinstance(each, Tensor) else each.value).requires_grad for each in sums):
             raise ValueError(
                 f"combine of {type(self).__name__} must return losses with a gradient; got detached ones: leave out "
                 ".detach(), .item() and the like, or call the loss under torch.no_grad()"
             )
 
-    def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None) -> Tensor:
+    def _reduce(self, results: Sequence["_Result"], ranks: Ranks | None, weights: Tensor | None) -> Tensor:
         """Apply ``reduction``. With several ranks, the loss of the whole batch is the average over the ranks."""
         # Every operation counts: for small batches on a GPU, CPU launch overhead dominates.
-        losses = results[0].losses if len(results) == 1 else torch.cat([result.losses for result in results])
+        losses, taken = results[0].losses, results[0].counted
+        if len(results) > 1:
+            losses = torch.cat([result.losses for result in results])
+            counted = [result.counted for result in results if result.counted is not None]
+            taken = torch.cat(counted) if counted else None
+        if weights is not None:
+            weights = weights.detach().to(losses.dtype).repeat(len(losses) // len(weights))
+            losses = losses * weights
+            taken = weights if taken is None else weights * taken
         if self.reduction == "none":
             return losses
-        counted = [result.counted for result in results if result.counted is not None]
-        if self.reduction == "mean" and ranks is None and not counted:
+        if self.reduction == "mean" and ranks is None and taken is None:
             return losses.mean()
         total = losses.sum() if ranks is None else losses.sum() * ranks.count
         if self.reduction == "sum":
             return total
         if self.reduction != "mean":  # set after the loss was made
             raise ValueError(f"reduction must be one of mean, sum, none; got {self.reduction!r}")
-        if counted:
-            number = torch.cat(counted).sum()
-            return total / (number if ranks is None else ranks.sum(number)).clamp_min(1)
+        if taken is not None:
+            number = taken.sum() if ranks is None else ranks.sum(taken.sum())
+            return total / (number.clamp_min(1) if weights is None else number.where(number > 0, 1.0))
         assert ranks is not None
         return total / (sum(ranks.anchors) * len(results))
 
@@ -366,19 +408,26 @@ class ContrastiveLoss(nn.Module):
                 "leave no anchor a positive and a negative"
             )
 
-    def _described(self, need: Need) -> str:
+    def _described(self, tail: TailConfig | None) -> str:
         """The settings as text, which is the same on all ranks if they compute the same loss; it reads no tensor."""
-        values = self.settings() | {"gather": self.gather, "tail": need.tail, "training": self.training}
-        words = ", ".join(f"{name}={_in_words(value)}" for name, value in values.items())
+        values = {
+            name: getattr(self, name) for name in ("within", "score", "ignore_above", "exempt_hard", "gather")
+        }
+        values |= {**self.settings(), "tail": tail, "training": self.training}
+        words = ", ".join(f"{name}={in_words(value)}" for name, value in values.items())
         return f"{type(self).__name__}({words})"
 
     def settings(self) -> dict[str, Any]:
         """Arguments of the loss by name; learned ones have their current values."""
-        own = [name for name in _parameters(type(self)) if hasattr(self, name)]
-        return {name: getattr(self, name) for name in (*own, "candidates", "reduction")}
+        own = [name for name in parameters_of(type(self)) if hasattr(self, name)]
+        values = {name: getattr(self, name) for name in (*own, "candidates", "reduction")}
+        for name in ("within", "score", "ignore_above", "exempt_hard"):
+            if getattr(self, name) != DEFAULTS[name]:
+                values[name] = getattr(self, name)
+        return values
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={_shown(value)}" for name, value in self.settings().items())
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.settings().items())
 
 
 class _Result(NamedTuple):
@@ -391,61 +440,3 @@ class _Result(NamedTuple):
 
 def _as_they_are(values: Tensor) -> Tensor:
     return values
-
-
-def _parameters(loss: type) -> list[str]:
-    """Arguments of a loss by name, without ``self`` and its ``**options``, whatever a user's loss calls them."""
-    found = signature(loss.__init__).parameters.values()  # type: ignore[misc]
-    return [one.name for one in found if one.name != "self" and one.kind is not one.VAR_KEYWORD]
-
-
-def _in_words(value: Any) -> str:
-    """A setting as text, without what differs between processes: tensor values and addresses of functions."""
-    if isinstance(value, Link):
-        fixed = [f"{name}={_in_words(own)}" for name, own in vars(value).items()]
-        return f"{type(value).__name__}({', '.join(fixed)})"
-    plain = value is None or isinstance(value, int | float | str | tuple | TailConfig)
-    return repr(value) if plain else type(value).__name__
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        has_value = value.numel() == 1 and not value.is_meta
-        return f"{value.item():.4g}" if has_value else f"tensor{tuple(value.shape)}"
-    return repr(value)
-
-
-def functional(
-    loss: type[ContrastiveLoss], name: str, example: str = "torch.randn(4, 8), torch.randn(4, 8)"
-) -> Callable[..., Any]:
-    """Make a function of a loss; it takes the options of the class and those of its call.
-
-    Args:
-        loss: The class.
-        name: Name of the function.
-        example: Arguments of the example in its docstring.
-    """
-    of_call = ("labels", "negatives", "ids", "ignore", "return_stats")
-
-    def function(z_i: Tensor, z_j: Tensor | None = None, **options: Any) -> Any:
-        roles = {name: options.pop(name) for name in of_call if name in options}
-        made = loss(**options)
-        made._looked = True  # each call has a new module, so that _look would cost a device sync every time
-        made.graph = False  # this module is called only once
-        return made(z_i, z_j, **roles)
-
-    about = (loss.__doc__ or "").splitlines()[0]
-    function.__doc__ = f"""{about} A function with the options of :class:`{loss.__name__}` and of its call.
-
-    Each call makes a new loss. If yours learns or remembers something, such as a scale or WEINCE's running slope, use
-    the class.
-
-    Examples:
-        >>> import torch
-        >>> from weince import {name}
-        >>> {name}({example}).shape
-        torch.Size([])
-    """
-    function.__name__ = function.__qualname__ = name
-    function.__module__ = loss.__module__  # where pickle looks for the name
-    return function

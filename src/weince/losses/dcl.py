@@ -8,12 +8,11 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from weince.engines.base import Engine
-from weince.links import AffineLink, SoftmaxLink
-from weince.losses.base import Options, functional
-from weince.losses.temperature import TemperatureLoss
+from weince.links import AffineLink
+from weince.losses.functional import functional
+from weince.losses.temperature import TemperatureLoss, TemperatureOptions
 from weince.parameters import Scalar, check_positive
-from weince.sums import LogSumExp, Summed
+from weince.sums import Batch, LogSumExp, Summed
 
 
 class DCLLoss(TemperatureLoss):
@@ -21,8 +20,8 @@ class DCLLoss(TemperatureLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -31,11 +30,13 @@ class DCLLoss(TemperatureLoss):
         torch.Size([])
     """
 
-    def sums(self, batch: Engine) -> LogSumExp:
-        return LogSumExp(SoftmaxLink(self.bounded_temperature()))
+    ours = True
+
+    def sums(self, batch: Batch) -> LogSumExp:
+        return self.softmax_sum()
 
     def combine(self, lse: Summed) -> Tensor:
-        return lse.value - lse.positive
+        return self.eased(lse).value - lse.positive
 
 
 class DCLWLoss(DCLLoss):
@@ -44,8 +45,8 @@ class DCLWLoss(DCLLoss):
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
         sigma: Temperature of the weights.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -54,6 +55,7 @@ class DCLWLoss(DCLLoss):
         torch.Size([])
     """
 
+    ours = True
     several_positives = False
 
     def __init__(
@@ -61,20 +63,20 @@ class DCLWLoss(DCLLoss):
         temperature: Scalar = 0.1,
         *,
         sigma: float = 0.5,
-        max_scale: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[TemperatureOptions],
     ) -> None:
-        super().__init__(temperature, max_scale=max_scale, **options)
+        super().__init__(temperature, **options)
         check_positive("sigma", sigma)
         self.sigma = sigma
 
-    def sums(self, batch: Engine) -> LogSumExp:
-        temperature = self.bounded_temperature()
-        own = batch.positive_scores().detach() / self.sigma
-        ranks = batch.problem.ranks
-        every = own if ranks is None else ranks.gather(own)
-        weight = 2 - len(every) * (own - torch.logsumexp(every, 0)).exp()
-        return LogSumExp(SoftmaxLink(temperature), positive=AffineLink(weight / temperature))
+    def sums(self, batch: Batch) -> LogSumExp:
+        temperature = self.temperature_now()
+        scores = batch.positive_scores().detach() / self.sigma
+        every = batch.gather(scores)
+        weight = 2 - len(every) * (scores - torch.logsumexp(every, 0)).exp()
+        request = self.softmax_sum(temperature)
+        request.positive = AffineLink(weight / temperature)
+        return request
 
 
 dcl_loss = functional(DCLLoss, "dcl_loss")

@@ -6,11 +6,9 @@ Kernel-Based Losses".
 
 from torch import Tensor
 
-from weince.engines.base import Engine
-from weince.links import SoftmaxLink
-from weince.losses.base import functional
+from weince.losses.functional import functional
 from weince.losses.temperature import TemperatureLoss, temperatures
-from weince.sums import LogSumExp, Summed
+from weince.sums import Batch, LogSumExp, Summed
 
 
 class DHELLoss(TemperatureLoss):
@@ -28,14 +26,15 @@ class DHELLoss(TemperatureLoss):
         torch.Size([])
     """
 
+    ours = True
     same_view = True
     search_space = temperatures(0.1, 0.2, 0.3, 0.07, 0.5)
 
-    def sums(self, batch: Engine) -> LogSumExp:
-        return LogSumExp(SoftmaxLink(self.bounded_temperature()), same_view=True)
+    def sums(self, batch: Batch) -> LogSumExp:
+        return self.softmax_sum(same_view=True)
 
     def combine(self, lse: Summed) -> Tensor:
-        return lse.value - lse.positive
+        return self.eased(lse).value - lse.positive
 
 
 dhel_loss = functional(DHELLoss, "dhel_loss")

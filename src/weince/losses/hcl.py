@@ -6,17 +6,16 @@ Robinson et al. 2021, "Contrastive Learning with Hard Negative Samples"; ``b = 0
 Contrastive Learning".
 """
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from weince.engines.base import Engine
 from weince.links import AffineLink, SoftmaxLink
-from weince.losses.base import Options, functional
-from weince.losses.temperature import TemperatureLoss, temperatures
+from weince.losses.functional import functional
+from weince.losses.temperature import LearnedOptions, TemperatureLoss, temperatures
 from weince.parameters import Scalar, is_number
-from weince.sums import Count, LogSumExp, Sum, Summed, log1pexp
+from weince.sums import Batch, Count, LogSumExp, Sum, Summed, log1pexp
 
 
 class HCLLoss(TemperatureLoss):
@@ -26,8 +25,8 @@ class HCLLoss(TemperatureLoss):
         temperature: A number, or an ``nn.Parameter`` to learn it.
         hardness: ``b``: how strongly the weight of a negative grows with its score; 0 is Debiased.
         false_negatives: ``p``: expected share of negatives with the class of the anchor.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -36,7 +35,9 @@ class HCLLoss(TemperatureLoss):
         torch.Size([])
     """
 
-    several_positives = False
+    ours = True
+    options: ClassVar[type] = LearnedOptions
+    several_positives = takes_offset = takes_dot = takes_hardness = False
     search_space = (
         *temperatures(0.5, 0.2, 0.1),
         {"temperature": 0.5, "hardness": 0.5},
@@ -49,18 +50,17 @@ class HCLLoss(TemperatureLoss):
         *,
         hardness: float = 1.0,
         false_negatives: float = 0.1,
-        max_scale: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[LearnedOptions],
     ) -> None:
-        super().__init__(temperature, max_scale=max_scale, **options)
+        super().__init__(temperature, **options)
         if not is_number(hardness) or not 0 <= hardness < float("inf"):
             raise ValueError(f"hardness must be a number of at least 0; got {hardness!r}")
         if not is_number(false_negatives) or not 0 <= false_negatives < 1:
             raise ValueError(f"false_negatives must be a share in [0, 1); got {false_negatives!r}")
         self.hardness, self.false_negatives = hardness, false_negatives
 
-    def sums(self, batch: Engine) -> list[Sum]:
-        temperature = self.bounded_temperature()
+    def sums(self, batch: Batch) -> list[Sum]:
+        temperature = self.temperature_now()
         scale = 1 / temperature
         harder = LogSumExp(AffineLink((1 + self.hardness) * scale), positive=SoftmaxLink(temperature))
         if not self.hardness:
@@ -72,7 +72,7 @@ class HCLLoss(TemperatureLoss):
         # All values are logarithms. Without hardness the weights are 1, and their sum is the count.
         seen = harder.value if weights is None else harder.value - weights.value + log_count
         negatives = seen
-        lowest = (log_count - 1 / self.bounded_temperature()).to(seen.dtype)
+        lowest = (log_count - 1 / self.temperature_now()).to(seen.dtype)
         if share:
             false = harder.positive + log_count + torch.log(torch.full_like(count, share))
             # Negatives are left only if the difference exceeds rounding: closer to 0, log1p(-1) has no gradient.
@@ -89,8 +89,8 @@ class DebiasedLoss(HCLLoss):
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
         false_negatives: Expected share of negatives with the class of the anchor.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -99,6 +99,7 @@ class DebiasedLoss(HCLLoss):
         torch.Size([])
     """
 
+    ours = True
     search_space = temperatures(0.5, 0.2, 0.1)
 
     def __init__(
@@ -106,12 +107,9 @@ class DebiasedLoss(HCLLoss):
         temperature: Scalar = 0.5,
         *,
         false_negatives: float = 0.1,
-        max_scale: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[LearnedOptions],
     ) -> None:
-        super().__init__(
-            temperature, hardness=0.0, false_negatives=false_negatives, max_scale=max_scale, **options
-        )
+        super().__init__(temperature, hardness=0.0, false_negatives=false_negatives, **options)
 
 
 hcl_loss = functional(HCLLoss, "hcl_loss")

@@ -4,17 +4,17 @@ van den Oord et al. 2018, "Representation Learning with Contrastive Predictive C
 Framework for Contrastive Learning of Visual Representations".
 """
 
-from typing import Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
-from weince.engines.base import Engine
-from weince.links import SoftmaxLink
-from weince.losses.base import Options, functional
-from weince.losses.temperature import TemperatureLoss
-from weince.losses.terms import HardestTerms
+from weince.links import AffineLink
+from weince.losses.functional import functional
+from weince.losses.temperature import TemperatureLoss, TemperatureOptions
 from weince.parameters import Scalar
-from weince.sums import LogSumExp, Sum, Summed
+from weince.sums import Batch, SoftplusSum, Sum, Summed
 
 
 class InfoNCELoss(TemperatureLoss):
@@ -22,11 +22,10 @@ class InfoNCELoss(TemperatureLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        softmax_term: Weight of an extra cross-entropy over the positive and the 50 hardest negatives.
-        shortfall_term: Weight of another such cross-entropy with a shortfall link; its slope is fitted to the
-            batches. With both weights at 0.5 the loss is :class:`weince.WeinceLoss` without its blended logit.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        other_positives: With labels, whether the denominator of a positive holds the anchor's other positives, as
+            SupCon's does. False: only the positive and the negatives, as NT-Xent in pytorch-metric-learning.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -35,28 +34,39 @@ class InfoNCELoss(TemperatureLoss):
         torch.Size([])
     """
 
+    ours = True
     needs_negatives = False
 
     def __init__(
         self,
         temperature: Scalar = 0.2,
         *,
-        softmax_term: float = 0.0,
-        shortfall_term: float = 0.0,
-        max_scale: float | None = None,
-        **options: Unpack[Options],
+        other_positives: bool = True,
+        **options: Unpack[TemperatureOptions],
     ) -> None:
-        super().__init__(temperature, max_scale=max_scale, **options)
-        self.terms = HardestTerms(softmax_term, shortfall_term)
-        self.softmax_term, self.shortfall_term = softmax_term, shortfall_term
-        self.hardest = self.terms.hardest
+        super().__init__(temperature, **options)
+        if not isinstance(other_positives, bool):
+            raise ValueError(f"other_positives must be True or False; got {other_positives!r}")
+        self.other_positives = other_positives
 
-    def sums(self, batch: Engine) -> list[Sum]:
-        temperature = self.bounded_temperature()
-        return [LogSumExp(SoftmaxLink(temperature)), *self.terms.sums(batch, temperature)]
+    def sums(self, batch: Batch) -> Sequence[Sum]:
+        request = self.softmax_sum()
+        if self.other_positives or batch.positives is None:
+            return (request,)
+        if "offset" in batch.problem.of_candidate:
+            raise ValueError("other_positives=False has no meaning for logits with an offset; got offset=")
+        # With the sum over the negatives known, log(1 + exp(lse - s+/t)) of each positive is one more sum.
+        (lse,) = batch.sums((request,))
+        assert isinstance(lse, Summed)
+        each = AffineLink(-1 / self.temperature_now(), self.eased(lse).value)
+        return request, SoftplusSum(each, among="positives")
 
-    def combine(self, lse: Summed, *terms: Summed) -> Tensor:
-        return self.terms.add(lse.cross_entropy(), terms)
+    def combine(self, lse: Summed, each: Tensor | None = None, *_: Any) -> Tensor:
+        if each is None:
+            return (self.eased(lse) if self.hardness else lse).cross_entropy()
+        assert lse.positives is not None
+        mean = each / lse.positives.clamp_min(1)
+        return mean if lse.alone is None else torch.where(lse.alone, 0.0, mean)
 
 
 info_nce_loss = functional(InfoNCELoss, "info_nce_loss")

@@ -13,20 +13,17 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from weince.engines.base import Engine
 from weince.engines.choose import warn_once
 from weince.links import MomentLink, SoftmaxLink
-from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.losses.base import ContrastiveLoss
+from weince.losses.functional import functional
+from weince.losses.options import Options
 from weince.parameters import Scalar, check_fixed
 from weince.scores import free_to_look, unseen
-from weince.sums import LogSumExp, Summed
+from weince.sums import Batch, LogSumExp, Summed
 
 STEPS = 8
 """Most Newton steps, kept within a shrinking bracket; the cases of the tests need at most seven, most need three."""
-
-ENDLESS = torch.__version__ < (2, 7)  # type: ignore[operator]  # a TorchVersion compares with tuples
-"""Whether this torch takes time exponential in ``STEPS`` to compile the search on the dense engine: its partitioner
-visits an operation once for each path to it."""
 
 LEAST_SCALE = 1e-2
 """Smallest inverse temperature of the search; the largest is that of the smallest temperature."""
@@ -48,6 +45,8 @@ class KLBallLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    ours = True
+    takes_offset = takes_dot = False
     search_space = ({"radius": 1.2}, {"radius": 0.8}, {"radius": 0.4}, {"radius": 1.8})
 
     def __init__(
@@ -58,11 +57,7 @@ class KLBallLoss(ContrastiveLoss):
         check_fixed("min_temperature", min_temperature)
         self.radius, self.min_temperature = radius, min_temperature
 
-    def sums(self, batch: Engine) -> LogSumExp:
-        if ENDLESS and torch.compiler.is_compiling() and batch.name == "dense":
-            raise RuntimeError(
-                "KL ball in a compiled graph wants torch 2.7 or newer; got an older one: compile the encoder alone"
-            )
+    def sums(self, batch: Batch) -> LogSumExp:
         most = batch.problem.most_negatives
         if not torch.compiler.is_compiling() and self.radius >= math.log(most):
             warn_once(
@@ -79,7 +74,7 @@ class KLBallLoss(ContrastiveLoss):
 
 
 @torch.no_grad()
-def scales_at(batch: Engine, radius: float, largest: float) -> Tensor:
+def scales_at(batch: Batch, radius: float, largest: float) -> Tensor:
     """``(anchors,)`` inverse temperatures, at most ``largest``, with the softmax at ``radius`` from uniform.
 
     Newton's method for ``log KL`` as a function of ``log scale``, a straight line if scores are normal. A step down

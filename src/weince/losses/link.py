@@ -4,12 +4,13 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from weince.engines.base import Engine
-from weince.links import FunctionLink, as_link
-from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.links import as_link
+from weince.losses.base import ContrastiveLoss
+from weince.losses.functional import functional
+from weince.losses.options import Options
 from weince.own_links import copied
 from weince.parameters import unrounded
-from weince.sums import AnyLink, LogSumExp, Summed
+from weince.sums import AnyLink, Batch, LogSumExp, Summed
 
 
 class LinkLoss(ContrastiveLoss):
@@ -27,6 +28,7 @@ class LinkLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    ours = True
     needs_negatives = False
 
     def __init__(self, link: AnyLink, **options: Unpack[Options]) -> None:
@@ -41,18 +43,21 @@ class LinkLoss(ContrastiveLoss):
                     f"a learned parameter of a link needs a name that LinkLoss does not use; got {name!r}"
                 )
             self.register_parameter(name, self.link.tensors()[name])  # type: ignore[arg-type]
+        if self.score == "dot" and self.link.needs_cap:
+            raise ValueError(
+                f'{type(self.link).__name__} wants cosines, whose largest value is 1; got score="dot"'
+            )
         copied(self.link, self.link.tensors())  # raises if sums could not
 
-    def sums(self, batch: Engine) -> LogSumExp:
+    def sums(self, batch: Batch) -> LogSumExp:
         learned: dict[str, Any] = {name: unrounded(getattr(self, name)) for name in self._learned}
         return LogSumExp(self.link.replace(learned))
 
     def combine(self, lse: Summed) -> Tensor:
         return lse.cross_entropy()
 
-    def _is_ours(self) -> bool:
-        own = isinstance(self.link, FunctionLink) or type(self.link).__module__ != "weince.links"
-        return super()._is_ours() and not own
+    def repeats(self) -> bool:
+        return super().repeats() and not self.link.custom
 
 
 link_loss = functional(

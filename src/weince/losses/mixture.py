@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weince.engines.base import Engine
-from weince.links import SoftmaxLink
-from weince.losses.base import Options, functional
-from weince.losses.temperature import TemperatureLoss
+from weince.losses.functional import functional
+from weince.losses.temperature import TemperatureLoss, TemperatureOptions
 from weince.parameters import Scalar, check_fixed, is_number
-from weince.sums import LogSumExp, Summed
+from weince.sums import Batch, LogSumExp, Summed
 
 
 class TemperatureMixtureLoss(TemperatureLoss):
@@ -25,8 +23,8 @@ class TemperatureMixtureLoss(TemperatureLoss):
         temperature: Median of the temperatures; a number, or an ``nn.Parameter`` to learn it.
         spread: Standard deviation of the logarithm of the temperature.
         nodes: Number of temperatures, the nodes of Gauss-Hermite quadrature.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -35,6 +33,7 @@ class TemperatureMixtureLoss(TemperatureLoss):
         torch.Size([])
     """
 
+    ours = True
     several_positives = False
     search_space = (
         {"temperature": 0.1},
@@ -50,10 +49,9 @@ class TemperatureMixtureLoss(TemperatureLoss):
         *,
         spread: float = 0.5,
         nodes: int = 5,
-        max_scale: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[TemperatureOptions],
     ) -> None:
-        super().__init__(temperature, max_scale=max_scale, **options)
+        super().__init__(temperature, **options)
         check_fixed("spread", spread)
         if not is_number(nodes, int) or not 2 <= nodes <= 20:
             raise ValueError(f"nodes must be an int between 2 and 20; got {nodes!r}")
@@ -62,13 +60,15 @@ class TemperatureMixtureLoss(TemperatureLoss):
         self.factors = tuple(float(factor) for factor in np.exp(spread * places))
         self.log_weights = tuple(float(weight) for weight in np.log(weights / weights.sum()))
 
-    def sums(self, batch: Engine) -> list[LogSumExp]:
-        temperature = self.bounded_temperature()
-        return [LogSumExp(SoftmaxLink(temperature * factor)) for factor in self.factors]
+    def sums(self, batch: Batch) -> list[LogSumExp]:
+        temperature = self.temperature_now()
+        return [self.softmax_sum(temperature * factor) for factor in self.factors]
 
     def combine(self, *nodes: Summed) -> Tensor:
+        temperature = self.temperature_now()
         likelihoods = [
-            weight - one.cross_entropy() for weight, one in zip(self.log_weights, nodes, strict=True)
+            weight - self.eased(node, temperature * factor).cross_entropy()
+            for weight, factor, node in zip(self.log_weights, self.factors, nodes, strict=True)
         ]
         return -torch.logsumexp(torch.stack(likelihoods), 0)
 

@@ -9,13 +9,11 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from weince.engines.base import Engine
-from weince.links import SoftmaxLink
-from weince.losses.base import Options, functional
-from weince.losses.temperature import TemperatureLoss, temperatures
+from weince.losses.functional import functional
+from weince.losses.temperature import TemperatureLoss, TemperatureOptions, temperatures
 from weince.parameters import Scalar, check_fixed, is_number
 from weince.scores import free_to_look
-from weince.sums import LogSumExp, Summed, log1pexp
+from weince.sums import Batch, LogSumExp, Summed, log1pexp
 
 
 class RINCELoss(TemperatureLoss):
@@ -26,8 +24,8 @@ class RINCELoss(TemperatureLoss):
             ``q / 600``: the loss grows as ``exp(q / temperature)``.
         q: Robustness, in (0, 1].
         weight: ``w``: factor of the denominator.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -36,6 +34,7 @@ class RINCELoss(TemperatureLoss):
         torch.Size([])
     """
 
+    ours = True
     several_positives = False
     search_space = (*temperatures(0.5, 0.2, 0.1), {"temperature": 0.5, "q": 0.5})
 
@@ -45,17 +44,16 @@ class RINCELoss(TemperatureLoss):
         *,
         q: float = 0.1,
         weight: float = 0.01,
-        max_scale: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[TemperatureOptions],
     ) -> None:
-        super().__init__(temperature, max_scale=max_scale, **options)
+        super().__init__(temperature, **options)
         if not is_number(q) or not 0 < q <= 1:
             raise ValueError(f"q must lie in (0, 1]; got {q!r}")
         check_fixed("weight", weight)
         self.q, self.weight = q, weight
 
-    def sums(self, batch: Engine) -> LogSumExp:
-        temperature, dtype = self.bounded_temperature(), batch.problem.anchors.dtype
+    def sums(self, batch: Batch) -> LogSumExp:
+        temperature, dtype = self.temperature_now(), batch.problem.anchors.dtype
         lowest = self.q / (600 if dtype == torch.float64 else 60)  # gradients are larger than the loss
         if isinstance(temperature, Tensor):
             overflows = free_to_look(temperature) and bool((temperature < lowest).any())
@@ -66,13 +64,13 @@ class RINCELoss(TemperatureLoss):
                 f"temperature must be at least {lowest:.3g} for q={self.q} in {dtype}, or the loss overflows; "
                 f"got {temperature}"
             )
-        return LogSumExp(SoftmaxLink(temperature))
+        return self.softmax_sum(temperature)
 
     def combine(self, lse: Summed) -> Tensor:
         # The powers are exp(own) and exp(own + more). Their difference, with the larger one taken out, neither
         # cancels nor overflows. At more = 0 only one of the two clamped terms passes a gradient.
         own = self.q * lse.positive
-        more = self.q * (log1pexp(lse.value - lse.positive) + math.log(self.weight))
+        more = self.q * (log1pexp(self.eased(lse).value - lse.positive) + math.log(self.weight))
         above, below = torch.relu(more), more.clamp_max(0)
         return torch.exp(own + above) * (torch.expm1(below) - torch.expm1(-above)) / self.q
 

@@ -9,12 +9,13 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from weince.engines.base import Engine
 from weince.links import AffineLink
-from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.losses.base import ContrastiveLoss
+from weince.losses.functional import functional
+from weince.losses.options import Options
 from weince.losses.temperature import keep_within
 from weince.parameters import check_fixed, is_number, unrounded
-from weince.sums import SoftplusSum, Sum
+from weince.sums import Batch, SoftplusSum, Sum
 
 
 class SigLIPLoss(ContrastiveLoss):
@@ -37,6 +38,8 @@ class SigLIPLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    ours = True
+    takes_offset = False
     search_space = (
         {"scale": 10.0, "bias": -10.0},
         {"scale": 5.0, "bias": -5.0},
@@ -79,7 +82,7 @@ class SigLIPLoss(ContrastiveLoss):
         # In float32 or better: in bfloat16 a scale of 100 would be off by up to 0.25.
         return bounded.to(torch.promote_types(bounded.dtype, torch.float32)).exp()
 
-    def sums(self, batch: Engine) -> list[Sum]:
+    def sums(self, batch: Batch) -> list[Sum]:
         if self.max_scale is not None and self.training:
             keep_within(self.log_scale, highest=math.log(self.max_scale))
         # Once for both sums: gradients of opposite signs meet in float32, before they are rounded.

@@ -5,8 +5,9 @@ Khosla et al. 2020, "Supervised Contrastive Learning".
 
 from typing import Unpack
 
-from weince.losses.base import Options, functional
+from weince.losses.functional import functional
 from weince.losses.infonce import InfoNCELoss
+from weince.losses.temperature import TemperatureOptions
 from weince.parameters import Scalar
 
 
@@ -15,8 +16,9 @@ class SupConLoss(InfoNCELoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`.
+        other_positives: Whether the denominator of a positive holds the anchor's other positives.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`.
 
     Examples:
         >>> import torch
@@ -25,11 +27,17 @@ class SupConLoss(InfoNCELoss):
         torch.Size([])
     """
 
+    ours = True
+
     def __init__(
-        self, temperature: Scalar = 0.1, *, max_scale: float | None = None, **options: Unpack[Options]
+        self,
+        temperature: Scalar = 0.1,
+        *,
+        other_positives: bool = True,
+        **options: Unpack[TemperatureOptions],
     ) -> None:
         options.setdefault("candidates", "labels")
-        super().__init__(temperature, max_scale=max_scale, **options)
+        super().__init__(temperature, other_positives=other_positives, **options)
 
 
 supcon_loss = functional(

@@ -5,10 +5,10 @@ Kim and Kim 2025, "Temperature-Free Loss Function for Contrastive Learning".
 
 from torch import Tensor
 
-from weince.engines.base import Engine
 from weince.links import AtanhLink
-from weince.losses.base import ContrastiveLoss, functional
-from weince.sums import LogSumExp, Summed
+from weince.losses.base import ContrastiveLoss
+from weince.losses.functional import functional
+from weince.sums import Batch, LogSumExp, Summed
 
 
 class TemperatureFreeLoss(ContrastiveLoss):
@@ -24,9 +24,10 @@ class TemperatureFreeLoss(ContrastiveLoss):
         torch.Size([])
     """
 
-    needs_negatives = False
+    ours = True
+    needs_negatives = takes_dot = False
 
-    def sums(self, batch: Engine) -> LogSumExp:
+    def sums(self, batch: Batch) -> LogSumExp:
         return LogSumExp(AtanhLink())
 
     def combine(self, lse: Summed) -> Tensor:

@@ -4,11 +4,12 @@ from typing import Unpack
 
 from torch import Tensor
 
-from weince.engines.base import Engine
 from weince.links import ShortfallLink
-from weince.losses.base import ContrastiveLoss, Options, functional
+from weince.losses.base import ContrastiveLoss
+from weince.losses.functional import functional
+from weince.losses.options import Options
 from weince.parameters import Scalar, unrounded
-from weince.sums import LogSumExp, Summed
+from weince.sums import Batch, LogSumExp, Summed
 
 
 class WeibitLoss(ContrastiveLoss):
@@ -26,7 +27,8 @@ class WeibitLoss(ContrastiveLoss):
         torch.Size([])
     """
 
-    needs_negatives = False
+    ours = True
+    needs_negatives = takes_dot = False
     search_space = ({"beta": 2.0}, {"beta": 4.0}, {"beta": 1.0}, {"beta": 8.0})
 
     def __init__(self, beta: Scalar = 1.0, endpoint: float = 1.0, **options: Unpack[Options]) -> None:
@@ -34,7 +36,7 @@ class WeibitLoss(ContrastiveLoss):
         ShortfallLink(beta, endpoint)  # checks both
         self.beta, self.endpoint = beta, endpoint
 
-    def sums(self, batch: Engine) -> LogSumExp:
+    def sums(self, batch: Batch) -> LogSumExp:
         return LogSumExp(ShortfallLink(unrounded(self.beta), self.endpoint))
 
     def combine(self, lse: Summed) -> Tensor:
