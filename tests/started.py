@@ -16,6 +16,18 @@ class Started(Batch):
     def evaluate(self, parts):
         return self.values(parts)
 
+    @property
+    def thresholds(self):
+        return self.survey.thresholds
+
+    @property
+    def surveyed(self):
+        return self.survey.stats
+
+    @surveyed.setter
+    def surveyed(self, stats):
+        self.survey = self.survey._replace(stats=stats)
+
 
 class Dense(Started):
     engine_of_class = dense.ENGINE
@@ -30,8 +42,22 @@ class Ring(Started):
 
 
 class Fused(Started):
+    """What the kernels' searches have found can be read, too."""
+
     @property
     def engine_of_class(self):
         from weince.engines.fused import ENGINE  # needs Triton
 
         return ENGINE
+
+    def __init__(self, problem: Problem, need: Need = NOTHING) -> None:
+        super().__init__(problem, need)
+        if self.survey.state is None:
+            self.survey = self.engine.survey(problem, NOTHING)
+
+    def __getattr__(self, name):
+        return getattr(self.survey.state, name)
+
+    @property
+    def thresholds(self):
+        return self.survey.state.thresholds

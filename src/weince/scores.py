@@ -92,9 +92,8 @@ def row_shortfall(anchors: Tensor, candidates: Tensor, row: Tensor, symmetric: b
     ``symmetric``: anchors and candidates are the same rows.
     """
     if row_kernels is not None and row_kernels.apart is not None and not torch.compiler.is_compiling():
-        by_kernel = row_kernels.apart(anchors, candidates, row, symmetric)
-        if by_kernel is not None:
-            return by_kernel
+        if anchors.dtype == torch.float32 and row_kernels.serve(anchors):
+            return row_kernels.apart(anchors, candidates, row, symmetric)
     shortfall: Tensor = _RowShortfall.apply(anchors, candidates, row)[0]  # type: ignore[no-untyped-call]
     return shortfall
 
@@ -211,13 +210,13 @@ def _leading_bits(x: Tensor) -> Tensor:
 
 
 class RowKernels(NamedTuple):
-    """CUDA kernels of :class:`_UnitRows`, where ``serve`` tells whether they support some rows, and of
-    :func:`row_shortfall`, which returns None for rows that it does not support."""
+    """CUDA kernels of :class:`_UnitRows` and of :func:`row_shortfall`; ``serve`` tells whether they support some
+    rows."""
 
     serve: Callable[[Tensor], bool]
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor]
-    apart: Callable[[Tensor, Tensor, Tensor, bool], Tensor | None] | None = None
+    apart: Callable[[Tensor, Tensor, Tensor, bool], Tensor] | None = None
 
 
 row_kernels: RowKernels | None = None

@@ -24,8 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from weince.engines.base import Need
-from weince.engines.fused import Fused
+from weince.engines.fused import ENGINE
 from weince.engines.kernels import launch, search, shapes
 from weince.engines.tile import Part
 from weince.layouts import Layout, problems
@@ -39,6 +38,7 @@ from weince.links import (
     ShortfallLink,
     SoftmaxLink,
 )
+from weince.sums import Batch, Need
 from weince.tail import TailConfig
 
 
@@ -203,10 +203,10 @@ def run(name, n, d, dtype):
     if "offset" in name:
         roles = {"offset": torch.empty(n, **meta)}
     for problem in problems(layout, z_i, z_j, **roles):
-        engine = Fused(problem, need)
-        sums = engine.evaluate(parts(engine))
+        engine = Batch(problem, ENGINE, need)
+        sums = engine.values(parts(engine))
         if problem.positives is None:
-            sums = [*sums, engine._positive_shortfall()]
+            sums = [*sums, 1 - engine.positive_scores()]
         if not problem.uniform:
             engine.negatives()
         torch.stack(sums).sum().backward()

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from started import Dense
 
 from weince import InfoNCELoss, WeinceLoss, engines
 from weince.distributed import Ranks
@@ -96,12 +95,13 @@ def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss,
     wanted = loss(engine="chunked")
     values = [wanted(z_i, z_j) for _ in range(3)]
 
-    class Exhausted(Dense):
-        def evaluate(self, parts):
-            super().evaluate(parts)  # moves the running slope, which the fallback must not move again
-            raise error
+    def exhausted(
+        *arguments,
+    ):  # the survey has moved the running slope, which the fallback must not move again
+        raise error
 
-    monkeypatch.setattr(module, "Dense", Exhausted)
+    dense = module.ENGINE_OF["dense"]
+    monkeypatch.setitem(module.ENGINE_OF, "dense", dense._replace(evaluate=exhausted))
     got = loss()
     with pytest.warns(
         UserWarning, match="out of memory in the dense engine; the chunked engine is used instead"
@@ -112,26 +112,26 @@ def test_out_of_memory_falls_back_to_chunked_with_one_warning(monkeypatch, loss,
         assert [got(z_i, z_j) for _ in range(2)] == values[1:]
 
 
+def dense_raises(monkeypatch, error):
+    def failing(*arguments):
+        raise error
+
+    failing_engine = module.ENGINE_OF["dense"]._replace(evaluate=failing)
+    monkeypatch.setitem(module.ENGINE_OF, "dense", failing_engine)
+
+
 def test_the_gradient_after_a_fall_back_is_that_of_chunked(monkeypatch):
     z_i, z_j = pairs()
     (wanted,) = torch.autograd.grad(InfoNCELoss(engine="chunked")(z_i.requires_grad_(), z_j), z_i)
 
-    class Exhausted(Dense):
-        def survey(self):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(module, "Dense", Exhausted)
+    dense_raises(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.warns(UserWarning, match="out of memory"):
         loss = InfoNCELoss()(z_i, z_j)
     torch.testing.assert_close(torch.autograd.grad(loss, z_i), (wanted,), rtol=0, atol=0)
 
 
 def test_out_of_memory_in_an_engine_asked_for_is_an_error(monkeypatch):
-    class Exhausted(Dense):
-        def survey(self):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(module, "Dense", Exhausted)
+    dense_raises(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):
         InfoNCELoss(engine="dense")(*pairs())
     spread = replace(contest_of(*pairs()), ranks=Ranks(0, (40, 40), (40, 40)))
@@ -140,11 +140,7 @@ def test_out_of_memory_in_an_engine_asked_for_is_an_error(monkeypatch):
 
 
 def test_other_errors_pass(monkeypatch):
-    class Broken(Dense):
-        def survey(self):
-            raise RuntimeError("a bug")
-
-    monkeypatch.setattr(module, "Dense", Broken)
+    dense_raises(monkeypatch, RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
         InfoNCELoss()(*pairs())
 
@@ -210,11 +206,11 @@ def test_a_torch_that_cannot_run_the_kernels(monkeypatch):
 
 
 def test_fused_where_it_serves(monkeypatch):
-    there = types.SimpleNamespace(why_not=lambda *_: None, Fused=Dense)
+    there = types.SimpleNamespace(why_not=lambda *_: None, ENGINE="the kernels")
     monkeypatch.setitem(sys.modules, "weince.engines.fused", there)
     choice = choose(on_cuda(monkeypatch, 50_000))
     assert choice.name == "fused"
-    assert isinstance(module.start(contest_of(*pairs()), Need(), choice), Dense)
+    assert module.fused_engine() == "the kernels"
 
 
 def test_a_ring_is_an_engine_of_its_own():

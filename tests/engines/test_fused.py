@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from weince import InfoNCELoss, WeinceLoss  # noqa: E402
 from weince.distributed import share  # noqa: E402
 from weince.engines.fused import why_not  # noqa: E402
-from weince.engines.kernels import hardest, launch, search, shapes, translate  # noqa: E402
+from weince.engines.kernels import hardest, launch, ops, search, shapes, translate  # noqa: E402
 from weince.engines.kernels.fit import lines, log64  # noqa: E402
 from weince.engines.kernels.tape import Tape  # noqa: E402
 from weince.layouts import Layout, problems  # noqa: E402
@@ -278,9 +278,15 @@ def test_the_positive(layout, d):
     rows, name, options = batch(layout, n=19, d=d)
     rows[0][3], rows[1][5] = 0.0, rows[0][5]
     found = []
+
+    def positives(one, engine):
+        if engine is Dense:
+            return 1 - engine(one).positive_scores()
+        return ops.apart(one.anchors, one.candidates, one.of_anchor["positive"], one.symmetric)
+
     for engine, dtype in ((Fused, torch.float32), (Dense, torch.float64)):
         leaves = [row.detach().to(dtype).requires_grad_() for row in rows]
-        values = [engine(one)._positive_shortfall() for one in problems(name, **named(leaves), **options)]
+        values = [positives(one, engine) for one in problems(name, **named(leaves), **options)]
         total = sum(
             (value * torch.linspace(1, 2, 38 if name == "views" else 19, device=DEVICE)).sum()
             for value in values

@@ -303,10 +303,10 @@ class ContrastiveLoss(nn.Module):
         # No retry with several ranks: the others would not repeat the exchanges that this one starts again.
         may_retry = self.engine == "auto" and choice.name == "dense" and problem.ranks is None
         if not may_retry or torch.compiler.is_compiling():
-            return self._losses(problem, need, choice)
+            return self._begun(problem, need, choice)
         before = tuple(map(torch.clone, self.buffers()))
         try:
-            return self._losses(problem, need, choice)
+            return self._begun(problem, need, choice)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -314,18 +314,23 @@ class ContrastiveLoss(nn.Module):
         for buffer, value in zip(self.buffers(), before, strict=True):
             buffer.copy_(value)
         warn_once("weince: out of memory in the dense engine; the chunked engine is used instead")
-        return self._losses(problem, need, Choice("chunked", "the dense engine ran out of memory"))
+        return self._begun(problem, need, Choice("chunked", "the dense engine ran out of memory"))
 
-    def _losses(self, problem: Problem, need: Need, choice: Choice) -> "_Result":
+    def _begun(self, problem: Problem, need: Need, choice: Choice) -> "_Result":
+        if not torch.compiler.is_compiling():
+            log.debug("engine %s: %s", *choice)
+        with no_autocast(problem.anchors.device):
+            return self._losses(Batch(problem, ENGINE_OF.get(choice.name) or fused_engine(), need))
+
+    def _losses(self, batch: Batch) -> "_Result":
+        """Losses of a batch; the caller has left autocast."""
         combine: Callable[..., Tensor] = self.combine
         if not self.per_anchor:
-            ranks = problem.ranks
+            ranks = batch.problem.ranks
             combine = partial(combine, gather=_as_they_are if ranks is None else ranks.gather_linked)
-        with no_autocast(problem.anchors.device):
-            batch = Batch(problem, ENGINE_OF.get(choice.name) or fused_engine(), need)
-            results = batch.sums(self._asked(batch))
-            losses = combine(*results)
-            self._check_losses(losses, len(problem.anchors), results)
+        results = batch.sums(self._asked(batch))
+        losses = combine(*results)
+        self._check_losses(losses, len(batch.problem.anchors), results)
         if self.needs_negatives and not batch.uniform:
             for result in results:
                 if isinstance(result, Summed) and result.alone is not None:
