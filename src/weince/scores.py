@@ -91,9 +91,9 @@ def row_shortfall(anchors: Tensor, candidates: Tensor, row: Tensor, symmetric: b
 
     ``symmetric``: anchors and candidates are the same rows.
     """
-    if row_kernels is not None and row_kernels.apart is not None and not torch.compiler.is_compiling():
-        if anchors.dtype == torch.float32 and row_kernels.serve(anchors):
-            return row_kernels.apart(anchors, candidates, row, symmetric)
+    kernels = None if torch.compiler.is_compiling() or anchors.dtype != torch.float32 else row_kernels
+    if kernels is not None and kernels.apart is not None and kernels.serve(anchors):
+        return kernels.apart(anchors, candidates, row, symmetric)
     shortfall: Tensor = _RowShortfall.apply(anchors, candidates, row)[0]  # type: ignore[no-untyped-call]
     return shortfall
 

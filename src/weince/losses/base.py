@@ -28,6 +28,7 @@ from weince.engines.choose import (
     EngineName,
     choose,
     fused_engine,
+    log,
     out_of_memory,
     warn_once,
 )
