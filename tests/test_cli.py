@@ -14,8 +14,8 @@ import pytest
 from diagnose.synthetic import views
 from programs import Program, run
 
-from weince import cli_sweeps
-from weince.cli import build_parser, main
+from weince.cli import COMMANDS, command_of, main
+from weince.cli_sweeps import Compare
 from weince.diagnose.report import FORMAT
 
 FAST = ["--bootstraps", "20", "--null-draws", "20", "--tail-bootstraps", "20", "--quick"]
@@ -168,27 +168,20 @@ def test_the_verdict_is_told_and_notes_beside_an_earlier_report_are_not_removed(
 
 
 def test_help_shows_examples(capsys):
-    for arguments in (["--help"], ["diagnose", "--help"]):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert end.value.code == 0
-        assert "weince diagnose pairs.npz" in capsys.readouterr().out
-
-
-def parsers(parser):
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from parsers(command)
+    assert main(["--help"]) == 0
+    assert "weince diagnose pairs.npz" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["diagnose", "--help"])
+    assert end.value.code == 0
+    assert "weince diagnose pairs.npz" in capsys.readouterr().out
 
 
 def test_every_option_says_what_it_is():
     said = {
-        f"{parser.prog} {action.dest}": action.help or ""
-        for parser in parsers(build_parser())
-        for action in parser._actions
-        if action.metavar not in ("COMMAND", "WHAT")  # subcommands have their own help
+        f"{name} {action.dest}": action.help or ""
+        for name, command in COMMANDS.items()
+        for action in command.parser._actions
+        if action.dest != "print_shtab"  # of jsonargparse, not shown
     }
     assert len(said) > 60
     assert [name for name, text in said.items() if not re.match(r"(?!of )\w", text)] == []
@@ -196,18 +189,45 @@ def test_every_option_says_what_it_is():
 
 def test_an_option_that_is_given_twice_counts_twice():
     """``--set a=1 --set b=2`` is ``--set a=1 b=2``: by argparse's default the first would be lost without a word."""
-    options = build_parser().parse_args(["compare", "infonce", "--set", "epochs=2", "--set", "batch=8"])
-    assert options.set == ["epochs=2", "batch=8"]
+    command, rest = command_of(["compare", "infonce", "--set", "epochs=2", "--set", "batch=8"])
+    assert command.read(rest).set == ["epochs=2", "batch=8"]
+    assert command.read([]).set == []
     several = [
         (action.default, action)
-        for parser in parsers(build_parser())
-        for action in parser._actions
+        for command in COMMANDS.values()
+        for action in command.parser._actions
         if action.option_strings and action.nargs == "+"
     ]
-    assert len(several) > 5
+    assert len(several) > 9
     for default, action in several:
         assert isinstance(action, argparse._ExtendAction), action.option_strings
         assert not default, action.option_strings  # it would be extended, not replaced
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ([], "a command is missing: weince train, weince evaluate, "),
+        (["bench"], "a command is missing: weince bench loss; see weince --help"),
+        (["trian"], "unknown command trian (did you mean train?); see weince --help"),
+        (["evaluate"], "the following arguments are required: runs; see weince evaluate --help"),
+        (["mine", "--data", "a"], "the following arguments are required: model, out; see weince mine --help"),
+        (
+            ["diagnose", "a.npz", "--seed", "x"],
+            '"seed": expected int. Got x; see weince diagnose',
+        ),
+        (
+            ["completion", "fish"],
+            "argument shell: invalid choice: 'fish' (choose from 'bash', 'zsh', 'tcsh')",
+        ),
+        (["bench", "loss", "more"], "unrecognized arguments: more; see weince bench loss --help"),
+    ],
+)
+def test_a_line_that_no_command_takes_ends_in_one_line(line, said, capsys):
+    assert main(line) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"weince: {said}")
+    assert errors.count("\n") == 1
 
 
 def test_the_usage_of_train_has_hyphens_as_its_options_do(capsys):
@@ -236,7 +256,7 @@ def test_a_missing_package_is_named_with_its_remedy(package, tmp_path):
 def test_the_command_on_a_page_works_in_the_same_folder_and_names_no_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = []
-    monkeypatch.setattr(cli_sweeps, "_run_compare", lambda options: said.append(options.command_line))
+    monkeypatch.setattr(Compare, "__call__", lambda command, typed: said.append(typed))
     images = tmp_path / "images.npz"
     relative = ["compare", "infonce", "dcl", "--reuse", "strong/runs.jsonl", "--out=../tries"]
     main([*relative, "--data", str(images), f"--add={images}", "--set", f"data={images}", "epochs=2"])
@@ -254,14 +274,14 @@ def test_a_signal_that_python_swallows_ends_the_command_too(monkeypatch, capsys)
         def __del__(self):
             signal.raise_signal(signal.SIGTERM)  # an exception here is printed and ignored
 
-    def work(options):
+    def work(command, typed):
         Late()
         until = time.monotonic() + 30
         while time.monotonic() < until:
             time.sleep(0.01)
         pytest.fail("the command went on")
 
-    monkeypatch.setattr(cli_sweeps, "_run_compare", work)
+    monkeypatch.setattr(Compare, "__call__", work)
     before = sys.unraisablehook
     assert main(["compare", "infonce", "dcl"]) == 130
     assert capsys.readouterr().err == "weince: interrupted, the same command again runs what is missing\n"

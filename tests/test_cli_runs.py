@@ -10,8 +10,8 @@ import torch
 from programs import Program
 from safetensors.torch import save_file
 
-from weince import cli
 from weince.cli import main
+from weince.cli_runs import TRAIN_EXAMPLES
 from weince.lab import settings
 from weince.lab.tasks.base import Task
 from weince.lab.tasks.images import runs
@@ -37,17 +37,16 @@ def test_no_option_of_train_is_required(capsys):
 
 
 def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
-    from weince.lab.tasks.images.config import VisionRun
-    from weince.lab.tasks.sentences.config import TextRun
+    from weince.lab.tasks.registry import task_of
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 3\n")
-    lines = [line for line in cli.TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
-    assert len(lines) == 5
+    lines = [line for line in TRAIN_EXAMPLES.splitlines() if line.startswith("  weince train")]
+    assert len(lines) == 6
     for line in lines:
         arguments = shlex.split(re.split(r" {2,}", line.strip())[0])[2:]
         chosen, _ = settings.take_config(arguments)
-        kind = TextRun if chosen and settings.load(chosen).get("task") == "text" else VisionRun
+        kind = task_of(settings.load(chosen) if chosen else {}).settings
         settings.read(kind, arguments, command="weince train", examples="")
 
 
@@ -162,7 +161,7 @@ def test_train_alone_is_the_digits_configuration(arguments, same, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("epochs: 4\n")
     asked = []
-    monkeypatch.setattr(Task, "train", lambda task, run: asked.append(run) or run.out)
+    monkeypatch.setattr(Task, "train", lambda task, run, bar: asked.append(run) or run.out)
     assert main(["train", *arguments]) == 0
     assert asked == [settings.read(VisionRun, same, command="weince train", examples="")]
 
@@ -207,7 +206,7 @@ def test_a_sentence_encoder_without_sentences(tmp_path, capsys, monkeypatch):
 
 def test_a_gpu_without_memory_ends_in_one_line(tmp_path, capsys, monkeypatch):
     def full(error):
-        def train(task, run):
+        def train(task, run, bar):
             raise error
 
         return train

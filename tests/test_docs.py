@@ -13,11 +13,11 @@ import tutorials
 from programs import run, script
 
 import weince
-from weince.cli import build_parser
+from weince.cli import command_of
 from weince.intervals import t_interval
 from weince.lab import settings
 from weince.lab.tasks.images.config import VisionRun
-from weince.lab.tasks.sentences.config import TextRun
+from weince.lab.tasks.registry import task_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -94,11 +94,12 @@ def test_the_commands_take_what_the_pages_give_them():
         words = shlex.split(line, comments=True)[1:]
         try:
             if words[0] != "train":
-                build_parser().parse_args(words)
+                command, rest = command_of(words)
+                command.read(rest)
                 continue
             chosen, _ = settings.take_config(words[1:])
             task = settings.load(chosen).get("task", "vision") if chosen else "vision"
-            kind = TextRun if task == "text" else VisionRun
+            kind = task_of({"task": task}).settings
             if "my_package" not in line:  # not importable here
                 settings.read(kind, words[1:], command="weince train", examples="")
         except (SystemExit, ValueError) as error:

@@ -23,6 +23,8 @@ Graph = Mapping[str, set[str]]
 COMMANDS = {
     "weince.cli",
     "weince.cli_diagnose",
+    "weince.cli_runs",
+    "weince.command_line",
     "weince.cli_sweeps",
     "weince.cli_towers",
     "weince.completion",

@@ -1,274 +1,171 @@
-"""The commands that train many models: ``weince compare`` and ``weince reproduce``.
+"""The commands that train many models: ``weince compare`` and ``weince reproduce``."""
 
-As in :mod:`weince.cli`, each command is a pair of functions: one declares its options, one imports and calls.
-"""
-
-import argparse
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from weince.machine import DEVICES
+from weince.command_line import option
 
 if TYPE_CHECKING:
     from weince.lab.study.study import Execution
 
-COMPARE_EXAMPLES = """\
-examples:
-  weince compare infonce dcl released                             digits with a tiny encoder, on a laptop
-  weince compare infonce dcl hcl my_package:MyLoss --config cifar100_resnet18 --dry-run
-  weince compare dcl hcl mixture --config cifar100_resnet18 --recipe strong --try-epochs 25 --budget 2h
-  weince compare siglip --config cifar100_resnet18                adds a loss; the others are kept
-  weince compare infonce dcl --config simcse_infonce --data text=wiki.txt,sts=sts.tsv,model=small-bert
-  weince compare --out compared --add theirs/runs.jsonl           adds what others ran
-  weince compare --out compared --table-only                      writes the page again, from the records
-The same command again runs what is missing.
-"""
-SEEDS_HELP = "one number: how many of 7, 21, 63, 84; several: which"
-REPRODUCE_EXAMPLES = """\
-examples:
-  weince reproduce --list
-  weince reproduce linear --dry-run
-  weince reproduce digits                                        on a laptop, in minutes
-  weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2
-  weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
-The same command again runs what is missing.
-"""
-SHARED: dict[str, dict[str, Any]] = {
-    "--out": {"type": Path, "help": "folder to write (default: %(default)s)"},
-    "--jobs": {"type": int},
-    "--seeds": {"type": int, "action": "extend", "nargs": "+"},
-    "--device": {
-        "choices": DEVICES[1:],
-        "help": "device to train on (default: a CUDA device if there is one, else the CPU)",
-    },
-    "--dry-run": {"action": "store_true"},
-    "--table-only": {"action": "store_true"},
-    "--slurm": {"action": "store_true", "help": "submit the runs to Slurm (needs weince[slurm])"},
-    "--slurm-options": {
-        "action": "extend",
-        "nargs": "+",
-        "default": [],
-        "metavar": "NAME=VALUE",
-        "help": "options of submitit's executor, such as partition=gpu time=60 (minutes)",
-    },
-}
-"""Options that several commands share; a command may add its own default or help."""
 
+@dataclass(frozen=True, kw_only=True)
+class _Sweep:
+    """Options that the commands share."""
 
-def _add_shared(parser: argparse.ArgumentParser, name: str, **own: Any) -> None:
-    parser.add_argument(name, **SHARED[name], **own)
-
-
-def add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "reproduce",
-        help="fill a table of the paper, or your own: train, evaluate, compare",
-        description="Plan the runs of a table (configurations x losses x tries x seeds), run those that are\n"
-        "missing, choose on validation alone, and write CSV, Markdown and a page: the paper's figures beside ours.",
-        epilog=REPRODUCE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    seeds: list[int] = option(
+        [], "one number: how many of 7, 21, 63, 84; several: which (default: the study's)"
     )
-    parser.add_argument(
-        "table", nargs="?", metavar="TABLE", help="name of a table (see --list), or a YAML file"
+    jobs: int | None = option(None, "runs at once (default: 1; of compare one per GPU or core, at most 4)")
+    data: str | None = option(
+        None, "where the data are: PATH, or NAME=PATH,NAME=PATH (default: as configured)"
     )
-    parser.add_argument("--list", action="store_true", help="list the tables: name, runs, what it shows")
-    _add_shared(parser, "--out", default=Path("reproduced"))
-    _add_shared(parser, "--jobs", help="runs at once (default: 1)")
-    parser.add_argument(
-        "--data",
-        help="where the images are: PATH, or NAME=PATH,NAME=PATH (default: as the configuration says)",
+    device: Literal["cpu", "cuda", "mps"] | None = option(
+        None, "device to train on (default: CUDA if it is there)"
     )
-    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: the table's)")
-    parser.add_argument(
-        "--only",
-        action="extend",
-        nargs="+",
-        metavar="CELL",
-        help="rows, cells as ROW/LOSS, tries as ROW/LOSS/TRY (see --dry-run); * is anything",
+    dry_run: bool = option(False, "print the runs, start nothing")
+    table_only: bool = option(False, "start nothing, write the page from the runs that are there")
+    slurm: bool = option(False, "submit the runs to Slurm (needs weince[slurm])")
+    slurm_options: list[str] = option(
+        [], "options of submitit, such as partition=gpu time=60 (minutes)", "NAME=VALUE"
     )
-    parser.add_argument(
-        "--epochs",
-        type=int,
-        help="epochs of every run, for a trial; the table then says so (default: the configuration's)",
-    )
-    _add_shared(parser, "--device")
-    _add_shared(parser, "--dry-run", help="print the plan, start nothing")
-    _add_shared(parser, "--table-only", help="start nothing, write the table from the runs that are there")
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        metavar="DIR",
-        help="write the runs' records, without weights, into DIR/runs.jsonl",
-    )
-    _add_shared(parser, "--slurm")
-    _add_shared(parser, "--slurm-options")
-    parser.set_defaults(run=_run_reproduce, interrupted="the same command again runs what is missing")
 
+    interrupted: ClassVar = "the same command again runs what is missing"
 
-def _run_reproduce(options: argparse.Namespace) -> None:
-    from weince.lab.study.reproduce import print_tables, reproduce
+    def _seeds(self) -> int | list[int] | None:
+        """A single number is how many seeds to use; several numbers are the seeds themselves."""
+        return self.seeds[0] if len(self.seeds) == 1 else self.seeds or None
 
-    if options.list:
-        print_tables()
-        return
-    if options.table is None:
-        raise ValueError(
-            "reproduce wants a TABLE, a name of weince reproduce --list or a YAML file; got none"
+    def _execution(self, typed: str) -> "Execution":
+        from weince.lab.study.study import Execution
+
+        if self.slurm_options and not self.slurm:
+            raise ValueError("--slurm-options wants --slurm; got no --slurm")
+        return Execution(
+            jobs=self.jobs,
+            slurm=self.slurm,
+            slurm_options=_pairs("--slurm-options", self.slurm_options),
+            data=self.data,
+            device=self.device,
+            dry_run=self.dry_run,
+            table_only=self.table_only,
+            command=typed,
         )
-    path = reproduce(
-        options.table,
-        out=options.out,
-        seeds=_seeds(options.seeds),
-        only=options.only,
-        epochs=options.epochs,
-        keep=options.keep,
-        how=_execution(options),
-    )
-    if not options.dry_run:
-        print(path)
 
 
-def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "compare",
-        help="tell which loss to use: equal tuning, paired seeds, corrected tests, cost",
-        description="Give every loss the same number of tries, choose by validation alone, train the choice with\n"
-        "all seeds, compare with the baseline seed by seed, and write a page, CSV and JSON.",
-        epilog=COMPARE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "losses", nargs="*", metavar="LOSS", help="presets of weince train, or your own, my_package:MyLoss; if none "
-        "is named, the losses of the comparison in --out",
-    )  # fmt: skip
-    parser.add_argument(
-        "--config", help="what all runs share: a name or a YAML file (default: digits_tiny, for a laptop)"
-    )
-    parser.add_argument(
-        "--recipe",
-        choices=("paper", "strong"),
-        default="paper",
-        help="strong: the configuration CONFIG_strong (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tries", type=int, help="settings to try for each loss (default: as in --out, else 3)"
-    )
-    parser.add_argument(
-        "--try-epochs", type=int, metavar="N", help="epochs of a try (default: those of a run)"
-    )
-    _add_shared(parser, "--seeds", help=f"{SEEDS_HELP} (default: as in --out or --add, else 4)")
-    parser.add_argument(
-        "--baseline",
-        metavar="LOSS",
-        help="loss to compare the others with; it is added if not named (default: infonce)",
-    )
-    parser.add_argument(
-        "--level-within",
-        type=float,
-        metavar="POINTS",
-        help="largest difference that does not matter, in points (default: 0.5)",
-    )
-    parser.add_argument(
-        "--set",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="settings of all runs, named as in weince train, such as epochs=50",
-    )
-    _add_shared(parser, "--out", default=Path("compared"))
-    _add_shared(parser, "--jobs", help="runs at once (default: one per GPU or core, at most 4)")
-    parser.add_argument(
-        "--data",
-        help="where the data are: a path; for sentences, text=PATH,sts=PATH,model=PATH (default: as configured)",
-    )
-    _add_shared(parser, "--device")
-    parser.add_argument(
-        "--budget",
-        metavar="TIME",
-        help="start no run that would end after this time, such as 90s, 30m or 2h (default: no limit)",
-    )
-    parser.add_argument(
-        "--track",
-        type=int,
-        metavar="N",
-        help="on images: measure the vote of neighbours every N epochs, and draw it (default: as configured)",
-    )
-    parser.add_argument(
-        "--reuse",
-        type=Path,
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="ARCHIVE",
-        help="runs.jsonl of earlier comparisons: take runs with the same settings from it",
-    )
-    parser.add_argument(
-        "--add",
-        type=Path,
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="ARCHIVE",
-        help="add what others ran (their runs.jsonl), if data, recipe and protocol are the same; start nothing",
-    )
-    _add_shared(parser, "--dry-run", help="print the runs and the time that they take, start nothing")
-    _add_shared(parser, "--table-only", help="start nothing, write the page from the runs that are there")
-    _add_shared(parser, "--slurm")
-    _add_shared(parser, "--slurm-options")
-    parser.set_defaults(run=_run_compare, interrupted="the same command again runs what is missing")
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(_Sweep):
+    """Fill a table of the paper, or your own: train, evaluate, compare.
+
+    Plan the runs of a table (configurations x losses x tries x seeds), run those that are
+    missing, choose on validation alone, and write CSV, Markdown and a page: the paper's figures beside ours.
+    """
+
+    table: str | None = option(None, "name of a table (see --list), or a YAML file", word=True)
+    out: Path = option(Path("reproduced"), "folder to write")
+    only: list[str] = option([], "rows, ROW/LOSS or ROW/LOSS/TRY (see --dry-run); * is anything", "CELL")
+    epochs: int | None = option(None, "epochs of every run, for a trial; the table then says so")
+    keep: Path | None = option(None, "write the runs' records, without weights, into DIR/runs.jsonl", "DIR")
+    list_: bool = option(False, "list the tables: name, runs, what it shows")
+
+    examples: ClassVar = """
+weince reproduce --list
+weince reproduce linear --dry-run
+weince reproduce digits                                        on a laptop, in minutes
+weince reproduce linear --only cifar100_resnet18 --data cifar100=cifar100.npz --jobs 2
+weince reproduce temperatures --seeds 7 21 --slurm --slurm-options partition=gpu gpus_per_node=1
+The same command again runs what is missing.
+"""
+
+    def __call__(self, typed: str) -> None:
+        from weince.lab.study.reproduce import print_tables, reproduce
+
+        if self.list_:
+            print_tables()
+            return
+        if self.table is None:
+            raise ValueError("reproduce wants a TABLE: a name of weince reproduce --list, or a YAML file")
+        path = reproduce(
+            self.table,
+            out=self.out,
+            seeds=self._seeds(),
+            only=self.only or None,
+            epochs=self.epochs,
+            keep=self.keep,
+            how=self._execution(typed),
+        )
+        if not self.dry_run:
+            print(path)
 
 
-def _run_compare(options: argparse.Namespace) -> None:
-    from weince.lab.study.compare import Question, compare
+@dataclass(frozen=True, kw_only=True)
+class Compare(_Sweep):
+    """Tell which loss to use: equal tuning, paired seeds, corrected tests, cost.
 
-    question = Question(
-        options.losses,
-        config=options.config,
-        recipe=options.recipe,
-        tries=options.tries,
-        seeds=_seeds(options.seeds),
-        baseline=options.baseline,
-        level_within=options.level_within,
-        try_epochs=options.try_epochs,
-        set={name: _value(name, text) for name, text in _pairs("--set", options.set).items()},
+    Give every loss the same number of tries, choose by validation alone, train the choice with
+    all seeds, compare with the baseline seed by seed, and write a page, CSV and JSON.
+    """
+
+    losses: list[str] = option(
+        [],
+        "presets, or your own, my_package:MyLoss (default: those of the comparison in --out)",
+        "LOSS",
+        word=True,
     )
-    path = compare(
-        question,
-        out=options.out,
-        budget=None if options.budget is None else _duration(options.budget),
-        track=options.track,
-        reuse=options.reuse,
-        add=options.add,
-        how=_execution(options),
+    config: str | None = option(None, "what all runs share: a name or a YAML file (default: digits_tiny)")
+    recipe: Literal["paper", "strong"] = option("paper", "strong takes the configuration CONFIG_strong")
+    tries: int | None = option(None, "settings to try for each loss (default: as in --out, else 3)")
+    try_epochs: int | None = option(None, "epochs of a try (default: those of a run)", "N")
+    baseline: str | None = option(None, "loss to compare the others with (default: infonce)", "LOSS")
+    level_within: float | None = option(
+        None, "largest difference that does not matter (default: 0.5)", "POINTS"
     )
-    if not options.dry_run:
-        print(path)
+    set: list[str] = option([], "settings of all runs, as in weince train, such as epochs=50", "NAME=VALUE")
+    out: Path = option(Path("compared"), "folder to write")
+    budget: str | None = option(None, "start no run that would end after this time: 90s, 30m or 2h", "TIME")
+    track: int | None = option(None, "on images: draw the vote of neighbours, measured every N epochs", "N")
+    reuse: list[Path] = option([], "take runs with the same settings from these runs.jsonl", "ARCHIVE")
+    add: list[Path] = option([], "add what others ran (their runs.jsonl), if the rest is the same", "ARCHIVE")
 
+    examples: ClassVar = """
+weince compare infonce dcl released                             digits with a tiny encoder, on a laptop
+weince compare infonce dcl hcl my_package:MyLoss --config cifar100_resnet18 --dry-run
+weince compare dcl hcl mixture --config cifar100_resnet18 --recipe strong --try-epochs 25 --budget 2h
+weince compare siglip --config cifar100_resnet18                adds a loss; the others are kept
+weince compare infonce dcl --config simcse_infonce --data text=wiki.txt,sts=sts.tsv,model=small-bert
+weince compare --out compared --add theirs/runs.jsonl           adds what others ran
+weince compare --out compared --table-only                      writes the page again, from the records
+The same command again runs what is missing.
+"""
 
-def _execution(options: argparse.Namespace) -> "Execution":
-    """How the runs are carried out: options that compare and reproduce share."""
-    from weince.lab.study.study import Execution
+    def __call__(self, typed: str) -> None:
+        from weince.lab.study.compare import Question, compare
 
-    if options.slurm_options and not options.slurm:
-        raise ValueError("--slurm-options wants --slurm; got no --slurm")
-    return Execution(
-        jobs=options.jobs,
-        slurm=options.slurm,
-        slurm_options=_pairs("--slurm-options", options.slurm_options),
-        data=options.data,
-        device=options.device,
-        dry_run=options.dry_run,
-        table_only=options.table_only,
-        command=options.command_line,
-    )
-
-
-def _seeds(given: list[int] | None) -> int | list[int] | None:
-    """A single number is how many seeds to use; several numbers are the seeds themselves."""
-    return given[0] if given is not None and len(given) == 1 else given
+        question = Question(
+            self.losses,
+            config=self.config,
+            recipe=self.recipe,
+            tries=self.tries,
+            seeds=self._seeds(),
+            baseline=self.baseline,
+            level_within=self.level_within,
+            try_epochs=self.try_epochs,
+            set={name: _value(name, text) for name, text in _pairs("--set", self.set).items()},
+        )
+        path = compare(
+            question,
+            out=self.out,
+            budget=None if self.budget is None else _duration(self.budget),
+            track=self.track,
+            reuse=self.reuse,
+            add=self.add,
+            how=self._execution(typed),
+        )
+        if not self.dry_run:
+            print(path)
 
 
 def _duration(text: str) -> float:

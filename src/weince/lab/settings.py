@@ -44,7 +44,7 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
     try:
         asked = _checked(parser, (kind, command, examples), given)
     except argparse.ArgumentError as error:
-        raise ValueError(f"{chosen}: {_explained(str(error), kinds)}") from None
+        raise ValueError(f"{chosen}: {plainly(str(error), kinds)}") from None
     if helps:
         parser.set_defaults(given)  # help shows the values that the run would use
     try:
@@ -53,7 +53,7 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         built = parser.instantiate(parsed)
         return kind(**{item.name: built[item.name] for item in fields(kind)})
     except argparse.ArgumentError as error:
-        raise ValueError(_explained(str(error), kinds)) from None
+        raise ValueError(plainly(str(error), kinds)) from None
     except ValueError as error:
         if chosen is None or rest:  # the error may come from the command line
             raise
@@ -72,7 +72,7 @@ def build(kind: type[Any], content: Mapping[str, Any]) -> Any:
     try:
         built = parser.instantiate(_checked(parser, (kind, "weince train", ""), content))
     except argparse.ArgumentError as error:
-        raise ValueError(_explained(str(error), kinds)) from None
+        raise ValueError(plainly(str(error), kinds)) from None
     return kind(**{item.name: built[item.name] for item in fields(kind)})
 
 
@@ -325,7 +325,7 @@ def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "")
             raise ValueError(f'"{key}": expected a value. Got none')
 
 
-def _explained(message: str, known: Collection[str]) -> str:
+def plainly(message: str, known: Collection[str]) -> str:
     """A message of jsonargparse on one line; for an unknown option, with the nearest known one."""
     found = re.search(r"unrecognized arguments: --([\w.-]+)", message)
     if found:
