@@ -70,9 +70,9 @@ def shares(
     for number in range(tables):
         rng = np.random.default_rng([seed, number])
         each, groups = table(rng, world, losses, SEEDS[:seeds], queries, gain)
-        judged = judge_both({"ndcg": each}, baseline="loss 0", level_within=0.01, groups=groups, draws=draws)[
-            "ndcg"
-        ]
+        judged = judge_both(
+            {"ndcg": each}, baseline="loss 0", level_within=0.01, groups=groups, draws=draws
+        ).judged["ndcg"]
         level = [name for name in judged if not (gain and name == f"loss {losses}")]
         wrong += any(judged[name].word in ("better", "worse") for name in level)
         seen += judged[f"loss {losses}"].word == "better"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from programs import script
 
-from weince.lab.study.two_noises import bootstrap_errors, judge_both
+from weince.lab.study.two_noises import bootstrap_errors, judge_both, noises_of
 
 size = script("benchmarks/two_noises_size.py")
 SEEDS = (7, 21, 63, 84)
@@ -25,29 +25,30 @@ def simulated(rng, *, gain=0.0, seed_noise=0.0, query_noise=0.0, rest=1.0, queri
 
 
 def word(figures, **options):
-    return judge_both(figures, baseline="l0", level_within=0.05, **options)["ndcg"]["l2"]
+    return judge_both(figures, baseline="l0", level_within=0.05, **options).judged["ndcg"]["l2"]
 
 
 def test_a_gain_that_both_confirm_is_better():
     judged = word(simulated(np.random.default_rng(0), gain=1.0, seed_noise=0.05, query_noise=2.0))
     assert judged.word == "better"
-    assert judged.difference == pytest.approx(1.0, abs=0.4)
+    assert judged.mean == pytest.approx(1.0, abs=0.4)
     assert judged.half > 0
     assert word(simulated(np.random.default_rng(0), gain=-1.0, seed_noise=0.05)).word == "worse"
 
 
 def test_a_gain_that_only_the_seeds_confirm_is_not_better():
     """All seeds agree, since all see the same few queries."""
-    judged = word(
-        simulated(np.random.default_rng(1), gain=1.0, query_noise=15.0, queries=60, seed_noise=0.01, rest=0.1)
-    )
-    assert judged.p_seeds < 0.001
+    options = {"query_noise": 15.0, "queries": 60, "seed_noise": 0.01, "rest": 0.1}
+    figures = simulated(np.random.default_rng(1), gain=1.0, **options)
+    judged = word(figures)
+    assert noises_of(figures, baseline="l0")["ndcg", "l2"].p_values[0] < 0.001
     assert (judged.word, judged.why) == ("cannot tell", "too few queries")
 
 
 def test_a_gain_that_only_the_queries_confirm_is_not_better():
-    judged = word(simulated(np.random.default_rng(1), gain=1.0, seed_noise=3.0, queries=20_000))
-    assert judged.p_queries < 0.001
+    figures = simulated(np.random.default_rng(1), gain=1.0, seed_noise=3.0, queries=20_000)
+    judged = word(figures)
+    assert noises_of(figures, baseline="l0")["ndcg", "l2"].p_values[1] < 0.001
     assert (judged.word, judged.why) == ("cannot tell", "too few seeds")
 
 
@@ -59,7 +60,7 @@ def test_level_and_cannot_tell():
     apart = {"ndcg": {**figures["ndcg"], "l2": {5: figures["ndcg"]["l2"][7]}}}
     assert word(apart).why == "no seed in common"
     alike = {"ndcg": {name: figures["ndcg"]["l0"] for name in ("l0", "l1", "l2")}}
-    assert (word(alike).word, word(alike).difference) == ("level", 0)
+    assert (word(alike).word, word(alike).mean) == ("level", 0)
 
 
 def test_queries_of_a_group_are_drawn_together():
@@ -90,7 +91,7 @@ def test_the_interval_covers_the_truth():
         judged = word(
             simulated(rng, gain=0.5, seed_noise=0.3, query_noise=4.0, rest=2.0, queries=300), draws=300
         )
-        covered += abs(judged.difference - 0.5) <= judged.half
+        covered += abs(judged.mean - 0.5) <= judged.half
     assert 0.95 - 3 * math.sqrt(0.95 * 0.05 / 300) <= covered / 300 <= 0.95 + 3 * math.sqrt(0.95 * 0.05 / 300)
 
 

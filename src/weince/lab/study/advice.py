@@ -124,7 +124,10 @@ def _reach(comparison: Comparison, outcome: Outcome, others: Sequence[LossLine],
     )
     spread, comparisons = outcome.judgement.spreads[main], outcome.judgement.comparisons
     needed = seeds_to_show(comparison.level_within, spread, len(others) + 1, comparisons)
-    if any(line.judged[main].word == "cannot tell" for line in others) and needed and needed > seeds:
+    unclear = any(line.judged[main].word == "cannot tell" for line in others)
+    if unclear and comparison.task.each:
+        said += "; more test queries find smaller ones, and more seeds, named by --seeds"
+    elif unclear and needed and needed > seeds:
         said += f"; to find one of {comparison.level_within:g}, run about {needed} seeds, named by --seeds"
     return f"{also}{said}."
 

@@ -60,6 +60,18 @@ MEASURES = {
         "{}_validation",
         {"stsb_validation": "dev", "stsb_test": "tasks.STSB", "sts_test": "mean"},
     ),
+    "towers": Measure(
+        "evaluation.json",
+        {
+            "ndcg": "nDCG@10, x 100",
+            **{f"recall_{k}": f"Recall at {k}, x 100" for k in (1, 10, 100)},
+            "mrr": "MRR@10, x 100",
+            "map": "MAP, x 100",
+        },
+        "{}_test",
+        "{}_validation",
+        digits=2,
+    ),
     "link": Measure(
         "link.json",
         {

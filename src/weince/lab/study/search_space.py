@@ -22,7 +22,7 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
         loss: A preset, or your own loss, ``my_package:MyLoss``. Its class may have a ``search_space`` too; without
             one, the only try is its defaults.
         config: The configuration. Settings of the loss in it are no part of a try: what a try does not set gets its
-            default. The task may define temperatures to try.
+            default. The task may define temperatures to try, and tries of a loss.
     """
     if loss == "link":
         raise ValueError(
@@ -33,7 +33,9 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
         known = [name for name in PRESETS if name != "link"]
         raise ValueError(unknown("loss", loss, known) + ", or your own, my_package:MyLoss")
     maker = PRESETS[loss] if loss in PRESETS else find(loss, "loss")
-    space: Sequence[Any] = getattr(maker, "search_space", ({},))
+    content = settings.load(config)
+    task = task_of(content)
+    space: Sequence[Any] = task.search_spaces.get(loss, getattr(maker, "search_space", ({},)))
     listed = isinstance(space, Sequence) and not isinstance(space, str)
     wrong = [tried for tried in space if not isinstance(tried, Mapping)] if listed else [space]
     if wrong or not len(space):
@@ -41,8 +43,7 @@ def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
         raise ValueError(
             f"search_space of {loss} must list arguments by name, ({{'temperature': 0.1}},); got {got}"
         )
-    content = settings.load(config)
-    space = at_temperatures(space, task_of(content).temperatures)
+    space = at_temperatures(space, task.temperatures)
     if loss not in PRESETS:
         _check_own(loss, space)
     return [alone(_as_settings(loss, tried), content) for tried in space]

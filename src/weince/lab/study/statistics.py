@@ -13,16 +13,18 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
 from weince.intervals import Interval, t_interval
 from weince.lab.study.comparison import Comparison
 from weince.lab.study.cost import RECORD, Cost
 from weince.lab.study.differences import Judgement, LossDifference, judge, paired, reach
-from weince.lab.study.plan import Run, epochs_of, words
+from weince.lab.study.plan import Run, epochs_of, task_for, words
 from weince.lab.study.records import archive_of, has_folder, read_record
 from weince.lab.study.search_space import in_words
 from weince.lab.study.table import RunTable
+from weince.lab.study.two_noises import MISSING, judge_both
 from weince.lab.tasks.images.evaluation.protocol import PairedTest, budget, paired_test
 
 
@@ -305,8 +307,6 @@ def judge_by_seeds(
 ) -> Judgement:
     """Compare losses with the spread between seeds as the only noise.
 
-    A task may bring a function of its own with these arguments (``Task.judge``).
-
     Args:
         figures: Names of the figures that some runs have.
         runs: The final runs of each loss, by seed.
@@ -319,6 +319,41 @@ def judge_by_seeds(
     }
     compared = {figure: paired(of_losses, baseline) for figure, of_losses in values.items()}
     return judge(compared, level_within=level_within)
+
+
+def judge_by_queries(
+    figures: Sequence[str], runs: Mapping[str, Mapping[int, Done]], *, baseline: str, level_within: float
+) -> Judgement:
+    """Compare losses by seeds and by queries; without the figures of each query, none is called better or worse."""
+    files = {
+        (loss, seed): one.run.folder / task_for(one.run).each
+        for loss, of in runs.items()
+        for seed, one in of.items()
+    }
+    if not files or not all(path.is_file() for path in files.values()):
+        judged = judge_by_seeds(figures, runs, baseline=baseline, level_within=level_within)
+        words = {
+            figure: {
+                loss: one._replace(word="cannot tell", why=MISSING)
+                if one.word in ("better", "worse")
+                else one
+                for loss, one in of.items()
+            }
+            for figure, of in judged.judged.items()
+        }
+        return judged._replace(judged=words)
+    content: dict[tuple[str, int], dict[str, Any]] = {}
+    for key, path in files.items():
+        with np.load(path, allow_pickle=False) as arrays:
+            content[key] = dict(arrays)
+    groups = [arrays["group"] for arrays in content.values()]
+    if any(not np.array_equal(groups[0], other) for other in groups):
+        raise ValueError("runs were judged on different queries: their figures do not compare")
+    each = {
+        figure: {loss: {seed: content[loss, seed][figure] for seed in of} for loss, of in runs.items() if of}
+        for figure in figures
+    }
+    return judge_both(each, baseline=baseline, level_within=level_within, groups=groups[0])
 
 
 def summarise(comparison: Comparison, tries: Sequence[Run], seeds: Sequence[Run], done: DoneRuns) -> Outcome:
@@ -337,7 +372,7 @@ def summarise(comparison: Comparison, tries: Sequence[Run], seeds: Sequence[Run]
         loss: {one.run.seed: one for one in final.values() if one.run.loss == loss}
         for loss in comparison.losses
     }
-    judge_runs = comparison.task.judge or judge_by_seeds
+    judge_runs = judge_by_queries if comparison.task.each else judge_by_seeds
     figures = [
         figure
         for figure in comparison.task.figures

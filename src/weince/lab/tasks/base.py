@@ -32,9 +32,9 @@ and a line in :mod:`weince.lab.tasks.registry`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -284,8 +284,8 @@ class Task:
         measure: How a run is measured: a key of `weince.lab.study.measures.MEASURES`.
         evaluate: Measures the trained run in a folder on a device and writes the result into the folder; None if
             training does that at its end.
-        judge: Compares the losses of a comparison, with the arguments and the result of
-            `weince.lab.study.statistics.judge_by_seeds`; None for that function.
+        each: File that training writes into a run's folder with the figures of each test query and their groups, an
+            .npz; empty if seeds are the only noise of a comparison.
         figures: Figures that a comparison reports. The first one chooses tries and orders losses.
         validation: Name of the validation figure that chooses tries.
         unit: Unit of the figures.
@@ -293,6 +293,7 @@ class Task:
         tracked: Name of that quality.
         track: Setting for how often it is measured; empty if it always is.
         temperatures: Temperatures to try instead of those in the losses' search spaces, which are for images.
+        search_spaces: Tries of further losses, by preset, instead of theirs.
     """
 
     settings: type[Any]
@@ -315,7 +316,8 @@ class Task:
     finished: Callable[[Any], Path | None] = lambda run: None
     check_measured: Callable[[Any], None] = lambda run: None
     evaluate: Callable[[Path, str], None] | None = None
-    judge: Callable[..., Any] | None = None
+    each: str = ""
+    search_spaces: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     def train(self, run: Any, *, bar: bool = True) -> Path:
         """Train a run, or resume it; returns the path to tell the user."""

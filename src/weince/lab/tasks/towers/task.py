@@ -17,7 +17,7 @@ from weince.lab.tasks.towers.encoders import BAG, BAG_WIDTH, MODEL
 from weince.lab.tasks.towers.formats import EMBEDDED, load
 from weince.lab.tasks.towers.pair import build_towers, fingerprint_of, stores_of
 from weince.lab.tasks.towers.search import embed
-from weince.lab.tasks.towers.training import RESULT, TowersTraining, write_result
+from weince.lab.tasks.towers.training import EACH, RESULT, TowersTraining, write_result
 from weince.machine import find_device
 
 if TYPE_CHECKING:
@@ -145,6 +145,12 @@ TASK = Task(
     unit="x 100",
     column="ndcg",
     tracked=Shown("nDCG@10 on validation queries", "nDCG@10"),
+    each=EACH,
     temperatures=(0.03, 0.05, 0.02, 0.1, 0.01),
+    search_spaces={
+        "siglip": [
+            {"scale": s, "bias": b} for s, b in ((30.0, -15.0), (40.0, -20.0), (20.0, -10.0), (15.0, -10.0))
+        ],
+    },
 )
 """Retrieval: text to text, or captions and images."""
