@@ -127,10 +127,7 @@ def test_bad_input_ends_in_one_line(make, said, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            ["--batch-size", "256"],
-            "want 4 batches of 256 pairs, two to fit the link and two to judge it; got 400 pairs, which fill 1",
-        ),
+        (["--batch-size", "16"], "a batch needs at least 32 pairs; got 16"),
         (["--batches", "1"], "at least 4 batches"),
         (["--seed", "-1"], "the seed must be at least 0; got -1"),
         (["--trend"], "at least two checkpoints"),

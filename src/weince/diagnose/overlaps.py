@@ -102,14 +102,14 @@ class Overlaps:
 
 
 def tell_exact_twins(pairs: EmbeddedPairs) -> NDArray[np.int64] | None:
-    """The ids of the pairs, equal for exact twins too; unchanged if these would join more than half of the pairs."""
+    """The ids of the pairs, equal for exact twins too; unchanged if these would join half of the pairs."""
     n = len(pairs.z_i)
     ids = np.arange(n) if pairs.ids is None else pairs.ids
     first, second = _digests(pairs.z_i), _digests(pairs.z_j)
     if len(np.unique(first)) == len(np.unique(second)) == n:
         return pairs.ids
     joined = connected([("id", x) for x in ids], [("q", x) for x in first], [("d", x) for x in second])
-    return pairs.ids if np.bincount(joined).max() > n / 2 else joined
+    return pairs.ids if np.bincount(joined).max() >= n / 2 else joined
 
 
 def _digests(z: NDArray[np.generic]) -> Integers:
