@@ -41,9 +41,10 @@ from rich.progress import track
 from weince.evt import LinkRivals, choice, link_rivals
 from weince.evt.link_fit import fit_link, fit_pair
 from weince.evt.link_rivals import VaryingLink
-from weince.evt.link_test import Competing, Gain, LinkBank, draw_positives, link_bank, link_test
+from weince.evt.link_test import Competing, Gain, LinkBank, link_bank, link_test
 from weince.evt.link_varying import Scored, hermite_nodes, link_table, negative_law
 from weince.lab.paper.cross_checks import fit_grid
+from weince.lab.paper.draws import draw_positives
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"
 TAU = 0.2

@@ -19,6 +19,7 @@ from weince import evt
 from weince.evt import LinkBank
 from weince.intervals import t_interval
 from weince.lab.paper.ablations import AblationPoint, hard_negative_ablation, pool_ablation
+from weince.lab.paper.draws import draw_positives
 from weince.progress import bars
 
 EXAMPLE = """\
@@ -51,7 +52,7 @@ def banks(path: Path, encoder: int) -> Iterator[tuple[str, LinkBank]]:
     measured, softmax, blend = LAWS
     yield measured, bank
     for law, lam, tau in ((softmax, 0.0, fit.tau0), (blend, fit.lam, fit.tau)):
-        yield law, bank._replace(positives=evt.draw_positives(bank.scores, lam, tau, rng=encoder))
+        yield law, bank._replace(positives=draw_positives(bank.scores, lam, tau, rng=encoder))
 
 
 def ablate(law: str, encoder: int, bank: LinkBank) -> Iterator[Point]:

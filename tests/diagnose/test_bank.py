@@ -130,7 +130,7 @@ def test_a_plan_fits_the_data_or_is_refused(n, batch_size, batches):
 def test_large_batches_keep_some_anchors_with_all_their_candidates(monkeypatch):
     pairs = small(pairs=256)
     whole = build_bank(pairs, 64, 4, seed=0)
-    monkeypatch.setattr(module, "MOST_SCORES", 4 * 40 * 127)
+    monkeypatch.setattr(module, "MOST_SCORES", 4 * 40 * 128)
     monkeypatch.setattr(module, "MOST_NEGATIVES", 4 * 1000)
     some = build_bank(pairs, 64, 4, seed=0)
     assert some.link.scores.shape == (4 * 40, 127)

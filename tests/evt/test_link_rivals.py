@@ -7,7 +7,7 @@ from scipy import integrate, special, stats
 from weince.evt import choice, link_rivals
 from weince.evt.link_fit import fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink
-from weince.evt.link_test import Gain, draw_positives, link_bank, link_test
+from weince.evt.link_test import Gain, link_bank, link_test
 from weince.evt.link_varying import (
     MOST_SPREAD,
     Scored,
@@ -21,6 +21,7 @@ from weince.evt.link_varying import (
     negative_law,
     pair_moments,
 )
+from weince.lab.paper.draws import draw_positives
 from weince.lab.paper.risk import negatives_of
 
 NODES = hermite_nodes(15)

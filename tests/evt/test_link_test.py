@@ -8,8 +8,9 @@ from scipy import optimize, special, stats
 
 from weince.evt import choice, link_null
 from weince.evt.link_fit import _sandwich, fit_link, fit_pair
-from weince.evt.link_test import draw_positives, link_bank, link_test, resampled_interval
+from weince.evt.link_test import link_bank, link_test, resampled_interval
 from weince.lab.paper.cross_checks import cross_validate, fit_grid
+from weince.lab.paper.draws import draw_positives
 
 
 def pairs(count, dim=6, noise=0.5, seed=0):

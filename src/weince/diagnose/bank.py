@@ -8,14 +8,7 @@ from weince import evt
 from weince.diagnose.diagnosis_settings import FEWEST_BATCHES, FEWEST_PAIRS, DiagnosisSettings
 from weince.diagnose.reading import EmbeddedPairs, InputError
 from weince.evt.arrays import Integers, unit_rows
-from weince.evt.link_test import (
-    Competing,
-    others_of,
-    positive_columns,
-    shape_of,
-    split_batches,
-    view_cosines,
-)
+from weince.evt.link_test import Competing, split_batches
 from weince.scores import CROWD
 
 GOOD_BATCHES = 16  # batches shrink to make this many when there are few pairs
@@ -86,12 +79,6 @@ def view_gap(pairs: EmbeddedPairs) -> float:
     return float((within - across) / (n * (n - 1)))
 
 
-def anchors_kept(batch_size: int, count: int, candidates: Competing = "views") -> int:
-    """Number of anchors that are scored in each batch."""
-    size, width = shape_of(batch_size, candidates)
-    return min(size, max(FEWEST_PAIRS, MOST_SCORES // (count * width)))
-
-
 def count_beaten(bank: evt.LinkBank, seed: int) -> tuple[int, int]:
     """Number of positives that the link test fits with this seed, and how many of them a negative beats.
 
@@ -116,43 +103,38 @@ def build_bank(
     """Draw the batches without replacement and score them; pairs with equal ids do not compete (NaN).
 
     If ``told`` is given, these ids say who competes, and those of the pairs who is crowded.
-
-    With large batches some anchors and negatives of every batch are left out, to bound time and memory. Each anchor
-    keeps all its candidates.
     """
+    n = len(pairs.z_i)
+    given = np.arange(n) if pairs.ids is None else pairs.ids
+    competing = given if told is None else told
+    link = evt.link_bank(
+        pairs.z_i,
+        pairs.z_j,
+        ids=competing,
+        batch_size=batch_size,
+        batches=count,
+        candidates=candidates,
+        most_scores=MOST_SCORES,
+        rng=seed,
+    )
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(pairs.z_i))[: count * batch_size]
-    size, width = shape_of(batch_size, candidates)
-    kept = anchors_kept(batch_size, count, candidates)
-    others = others_of(batch_size, candidates)
-    if candidates == "views":
-        positive = np.roll(np.eye(size, dtype=bool), batch_size, axis=1)
-        once = np.triu(others) & ~positive
-    else:
-        positive = np.eye(size, dtype=bool)
-        once = ~positive
-    share = min(1.0, MOST_NEGATIVES / (count * int(once.sum())))
-    columns = positive_columns(batch_size, candidates)
-    scores = np.empty((count * kept, width))
-    positives, negatives = np.empty(count * kept, dtype=np.int64), []
-    crowded = np.empty(count)
-    for b, rows in enumerate(order.reshape(count, batch_size)):
-        s = view_cosines(pairs.z_i[rows], pairs.z_j[rows], candidates)
-        both = s if candidates == "views" else view_cosines(pairs.z_i[rows], pairs.z_j[rows])
-        items = np.tile(rows if pairs.ids is None else pairs.ids[rows], 2)
-        crowded[b] = ((1.0 - both <= CROWD) & (items[:, None] != items)).any(axis=1).mean()
-        items = items if told is None else np.tile(told[rows], 2)
-        s[(items[:size, None] == items[:size]) & ~positive & others] = np.nan
-        anchors = np.arange(size) if kept == size else np.sort(rng.permutation(size)[:kept])
-        here = slice(b * kept, (b + 1) * kept)
-        scores[here] = s[anchors][others[anchors]].reshape(kept, width)
-        positives[here] = columns[anchors]
-        competing = s[once] if share == 1.0 else s[once][rng.random(int(once.sum())) < share]
-        negatives.append(competing[~np.isnan(competing)])
+    order = rng.permutation(n)[: count * batch_size].reshape(count, batch_size)  # as in the bank
+    width = 2 * batch_size if candidates == "views" else batch_size
+    share = MOST_NEGATIVES / (count * width * (width - 1) / (2 if candidates == "views" else 1))
+    negatives, crowded = [], []
+    for rows in order:
+        z = unit_rows(np.concatenate([pairs.z_i[rows], pairs.z_j[rows]]))
+        s = np.clip(z @ z.T, -1.0, 1.0)
+        items, others = np.tile(given[rows], 2), np.tile(competing[rows], 2)
+        crowded.append(float(((1.0 - s <= CROWD) & (items[:, None] != items)).any(axis=1).mean()))
+        once = others[:, None] != others
+        once, s = (
+            (np.triu(once), s) if candidates == "views" else (x[:batch_size, batch_size:] for x in (once, s))
+        )
+        negatives.append(s[once] if share >= 1.0 else s[once][rng.random(int(once.sum())) < share])
     if not all(len(x) for x in negatives):
         raise InputError(
             f"{pairs.name}: want two ids or more in every batch; got a batch with one, where nothing competes"
         )
     origin = np.repeat(np.arange(count), [len(x) for x in negatives]).astype(np.int64)
-    link = evt.LinkBank(scores, positives, np.repeat(np.arange(count), kept).astype(np.int64))
-    return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin), float(crowded.mean()))
+    return Bank(link, evt.NegativeCosines(np.concatenate(negatives), origin), float(np.mean(crowded)))

@@ -33,12 +33,11 @@ GAIN = "gain (nats per anchor)"
 
 
 def link_figures(gallery: Gallery, tag: str, m: Measured, temperature: float | None) -> list[Figure]:
-    """Held-out likelihood over the temperature, gains by batch, and what explains them."""
+    """Held-out likelihood over the temperature, and what explains them."""
     if m.curves is None:
         return []
     return [
         _loss_over_temperature(gallery, tag, m.link, m.curves, temperature),
-        _gain_by_batch(gallery, tag, m.link),
         *([] if m.rivals is None else [_rivals(gallery, tag, m.rivals)]),
     ]
 
@@ -79,20 +78,6 @@ def size_figures(gallery: Gallery, tag: str, m: Measured, settings: DiagnosisSet
         log_axis(ax, "x", sizes[:: len(sizes) // 6 + 1])
         legend(ax)
     return [panel.done]
-
-
-def _gain_by_batch(gallery: Gallery, tag: str, t: evt.LinkTest) -> Figure:
-    with gallery.panel(f"link-batches-{tag}", "Gain of each held-out batch") as panel:
-        gains = np.sort(t.gain_by_batch)
-        ax = panel.ax
-        ax.axhspan(*t.gain_interval, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval of the mean")
-        ax.axhline(t.gain, color=BLUE)
-        ax.axhline(0.0, color=INK, linewidth=1.0)
-        ax.plot(np.arange(1, len(gains) + 1), gains, "o", color=ORANGE, markersize=4, label="batch")
-        ax.set(xlabel="held-out batch, in order of its gain", ylabel=GAIN)
-        ax.locator_params(axis="x", integer=True, nbins=8)
-        legend(ax)
-    return panel.done
 
 
 def _rivals(gallery: Gallery, tag: str, r: evt.LinkRivals) -> Figure:

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import betainc
 
 from weince import evt
-from weince.diagnose.bank import Bank, anchors_kept, build_bank, count_beaten, larger_sizes, plan, view_gap
+from weince.diagnose.bank import Bank, build_bank, count_beaten, larger_sizes, plan, view_gap
 from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.overlaps import Overlaps, find_overlaps, tell_exact_twins
 from weince.diagnose.reading import EmbeddedPairs, InputError
@@ -21,7 +21,7 @@ from weince.diagnose.rules import NEAR, THRESHOLDS
 from weince.diagnose.temperatures import FittedTemperature, temperature_curve
 from weince.evt import choice
 from weince.evt.arrays import Floats, Integers
-from weince.evt.link_test import Competing, shape_of
+from weince.evt.link_test import Competing
 from weince.scores import CROWD
 
 Tell = Callable[[str], None]
@@ -244,7 +244,7 @@ def _test_link(pairs: EmbeddedPairs, told: Integers | None, settings: DiagnosisS
             f"In batches of {sizes} pairs fewer than {THRESHOLDS.beaten} of the fitted positives are beaten, so "
             f"{count} batches of {size:,} were used.",
         )
-    kept, (anchors, _) = anchors_kept(size, count, settings.candidates), shape_of(size, settings.candidates)
+    kept, anchors = len(bank.link.scores) // count, size * (2 if settings.candidates == "views" else 1)
     if kept < anchors:
         notes += (
             f"Of the {anchors:,} anchors in a batch {kept:,} were drawn, each with all its candidates, so that time "

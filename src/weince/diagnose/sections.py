@@ -121,11 +121,11 @@ class Writer:
             ("batches to fit / to judge", lambda m: text(f"{len(m.link.held_in)} / {len(m.link.held_out)}")),
         ]  # fmt: skip
         read = (
-            "The first figure shows what softmax loses at other temperatures, the second what the blend, another "
-            "link, gains over softmax in each held-out batch. Compare the loss at your temperature with that gain: "
-            "the higher one matters more. The last figure shows what else may explain a gain: τ varies because some "
-            "pairs, or some anchors, are harder than others. If that gains as much as another link, the gain is no "
-            "evidence of a cap."
+            "The first figure shows what softmax loses at other temperatures, the second what another link (the "
+            "blend) gains over softmax on held-out batches. Compare the loss at your temperature with that gain: the "
+            "higher one matters more. The other rows show what else may explain a gain: τ varies because some pairs, "
+            "or some anchors, are harder than others. If that gains as much as another link, the gain is no evidence "
+            "of a cap."
         )
         draw = self.groups(
             lambda tag, m: figures_link.link_figures(self.gallery, tag, m, settings.temperature)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -13,9 +12,9 @@ from weince.diagnose.overlaps import tell_exact_twins
 from weince.diagnose.reading import EmbeddedPairs, make_pairs
 from weince.diagnose.rules import THRESHOLDS
 from weince.evt import choice
-from weince.evt.arrays import Bounds, unit_rows
+from weince.evt.arrays import Bounds
 from weince.evt.link_fit import softmax_interval
-from weince.evt.link_test import Competing, check_competing, shape_of
+from weince.evt.link_test import Competing, check_competing, link_bank
 
 _SCORES = 2**22  # the most scores of a fit; of large batches some anchors are drawn
 
@@ -111,30 +110,22 @@ def temperature_at(
     scores: int = _SCORES,
 ) -> FittedTemperature:
     """The temperature that fits batches of one size; about so many ``scores`` are used."""
-    n = len(pairs.z_i)
-    rng = np.random.default_rng(seed)
-    count, (size, width) = n // batch_size, shape_of(batch_size, candidates)
-    order = rng.permutation(n)[: count * batch_size].reshape(count, batch_size)
-    kept = min(size, max(FEWEST_PAIRS, scores // (count * width)))
-    order = order[: max(1, scores // (kept * width))]
-    u, v = (torch.from_numpy(unit_rows(z))[order] for z in (pairs.z_i, pairs.z_j))  # (batches, rows, dim)
-    items = torch.from_numpy(np.arange(n) if pairs.ids is None else pairs.ids)[order]
-    if candidates == "views":
-        u = v = torch.cat([u, v], dim=1)
-        items = torch.cat([items, items], dim=1)
-    anchors = torch.from_numpy(np.array([np.sort(rng.permutation(size)[:kept]) for _ in order]))
-    column = anchors if candidates == "cross" else (anchors + batch_size) % size
-    # One product of many small matrices: a call for each would wait for threads.
-    cosines = (u.gather(1, anchors[..., None].expand(-1, -1, u.shape[2])) @ v.mT).clamp_(-1.0, 1.0)
-    same = items.gather(1, anchors)[..., None] == items[:, None]
-    cosines.masked_fill_(same.scatter_(2, column[..., None], False), torch.nan)
-    s, positives = cosines.flatten(0, 1).numpy(), column.flatten().numpy()
-    batches = np.repeat(np.arange(len(order)), kept)
+    count = len(pairs.z_i) // batch_size
+    s, positives, batches = link_bank(
+        pairs.z_i,
+        pairs.z_j,
+        ids=pairs.ids,
+        batch_size=batch_size,
+        batches=min(count, max(1, scores // (FEWEST_PAIRS * batch_size))),
+        candidates=candidates,
+        most_scores=scores,
+        rng=seed,
+    )
     competing = np.isfinite(s).sum(axis=1) > 1  # a batch may hold no other id
     s, positives, batches = s[competing], positives[competing], batches[competing]
     if len(s) == 0:
         return FittedTemperature(np.nan, (np.nan, np.nan), batch_size, 0, 0)
-    clusters = batches if len(order) >= 4 else np.arange(len(s))
+    clusters = batches if count >= 4 else np.arange(len(s))
     choices = choice.read_choices(s, positives, clusters, coordinates=(choice.translation,))
     beaten = int(choices.beaten[0].sum())
     if beaten == 0:

@@ -4,7 +4,7 @@ from weince.evt.batch_tail import BatchXi, NegativeCosines, xi_over_batches
 from weince.evt.gpd import GPDFit, fit_gpd
 from weince.evt.link_fit import LinkFit, fit_link
 from weince.evt.link_rivals import LinkRivals, VaryingLink, link_rivals
-from weince.evt.link_test import Gain, LinkBank, LinkTest, draw_positives, link_bank, link_test
+from weince.evt.link_test import Gain, LinkBank, LinkTest, link_bank, link_test
 
 __all__ = [
     "BatchXi",
@@ -16,7 +16,6 @@ __all__ = [
     "LinkTest",
     "NegativeCosines",
     "VaryingLink",
-    "draw_positives",
     "fit_gpd",
     "fit_link",
     "link_bank",

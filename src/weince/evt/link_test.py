@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import torch
+from numpy.typing import ArrayLike
 from scipy import special
 
 from weince.evt import choice
@@ -21,6 +22,8 @@ from weince.evt.link_null import null_ratios
 
 Competing = Literal["views", "cross"]
 """Who competes with a positive: all other views of the batch, or only the rows of the other view."""
+
+_FEWEST_ANCHORS = 32  # of a batch
 
 
 class LinkBank(NamedTuple):
@@ -103,9 +106,11 @@ def link_bank(
     z_i: ArrayLike,
     z_j: ArrayLike,
     *,
+    ids: Integers | None = None,
     batch_size: int = 256,
     batches: int = 32,
     candidates: Competing = "views",
+    most_scores: int = 2**24,
     rng: int | np.random.Generator = 0,
 ) -> LinkBank:
     """Build a bank from paired embeddings, with the candidates that a loss with the same option has.
@@ -116,10 +121,13 @@ def link_bank(
     Args:
         z_i: ``(pairs, dim)`` embeddings of one view; they need not be normalised.
         z_j: ``(pairs, dim)`` embeddings of the other view, row by row.
+        ids: ``(pairs,)`` integers: pairs with equal ids do not compete, their scores are NaN. None: all differ.
         batch_size: Pairs in a batch.
         batches: The most batches to draw.
         candidates: ``"views"``: each of the ``2 * batch_size`` views of a batch is an anchor, the others are its
             candidates. ``"cross"``: each row of ``z_i`` is an anchor, all rows of ``z_j`` are its candidates.
+        most_scores: The most scores, about; beyond that some anchors of every batch are left out, to bound time and
+            memory. Each anchor keeps all its candidates.
         rng: Seed or generator of the shuffle.
 
     Examples:
@@ -133,8 +141,7 @@ def link_bank(
     if first.ndim != 2 or first.shape != second.shape:
         raise ValueError(f"z_i and z_j must both be (pairs, dim); got {first.shape} and {second.shape}")
     check_competing(candidates)
-    both = np.stack([first, second])
-    usable = (np.isfinite(both).all(axis=2) & both.any(axis=2)).all(axis=0)
+    usable = np.all([np.isfinite(z).all(axis=1) & z.any(axis=1) for z in (first, second)], axis=0)
     if not usable.all():
         row = int(np.argmin(usable))
         raise ValueError(f"embeddings must be finite and not zero; got NaN, inf or zeros in pair {row}")
@@ -147,86 +154,33 @@ def link_bank(
         raise ValueError(
             f"wanted at least one batch of {batch_size} pairs; got {len(first)} pairs: take a smaller batch_size"
         )
-    anchors, width = shape_of(batch_size, candidates)
-    others = others_of(batch_size, candidates)
-    scores = np.empty((count * anchors, width))
-    order = np.random.default_rng(rng).permutation(len(first))[: count * batch_size]
-    for b, pairs in enumerate(order.reshape(count, batch_size)):
-        cosines = view_cosines(first[pairs], second[pairs], candidates)
-        scores[b * anchors : (b + 1) * anchors] = cosines[others].reshape(anchors, width)
-    positives = np.tile(positive_columns(batch_size, candidates), count)
-    return LinkBank(scores, positives, np.repeat(np.arange(count), anchors).astype(np.int64))
+    generator = np.random.default_rng(rng)
+    order = generator.permutation(len(first))[: count * batch_size].reshape(count, batch_size)
+    u, v = (torch.from_numpy(unit_rows(z))[order] for z in (first, second))  # (batches, rows, dim)
+    items = torch.from_numpy(order if ids is None else ids[order])
+    size = batch_size
+    if candidates == "views":
+        u = v = torch.cat([u, v], dim=1)
+        items, size = torch.cat([items, items], dim=1), 2 * batch_size
+    kept = min(size, max(_FEWEST_ANCHORS, most_scores // (count * size)))
+    drawn = [np.arange(size) if kept == size else np.sort(generator.permutation(size)[:kept]) for _ in order]
+    anchors = torch.from_numpy(np.array(drawn))
+    positives = anchors if candidates == "cross" else (anchors + batch_size) % size
+    # One product of many matrices: small ones, one by one, would wait for threads.
+    scores = (u.gather(1, anchors[..., None].expand(-1, -1, u.shape[2])) @ v.mT).clamp_(-1.0, 1.0)
+    same = items.gather(1, anchors)[..., None] == items[:, None]
+    scores.masked_fill_(same.scatter_(2, positives[..., None], False), torch.nan)
+    if candidates == "views":  # without the anchor's own column, the columns after it move one to the left
+        scores = scores[torch.arange(size) != anchors[..., None]].reshape(count, kept, size - 1)
+        positives = positives - (positives > anchors).long()
+    labels = np.repeat(np.arange(count, dtype=np.int64), kept)
+    return LinkBank(scores.flatten(0, 1).numpy(), positives.flatten().numpy(), labels)
 
 
 def check_competing(candidates: str) -> None:
     """Raise an error unless the link test knows these candidates."""
     if candidates not in get_args(Competing):
         raise ValueError(f'candidates must be "views" or "cross"; got {candidates!r}')
-
-
-def shape_of(batch_size: int, candidates: Competing) -> tuple[int, int]:
-    """Number of anchors in a batch of pairs, and number of candidates of each."""
-    return (batch_size, batch_size) if candidates == "cross" else (2 * batch_size, 2 * batch_size - 1)
-
-
-def others_of(batch_size: int, candidates: Competing) -> NDArray[np.bool_]:
-    """Which of the `view_cosines` of a batch are scores of candidates: all but that of a row with itself."""
-    if candidates == "cross":
-        return np.ones((batch_size, batch_size), dtype=bool)
-    return ~np.eye(2 * batch_size, dtype=bool)
-
-
-def view_cosines(z_i: Floats, z_j: Floats, candidates: Competing = "views") -> Floats:
-    """Cosines of a batch of pairs, ``(n, dim)`` twice.
-
-    ``"views"``: ``(2 n, 2 n)``, first views before second ones; ``"cross"``: ``(n, n)``, rows are first views.
-    """
-    u, v = unit_rows(z_i), unit_rows(z_j)
-    if candidates == "views":
-        u = v = np.concatenate([u, v])
-    return np.clip(u @ v.T, -1.0, 1.0)
-
-
-def positive_columns(batch_size: int, candidates: Competing = "views") -> Integers:
-    """Column of the positive of each anchor of a batch, among its candidates."""
-    if candidates == "cross":
-        return np.arange(batch_size, dtype=np.int64)
-    anchor = np.arange(2 * batch_size)
-    other = (anchor + batch_size) % len(anchor)
-    # Without the anchor's own column, the columns after it move one to the left.
-    return (other - (other > anchor)).astype(np.int64)
-
-
-def draw_positives(
-    scores: ArrayLike, lam: float, tau: ArrayLike, *, rng: int | np.random.Generator = 0
-) -> Integers:
-    """Draw a positive (anchors,) for every row of ``scores`` from the blended link with known lam and tau.
-
-    ``tau`` is one temperature, or one for each anchor.
-
-    Examples:
-        >>> import numpy as np
-        >>> from weince.evt import draw_positives
-        >>> scores = np.random.default_rng(0).uniform(-1, 0.9, size=(100, 8))
-        >>> draw_positives(scores, 0.4, 0.2).shape
-        (100,)
-    """
-    s, taus = np.asarray(scores, dtype=np.float64), np.asarray(tau, dtype=np.float64)
-    if not 0.0 <= lam <= 1.0 or not np.all(taus > 0.0):
-        raise ValueError(f"lam must lie in [0, 1] and tau be positive; got {lam} and {taus}")
-    if taus.shape not in ((), (len(s),)):
-        raise ValueError(f"tau must be a number or of shape ({len(s)},), one per anchor; got {taus.shape}")
-    taus = np.broadcast_to(taus, len(s))[:, None]
-    generator = np.random.default_rng(rng)
-    positives = np.empty(len(s), dtype=np.int64)
-    for rows in choice.blocks(*s.shape):
-        present = np.isfinite(s[rows])
-        block = np.where(present, s[rows], 0.0)
-        logits = ((1.0 - lam) * block + lam * choice.shortfall(block)) / taus[rows]
-        # The largest logit plus Gumbel noise falls on each candidate with its softmax probability.
-        noise = generator.gumbel(size=block.shape)
-        positives[rows] = np.argmax(np.where(present, logits + noise, -np.inf), axis=1)
-    return positives
 
 
 def split_batches(groups: int, rng: np.random.Generator) -> tuple[Integers, Integers]:

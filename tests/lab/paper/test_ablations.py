@@ -5,8 +5,9 @@ import pytest
 from scipy import optimize, special
 
 from weince.evt.link_fit import fit_link
-from weince.evt.link_test import draw_positives, link_bank, link_test
+from weince.evt.link_test import link_bank, link_test
 from weince.lab.paper.ablations import frechet_ablation, hard_negative_ablation, pool_ablation
+from weince.lab.paper.draws import draw_positives
 
 
 def simulated(lam, tau, *, batches=8, batch_size=16, dim=4, seed=0):

@@ -8,7 +8,7 @@ from weince.diagnose.bank import Bank, build_bank
 from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.measure import Measured, Tell, highest_level
 from weince.diagnose.reading import EmbeddedPairs
-from weince.evt import LinkBank, LinkTest, choice, draw_positives
+from weince.evt import LinkBank, LinkTest, choice
 from weince.evt.arrays import Floats
 from weince.evt.gpd import FEWEST_EXCESSES, exceed
 from weince.lab.paper.ablations import (
@@ -20,6 +20,7 @@ from weince.lab.paper.ablations import (
 )
 from weince.lab.paper.anchors import AnchorComparison, AnchorTails, anchor_tails, compare_anchor_tails
 from weince.lab.paper.cross_checks import CrossValidation, cross_validate
+from weince.lab.paper.draws import draw_positives
 from weince.lab.paper.pot import (
     CappedFit,
     ExponentialFit,

@@ -171,6 +171,21 @@ def lam_figure(gallery: Gallery, tag: str, t: LinkTest, c: BlendCurve) -> Figure
     return panel.done
 
 
+def batch_figure(gallery: Gallery, tag: str, t: LinkTest) -> Figure:
+    """The gain of the blend in each held-out batch."""
+    with gallery.panel(f"link-batches-{tag}", "Gain of each held-out batch") as panel:
+        gains = np.sort(t.gain_by_batch)
+        ax = panel.ax
+        ax.axhspan(*t.gain_interval, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval of the mean")
+        ax.axhline(t.gain, color=BLUE)
+        ax.axhline(0.0, color=INK, linewidth=1.0)
+        ax.plot(np.arange(1, len(gains) + 1), gains, "o", color=ORANGE, markersize=4, label="batch")
+        ax.set(xlabel="held-out batch, in order of its gain", ylabel=GAIN)
+        ax.locator_params(axis="x", integer=True, nbins=8)
+        legend(ax)
+    return panel.done
+
+
 def null_figure(gallery: Gallery, tag: str, t: LinkTest) -> Figure:
     """The likelihood ratio against those simulated under softmax."""
     with gallery.panel(f"link-null-{tag}", "Likelihood ratio against what softmax would give") as panel:

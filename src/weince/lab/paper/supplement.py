@@ -35,8 +35,8 @@ def _link(w: Writer) -> Section:
     ]
     read = (
         "The first figure shows what a blend with weight λ gains over softmax on held-out batches. If the curve "
-        "peaks well above 0 and away from λ = 0, another link fits better. The second compares the likelihood ratio "
-        "with those of positives drawn from softmax."
+        "peaks well above 0 and away from λ = 0, another link fits better. The second shows the gain of each "
+        "held-out batch, the third compares the likelihood ratio with those of positives drawn from softmax."
     )
 
     def draw(tag: str, m: Measured) -> list[Figure]:
@@ -44,6 +44,7 @@ def _link(w: Writer) -> Section:
             return []
         return [
             panels.lam_figure(w.gallery, tag, m.link, m.more.blend),
+            panels.batch_figure(w.gallery, tag, m.link),
             panels.null_figure(w.gallery, tag, m.link),
         ]
 
