@@ -39,39 +39,24 @@ from weince.evt.link_varying import MOST_SPREAD
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What to tell the user about one model.
+    """What to tell the user about one model."""
 
-    Attributes:
-        kind: "crowded", "link", "either" (the link, or pairs of different difficulty), "varying" (such pairs
-            rather than the link), "both" (temperature first, then link), "temperature", "nothing", "unclear",
-            "separated", "few" (beaten positives), "twins" or "uninformative".
-        headline: One sentence: what to do.
-        worth: What that is worth, without statistical terms; empty if there is no advice.
-        softmax: How much better than softmax the blended link fits.
-        link: Which link and parameters fit.
-        rivals: Whether pairs or anchors of different difficulty explain the same gain.
-        tail: Whether the tail is bounded, and whether it describes crowded embeddings rather than hard negatives.
-        sizes: How the temperature changes with the batch size.
-        crowded: Share of embeddings that have one of another item within a shortfall of 0.01 in their batch.
-        notes: Sentences to read before the advice is followed.
-        advice: What to change, in words.
-        code: The same as Python code, or None.
-        train: The same as commands, one per line, or None.
-    """
-
+    # "crowded", "link", "either" (the link, or pairs of different difficulty), "varying" (such pairs rather than
+    # the link), "both" (temperature first, then link), "temperature", "nothing", "unclear", "separated", "few"
+    # (beaten positives), "twins" or "uninformative"
     kind: str
-    headline: str
-    worth: str
-    softmax: str
-    link: str
-    rivals: str
-    tail: str
-    sizes: str
-    crowded: float
-    notes: tuple[str, ...]
-    advice: str
-    code: str | None = None
-    train: str | None = None
+    headline: str  # one sentence: what to do
+    worth: str  # what that is worth, without statistical terms; empty if there is no advice
+    softmax: str  # how much better than softmax the blended link fits
+    link: str  # which link and parameters fit
+    rivals: str  # whether pairs or anchors of different difficulty explain the same gain
+    tail: str  # whether the tail is bounded, and whether it describes crowded embeddings rather than hard negatives
+    sizes: str  # how the temperature changes with the batch size
+    crowded: float  # share of embeddings with one of another item within a shortfall of 0.01 in their batch
+    notes: tuple[str, ...]  # sentences to read before the advice is followed
+    advice: str  # what to change, in words
+    code: str | None = None  # the same as Python code, or None
+    train: str | None = None  # the same as commands, one per line, or None
 
 
 Said = tuple[str, str, str, str, str, float, tuple[str, ...]]

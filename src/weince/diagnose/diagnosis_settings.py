@@ -14,33 +14,24 @@ FEWEST_PAIRS = 32  # in a batch
 
 @dataclass(frozen=True)
 class DiagnosisSettings:
-    """How much to compute.
+    """How much to compute."""
 
-    Attributes:
-        batch_size: EmbeddedPairs in a batch; None for 256, or fewer when there are few pairs.
-        batches: The most batches.
-        seed: Seed of every draw.
-        bootstraps: Resamplings of the held-out batches.
-        null_draws: Simulations of the likelihood ratio under softmax.
-        tail_bootstraps: Resamplings of batches for xi, and simulations for the tests of the tail's fit.
-        quantile: Quantile of the negatives' scores that is the threshold of the tail.
-        temperature: The temperature the model was trained with, if known.
-        points: Number of points of the paper's curves over lam and the threshold.
-        risk_pairs: The most pairs in the one batch on which the paper's risk and gradient are compared.
-        candidates: Who competes with a positive: "views", all other rows of both views of the batch; "cross", for a
-            row of z_i only the rows of z_j. As in the loss that the model was trained with.
-    """
-
-    batch_size: int | None = None
-    batches: int = 32
-    seed: int = 0
-    bootstraps: int = 2000
-    null_draws: int = 200
-    tail_bootstraps: int = 100
-    quantile: float = 0.99
-    temperature: float | None = None
-    points: int = 21
-    risk_pairs: int = 768
+    batch_size: int | None = None  # embeddedPairs in a batch; None for 256, or fewer when there are few pairs
+    batches: int = 32  # the most batches
+    seed: int = 0  # seed of every draw
+    bootstraps: int = 2000  # resamplings of the held-out batches
+    null_draws: int = 200  # simulations of the likelihood ratio under softmax
+    tail_bootstraps: int = (
+        100  # resamplings of batches for xi, and simulations for the tests of the tail's fit
+    )
+    quantile: float = 0.99  # quantile of the negatives' scores that is the threshold of the tail
+    temperature: float | None = None  # the temperature the model was trained with, if known
+    points: int = 21  # number of points of the paper's curves over lam and the threshold
+    risk_pairs: int = (
+        768  # the most pairs in the one batch on which the paper's risk and gradient are compared
+    )
+    # who competes with a positive: "views", all other rows of both views of the batch; "cross", for a row of z_i
+    # only the rows of z_j. As in the loss that the model was trained with
     candidates: Competing = "views"
 
     @property

@@ -43,20 +43,14 @@ class Curves:
     """Held-out likelihood around the fit of softmax.
 
     Temperatures are judged on all batches if no positive of the held-out ones is beaten.
-
-    Attributes:
-        taus: ``(points,)`` temperatures of softmax.
-        tau_loss: ``(points,)`` what softmax loses at these compared with its fitted temperature, nats per anchor.
-        tau_range: Temperatures at which it loses at most `THRESHOLDS.worth`.
-        current_loss: The same loss at the temperature the model was trained with, or None.
-        over_chance: What softmax gains over picking a candidate at random, nats per anchor.
     """
 
-    taus: Floats
+    taus: Floats  # ``(points,)`` temperatures of softmax
+    # ``(points,)`` what softmax loses at these compared with its fitted temperature, nats per anchor
     tau_loss: Floats
-    tau_range: tuple[float, float]
-    current_loss: float | None
-    over_chance: float
+    tau_range: tuple[float, float]  # temperatures at which it loses at most `THRESHOLDS.worth`
+    current_loss: float | None  # the same loss at the temperature the model was trained with, or None
+    over_chance: float  # what softmax gains over picking a candidate at random, nats per anchor
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,21 +30,13 @@ _FEWEST_WINS = 10  # of a hub
 
 
 class Side(NamedTuple):
-    """The queries, or the documents; shares and medians are over the rows that were looked at.
+    """The queries, or the documents; shares and medians are over the rows that were looked at."""
 
-    Attributes:
-        repeated: Rows that occur in several pairs, told by ids or not.
-        exact: Rows with an exact twin of another id: a false negative of each other.
-        near: Share of rows with a twin of another id within a shortfall of `NEAR`; exact twins count.
-        nearest: Median cosine of a row to the nearest one of another id.
-        mean_cosine: Mean cosine of two rows.
-    """
-
-    repeated: int
-    exact: int
-    near: float
-    nearest: float
-    mean_cosine: float
+    repeated: int  # rows that occur in several pairs, told by ids or not
+    exact: int  # rows with an exact twin of another id: a false negative of each other
+    near: float  # share of rows with a twin of another id within a shortfall of `NEAR`; exact twins count
+    nearest: float  # median cosine of a row to the nearest one of another id
+    mean_cosine: float  # mean cosine of two rows
 
 
 class Rival(NamedTuple):
@@ -65,35 +57,20 @@ class Hub(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlaps:
-    """What `find_overlaps` finds.
+    """What `find_overlaps` finds."""
 
-    Attributes:
-        rows: Pairs in the file.
-        looked: Queries that were scored against all documents.
-        queries: Twins among the queries.
-        documents: Twins among the documents.
-        beaten: Queries with a negative at or above their positive.
-        above: Number of such negatives.
-        twins: How many of these are twins of the positive, so that equal ids remove them.
-        grouped: How many of these are in the query's group; None without groups.
-        ignored: How many negatives lie at or above the positive plus each of `MARGINS`.
-        rivals: The best negative of the queries that lose most.
-        hubs: Documents that win for many queries, the worst first.
-        fewest_wins: The number of wins that makes a hub: chance alone hardly gives a document so many.
-    """
-
-    rows: int
-    looked: int
-    queries: Side
-    documents: Side
-    beaten: int
-    above: int
-    twins: int
-    grouped: int | None
-    ignored: tuple[int, ...]
-    rivals: tuple[Rival, ...]
-    hubs: tuple[Hub, ...]
-    fewest_wins: int
+    rows: int  # pairs in the file
+    looked: int  # queries that were scored against all documents
+    queries: Side  # twins among the queries
+    documents: Side  # twins among the documents
+    beaten: int  # queries with a negative at or above their positive
+    above: int  # number of such negatives
+    twins: int  # how many of these are twins of the positive, so that equal ids remove them
+    grouped: int | None  # how many of these are in the query's group; None without groups
+    ignored: tuple[int, ...]  # how many negatives lie at or above the positive plus each of `MARGINS`
+    rivals: tuple[Rival, ...]  # the best negative of the queries that lose most
+    hubs: tuple[Hub, ...]  # documents that win for many queries, the worst first
+    fewest_wins: int  # the number of wins that makes a hub: chance alone hardly gives a document so many
 
     @property
     def twin_share(self) -> float:

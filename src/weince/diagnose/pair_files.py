@@ -188,19 +188,18 @@ def load_towers(queries: Path, documents: Path, pairs: Path | None = None) -> Em
     made = make_pairs(
         name, q[rows], d[columns], connected(rows, [-1 - c for c in columns]), notes, towers=True
     )
-    texts = None if q_names is None or d_names is None else (table.queries, table.positives)
-    return replace(made, texts=texts, groups=_numbers(table.groups))
+    return replace(made, texts=(table.queries, table.positives), groups=_numbers(table.groups))
 
 
-def _named_rows(path: Path) -> tuple[NDArray[Any], dict[str, int] | None]:
-    """The embeddings of a file, and the row of each id if it has ids."""
+def _named_rows(path: Path) -> tuple[NDArray[Any], dict[str, int]]:
+    """The embeddings of a file, and the row of each id; without ids, rows are named by their number."""
     arrays = read_arrays(path)
     ids = arrays.pop("ids", None)
     if len(arrays) != 1:
         raise InputError(f"{path.name}: want one array of embeddings, and ids if you like; got {len(arrays)}")
     (z,) = arrays.values()
     if ids is None:
-        return z, None
+        return z, {str(row): row for row in range(len(z))}
     names = {str(value): row for row, value in enumerate(ids.tolist())}
     if ids.shape != (len(z),) or len(names) < len(z):
         raise InputError(
@@ -209,11 +208,8 @@ def _named_rows(path: Path) -> tuple[NDArray[Any], dict[str, int] | None]:
     return z, names
 
 
-def _find(values: Sequence[str], names: Mapping[str, int] | None, path: Path, table: Path) -> list[int]:
+def _find(values: Sequence[str], names: Mapping[str, int], path: Path, table: Path) -> list[int]:
     """The rows that a table names."""
-    if names is None:
-        size = len(_named_rows(path)[0])
-        names = {str(row): row for row in range(size)}
     missing = next((value for value in values if value not in names), None)
     if missing is not None:
         raise InputError(f"{table.name}: names {missing!r}, which is no row of {path.name}")

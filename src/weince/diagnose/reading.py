@@ -27,29 +27,22 @@ class InputError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedPairs:
-    """Paired embeddings of one model.
+    """Paired embeddings of one model."""
 
-    Attributes:
-        name: Name of the model on the page.
-        z_i: ``(pairs, dim)`` embeddings, with any norm above 0.
-        z_j: ``(pairs, dim)`` embeddings; each row is the positive of the same row of ``z_i``.
-        ids: ``(pairs,)`` integers, or None; pairs with equal ids never compete with each other.
-        notes: Sentences a reader of the result must see.
-        by_label: Whether the pairs were drawn among rows with equal labels.
-        towers: Whether the rows of ``z_i`` are queries and those of ``z_j`` documents.
-        texts: Texts of the queries and of the documents, or None.
-        groups: ``(pairs,)`` integers, or None: the groups that the user's data names.
-    """
-
-    name: str
-    z_i: NDArray[Any]
-    z_j: NDArray[Any]
+    name: str  # name of the model on the page
+    z_i: NDArray[Any]  # ``(pairs, dim)`` embeddings, with any norm above 0
+    z_j: NDArray[Any]  # ``(pairs, dim)`` embeddings; each row is the positive of the same row of ``z_i``
+    # ``(pairs,)`` integers, or None; pairs with equal ids never compete with each other
     ids: NDArray[np.int64] | None = None
-    notes: tuple[str, ...] = ()
-    by_label: bool = False
-    towers: bool = False
-    texts: tuple[Sequence[str], Sequence[str]] | None = None
-    groups: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()  # sentences a reader of the result must see
+    by_label: bool = False  # whether the pairs were drawn among rows with equal labels
+    towers: bool = False  # whether the rows of ``z_i`` are queries and those of ``z_j`` documents
+    texts: tuple[Sequence[str], Sequence[str]] | None = (
+        None  # texts of the queries and of the documents, or None
+    )
+    groups: NDArray[np.int64] | None = (
+        None  # ``(pairs,)`` integers, or None: the groups that the user's data names
+    )
 
     @property
     def equal(self) -> bool:

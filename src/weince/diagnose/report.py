@@ -42,21 +42,14 @@ def named_pairs(name: str, views: Sequence[ArrayLike | Tensor]) -> EmbeddedPairs
 
 @dataclass(frozen=True)
 class Supplement:
-    """More than the verdict needs, such as the paper's figures.
+    """More than the verdict needs, such as the paper's figures."""
 
-    Attributes:
-        stages: Names of its stages, for the progress bar.
-        measure: Measures what becomes ``m.more``.
-        sections: Writes its sections of the page.
-        quantities: What a trend draws besides the quantities of the verdict.
-        summarise: Numbers of a model for ``summary.json``.
-    """
-
-    stages: tuple[str, ...]
-    measure: More
-    sections: Callable[[Writer], list[Section]]
+    stages: tuple[str, ...]  # names of its stages, for the progress bar
+    measure: More  # measures what becomes ``m.more``
+    sections: Callable[[Writer], list[Section]]  # writes its sections of the page
+    # what a trend draws besides the quantities of the verdict
     quantities: Callable[[Sequence[Measured]], list[Quantity]]
-    summarise: Callable[[Measured], Mapping[str, Any]]
+    summarise: Callable[[Measured], Mapping[str, Any]]  # numbers of a model for ``summary.json``
 
 
 def write_diagnosis(

@@ -18,31 +18,21 @@ from weince.diagnose.sections import Group, Section
 
 @dataclass(frozen=True)
 class ReportPage:
-    """Content of the page.
+    """Content of the page."""
 
-    Attributes:
-        title: Title of the page.
-        command: How to make it again, in one line.
-        models: What was measured, with a verdict for each.
-        left_out: Why other models were not diagnosed, a sentence each, which begins with the model's name.
-        compared: Figures of the models side by side, or of the run over time; None if there is one model.
-        trend: Whether the models are checkpoints of one run.
-        average: Whether they are one recipe with several seeds.
-        sections: The diagnostics.
-        settings: How much was computed.
-        version: Version of this package.
-    """
-
-    title: str
-    command: str
-    models: Sequence[tuple[Measured, Diagnosis]]
+    title: str  # title of the page
+    command: str  # how to make it again, in one line
+    models: Sequence[tuple[Measured, Diagnosis]]  # what was measured, with a verdict for each
+    # why other models were not diagnosed, a sentence each, which begins with the model's name
     left_out: Sequence[str]
-    compared: Group | None
-    trend: bool
-    average: bool
-    sections: Sequence[Section]
-    settings: DiagnosisSettings
-    version: str
+    compared: (
+        Group | None
+    )  # figures of the models side by side, or of the run over time; None if there is one model
+    trend: bool  # whether the models are checkpoints of one run
+    average: bool  # whether they are one recipe with several seeds
+    sections: Sequence[Section]  # the diagnostics
+    settings: DiagnosisSettings  # how much was computed
+    version: str  # version of this package
 
     @property
     def omitted(self) -> list[str]:

@@ -64,6 +64,7 @@ class Section:
 
 Draw = Callable[[str, Measured], list[Figure]]
 Row = tuple[str, Callable[[Measured], Cell]]
+Lines = Sequence[tuple[Cell, ...]]
 
 
 class Writer:
@@ -86,6 +87,19 @@ class Writer:
     def table(self, slug: str, title: str, rows: Sequence[Row]) -> NumberTable:
         """Quantities by model."""
         return _table(slug, title, rows, self.models)
+
+    def by_each(
+        self, slug: str, title: str, header: tuple[str, ...], lines: Callable[[Measured], Lines]
+    ) -> tuple[NumberTable, ...]:
+        """A table of each model that has lines for it."""
+        several = len(self.models) > 1
+        return tuple(
+            NumberTable(
+                f"{slug}-{index}", f"{title}, {m.name}" if several else title, header, tuple(lines(m))
+            )
+            for index, m in enumerate(self.models, 1)
+            if lines(m)
+        )
 
     def fitted_table(self, slug: str, title: str, rows: Sequence[Row]) -> tuple[NumberTable, ...]:
         """Quantities of the models that have a finite fit; no table when none has."""
@@ -160,18 +174,17 @@ class Writer:
             "temperature does not depend on the batch size. Sizes with too few beaten positives are left out."
         )
         header = ("batch size", "τ₀", "95 %", "positives", "beaten")
-        tables = []
-        for index, m in enumerate(self.models, 1):
-            lines = tuple(
+
+        def lines(m: Measured) -> Lines:
+            fits = [f for f in m.sizes if f.beaten]
+            return [
                 (count(f.batch_size), tau(f.temperature), taus(f.interval), count(f.anchors), count(f.beaten))
-                for f in m.sizes
-                if f.beaten
-            )
-            if lines:
-                title = f"Temperature by batch size{self.of(m)}"
-                tables.append(NumberTable(f"batch-sizes-{index}", title, header, lines))
+                for f in fits
+            ]
+
+        tables = self.by_each("batch-sizes", "Temperature by batch size", header, lines)
         draw = self.groups(lambda tag, m: figures_link.size_figures(self.gallery, tag, m, settings))
-        return Section("batch-sizes", "Temperature over the batch size", read, draw, tuple(tables))
+        return Section("batch-sizes", "Temperature over the batch size", read, draw, tables)
 
     def false_negatives(self) -> Section:
         grouped = any(m.overlaps.grouped is not None for m in self.models)
@@ -193,24 +206,20 @@ class Writer:
             "ignore_above removes all negatives that far above it, and with them those from which the encoder should "
             "learn."
         )
-        tables = [self.table("false-negatives", "Negatives at or above the positive", rows)]
-        for index, m in enumerate(self.models, 1):
-            lines = tuple(
-                (
-                    *(
-                        text(_shown(m, side, row))
-                        for side, row in ((0, r.query), (1, r.query), (1, r.document))
-                    ),
-                    num(r.positive),
-                    num(r.score),
-                )
+        header = ("query", "its document", "wins instead", "score", "score")
+
+        def lines(m: Measured) -> Lines:
+            shown = partial(_shown, m)
+            return [
+                (shown(0, r.query), shown(1, r.query), shown(1, r.document), num(r.positive), num(r.score))
                 for r in m.overlaps.rivals
-            )
-            header = ("query", "its document", "wins instead", "score", "score")
-            if lines:
-                name = f"false-negatives-{index}"
-                tables.append(NumberTable(name, f"Queries that lose most{self.of(m)}", header, lines))
-        return Section("false-negatives", "False negatives", read, (), tuple(tables))
+            ]
+
+        tables = (
+            self.table("false-negatives", "Negatives at or above the positive", rows),
+            *self.by_each("false-negatives", "Queries that lose most", header, lines),
+        )
+        return Section("false-negatives", "False negatives", read, (), tables)
 
     def duplicates(self) -> Section:
         rows: list[Row] = []
@@ -228,21 +237,18 @@ class Writer:
             "A hub is a document that wins for more queries that are not its own than chance explains: look whether "
             "it is empty, very general, or a template. With two views of one kind, the first views are the queries. "
         )
-        tables = [self.table("duplicates", "Rows of the whole file", rows)]
-        for index, m in enumerate(self.models, 1):
-            lines = tuple((text(_shown(m, 1, h.document)), count(h.wins)) for h in m.overlaps.hubs[:SHOWN])
-            if lines:
-                tables.append(
-                    NumberTable(f"hubs-{index}", f"Hubs{self.of(m)}", ("document", "wins for"), lines)
-                )
+
+        def lines(m: Measured) -> Lines:
+            return [(_shown(m, 1, h.document), count(h.wins)) for h in m.overlaps.hubs[:SHOWN]]
+
+        tables = (
+            self.table("duplicates", "Rows of the whole file", rows),
+            *self.by_each("hubs", "Hubs", ("document", "wins for"), lines),
+        )
         notes = tuple(
             f"{m.name}: {crowded_side(m)}" if len(self.models) > 1 else crowded_side(m) for m in self.models
         )
-        return Section("duplicates", "Duplicates, hubs and the crowded side", read, (), tuple(tables), notes)
-
-    def of(self, m: Measured) -> str:
-        """The name of a model in the title of its own table; empty if there is one model."""
-        return f", {m.name}" if len(self.models) > 1 else ""
+        return Section("duplicates", "Duplicates, hubs and the crowded side", read, (), tables, notes)
 
     def tail(self) -> Section:
         rows: list[Row] = [
@@ -276,12 +282,12 @@ def _of_side(k: int, field: str, cell: Callable[[Any], Cell], m: Measured) -> Ce
     return cell(getattr((m.overlaps.queries, m.overlaps.documents)[k], field))
 
 
-def _shown(m: Measured, side: int, row: int) -> str:
+def _shown(m: Measured, side: int, row: int) -> Cell:
     """A row of the queries (side 0) or documents (1): the beginning of its text, or its number."""
     if m.texts is None:
-        return f"row {row}"
+        return text(f"row {row}")
     words = " ".join(m.texts[side][row].split())
-    return words if len(words) <= 80 else f"{words[:79]}…"
+    return text(words if len(words) <= 80 else f"{words[:79]}…")
 
 
 def _table(slug: str, title: str, rows: Sequence[Row], models: Sequence[Measured]) -> NumberTable:

@@ -51,21 +51,14 @@ Coordinate = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Observed choices, sorted by batch.
+    """Observed choices, sorted by batch."""
 
-    Attributes:
-        features: ``(k, anchors, candidates)`` features, each minus that of the anchor's positive.
-        absent: ``(anchors, candidates)``, True where there is no candidate; None when all are present.
-        batches: ``(anchors,)`` index of each anchor's batch, ascending from 0.
-        labels: ``(batches,)`` the caller's name of each batch.
-        tops: ``(k, anchors)`` largest feature, 0 if it is the positive's.
-    """
-
-    features: Floats
+    features: Floats  # ``(k, anchors, candidates)`` features, each minus that of the anchor's positive
+    # ``(anchors, candidates)``, True where there is no candidate; None when all are present
     absent: NDArray[np.bool_] | None
-    batches: Integers
-    labels: Integers
-    tops: Floats
+    batches: Integers  # ``(anchors,)`` index of each anchor's batch, ascending from 0
+    labels: Integers  # ``(batches,)`` the caller's name of each batch
+    tops: Floats  # ``(k, anchors)`` largest feature, 0 if it is the positive's
 
     @property
     def beaten(self) -> NDArray[np.bool_]:

@@ -29,37 +29,23 @@ FEW_BEATEN = 10
 
 @dataclass(frozen=True)
 class LinkFit:
-    """The blended link fitted to a bank, and the softmax link beside it.
+    """The blended link fitted to a bank, and the softmax link beside it."""
 
-    Attributes:
-        lam: Weight of the shortfall coordinate, in [0, 1].
-        tau: Temperature of the blended link.
-        tau0: Temperature of the softmax link alone.
-        loglik: Total log-likelihood of the blended link.
-        loglik0: Total log-likelihood of the softmax link.
-        lam_interval: Interval for ``lam``.
-        tau_interval: Interval for ``tau``.
-        tau0_interval: Interval for ``tau0``, cluster-robust, symmetric in its logarithm.
-        interval_method: "sandwich" (``lam`` well inside (0, 1)), "profile" (near 0 or 1) or "none". The first two
-            are cluster-robust.
-        converged: Whether both fits reached their maximum.
-        separated: True when every positive has the top score, up to a shortfall of 1e-6: then no finite fit of the
-            blend exists, and its numbers are NaN.
-        notes: Sentences about what makes this fit doubtful; empty when nothing does.
-    """
-
-    lam: float
-    tau: float
-    tau0: float
-    loglik: float
-    loglik0: float
-    lam_interval: Bounds
-    tau_interval: Bounds
-    tau0_interval: Bounds
+    lam: float  # weight of the shortfall coordinate, in [0, 1]
+    tau: float  # temperature of the blended link
+    tau0: float  # temperature of the softmax link alone
+    loglik: float  # total log-likelihood of the blended link
+    loglik0: float  # total log-likelihood of the softmax link
+    lam_interval: Bounds  # interval for ``lam``
+    tau_interval: Bounds  # interval for ``tau``
+    tau0_interval: Bounds  # interval for ``tau0``, cluster-robust, symmetric in its logarithm
+    # "sandwich" (``lam`` well inside (0, 1)), "profile" (near 0 or 1) or "none". The first two are cluster-robust
     interval_method: str
-    converged: bool
+    converged: bool  # whether both fits reached their maximum
+    # true when every positive has the top score, up to a shortfall of 1e-6: then no finite fit of the blend exists,
+    # and its numbers are NaN
     separated: bool
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences about what makes this fit doubtful; empty when nothing does
 
 
 class Pair(NamedTuple):

@@ -51,51 +51,32 @@ Explanation = Literal["softmax", "cap", "varying", "both", "either"]
 
 @dataclass(frozen=True)
 class VaryingLink:
-    """A link whose temperature varies, fitted to the held-in batches.
+    """A link whose temperature varies, fitted to the held-in batches."""
 
-    Attributes:
-        gain: Its held-out gain over softmax.
-        tau: Median temperature.
-        sd: Standard deviation of the temperature's logarithm, at most 2: a few percent of wrong pairs would make it
-            huge.
-        sd_interval: Its interval, from the cluster-robust (sandwich) covariance; NaN if ``sd`` is 0 or 2.
-        lam: Weight of the shortfall coordinate; 0 if the link has none.
-        converged: Whether the fit reached its maximum.
-    """
-
-    gain: Gain
-    tau: float
+    gain: Gain  # its held-out gain over softmax
+    tau: float  # median temperature
+    # standard deviation of the temperature's logarithm, at most 2: a few percent of wrong pairs would make it huge
     sd: float
-    sd_interval: Bounds
-    lam: float
-    converged: bool
+    sd_interval: (
+        Bounds  # its interval, from the cluster-robust (sandwich) covariance; NaN if ``sd`` is 0 or 2
+    )
+    lam: float  # weight of the shortfall coordinate; 0 if the link has none
+    converged: bool  # whether the fit reached its maximum
 
 
 @dataclass(frozen=True)
 class LinkRivals:
-    """Result of `link_rivals`; gains are held out, in nats per anchor, and NaN if softmax has no finite fit.
+    """Result of `link_rivals`; gains are held out, in nats per anchor, and NaN if softmax has no finite fit."""
 
-    Attributes:
-        blend: Gain of the blend over softmax, equal to that of `link_test` with the same seed.
-        anchors: Softmax whose temperature varies from anchor to anchor.
-        pairs: Softmax whose temperature varies from pair to pair.
-        both: The blend whose temperature varies from anchor to anchor.
-        blend_over_anchors: Gain of the blend over ``anchors``; below 0 where the rival is better.
-        blend_over_pairs: Gain of the blend over ``pairs``.
-        both_over_anchors: Gain of adding the shortfall to `anchors`.
-        both_over_blend: Gain of letting the temperature of the blend vary from anchor to anchor.
-        separated: True when every positive has the top score: then no finite fit exists.
-    """
-
-    blend: Gain
-    anchors: VaryingLink
-    pairs: VaryingLink
-    both: VaryingLink
-    blend_over_anchors: Gain
-    blend_over_pairs: Gain
-    both_over_anchors: Gain
-    both_over_blend: Gain
-    separated: bool
+    blend: Gain  # gain of the blend over softmax, equal to that of `link_test` with the same seed
+    anchors: VaryingLink  # softmax whose temperature varies from anchor to anchor
+    pairs: VaryingLink  # softmax whose temperature varies from pair to pair
+    both: VaryingLink  # the blend whose temperature varies from anchor to anchor
+    blend_over_anchors: Gain  # gain of the blend over ``anchors``; below 0 where the rival is better
+    blend_over_pairs: Gain  # gain of the blend over ``pairs``
+    both_over_anchors: Gain  # gain of adding the shortfall to `anchors`
+    both_over_blend: Gain  # gain of letting the temperature of the blend vary from anchor to anchor
+    separated: bool  # true when every positive has the top score: then no finite fit exists
 
     @property
     def varying(self) -> VaryingLink:

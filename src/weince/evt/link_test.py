@@ -36,17 +36,11 @@ class LinkBank(NamedTuple):
 
 @dataclass(frozen=True)
 class Gain:
-    """A held-out gain: mean over batches, its interval from resampled batches, and the clustered t test.
+    """A held-out gain: mean over batches, its interval from resampled batches, and the clustered t test."""
 
-    Attributes:
-        gain: Nats per anchor.
-        interval: Interval of the gain.
-        t_p_value: One-sided p-value against a gain <= 0; 1 when the gain is identically 0.
-    """
-
-    gain: float
-    interval: Bounds
-    t_p_value: float
+    gain: float  # nats per anchor
+    interval: Bounds  # interval of the gain
+    t_p_value: float  # one-sided p-value against a gain <= 0; 1 when the gain is identically 0
 
 
 @dataclass(frozen=True)

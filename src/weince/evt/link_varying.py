@@ -183,19 +183,13 @@ class Scored(NamedTuple):
 
 
 class NegativeLaw(NamedTuple):
-    """The log-mean ``c(k)`` of ``exp(k * s)`` over negatives, see `log_means`.
+    """The log-mean ``c(k)`` of ``exp(k * s)`` over negatives, see `log_means`."""
 
-    Attributes:
-        shares: Logarithm of the share of negatives at each point of the table, (steps + 1,); -inf for a share of 0.
-        last: The largest k at which the effective number of negatives in the mean is at least `_ENOUGH`.
-        level: ``c(last)``.
-        bend: The ``n`` of the spherical law that continues ``c`` beyond ``last``, see `log_means`.
-    """
-
+    # logarithm of the share of negatives at each point of the table, (steps + 1,); -inf for a share of 0
     shares: Floats
-    last: float
-    level: float
-    bend: float
+    last: float  # the largest k at which the effective number of negatives in the mean is at least `_ENOUGH`
+    level: float  # ``c(last)``
+    bend: float  # the ``n`` of the spherical law that continues ``c`` beyond ``last``, see `log_means`
 
 
 def negative_law(scored: Scored) -> NegativeLaw:
