@@ -42,7 +42,7 @@ class LinkFit:
     # "sandwich" (``lam`` well inside (0, 1)), "profile" (near 0 or 1) or "none". The first two are cluster-robust
     interval_method: str
     converged: bool  # whether both fits reached their maximum
-    # true when every positive has the top score, up to a shortfall of 1e-6: then no finite fit of the blend exists,
+    # True when every positive has the top score, up to a shortfall of 1e-6: then no finite fit of the blend exists,
     # and its numbers are NaN
     separated: bool
     notes: tuple[str, ...]  # sentences about what makes this fit doubtful; empty when nothing does

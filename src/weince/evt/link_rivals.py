@@ -57,9 +57,7 @@ class VaryingLink:
     tau: float  # median temperature
     # standard deviation of the temperature's logarithm, at most 2: a few percent of wrong pairs would make it huge
     sd: float
-    sd_interval: (
-        Bounds  # its interval, from the cluster-robust (sandwich) covariance; NaN if ``sd`` is 0 or 2
-    )
+    sd_interval: Bounds  # its interval, from the cluster-robust covariance; NaN if ``sd`` is 0 or 2
     lam: float  # weight of the shortfall coordinate; 0 if the link has none
     converged: bool  # whether the fit reached its maximum
 
@@ -76,7 +74,7 @@ class LinkRivals:
     blend_over_pairs: Gain  # gain of the blend over ``pairs``
     both_over_anchors: Gain  # gain of adding the shortfall to `anchors`
     both_over_blend: Gain  # gain of letting the temperature of the blend vary from anchor to anchor
-    separated: bool  # true when every positive has the top score: then no finite fit exists
+    separated: bool  # True when every positive has the top score: then no finite fit exists
 
     @property
     def varying(self) -> VaryingLink:
