@@ -1,6 +1,5 @@
 """The folder of a diagnosis: written completely or not at all, replaced only if it is a diagnosis; trends."""
 
-import argparse
 import inspect
 import json
 import re
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from diagnose.synthetic import small, two_encoders, views
-from weince.cli import build_parser
+from weince.cli_diagnose import Diagnose
 from weince.diagnose import diagnose
 from weince.diagnose.diagnosis_settings import QUICK, DiagnosisSettings
 from weince.diagnose.figures_link import mean_over
@@ -213,22 +212,17 @@ def test_too_few_models_are_refused_before_anything_is_written(tmp_path, models,
 
 def test_the_command_and_the_function_have_the_same_defaults():
     """Options that are not given take the defaults of `DiagnosisSettings`, as in Python, and the help names those."""
-    parser = build_parser()
-    options = vars(parser.parse_args(["diagnose", "pairs.npz"]))
+    options = {item.name: item for item in fields(Diagnose)}
+    given = vars(Diagnose(inputs=[Path("pairs.npz")]))
     parameters = inspect.signature(diagnose).parameters.values()
     defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
     shared = defaults.keys() & options.keys()
     assert shared == {"out", "quick", "trend", "average"}
-    assert {name: options[name] for name in shared} == {name: defaults[name] for name in shared}
+    assert {name: given[name] for name in shared} == {name: defaults[name] for name in shared}
     asked = {item.name for item in fields(DiagnosisSettings)} & options.keys()
     assert len(asked) == 9
-    assert {options[name] for name in asked} == {None}
-    actions = (
-        next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        .choices["diagnose"]
-        ._actions
-    )
-    helps = {action.dest: action.help for action in actions}
+    assert {given[name] for name in asked} == {None}
+    helps = {name: options[name].metadata["text"] for name in asked}
     for name in asked - {"temperature", "batch_size"}:
         assert f"{getattr(DiagnosisSettings(), name)})" in helps[name]
         if getattr(QUICK, name) != getattr(DiagnosisSettings(), name):
