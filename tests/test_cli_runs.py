@@ -60,7 +60,7 @@ def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
         (["train", "--data", "cifar11"], "weince: no data 'cifar11' (did you mean cifar10?)"),
         (
             ["evaluate", "nowhere", "--published", "82"],
-            "weince: --published wants --sts FILE, whose scores it is printed beside; got no --sts\n",
+            "weince: --published wants --sts FILE too: it is printed beside the scores on that file\n",
         ),
         (
             ["evaluate", "nowhere", "--sts", "sts.tsv", "--quick"],
@@ -68,7 +68,7 @@ def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
         ),
         (
             ["reproduce", "digits", "--slurm-options", "partition=gpu"],
-            "weince: --slurm-options wants --slurm; got no --slurm\n",
+            "weince: --slurm-options wants --slurm too\n",
         ),
     ],
 )

@@ -193,7 +193,7 @@ def test_arrays_that_are_not_named_pairs_are_told_from_those_that_are(tmp_path):
 @pytest.mark.parametrize(
     ("models", "shown", "message"),
     [
-        (0, {}, "want at least one model; got none"),
+        (0, {}, "want at least one model"),
         (1, {"trend": True}, "a trend needs at least two checkpoints; got 1"),
         (1, {"average": True}, "a mean over seeds needs two models or more, and no trend; got 1"),
         (

@@ -132,7 +132,7 @@ def _check_number(models: int, trend: bool, average: bool, left_out: Sequence[st
     """Raise an error if too few models are there for a page, a trend or a mean; it tells why others were left out."""
     why = "".join(f"; {reason}" for reason in left_out)
     if not models:
-        raise InputError(why[2:] or "want at least one model; got none")
+        raise InputError(why[2:] or "want at least one model")
     if trend and models < 2:
         raise InputError(f"a trend needs at least two checkpoints; got 1{why}")
     if average and (trend or models < 2):

@@ -218,7 +218,7 @@ def _check_value(value: Any) -> None:
 def _check_gradients(gradients: Sequence[torch.Tensor]) -> None:
     if not gradients:
         raise ValueError(
-            "a loss must have a gradient with respect to the embeddings; got none: leave out .detach(), .item(), "
+            "a loss must have a gradient with respect to the embeddings: leave out .detach(), .item(), "
             "torch.no_grad() and the like"
         )
     if not all(gradient.isfinite().all() for gradient in gradients):

@@ -173,10 +173,10 @@ def test_numbers_of_numpy_are_written_as_numbers(own, tmp_path):
 def test_recipes(tmp_path):
     assert recipe_config("cifar100_resnet18", "paper") == "cifar100_resnet18"
     assert recipe_config("cifar100_resnet18", "strong") == "cifar100_resnet18_strong"
-    with pytest.raises(ValueError, match="wants the configuration digits_tiny_strong; got none of that name"):
+    with pytest.raises(ValueError, match="wants the configuration digits_tiny_strong, which does not exist"):
         recipe_config("digits_tiny", "strong")
     path = config_in(tmp_path)
-    with pytest.raises(ValueError, match=r"small_strong.yaml; got none of that name"):
+    with pytest.raises(ValueError, match=r"small_strong.yaml, which does not exist"):
         recipe_config(path, "strong")
 
 

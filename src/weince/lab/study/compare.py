@@ -155,7 +155,7 @@ def _comparison(asked: Question, out: Path, *, adds: bool) -> Comparison:
             wants = (
                 "--add wants one of the losses, and the --config and --tries that the archives were made with"
             )
-        raise ValueError(f"{wants}; got none, and no comparison in {out}")
+        raise ValueError(f"{wants}: {out} holds no comparison yet")
     return _of_losses(asked, config or recipe_config(LAPTOP, asked.recipe), known={})
 
 
@@ -178,8 +178,8 @@ def _check_recipe(recipe: str, before: Comparison) -> None:
     """Refuse a recipe without a configuration, unless the comparison in the folder has that recipe."""
     if recipe != "paper" and not before.name.endswith(f"_{recipe}"):
         raise ValueError(
-            f"--recipe {recipe} wants --config here, or a comparison with that recipe in --out; got no --config, "
-            f"and the comparison of {before.name}"
+            f"--recipe {recipe} wants --config, unless --out holds a comparison with that recipe; "
+            f"it holds that of {before.name}"
         )
 
 
@@ -195,7 +195,7 @@ def _continued(before: Comparison, asked: Question, config: str) -> Comparison:
     options = {"--tries": asked.tries, "--try-epochs": asked.try_epochs, "--set": asked.set or None}
     for name, value in options.items():
         if value is not None:
-            raise ValueError(f"{name} wants losses, such as infonce dcl; got none")
+            raise ValueError(f"{name} wants the losses that it is for, such as infonce dcl")
     if config not in (before.config, before.name):  # another file of the same name
         joined(before, replace(before, config=config))  # raises
     return replace(before, baseline=baseline, level_within=level_within, seeds=seeds)

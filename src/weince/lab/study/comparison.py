@@ -114,7 +114,7 @@ def recipe_config(config: str, recipe: str) -> str:
         settings.load(chosen)
     except ValueError:
         raise ValueError(
-            f"--recipe {recipe} wants the configuration {chosen}; got none of that name"
+            f"--recipe {recipe} wants the configuration {chosen}, which does not exist"
         ) from None
     return chosen
 

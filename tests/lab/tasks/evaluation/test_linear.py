@@ -125,7 +125,7 @@ def test_a_set_larger_than_a_chunk_is_judged_as_a_whole():
         ),
         (lambda x, y: (x[0], y), r"got \(3,\) and \(40,\)"),
         (lambda x, y: (x, y[1:]), r"got \(40, 3\) and \(39,\)"),
-        (lambda x, y: (x[:0], y[:0]), "train features must have a row or more; got none"),
+        (lambda x, y: (x[:0], y[:0]), "train features must have at least one row"),
     ],
 )
 def test_unusable_features_are_named(spoil, message):
@@ -141,7 +141,7 @@ def test_unusable_options_are_named():
     with pytest.raises(ValueError, match=r"got \[\], 100, 256"):
         linear_probe(train, train, split=rows, seeds=(), progress=False)
     empty = Split(rows.train, np.zeros(0, dtype=np.int64))
-    with pytest.raises(ValueError, match="rows to be judged on; got none"):
+    with pytest.raises(ValueError, match="at least one row to be judged on"):
         linear_probe(train, train, split=empty, epochs=1, progress=False)
 
 

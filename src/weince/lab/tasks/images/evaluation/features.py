@@ -26,7 +26,7 @@ class LabelledFeatures(NamedTuple):
                 f"and {tuple(self.labels.shape)}"
             )
         if not len(self.labels):
-            raise ValueError(f"{name} features must have a row or more; got none")
+            raise ValueError(f"{name} features must have at least one row")
         bad = int((~self.features.isfinite().all(1)).sum())
         if bad:
             raise ValueError(

@@ -190,7 +190,7 @@ def _epoch(layers: Layers, x: Tensor, y: Tensor, order: Tensor, batch: int, lr: 
 def _accuracy(layers: Layers, x: Tensor, y: Tensor) -> tuple[float, ...]:
     """Percentage of rows that each seed's layer classifies correctly."""
     if not len(x):
-        raise ValueError("a probe needs rows to be judged on; got none")
+        raise ValueError("a probe needs at least one row to be judged on")
     right = torch.zeros(len(layers.weight), dtype=torch.int64, device=x.device)
     for start in range(0, len(x), CHUNK):
         logits = product(x[start : start + CHUNK], layers.weight.mT) + layers.bias
