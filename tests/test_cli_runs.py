@@ -64,7 +64,7 @@ def test_the_examples_of_train_can_be_read(tmp_path, monkeypatch):
         ),
         (
             ["evaluate", "nowhere", "--sts", "sts.tsv", "--quick"],
-            "weince: --data and --quick are for runs on images; got --sts too: leave one of them out\n",
+            "weince: --data and --quick are for runs on images, --sts is for sentences: leave one out\n",
         ),
         (
             ["reproduce", "digits", "--slurm-options", "partition=gpu"],

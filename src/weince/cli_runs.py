@@ -86,12 +86,12 @@ weince evaluate runs/simcse_paper/best --sts sts.tsv
         if self.sts is not None:
             if self.data is not None or self.quick:
                 raise ValueError(
-                    "--data and --quick are for runs on images; got --sts too: leave one of them out"
+                    "--data and --quick are for runs on images, --sts is for sentences: leave one out"
                 )
             self._rank_pairs(self.sts)
             return
         if self.published is not None:
-            raise ValueError("--published wants --sts FILE, whose scores it is printed beside; got no --sts")
+            raise ValueError("--published wants --sts FILE too: it is printed beside the scores on that file")
         from rich.console import Console
 
         from weince.lab.tasks.images.evaluation import table

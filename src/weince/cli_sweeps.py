@@ -43,7 +43,7 @@ class _Sweep:
         from weince.lab.study.study import Execution
 
         if self.slurm_options and not self.slurm:
-            raise ValueError("--slurm-options wants --slurm; got no --slurm")
+            raise ValueError("--slurm-options wants --slurm too")
         return Execution(
             jobs=self.jobs,
             slurm=self.slurm,
