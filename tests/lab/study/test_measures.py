@@ -12,12 +12,12 @@ from weince.evt import link_bank, link_test
 from weince.lab import settings
 from weince.lab.paper.ablations import frechet_ablation
 from weince.lab.study import overhead
-from weince.lab.study.measures import MEASURES, measure_tail, tail_figures
 from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.images.data import load
 from weince.lab.tasks.images.evaluation import fingerprint
 from weince.lab.tasks.images.runs import two_views
-from weince.lab.tasks.registry import train
+from weince.lab.tasks.images.score_tails import measure_tail, tail_figures
+from weince.lab.tasks.registry import MEASURES, train
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from lab.study.tables import small_table
 
 from weince.cli import main
 from weince.lab import settings
-from weince.lab.study.measures import MEASURES
 from weince.lab.study.plan import plan, settings_of
 from weince.lab.study.statistics import reported
 from weince.lab.study.study import check_data
 from weince.lab.study.table import named_tables, read_table
 from weince.lab.tasks.images.config import VisionRun
+from weince.lab.tasks.registry import MEASURES
 
 
 def edited(tmp_path, **changes):

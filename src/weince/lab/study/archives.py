@@ -18,7 +18,6 @@ from weince.lab import settings
 from weince.lab.configure import LossConfig
 from weince.lab.study.comparison import Comparison
 from weince.lab.study.cost import RECORD
-from weince.lab.study.measures import MEASURES
 from weince.lab.study.plan import WHOLE, Run, epochs_of, flat, plan, settings_of, task_for
 from weince.lab.study.provenance import NOT_RECORDED, is_done
 from weince.lab.study.records import ARCHIVE, add_records, read_archive
@@ -156,7 +155,7 @@ def add(
         ValueError: A record has other data, another recipe or another protocol, or there is no try to choose. Nothing
             is changed then.
     """
-    result = MEASURES[comparison.task.measure].file
+    result = comparison.task.measures[comparison.task.measure].file
     theirs = [
         (path, name, files) for path in archives for name, files in _read(path, comparison.task).items()
     ]
@@ -252,7 +251,7 @@ def _every_run(comparison: Comparison, out: Path) -> list[Run]:
 
 def _read(path: Path, task: Task) -> dict[str, Files]:
     """Read the runs of an archive; each must have the validation figure by which a comparison chooses."""
-    measure = MEASURES[task.measure]
+    measure = task.measures[task.measure]
     result, figure = measure.file, measure.validation.format(task.main)
     path = path / ARCHIVE if path.is_dir() else path
     if not path.is_file():
@@ -294,7 +293,7 @@ def _unshown(files: Mapping[str, Any], task: Task) -> str | None:
     preset = loss.get("preset", LossConfig().preset)
     if not isinstance(preset, str) or not re.fullmatch(r"[\w.-]+(:\w+)?", preset):
         return f"loss.preset must name a loss, such as dcl or my_package:MyLoss; got {preset!r}"
-    measure = MEASURES[task.measure]
+    measure = task.measures[task.measure]
     names = [(measure.file, "data"), *((RECORD, name) for name in (*_COSTS, "hardware") if RECORD in files)]
     missing = [(file, name) for file, name in names if name not in files[file]]
     if missing:

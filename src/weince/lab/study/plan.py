@@ -17,10 +17,9 @@ from typing import Any
 
 from weince.lab import settings
 from weince.lab.configure import unknown
-from weince.lab.study.measures import MEASURES, Measure
 from weince.lab.study.table import RunTable, check_seeds
-from weince.lab.tasks.base import Task
-from weince.lab.tasks.registry import task_of
+from weince.lab.tasks.base import Measure, Task
+from weince.lab.tasks.registry import MEASURES, task_of
 
 WHOLE = ("loss.options", "loss.tail")
 """Settings that hold names and values; a change replaces all of them, not only those that it names."""

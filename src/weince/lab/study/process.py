@@ -19,7 +19,7 @@ from pathlib import Path
 from weince.files import write_text_aside
 from weince.lab import settings
 from weince.lab.configure import code_of
-from weince.lab.study.plan import Run, settings_of, task_for
+from weince.lab.study.plan import Run, settings_of
 from weince.lab.study.provenance import is_done, sign
 from weince.lab.study.worker import ASKED
 from weince.lab.training.processes import end_group, own_group, waiting_lock
@@ -53,9 +53,8 @@ def commands(run: Run) -> list[list[str]]:
     processes do, since training frees its memory only when its process ends; so do two if training starts further
     processes, which would measure too.
     """
-    task, wanted = task_for(run), settings_of(run)
-    measures = run.measured_by != task.measure or task.evaluate is not None
-    steps = ["train", *([run.measured_by] if measures else [])]
+    wanted = settings_of(run)
+    steps = ["train", *([run.measured_by] if run.measure.take else [])]
     on_cpu = find_device(wanted.device).type == "cpu" if wanted.device == "auto" else wanted.device == "cpu"
     together = on_cpu and getattr(wanted, "devices", 1) == 1
     start = [sys.executable, "-m", "weince.lab.study.worker", str(run.folder)]

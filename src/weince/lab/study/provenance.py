@@ -101,7 +101,7 @@ def sign(run: Run, code: str | None) -> None:
 
 def _measuring_seconds(run: Run) -> float:
     """Seconds from the weights, which training writes at its end, to the result of measuring."""
-    if run.measured_by == "sts":  # training measures at its end
+    if run.measure.take is None:  # training measures at its end
         return 0.0
     weights = run.folder / task_for(run).weights
     return run.result.stat().st_mtime - weights.stat().st_mtime

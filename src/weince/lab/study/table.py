@@ -10,7 +10,7 @@ from typing import Any
 
 from weince.lab.configure import unknown
 from weince.lab.settings import check_once, configs_folder, read_yaml
-from weince.lab.study.measures import MEASURES
+from weince.lab.tasks.registry import MEASURES
 
 SEEDS = (7, 21, 63, 84)
 

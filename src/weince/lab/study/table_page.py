@@ -20,9 +20,9 @@ from weince.lab.study.blocks import (
     text_or_dash,
     write,
 )
-from weince.lab.study.measures import MEASURES
 from weince.lab.study.statistics import Done, TableLine, TableLines
 from weince.lab.tasks.images.evaluation.protocol import pooled_spread
+from weince.lab.tasks.registry import MEASURES
 
 HEADINGS = {
     "loss_ms": "Loss stage, forward and backward, ms",

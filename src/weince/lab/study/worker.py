@@ -1,6 +1,6 @@
 """The process of a run: ``python -m weince.lab.study.worker FOLDER STEP...`` trains and measures.
 
-``FOLDER/asked.yaml`` has the settings. A step is ``train``, ``evaluation``, ``link`` or ``frechet``. The process ends
+``FOLDER/asked.yaml`` has the settings. A step is ``train`` or the name of a measure. The process ends
 when the one that started it is gone.
 """
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from weince.errors import explained
 from weince.lab import settings
 from weince.lab.configure import line_named
-from weince.lab.study.measures import measure_tail
 from weince.lab.tasks.registry import task_of
 from weince.lab.training.processes import end_with_parent
 
@@ -27,10 +26,8 @@ def work(folder: Path, steps: Sequence[str]) -> None:
         if step == "train":
             with line_named(run.loss.preset):
                 task.train(run)
-        elif step == task.measure and task.evaluate is not None:
-            task.evaluate(folder, run.device)
-        else:
-            measure_tail(step, folder)
+        elif (take := task.measures[step].take) is not None:
+            take(folder, run.device)
 
 
 def main() -> int:

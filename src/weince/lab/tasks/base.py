@@ -265,6 +265,30 @@ class Training(ABC):
 
 
 @dataclass(frozen=True)
+class Measure:
+    """How a trained run is measured.
+
+    Attributes:
+        file: File with the figures, in the run's folder.
+        figures: Names of the figures, each with its heading in a table.
+        test: Key of a reported figure; ``{}`` stands for the figure's name.
+        validation: Key of a figure that tries may be chosen by; empty if there is none.
+        keys: Dotted keys in the file for figures that have another name there.
+        digits: Digits after the point that a table shows.
+        take: Measures the trained run in a folder on a device and writes the file; None if training does that at its
+            end.
+    """
+
+    file: str
+    figures: Mapping[str, str]
+    test: str = "{}"
+    validation: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    digits: int = 3
+    take: Callable[[Path, str], None] | None = None
+
+
+@dataclass(frozen=True)
 class Task:
     """A kind of run.
 
@@ -281,9 +305,7 @@ class Task:
         check_loss: Raises a ValueError if the loss of given settings fails on random embeddings on their device.
         fingerprint: Returns the fingerprint of the data of given settings: `Training.fingerprint` without a training.
         weights: File or folder that training writes into a run's folder.
-        measure: How a run is measured: a key of `weince.lab.study.measures.MEASURES`.
-        evaluate: Measures the trained run in a folder on a device and writes the result into the folder; None if
-            training does that at its end.
+        measures: How runs can be measured, by name; comparisons take the first.
         each: File that training writes into a run's folder with the figures of each test query and their groups, an
             .npz; empty if seeds are the only noise of a comparison.
         figures: Figures that a comparison reports. The first one chooses tries and orders losses.
@@ -305,7 +327,7 @@ class Task:
     check_loss: Callable[[Any], None]
     fingerprint: Callable[[Any], str]
     weights: str
-    measure: str
+    measures: Mapping[str, Measure]
     figures: Mapping[str, Shown]
     validation: str
     unit: str
@@ -315,7 +337,6 @@ class Task:
     temperatures: tuple[float, ...] = ()
     finished: Callable[[Any], Path | None] = lambda run: None
     check_measured: Callable[[Any], None] = lambda run: None
-    evaluate: Callable[[Path, str], None] | None = None
     each: str = ""
     search_spaces: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
@@ -324,6 +345,11 @@ class Task:
         from weince.lab.training.loop import train
 
         return self.finished(run) or train(self, run, bar=bar)
+
+    @property
+    def measure(self) -> str:
+        """How runs of a comparison are measured."""
+        return next(iter(self.measures))
 
     @property
     def main(self) -> str:

@@ -15,6 +15,9 @@ from weince.lab.tasks.towers.task import TASK as TOWERS
 
 TASKS = {"vision": IMAGES, "text": SENTENCES, "towers": TOWERS}
 
+MEASURES = {name: measure for task in TASKS.values() for name, measure in task.measures.items()}
+"""How runs can be measured, by the name that a table's file gives."""
+
 
 def task_of(content: Mapping[str, Any]) -> Task:
     """The task of a configuration, or of a ``run.yaml``."""

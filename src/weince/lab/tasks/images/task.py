@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from weince.lab.configure import check_loss
-from weince.lab.tasks.base import MOST_PAIRS, Shown, Task
+from weince.lab.tasks.base import MOST_PAIRS, Measure, Shown, Task
 from weince.lab.tasks.images.config import FREE_TO_CHANGE, VisionRun
 from weince.lab.tasks.images.data import NAMES, load
 from weince.lab.tasks.images.evaluation import fingerprint, labels_of
+from weince.lab.tasks.images.evaluation.knn import RECALLS
 from weince.lab.tasks.images.runs import claim, evaluate_run
+from weince.lab.tasks.images.score_tails import FRECHET, LINK
 from weince.lab.tasks.images.training import ImageTraining
 from weince.machine import find_device
 
@@ -37,6 +39,24 @@ def evaluate(folder: Path, device: str) -> None:
     evaluate_run(folder, device=device)
 
 
+MEASURES = {
+    "evaluation": Measure(
+        "evaluation.json",
+        {
+            "linear": "Linear probe, %",
+            "knn": "Weighted vote of the 50 nearest neighbours, %",
+            **{f"r{k}": f"Recall at {k}, %" for k in RECALLS},
+            "map_r": "MAP@R, %",
+        },
+        "{}_test_mean",
+        "{}_validation_mean",
+        digits=2,
+        take=evaluate,
+    ),
+    "link": LINK,
+    "frechet": FRECHET,
+}
+
 TASK = Task(
     settings=VisionRun,
     prepare=ImageTraining,
@@ -48,8 +68,7 @@ TASK = Task(
     check_loss=check_loss_of,
     fingerprint=fingerprint_of,
     weights="model.safetensors",
-    measure="evaluation",
-    evaluate=evaluate,
+    measures=MEASURES,
     figures={
         "linear": Shown("linear accuracy", "linear"),
         "r1": Shown("recall at 1", "R@1"),

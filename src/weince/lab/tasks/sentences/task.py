@@ -6,7 +6,7 @@ from typing import Any
 
 from weince.lab import settings
 from weince.lab.configure import check_loss
-from weince.lab.tasks.base import MOST_PAIRS, Shown, Task
+from weince.lab.tasks.base import MOST_PAIRS, Measure, Shown, Task
 from weince.lab.tasks.sentences.config import FREE_TO_CHANGE, TextRun
 from weince.lab.tasks.sentences.encoder import check_model
 from weince.lab.tasks.sentences.training import SentenceTraining, fingerprint
@@ -84,7 +84,15 @@ TASK = Task(
     check_loss=check_loss_of,
     fingerprint=fingerprint,
     weights="best",
-    measure="sts",
+    measures={
+        "sts": Measure(
+            "result.json",
+            {"stsb": "Spearman on STS-B, x 100", "sts": "Mean Spearman of the STS tasks, x 100"},
+            "{}_test",
+            "{}_validation",
+            {"stsb_validation": "dev", "stsb_test": "tasks.STSB", "sts_test": "mean"},
+        )
+    },
     figures={
         "stsb": Shown("Spearman on STS-B", "STS-B"),
         "sts": Shown("mean Spearman of the STS tasks", "STS mean"),

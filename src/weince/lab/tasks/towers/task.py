@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weince.lab import settings
 from weince.lab.configure import check_loss
-from weince.lab.tasks.base import MOST_PAIRS, Shown, Task
+from weince.lab.tasks.base import MOST_PAIRS, Measure, Shown, Task
 from weince.lab.tasks.sentences.encoder import check_model
 from weince.lab.tasks.towers.config import FREE_TO_CHANGE, TowersRun
 from weince.lab.tasks.towers.encoders import BAG, BAG_WIDTH, MODEL
@@ -121,6 +121,15 @@ def evaluate_run(folder: Path, *, data: str | None = None, device: str = "auto")
         return write_result(run, pairs, embedded, fingerprint=before if data is None else pairs.fingerprint)
 
 
+SHOWN = {
+    "ndcg": Shown("nDCG@10", "nDCG@10"),
+    "recall_1": Shown("recall at 1", "R@1"),
+    "recall_10": Shown("recall at 10", "R@10"),
+    "recall_100": Shown("recall at 100", "R@100"),
+    "mrr": Shown("MRR@10", "MRR@10"),
+    "map": Shown("MAP", "MAP"),
+}
+
 TASK = Task(
     settings=TowersRun,
     prepare=_prepare,
@@ -132,15 +141,16 @@ TASK = Task(
     check_loss=_check_loss,
     fingerprint=_fingerprint,
     weights=MODEL,
-    measure="towers",
-    figures={
-        "ndcg": Shown("nDCG@10", "nDCG@10"),
-        "recall_1": Shown("recall at 1", "R@1"),
-        "recall_10": Shown("recall at 10", "R@10"),
-        "recall_100": Shown("recall at 100", "R@100"),
-        "mrr": Shown("MRR@10", "MRR@10"),
-        "map": Shown("MAP", "MAP"),
+    measures={
+        "towers": Measure(
+            RESULT,
+            {name: f"{shown.words}, x 100" for name, shown in SHOWN.items()},
+            "{}_test",
+            "{}_validation",
+            digits=2,
+        )
     },
+    figures=SHOWN,
     validation="nDCG@10 on validation queries",
     unit="x 100",
     column="ndcg",
