@@ -102,7 +102,7 @@ def test_runs_on_images_do_not_join_those_on_text(tmp_path, config):
     images = tmp_path / "images"
     images.mkdir()
     fill(comparison_of(config_in(images), "infonce", seeds=[7, 21]), images)
-    with pytest.raises(ValueError, match=r"has no result\.json"):
+    with pytest.raises(ValueError, match=r"a record needs result\.json, in the run"):
         compare(out=tmp_path / "text", add=[images])
 
 

@@ -190,6 +190,6 @@ def test_an_array_completes_though_it_is_left_alone_and_jobs_are_killed(tmp_path
     for run in runs:
         log = (run.folder / "log.csv").read_text().splitlines()
         assert [line.partition(",")[0] for line in log[1:]] == [str(epoch) for epoch in range(1, 61)]
-        starts = (run.folder / "output.txt").read_text().count(" train --config ")
+        starts = (run.folder / "output.txt").read_text().count(" -m weince.lab.study.worker ")
         # There are more than two starts if a job restarts its killed training before it is killed itself.
         assert (starts >= 2) if run.folder in (killed, preempted) else (starts == 1)

@@ -37,6 +37,9 @@ PROTOCOL = {
 LARGEST = 100.001
 """Largest figure, and a little more for rounding."""
 
+COSTS = ("loss_ms", "loss_mib", "step_ms", "step_mib", "batch", "width")
+"""Numbers of a cost that a page shows."""
+
 Files = dict[str, Any]
 """The small files of a run, by name."""
 
@@ -55,7 +58,7 @@ def find_runs(
             says which data set of the records is ours.
 
     Returns:
-        The files of the runs that were found, by the names that the runs have here.
+        The files of those runs, by the names that the runs have here.
 
     Raises:
         ValueError: No data set of the records has the name of ours, or several have.
@@ -70,17 +73,16 @@ def find_runs(
     if of_data is None and ours is None:
         of_data = _data_meant([files for _, _, files in matching], runs[0])
     taken: dict[str, Files] = {}
-    refused: list[tuple[Path, str]] = []
+    refused: Counter[tuple[Path, str]] = Counter()
     for archive, run, files in matching:
         if run.name in taken:
             continue
-        differs = _difference(files[result], of_data, ours)
-        if differs:
-            refused.append((archive, differs))
+        if why := _difference(files[result], of_data, ours):
+            refused[archive, why] += 1
         else:
             taken[run.name] = _as_ours(files, run)
             ours = ours or files[result]
-    for (archive, why), count in Counter(refused).items():
+    for (archive, why), count in refused.items():
         print(f"{archive}: {count} {'run' if count == 1 else 'runs'} not reused, {why}", file=sys.stderr)
     return taken
 
@@ -90,22 +92,22 @@ def _data_meant(matching: Sequence[Files], run: Run) -> str | None:
 
     Records with the settings of our runs may be on other data, such as CIFAR-10 instead of CIFAR-100.
     """
-    result, task = run.result.name, task_for(run)
-    ours = _names(settings.as_written(settings_of(run)), task)
-    data = {files[result].get("fingerprint"): _names(files["run.yaml"], task) for files in matching}
-    meant = [mark for mark, names in data.items() if names == ours]
+    task = task_for(run)
+
+    def names(content: Mapping[str, Any]) -> list[str]:
+        """Names of the data in the settings of a run, wherever they lie."""
+        return [Path(str(content.get(place))).stem for place in task.places]
+
+    ours = names(settings.as_written(settings_of(run)))
+    data = {files[run.result.name].get("fingerprint"): names(files["run.yaml"]) for files in matching}
+    meant = [mark for mark, theirs in data.items() if theirs == ours]
     if data and len(meant) != 1:
-        there = "; ".join(f"{', '.join(names)} (fingerprint {mark})" for mark, names in data.items())
+        there = "; ".join(f"{', '.join(theirs)} (fingerprint {mark})" for mark, theirs in data.items())
         raise ValueError(
             f"which runs to reuse is unclear: the archives have such runs on {there}, and the data here, "
             f"{', '.join(ours)}, cannot be read to compare with; give their path with --data"
         )
     return meant[0] if meant else None
-
-
-def _names(content: Mapping[str, Any], task: Task) -> list[str]:
-    """Names of the data in the settings of a run, wherever they lie."""
-    return [Path(str(content.get(place))).stem for place in task.places]
 
 
 def _difference(
@@ -116,10 +118,10 @@ def _difference(
         return f"their data have the fingerprint {evaluation.get('fingerprint')}, not {of_data}"
     if ours is None:
         return "their evaluation is quick" if evaluation.get("quick") else None
-    differs = [key for key in PROTOCOL if evaluation.get(key) != ours.get(key)]
-    if not differs:
-        return None
-    return f"their {PROTOCOL[differs[0]]} is {evaluation.get(differs[0])}, not {ours.get(differs[0])}"
+    for key, called in PROTOCOL.items():
+        if evaluation.get(key) != ours.get(key):
+            return f"their {called} is {evaluation.get(key)}, not {ours.get(key)}"
+    return None
 
 
 def seeds_of(comparison: Comparison, archives: Iterable[Path]) -> list[int]:
@@ -133,9 +135,8 @@ def seeds_of(comparison: Comparison, archives: Iterable[Path]) -> list[int]:
         for files in _read(path, comparison.task).values()
     )
     usual = {seed: place for place, seed in enumerate(SEEDS)}
-    return sorted(counted, key=lambda seed: (-counted[seed], usual.get(seed, len(SEEDS)), seed)) or list(
-        SEEDS
-    )
+    order = sorted(counted, key=lambda seed: (-counted[seed], usual.get(seed, len(SEEDS)), seed))
+    return order or list(SEEDS)
 
 
 def add(
@@ -143,39 +144,34 @@ def add(
 ) -> Comparison:
     """Copy all records of other archives into ours; return the comparison with their losses, tries and seeds added.
 
-    A run that is done here stays as it is. Of a run that several archives have, the first record is copied.
-
-    Args:
-        comparison: The comparison so far.
-        archives: Archives of other people.
-        out: Folder of the comparison.
-        ours: Evaluations of our finished runs.
+    A run that is done here stays as it is. Of a run that several archives have, the first record is copied. ``ours``
+    are the evaluations of our finished runs.
 
     Raises:
         ValueError: A record has other data, another recipe or another protocol, or there is no try to choose. Nothing
             is changed then.
     """
     result = comparison.task.measures[comparison.task.measure].file
-    theirs = [
-        (path, name, files) for path in archives for name, files in _read(path, comparison.task).items()
-    ]
-    evaluations = [(f"{path}, {name}", files[result]) for path, name, files in theirs]
-    check_protocol([*(("this comparison", one) for one in ours[:1]), *evaluations])
+    theirs = {
+        f"{path}, {name}": files for path in archives for name, files in _read(path, comparison.task).items()
+    }
+    first = [("this comparison", one) for one in ours[:1]]
+    check_protocol([*first, *((name, files[result]) for name, files in theirs.items())])
     recipe = settings_of(plan(comparison.tries_table(), out)[0])
     epochs = {epochs_of(run) for run in _every_run(comparison, out)}
     content = settings.load(comparison.config)
-    for path, name, files in theirs:
-        _check_recipe(f"{path}, {name}", files["run.yaml"], recipe, epochs)
+    for name, files in theirs.items():
+        _check_recipe(name, files["run.yaml"], recipe, epochs)
         comparison = _with_loss(comparison, _recorded(files["run.yaml"]), content)
     runs = _identities(_every_run(comparison, out))
     new: dict[str, Files] = {}
-    for _, _, files in theirs:
+    for files in theirs.values():
         # None: a shorter try with a seed that chooses nothing here.
         run = runs.get(_recorded_identity(files["run.yaml"]))
         if run is not None and not is_done(run):
             new.setdefault(run.name, _as_ours(files, run))
     if not ours and not any(run.name in new for run in plan(comparison.tries_table(), out)):
-        seeds = sorted({_recorded_identity(files["run.yaml"])[1] for _, _, files in theirs})
+        seeds = sorted({_recorded_identity(files["run.yaml"])[1] for files in theirs.values()})
         raise ValueError(
             f"a comparison that begins with --add wants tries with its first seed, {comparison.seeds[0]}, to choose "
             f"by; got {f'runs with the seeds {seeds}' if seeds else 'no runs'}"
@@ -252,77 +248,67 @@ def _every_run(comparison: Comparison, out: Path) -> list[Run]:
 def _read(path: Path, task: Task) -> dict[str, Files]:
     """Read the runs of an archive; each must have the validation figure by which a comparison chooses."""
     measure = task.measures[task.measure]
-    result, figure = measure.file, measure.validation.format(task.main)
+    figure = measure.validation.format(task.main)
     path = path / ARCHIVE if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"{path}: no such archive of runs; wanted a {ARCHIVE}, or a folder with one")
     records = read_archive(path)
     for name, files in records.items():
-        missing = [needed for needed in ("run.yaml", result) if needed not in files]
-        if missing:
-            raise ValueError(
-                f"{path}: wanted run.yaml and {result} of every run; got {name}, which has no {missing[0]}"
-            )
         check_shown(path, name, files, task)
-        if flat(files[result]).get(measure.keys.get(figure, figure)) is None:
-            raise ValueError(f"{path}: {result} of the run {name} wants {figure}, to choose by")
+        if flat(files[measure.file]).get(measure.keys.get(figure, figure)) is None:
+            raise ValueError(f"{path}: {measure.file} of the run {name} wants {figure}, to choose by")
     return records
 
 
 def check_shown(path: Path, name: str, files: Mapping[str, Any], task: Task) -> None:
     """Check that a page can show the record of a run, which may have been edited by hand.
 
+    Once such a record is copied, no page of the folder could be written.
+
     Raises:
         ValueError: It cannot; the message names the archive and the run.
     """
-    wrong = [file for file, content in files.items() if not isinstance(content, Mapping)]
-    if wrong:
-        raise ValueError(
-            f"{path}: {wrong[0]} of the run {name} must be names with values; got {files[wrong[0]]!r}"
-        )
-    unshown = _unshown(files, task)
-    if unshown:
-        raise ValueError(f"{path}: {unshown}, in the run {name}")
+    try:
+        _check_shown(files, task)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{path}: {error}, in the run {name}") from None
 
 
-def _unshown(files: Mapping[str, Any], task: Task) -> str | None:
-    """What no page could show of a record, in words: once it is copied, no page of the folder could be written."""
-    loss = files.get("run.yaml", {}).get("loss", {})
-    if not isinstance(loss, Mapping):
-        return f"loss must be names with values; got {loss!r}"
-    preset = loss.get("preset", LossConfig().preset)
-    if not isinstance(preset, str) or not re.fullmatch(r"[\w.-]+(:\w+)?", preset):
-        return f"loss.preset must name a loss, such as dcl or my_package:MyLoss; got {preset!r}"
+def _check_shown(files: Mapping[str, Any], task: Task) -> None:
     measure = task.measures[task.measure]
-    names = [(measure.file, "data"), *((RECORD, name) for name in (*_COSTS, "hardware") if RECORD in files)]
-    missing = [(file, name) for file, name in names if name not in files[file]]
-    if missing:
-        return f"{missing[0][0]} wants {missing[0][1]}"
+    for file in ("run.yaml", measure.file, *files):
+        if file not in files:
+            raise ValueError(f"a record needs {file}")
+        if not isinstance(files[file], Mapping):
+            raise ValueError(f"{file} must be names with values; got {files[file]!r}")
+    loss = files["run.yaml"].get("loss", {})
+    preset = loss.get("preset", LossConfig().preset) if isinstance(loss, Mapping) else f"the loss {loss!r}"
+    if not isinstance(preset, str) or not re.fullmatch(r"[\w.-]+(:\w+)?", preset):
+        raise ValueError(f"loss.preset must name a loss, such as dcl or my_package:MyLoss; got {preset!r}")
     made = files.get("made.json", {}).get("measures", {})
     where = made.get(task.measure, NOT_RECORDED) if isinstance(made, Mapping) else made
-    if not isinstance(where, Mapping) or not NOT_RECORDED.keys() <= where.keys():
-        return f"made.json wants {' and '.join(NOT_RECORDED)} of its {task.measure}; got {where!r}"
+    wanted = {measure.file: (files[measure.file], ["data"]), "made.json": (where, [*NOT_RECORDED])}
+    if RECORD in files:
+        wanted[RECORD] = files[RECORD], [*COSTS, "hardware"]
+    for file, (content, names) in wanted.items():
+        for name in names:
+            if not isinstance(content, Mapping) or name not in content:
+                raise ValueError(f"{file} wants {name}; got {content!r}")
     kinds = [kind.format(figure) for figure in task.figures for kind in (measure.test, measure.validation)]
     result = flat(files[measure.file])
     # A record has no figure, or None, that is newer than it.
-    numbers = {kind: result.get(measure.keys.get(kind, kind)) for kind in kinds}
-    numbers |= {name: files.get(RECORD, {}).get(name) for name in (*_COSTS, "epoch_seconds")}
-    wrong = [name for name, value in numbers.items() if not isinstance(value, int | float | None)]
-    if wrong:
-        return f"{wrong[0]} must be a number; got {numbers[wrong[0]]!r}"
-    beyond = [kind for kind in kinds if LARGEST < abs(numbers[kind] or 0.0) < math.inf]
-    if beyond:
-        return f"{beyond[0]} must be from -100 to 100; got {repr(numbers[beyond[0]])[:20]}"
+    figures = {kind: result.get(measure.keys.get(kind, kind)) for kind in kinds}
+    costs = {name: files.get(RECORD, {}).get(name) for name in (*COSTS, "epoch_seconds")}
+    for name, value in {**figures, **costs}.items():
+        if not isinstance(value, int | float | None):
+            raise ValueError(f"{name} must be a number; got {value!r}")
+        if name in figures and LARGEST < abs(value or 0.0) < math.inf:
+            raise ValueError(f"{name} must be from -100 to 100; got {repr(value)[:20]}")
     try:
         for row in zip(*files.get("log.csv", {}).values(), strict=True):
             [float(cell) for cell in row if cell is not None]
     except (TypeError, ValueError, OverflowError) as error:
-        return f"log.csv must be columns of numbers, equally long; got {error}"
-    return None
-
-
-_COSTS = ("loss_ms", "loss_mib", "step_ms", "step_mib", "batch", "width")
-"""Numbers of a cost that a page shows."""
+        raise ValueError(f"log.csv must be columns of numbers, equally long; got {error}") from None
 
 
 def _as_ours(files: Files, run: Run) -> Files:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -24,21 +24,18 @@ from weince.lab.study.blocks import (
     number,
     numbers,
     plain,
-    save_rows,
     text_or_dash,
     write,
 )
 from weince.lab.study.comparison import Comparison
 from weince.lab.study.cost import Cost
 from weince.lab.study.differences import LossDifference
+from weince.lab.study.exports import as_json, save_csv
 from weince.lab.study.search_space import in_words
-from weince.lab.study.statistics import Done, LossLine, Outcome, TryLine
+from weince.lab.study.statistics import Done, LossLine, Outcome
 
 if TYPE_CHECKING:
     from weince.diagnose.style import Figure
-
-SCHEMA = 1
-"""Version of ``compare.json``; increased when a field is removed or changes its meaning."""
 
 COSTS = {
     "loss_ms": ("loss, ms", 2),
@@ -89,8 +86,10 @@ class ComparisonPage:
         from weince.lab.study.figures import draw_comparison  # here, since matplotlib takes a while
 
         figures = draw_comparison(self.comparison, self.outcome, folder / "figures")
-        _save_csv(folder / "compare.csv", self.outcome.lines)
-        write(folder / "compare.json", json.dumps(self.as_json(), indent=1) + "\n")
+        content = as_json(self.comparison, self.outcome)
+        told = {"advice": self.advice, "facts": self.facts, "missing": self.missing, "failed": self.failed}
+        write(folder / "compare.json", json.dumps({**content, **told}, indent=1) + "\n")
+        save_csv(folder / "compare.csv", content["losses"])
         write(folder / "compare.md", self.markdown())
         write(folder / "index.html", self.document(figures).html())
         return folder / "index.html"
@@ -210,7 +209,7 @@ class ComparisonPage:
         rows: dict[str, dict[float, tuple[float, bool]]] = {}
         task = self.comparison.task
         for one in self.outcome.tries:
-            value = one.done.figure(task.main, "validation") if one.done else math.nan
+            value = one.figure(task.main, "validation")
             if one.temperature is not None and math.isfinite(value):
                 row = rows.setdefault(one.loss, {})
                 if one.temperature not in row or value > row[one.temperature][0]:
@@ -299,8 +298,8 @@ class ComparisonPage:
                 one.loss,
                 one.words,
                 f"{one.done.epochs}" if one.done else "—",
-                _validation(one, task.main),
-                number(one.done.figure(task.main) if one.done else None),
+                number(one.figure(task.main, "validation")),
+                number(one.figure(task.main)),
                 "chosen" * one.chosen,
             ]
             for one in self.outcome.tries
@@ -352,7 +351,8 @@ class ComparisonPage:
         parts += ["", "## What is missing", "", *markdown_list(missing)] if missing else []
         main = self.comparison.task.main
         tries = [
-            (one.loss, one.words, _validation(one, main), "chosen" * one.chosen) for one in self.outcome.tries
+            (one.loss, one.words, number(one.figure(main, "validation")), "chosen" * one.chosen)
+            for one in self.outcome.tries
         ]
         parts += ["", "## Every try", ""]
         parts += markdown_table(["loss", "settings", "validation", ""], tries, {"validation"})
@@ -378,59 +378,6 @@ class ComparisonPage:
         fewer = f" (n = {one.n})" if one.n != line.measured[figure].n else ""
         return f"{_difference(one)}{fewer}, {one.word}"
 
-    def as_json(self) -> dict[str, Any]:
-        """The comparison for programs; docs/compare.md describes the fields."""
-        outcome, main = self.outcome, self.comparison.task.main
-        return {
-            "schema": SCHEMA,
-            "advice": list(self.advice),
-            "baseline": self.comparison.baseline,
-            "level_within": self.comparison.level_within,
-            "facts": self.facts,
-            "comparisons": outcome.judgement.comparisons,
-            "figures": {
-                figure: {
-                    "deviation": spread.deviation,
-                    "degrees": spread.degrees,
-                    "smallest_difference": outcome.smallest.get(figure),
-                }
-                for figure, spread in outcome.judgement.spreads.items()
-            },
-            "losses": [_line_as_json(line) for line in outcome.lines],
-            "tries": [
-                {
-                    "loss": one.loss,
-                    "settings": one.words,
-                    "chosen": one.chosen,
-                    "run": one.done.run.name if one.done else None,
-                    "validation": _or_none(one.done.figure(main, "validation")) if one.done else None,
-                    "test": _or_none(one.done.figure(main)) if one.done else None,
-                }
-                for one in outcome.tries
-            ],
-            "best_of": {loss: list(values) for loss, values in outcome.tuned.items()},
-            "runs": [self._run_as_json(one) for one in outcome.done],
-            "missing": self.missing,
-            "failed": dict(self.failed),
-        }
-
-    def _run_as_json(self, one: Done) -> dict[str, Any]:
-        main = self.comparison.task.main
-        return {
-            "run": one.run.name,
-            "loss": one.run.loss,
-            "settings": self._settings(one),
-            "seed": one.run.seed,
-            "epochs": one.epochs,
-            "counts": one.run.name in self.outcome.counted,
-            **{f"{figure}_test": _or_none(one.figure(figure)) for figure in self.comparison.task.figures},
-            f"{main}_validation": _or_none(one.figure(main, "validation")),
-            "crowded": _or_none(one.crowded),
-            "train_seconds": _or_none(one.seconds),
-            "hardware": one.record["made"]["hardware"],
-            "commit": one.record["made"]["commit"],
-        }
-
 
 def _seeds(line: LossLine) -> int:
     return max((one.n for one in line.measured.values()), default=0)
@@ -451,61 +398,5 @@ def _difference(one: LossDifference) -> str:
     return "—" if math.isnan(one.mean) else f"{one.mean:+.2f}{half_text(one.half, 2)}"
 
 
-def _validation(one: TryLine, main: str) -> str:
-    return number(one.done.figure(main, "validation") if one.done else None)
-
-
 def _measured_on(cost: Cost) -> str:
     return f"{cost['hardware']}, {cost['batch']} pairs of width {cost['width']}"
-
-
-def _line_as_json(line: LossLine) -> dict[str, Any]:
-    figures: dict[str, dict[str, Any]] = {}
-    for figure, mean in line.measured.items():
-        figures[figure] = {
-            "mean": mean.mean,
-            "half": _or_none(mean.half),
-            "seeds": mean.n,
-            "word": "baseline",
-        }
-        if figure in line.judged:
-            one = line.judged[figure]
-            figures[figure] |= {
-                "word": one.word,
-                "why": one.why,
-                "difference": _or_none(one.mean),
-                "difference_half": _or_none(one.half),
-                "p": _or_none(one.p_value),
-                "p_holm": _or_none(one.holm),
-                "pairs": one.n,
-            }
-    return {
-        "loss": line.loss,
-        "settings": line.words,
-        "tries": line.tries,
-        "crowded": _or_none(line.crowded),
-        "train_seconds": _or_none(line.seconds),
-        "cost": line.cost,
-        "figures": figures,
-    }
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _save_csv(path: Path, lines: Sequence[LossLine]) -> None:
-    """Write a row for each loss and figure."""
-    header = [
-        "loss", "settings", "tries", "figure", "mean", "half", "seeds", "word", "difference", "difference_half",
-        "p", "p_holm", "pairs", "crowded", "loss_ms", "loss_mib", "step_ms", "step_mib", "cost_hardware",
-    ]  # fmt: skip
-    rows = []
-    for line in lines:
-        cost = line.cost or {}
-        costs = [cost.get(key, "") for key in (*COSTS, "hardware")]
-        for figure, mean in line.measured.items():
-            one = line.judged.get(figure)
-            against = ["baseline", "", "", "", "", ""] if one is None else [one.word, *one[2:]]
-            rows.append([line.loss, line.words, line.tries, figure, *mean, *against, line.crowded, *costs])
-    save_rows(path, header, rows)

@@ -36,11 +36,7 @@ class Done:
     record: Mapping[str, Any]
 
     def figure(self, name: str, kind: str = "test") -> float:
-        """A figure of its measure, ``test`` or ``validation``; NaN if the record is older than the figure.
-
-        Raises:
-            ValueError: It is no number; the message names the file and the run.
-        """
+        """A ``test`` or ``validation`` figure; NaN if the record is older than it. What is no number is an error."""
         measure = self.run.measure
         key = (measure.test if kind == "test" else measure.validation).format(name)
         value = self.record.get(key) if key else None
@@ -57,7 +53,6 @@ class Done:
 
     @property
     def epochs(self) -> int:
-        """Number of epochs that it trained."""
         return epochs_of(self.run)
 
     @property
@@ -73,9 +68,8 @@ class Done:
     def course(self, column: str) -> list[tuple[float, float, float]]:
         """Epochs and seconds of training, and a column of the log, wherever the log has it."""
         seconds = itertools.accumulate(row.get("seconds", math.nan) for row in self.log)
-        return [
-            (row["epoch"], s, row[column]) for row, s in zip(self.log, seconds, strict=True) if column in row
-        ]
+        rows = zip(self.log, seconds, strict=True)
+        return [(row["epoch"], until, row[column]) for row, until in rows if column in row]
 
 
 DoneRuns = Mapping[str, Done]
@@ -93,6 +87,12 @@ def among(runs: Iterable[Run], done: DoneRuns) -> list[Done]:
     return [done[run.name] for run in runs if run.name in done]
 
 
+def mean_of(values: Iterable[float]) -> float:
+    """Mean of the finite values; NaN if there are none."""
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan
+
+
 def choose(tries: Mapping[int, Sequence[Done]], figure: str) -> int | None:
     """Number of the try with the best mean validation figure; None if no try has a finite one.
 
@@ -103,19 +103,12 @@ def choose(tries: Mapping[int, Sequence[Done]], figure: str) -> int | None:
         return None
     shared = set.intersection(*({one.run.seed for one in done} for done in begun.values()))
     means = {
-        number: mean_of(
-            by_seed([d for d in done if not shared or d.run.seed in shared], figure, "validation")
-        )
+        number: mean_of(d.figure(figure, "validation") for d in done if not shared or d.run.seed in shared)
         for number, done in begun.items()
     }
     # Spearman's correlation of an encoder that collapsed is NaN.
     known = {number: mean for number, mean in means.items() if math.isfinite(mean)}
     return max(known, key=known.__getitem__) if known else None
-
-
-def mean_of(values: Mapping[Any, float]) -> float:
-    """Mean of the values; NaN if there are none."""
-    return statistics.fmean(values.values()) if values else math.nan
 
 
 # A fixed table.
@@ -162,7 +155,7 @@ def reported() -> dict[str, dict[str, dict[str, Interval]]]:
     content = yaml.safe_load((Path(__file__).parent / "reported.yaml").read_text(encoding="utf-8"))
     return {
         figure: {
-            row: {loss: Interval(*(*mean, math.nan, 0)[: max(3, len(mean))]) for loss, mean in losses.items()}
+            row: {loss: Interval(*mean, *(math.nan, 0)[len(mean) - 1 :]) for loss, mean in losses.items()}
             for row, losses in rows.items()
         }
         for figure, rows in content.items()
@@ -176,31 +169,29 @@ def fill_table(table: RunTable, runs: Sequence[Run], done: DoneRuns) -> TableLin
         groups.setdefault((run.row, run.loss), {}).setdefault(run.try_number, []).append(run)
     numbers = {cell: _shown_try(table, tries, done) for cell, tries in groups.items()}
     chosen, every = [], []
-    for figure in table.figures:
-        for (row, loss), tries in groups.items():
-            base = groups.get((row, table.baseline)) if loss != table.baseline else None
-            compared = None if base is None else among(base[numbers[row, table.baseline]], done)
-            for number, of_try in tries.items():
-                here = among(of_try, done)
-                values = by_seed(here, figure)
-                line = TableLine(
-                    figure=figure,
-                    row=row,
-                    loss=loss,
-                    tried=words(table.tries_of(loss)[number]),
-                    # The paper's figure stands beside the chosen try; in the list of tries, beside the first.
-                    reported=reported().get(figure, {}).get(row, {}).get(table.losses[loss].reported),
-                    measured=t_interval(values.values()) if values else None,
-                    validation=mean_of(by_seed(here, table.choose_by, "validation"))
-                    if table.choose_by
-                    else math.nan,
-                    against=None if compared is None else _against(values, by_seed(compared, figure)),
-                    planned=len(of_try),
-                    digits=of_try[0].measure.digits,
-                )
-                every.append(line if number == 0 else line._replace(reported=None))
-                if number == numbers[row, loss]:
-                    chosen.append(line)
+    for figure, ((row, loss), tries) in itertools.product(table.figures, groups.items()):
+        base = groups.get((row, table.baseline)) if loss != table.baseline else None
+        compared = None if base is None else among(base[numbers[row, table.baseline]], done)
+        for number, of_try in tries.items():
+            here = among(of_try, done)
+            values = by_seed(here, figure)
+            validation = (one.figure(table.choose_by, "validation") for one in here if table.choose_by)
+            line = TableLine(
+                figure=figure,
+                row=row,
+                loss=loss,
+                tried=words(table.tries_of(loss)[number]),
+                # The paper's figure stands beside the chosen try; in the list of tries, beside the first.
+                reported=reported().get(figure, {}).get(row, {}).get(table.losses[loss].reported),
+                measured=t_interval(values.values()) if values else None,
+                validation=mean_of(validation),
+                against=None if compared is None else _against(values, by_seed(compared, figure)),
+                planned=len(of_try),
+                digits=of_try[0].measure.digits,
+            )
+            every.append(line if number == 0 else line._replace(reported=None))
+            if number == numbers[row, loss]:
+                chosen.append(line)
     return TableLines(chosen, every)
 
 
@@ -227,6 +218,10 @@ class TryLine(NamedTuple):
     temperature: float | None
     done: Done | None
     chosen: bool
+
+    def figure(self, name: str, kind: str = "test") -> float:
+        """A figure of its run; NaN if it is not done."""
+        return self.done.figure(name, kind) if self.done else math.nan
 
 
 class LossLine(NamedTuple):
@@ -305,19 +300,11 @@ def without_figure(comparison: Comparison, tries: Sequence[Run], done: DoneRuns)
 def judge_by_seeds(
     figures: Sequence[str], runs: Mapping[str, Mapping[int, Done]], *, baseline: str, level_within: float
 ) -> Judgement:
-    """Compare losses with the spread between seeds as the only noise.
-
-    Args:
-        figures: Names of the figures that some runs have.
-        runs: The final runs of each loss, by seed.
-        baseline: The loss to compare with.
-        level_within: The largest difference that does not matter.
-    """
-    values = {
-        figure: {loss: seeds for loss, done in runs.items() if (seeds := by_seed(done.values(), figure))}
-        for figure in figures
-    }
-    compared = {figure: paired(of_losses, baseline) for figure, of_losses in values.items()}
+    """Compare the final runs of each loss, by seed; the spread between seeds is the only noise."""
+    compared = {}
+    for figure in figures:
+        values = {loss: by_seed(done.values(), figure) for loss, done in runs.items()}
+        compared[figure] = paired({loss: seeds for loss, seeds in values.items() if seeds}, baseline)
     return judge(compared, level_within=level_within)
 
 
@@ -359,92 +346,64 @@ def judge_by_queries(
 def summarise(comparison: Comparison, tries: Sequence[Run], seeds: Sequence[Run], done: DoneRuns) -> Outcome:
     """Summarise the runs of a comparison that are done.
 
-    Args:
-        comparison: What is compared.
-        tries: Its tries.
-        seeds: The chosen tries with all seeds; ``try_number`` is the number of the try.
-        done: The runs that are done.
+    ``seeds`` are the chosen tries with all seeds; their ``try_number`` is the number of the try.
     """
+    main, losses = comparison.task.main, comparison.losses
     chosen = {run.loss: run.try_number for run in seeds}
     final = {run.name: Done(run, done[run.name].record) for run in seeds if run.name in done}
     every = {**{one.run.name: one for one in among(tries, done)}, **final}
-    by_loss = {
-        loss: {one.run.seed: one for one in final.values() if one.run.loss == loss}
-        for loss in comparison.losses
-    }
+    by_loss = {loss: {one.run.seed: one for one in final.values() if one.run.loss == loss} for loss in losses}
     judge_runs = judge_by_queries if comparison.task.each else judge_by_seeds
-    figures = [
-        figure
-        for figure in comparison.task.figures
-        if any(by_seed(runs.values(), figure) for runs in by_loss.values())
-    ]
     judgement = judge_runs(
-        figures, by_loss, baseline=comparison.baseline, level_within=comparison.level_within
+        [f for f in comparison.task.figures if any(by_seed(runs.values(), f) for runs in by_loss.values())],
+        by_loss,
+        baseline=comparison.baseline,
+        level_within=comparison.level_within,
     )
     listed = [
         TryLine(
             loss,
-            in_words(comparison.losses[loss][run.try_number]),
-            comparison.losses[loss][run.try_number].get("loss.temperature"),
+            in_words(losses[loss][run.try_number]),
+            losses[loss][run.try_number].get("loss.temperature"),
             done.get(run.name),
             chosen.get(loss) == run.try_number,
         )
-        for loss in comparison.losses
+        for loss in losses
         for run in tries
         if run.loss == loss
     ]
-    lines = [
-        _loss_line(comparison, loss, chosen.get(loss), list(runs.values()), judgement, listed)
-        for loss, runs in by_loss.items()
-    ]
-    main = comparison.task.main
+    lines = []
+    for loss, of_loss in by_loss.items():
+        runs = list(of_loss.values())
+        values = {figure: by_seed(runs, figure) for figure in comparison.task.figures}
+        lines.append(
+            LossLine(
+                loss,
+                in_words(losses[loss][chosen[loss]]) if loss in chosen else "",
+                sum(one.done is not None for one in listed if one.loss == loss),
+                {figure: t_interval(of.values()) for figure, of in values.items() if of},
+                {figure: of[loss] for figure, of in judgement.judged.items() if loss in of},
+                mean_of(one.crowded for one in runs),
+                mean_of(one.seconds for one in runs),
+                next((cost for one in runs if (cost := cost_of_run(one.run))), None),
+            )
+        )
     lines.sort(key=lambda line: -line.measured[main].mean if main in line.measured else math.inf)
-    counts = {line.loss: line.tries for line in lines if line.tries}
-    smallest, tuned = reach(judgement), _tuned(comparison, listed)
+    tuned: dict[str, list[tuple[float, float]]] = {}
+    for one in listed:
+        both = one.figure(main, "validation"), one.figure(main)
+        if all(map(math.isfinite, both)):
+            tuned.setdefault(one.loss, []).append(both)
     return Outcome(
-        lines, judgement, smallest, listed, tuned, list(every.values()), final.keys(), budget(counts)
+        lines,
+        judgement,
+        reach(judgement),
+        listed,
+        {loss: best_of(figures) for loss, figures in tuned.items()},
+        list(every.values()),
+        final.keys(),
+        budget({line.loss: line.tries for line in lines if line.tries}),
     )
-
-
-def _loss_line(
-    comparison: Comparison,
-    loss: str,
-    chosen: int | None,
-    runs: Sequence[Done],
-    judgement: Judgement,
-    tries: Sequence[TryLine],
-) -> LossLine:
-    measured = {f: t_interval(v.values()) for f in comparison.task.figures if (v := by_seed(runs, f))}
-    return LossLine(
-        loss,
-        "" if chosen is None else in_words(comparison.losses[loss][chosen]),
-        sum(one.done is not None for one in tries if one.loss == loss),
-        measured,
-        {figure: of[loss] for figure, of in judgement.judged.items() if loss in of},
-        _mean_known(one.crowded for one in runs),
-        _mean_known(one.seconds for one in runs),
-        next((cost for one in runs if (cost := cost_of_run(one.run))), None),
-    )
-
-
-def _mean_known(values: Iterable[float]) -> float:
-    return mean_of(dict(enumerate(value for value in values if math.isfinite(value))))
-
-
-def _tuned(comparison: Comparison, tries: Sequence[TryLine]) -> dict[str, list[float]]:
-    """The gain from tuning: `best_of` the finished tries of each loss."""
-    main = comparison.task.main
-    figures = {
-        loss: [
-            both
-            for one in tries
-            if one.loss == loss
-            and one.done
-            and all(map(math.isfinite, both := (one.done.figure(main, "validation"), one.done.figure(main))))
-        ]
-        for loss in comparison.losses
-    }
-    return {loss: best_of(of) for loss, of in figures.items() if of}
 
 
 def cost_of_run(run: Run) -> Cost | None:
