@@ -1,6 +1,8 @@
 """The user's images from an npz or a folder, the embedded digits, and unknown names."""
 
+import os
 import struct
+import tracemalloc
 import warnings
 import zipfile
 from pathlib import Path
@@ -386,3 +388,25 @@ def test_the_digits_are_scikit_learns(there, monkeypatch):
     pixels, labels = data.read_digits()
     np.testing.assert_array_equal(pixels, wanted.data)
     np.testing.assert_array_equal(labels, wanted.target)
+
+
+@pytest.mark.posix
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "images.npz")
+    with pytest.raises(ValueError, match=r"images\.npz: want a file; got a pipe"):
+        load(str(tmp_path / "images.npz"))
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused_before_it_is_unpacked(tmp_path):
+    """A zip bomb: 100 KB that would take 100 MB, found by the sizes that it declares."""
+    path = tmp_path / "images.npz"
+    np.savez_compressed(path, train_images=np.zeros((33_000, 32, 32, 3), np.uint8))
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            ValueError, match=r"images\.npz: unpacks from 0\.\d to 9\d MiB, as it says itself"
+        ):
+            load(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()

@@ -1,5 +1,6 @@
 """Sentences from a file equal those of reading it whole, but the file is never held in memory."""
 
+import os
 import threading
 import tracemalloc
 import warnings
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weince.lab.tasks.sentences.data import LONGEST, SentenceFile, ahead, batches, steps_in_epoch
+from weince.lab.tasks.sentences.sts import read_sts
 
 
 def _read(path, **options):
@@ -219,3 +221,11 @@ def test_a_line_that_is_no_pair(tmp_path, line, said):
     path.write_text(f"a dog\tone dog\n{line}\n")
     with pytest.raises(ValueError, match=said):
         SentenceFile(path, pairs=True)
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("read", [SentenceFile, read_sts])
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"pipe: want a file; got a pipe"):
+        read(tmp_path / "pipe")

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weince.files import check_file, check_unpacked
 from weince.lab.tasks.images.archives import SOURCES, SPLITS, open_named
 from weince.lab.tasks.images.formats import Array
 from weince.lab.tasks.images.pictures import FILES, Images, picture_size, read_pictures, resize
@@ -56,6 +57,8 @@ def load(name_or_path: str, *, cache: Path | None = None, size: int | None = Non
         size: Height and width to resize the images to; by default their own, in a folder the most common.
     """
     path = Path(name_or_path)
+    if path.exists():
+        check_file(path)
     if name_or_path == "digits":
         return load_digits(size or 32)
     if name_or_path in SOURCES:
@@ -116,6 +119,7 @@ def load_named(name: str, cache: Path, size: int | None) -> ImageData:
 
 def load_npz(path: Path, size: int | None) -> ImageData:
     """Load arrays with the names of :data:`SPLITS` and optional ``class_names``; or images only."""
+    check_unpacked(path)
     try:
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):

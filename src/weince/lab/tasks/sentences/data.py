@@ -19,6 +19,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from weince.files import check_file
+
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
@@ -53,8 +55,9 @@ class SentenceFile:
 
     def __init__(self, path: Path, *, first: int | None = None, pairs: bool = False) -> None:
         self.pairs = pairs
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise FileNotFoundError(f"no such text file: {path}; want a file with one sentence a line")
+        check_file(path)
         starts, lengths, hashes, empty = _index(path, first, pairs)
         if len(starts) < 2:
             raise ValueError(f"{path}: at least 2 sentences are needed, one a line; found {len(starts)}")

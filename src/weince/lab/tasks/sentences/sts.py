@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weince.files import check_file
 from weince.lab.geometry import pair_distances, uniformity, unit_in_double
 from weince.lab.tasks.sentences.encoder import SentenceEncoder, Tokens, check_model, load_backbone, tokenise
 from weince.machine import prepare_cpu_for
@@ -67,10 +68,11 @@ def read_sts(path: Path) -> Sts:
         ValueError: A column is missing, a line is not valid (the message gives its number), or all scores of a split
             are equal.
     """
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise FileNotFoundError(
             f"no such STS file: {path}; want tab-separated task, subset, split, score and two sentences"
         )
+    check_file(path)
     found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark

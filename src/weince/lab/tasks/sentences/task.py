@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from weince.files import check_file
 from weince.lab import settings
 from weince.lab.configure import check_loss
 from weince.lab.tasks.base import MOST_PAIRS, Measure, Shown, Task
@@ -41,8 +42,9 @@ def finished(run: TextRun) -> Path | None:
 def check(run: TextRun) -> None:
     """Raise a ValueError if a file or the model of a run is missing."""
     for name, path in (("text", run.text), ("sts", run.sts)):
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise ValueError(f"no such file: {path}; say where it is by --data {name}=FILE")
+        check_file(path)
     check_model(run.model)
 
 
