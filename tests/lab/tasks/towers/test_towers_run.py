@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import towers_runs
-from programs import Program
+from programs import ROOT, Program
 from safetensors.torch import load_file
 from towers_runs import settings, train
 
+from weince.cli import main
 from weince.lab.configure import LossConfig
 from weince.lab.tasks.towers.encoders import MODEL
 from weince.lab.tasks.towers.formats import load
@@ -216,6 +217,21 @@ def test_bad_settings_and_data(tmp_path, plain):
         settings(tmp_path, heldout=0.9)
     with pytest.raises(ValueError, match="mine_every wants hard"):
         settings(tmp_path, mine_every=1)
+
+
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
+    """Those on the embedded set; the comparison is run with fewer runs elsewhere."""
+    page = (ROOT / "docs" / "retrieval.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("weince ") and "runs/" in line]
+    tiny = ("retrieval_tiny", "docstrings", "runs/tiny")
+    lines = [line for line in lines if any(name in line for name in tiny) and "compare" not in line]
+    assert [line.split()[1] for line in lines] == ["train", "evaluate", "mine", "train"]
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        assert main(line.split()[1:]) in (0, None)
+    said = capsys.readouterr().out
+    assert "test: ndcg" in said
+    assert read_result(tmp_path / "runs" / "harder")["queries"] == 163
 
 
 # Kills and processes
