@@ -1,5 +1,6 @@
 """All losses with their formulas in ``reference.py``, and all layouts on which the engines are compared."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,17 +18,21 @@ from weince import (
     DCLWLoss,
     DebiasedLoss,
     DHELLoss,
+    FocalLoss,
     FunctionLink,
     HCLLoss,
     InfoNCELoss,
     KLBallLoss,
     LinkLoss,
     LogSumExp,
+    LSEPairLoss,
+    MWLoss,
     PowerLink,
     RINCELoss,
     SigLIPLoss,
     SoftmaxLink,
     SoftplusSum,
+    SumMargLHLoss,
     SupConLoss,
     TailConfig,
     TemperatureFreeLoss,
@@ -104,6 +109,7 @@ def _paper(tail: TailConfig) -> Callable[..., list[Tensor]]:
 SMALL = TailConfig(k=6, kappa_rho=3.0)
 SMALL_NEGATIVES_ONLY = TailConfig(k=6, kappa_rho=3.0, positive="softmax")
 TAU = {"temperature": 0.3}
+LOG_SCALE = float(-torch.tensor(0.3).log())  # a number of float32, as the parameter is
 
 CASES: dict[str, Case] = {
     "InfoNCE": Case(lambda p, **o: InfoNCELoss(p(0.3), **o), reference.info_nce, TAU),
@@ -111,6 +117,28 @@ CASES: dict[str, Case] = {
         lambda p, **o: WeinceLoss(p(0.3), tail=None, softmax_term=0.3, shortfall_term=0.7, **o),
         _with_terms,
         TAU,
+    ),
+    "InfoNCE, hardness": Case(
+        lambda p, **o: InfoNCELoss(p(0.3), hardness=2.0, **o),
+        lambda batch, temperature: reference.harder(batch, temperature, 2.0),
+        TAU,
+    ),
+    "InfoNCE, learn_temperature": Case(
+        lambda p, **o: InfoNCELoss(math.exp(-LOG_SCALE), learn_temperature=p is learned, **o),
+        lambda batch, log_scale: reference.info_nce(batch, (-log_scale).exp()),
+        {"log_scale": LOG_SCALE},
+    ),
+    "InfoNCE, each positive alone": Case(
+        lambda p, **o: InfoNCELoss(p(0.3), other_positives=False, **o), reference.each_alone, TAU
+    ),
+    "MW": Case(lambda p, **o: MWLoss(p(0.3), **o), reference.mw, TAU, labels=False),
+    "LSEPair": Case(lambda p, **o: LSEPairLoss(p(0.3), **o), reference.lse_pair, TAU),
+    "SumMargLH": Case(lambda p, **o: SumMargLHLoss(p(0.3), **o), reference.sum_marg_lh, TAU),
+    "Focal": Case(
+        lambda p, **o: FocalLoss(p(0.3), gamma=1.5, **o),
+        lambda batch, temperature: reference.focal(batch, temperature, 1.5),
+        TAU,
+        labels=False,
     ),
     "SupCon": Case(lambda p, **o: SupConLoss(p(0.3), **o), reference.info_nce, TAU),
     "DCL": Case(lambda p, **o: DCLLoss(p(0.3), **o), reference.dcl, TAU),

@@ -228,9 +228,72 @@ def kl_ball(batch: list[Anchor], radius: float, min_temperature: float = 0.05) -
             weights = torch.softmax(negatives / math.exp(log_t), 0)
             return float(torch.xlogy(weights, weights * len(negatives)).sum()) - radius
 
+        if math.log(len(negatives)) <= radius:  # no softmax over so few is as far from uniform
+            return (
+                -anchor.positives + min_temperature * torch.logsumexp(anchor.negatives / min_temperature, 0)
+            ).mean()
         t = math.exp(brentq(too_far, math.log(1e-3), math.log(1e2), xtol=1e-15, rtol=1e-14))
         t = max(t, min_temperature)
         return (-anchor.positives + t * torch.logsumexp(anchor.negatives / t, 0)).mean()
+
+    return each(batch, loss)
+
+
+def each_alone(batch: list[Anchor], temperature: Tensor) -> list[Tensor]:
+    """InfoNCE with one logarithm per positive against the negatives alone."""
+
+    def loss(anchor: Anchor) -> Tensor:
+        logits = anchor.negatives / temperature
+        nats = [
+            torch.logsumexp(torch.cat([s[None] / temperature, logits]), 0) - s / temperature
+            for s in anchor.positives
+        ]
+        return torch.stack(nats).mean()
+
+    return each(batch, loss, alone=True)
+
+
+def harder(batch: list[Anchor], temperature: Tensor, hardness: float) -> list[Tensor]:
+    """InfoNCE where a negative's logit has a part without gradient by its score."""
+
+    def loss(anchor: Anchor) -> Tensor:
+        logits = anchor.negatives / temperature + hardness * anchor.negatives.detach()
+        own = anchor.positives / temperature
+        return (torch.logsumexp(torch.cat([own, logits]), 0) - own).mean()
+
+    return each(batch, loss, alone=True)
+
+
+def mw(batch: list[Anchor], temperature: Tensor) -> list[Tensor]:
+    return each(batch, lambda a: softplus((a.negatives - a.positives[0]) / temperature, threshold=1e9).mean())
+
+
+def lse_pair(batch: list[Anchor], temperature: Tensor) -> list[Tensor]:
+    def loss(anchor: Anchor) -> Tensor:
+        gaps = (anchor.negatives[:, None] - anchor.positives) / temperature
+        return torch.log(1 + gaps.exp().sum())
+
+    return each(batch, loss)
+
+
+def sum_marg_lh(batch: list[Anchor], temperature: Tensor) -> list[Tensor]:
+    def loss(anchor: Anchor) -> Tensor:
+        negatives, positives = (
+            torch.exp(s / temperature).sum() for s in (anchor.negatives, anchor.positives)
+        )
+        return torch.log(1 + negatives / positives)
+
+    return each(batch, loss)
+
+
+def focal(batch: list[Anchor], temperature: Tensor, gamma: float) -> list[Tensor]:
+    def loss(anchor: Anchor) -> Tensor:
+        own, others = (
+            torch.exp(anchor.positives[0] / temperature),
+            torch.exp(anchor.negatives / temperature).sum(),
+        )
+        p = own / (own + others)
+        return -((1 - p) ** gamma) * torch.log(p)
 
     return each(batch, loss)
 

@@ -1,28 +1,15 @@
 """Value and gradient of every loss, on every engine and layout, against its formula in float64 loops."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
+from bands import small_bands
 from cases import CASES, LAYOUTS, by_formula, fixed, layout, learned, served
 from torch.testing import assert_close
 
-from weince.engines import chunked
 from weince.scores import unit_rows
 
 ENGINES = ["dense", "chunked"]
 SERVED = [(name, where) for name, case in CASES.items() for where in served(case)]
-
-
-@contextmanager
-def small_bands():
-    """Make bands and tiles so small that each batch needs several of each, the last one smaller."""
-    before = chunked.CPU_BAND, chunked.BLOCK
-    chunked.CPU_BAND, chunked.BLOCK = 160, 50
-    try:
-        yield
-    finally:
-        chunked.CPU_BAND, chunked.BLOCK = before
 
 
 def uneven(length):
