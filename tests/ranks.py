@@ -372,7 +372,7 @@ def _enter(rank, world, folder, job, timeout):
         world_size=world,
         timeout=timedelta(seconds=timeout),
     )
-    work = compare_all if job == "compare" else lose_a_rank(job, folder)
+    work = job if callable(job) else compare_all if job == "compare" else lose_a_rank(job, folder)
     torch.save(work(rank, world), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
