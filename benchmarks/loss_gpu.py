@@ -87,6 +87,33 @@ OURS: dict[str, Callable[[], Loss]] = {
 }
 MAIN = ("InfoNCE", "DCL", "paper", "negatives only", "released")
 
+TWO_TOWERS: dict[str, Callable[[], Loss]] = {
+    "InfoNCE, cross": lambda: InfoNCELoss(TEMPERATURE, candidates="cross"),
+    "own negatives": lambda: InfoNCELoss(TEMPERATURE, candidates="cross"),
+    "ignore_above": lambda: InfoNCELoss(TEMPERATURE, candidates="cross", ignore_above=0.1),
+    "offset": lambda: InfoNCELoss(TEMPERATURE, candidates="cross"),
+    "dot": lambda: InfoNCELoss(TEMPERATURE, candidates="cross", score="dot"),
+    "labels of two towers": lambda: InfoNCELoss(TEMPERATURE, candidates="cross"),
+}
+"""InfoNCE of queries against documents, and with what two-tower trainers need beside it."""
+
+ONE_TOWER = tuple(OURS)
+OURS |= TWO_TOWERS
+
+Roles = dict[str, Any]
+OWN_NEGATIVES, CLASSES = 4, 1000
+ROLES: dict[str, Callable[[int, int, str], Roles]] = {
+    "SupCon": lambda pairs, d, device: {"labels": torch.arange(pairs, device=device) % CLASSES},
+    "own negatives": lambda pairs, d, device: {
+        "negatives": torch.randn(pairs, OWN_NEGATIVES, d, device=device)
+    },
+    "offset": lambda pairs, d, device: {"offset": torch.rand(pairs, device=device)},
+    "labels of two towers": lambda pairs, d, device: {
+        "labels": (torch.arange(pairs, device=device) % CLASSES,) * 2
+    },
+}
+"""What a loss is called with beside the embeddings, for a number of pairs, a width and a device."""
+
 
 class Size(NamedTuple):
     """A batch, and the losses to time with it in each way; a loss that others are compared with comes before them."""
@@ -107,12 +134,12 @@ SIZES = (
     Size(256, 64, torch.float32, SMALL),
     Size(256, 128, torch.float32, SMALL),
     Size(1024, 128, torch.float32, MIDDLE),
-    Size(4096, 128, torch.float32, SMALL | {"eager": (TORCH, INF_CL, *OURS)}),
+    Size(4096, 128, torch.float32, SMALL | {"eager": (TORCH, INF_CL, *ONE_TOWER)}),
     Size(4096, 128, torch.bfloat16, {"compiled": (TORCH,), "graph": ("InfoNCE", "paper")}),
     Size(8192, 128, torch.float32, MIDDLE),
     Size(
         16384, 128, torch.float32,
-        {"compiled": (TORCH,), "eager": (INF_CL, "InfoNCE", "SupCon", "KL ball", "own link")},
+        {"compiled": (TORCH,), "eager": (INF_CL, "InfoNCE", "SupCon", "KL ball", "own link", *TWO_TOWERS)},
     ),
     Size(32768, 256, torch.bfloat16, {"compiled": (TORCH,), "eager": (INF_CL, *MAIN)}),
     Size(4096, 128, torch.float32, {"eager": (KEOPS,)}),  # last, since it compiles for a while
@@ -143,6 +170,12 @@ WANTED: dict[tuple[str, str, str], Wanted] = {
     ("4,096 x 128 float32", "paper", "graph"): Wanted(1.0),
     ("4,096 x 128 bfloat16", "paper", "graph"): Wanted(0.6),
     ("16,384 x 128 float32", "SupCon", "eager"): Wanted(1.5, EAGER),
+    ("16,384 x 128 float32", "KL ball", "eager"): Wanted(3, EAGER),
+    **{
+        ("16,384 x 128 float32", name, "eager"): Wanted(1.25, ("InfoNCE, cross", "eager"))
+        for name in TWO_TOWERS
+        if name != "InfoNCE, cross"
+    },
     ("16,384 x 128 float32", "own link", "eager"): Wanted(3, EAGER),
     ("32,768 x 256 bfloat16", "InfoNCE", "eager"): Wanted(28),
     ("32,768 x 256 bfloat16", "DCL", "eager"): Wanted(28),
@@ -180,7 +213,7 @@ def _measured(name: str, way: str, size: Size, device: str) -> tuple[float, floa
     z_i, z_j = (
         torch.randn(size.pairs, size.d, device=device).to(size.dtype).requires_grad_() for _ in range(2)
     )
-    roles = {"labels": torch.arange(size.pairs, device=device) % 1000} if name == "SupCon" else {}
+    roles = ROLES[name](size.pairs, size.d, device) if name in ROLES else {}
     memory = Memory(device)
     loss = (OTHERS | OURS)[name]()
     if isinstance(loss, torch.nn.Module):
