@@ -55,9 +55,6 @@ class Fused(Started):
         if self.survey.state is None:
             self.survey = self.engine.survey(problem, NOTHING)
 
-    def __getattr__(self, name):
-        return getattr(self.survey.state, name)
-
     @property
-    def thresholds(self):
-        return self.survey.state.thresholds
+    def near(self):
+        return self.survey.state._near

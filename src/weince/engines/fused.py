@@ -6,7 +6,7 @@ kernels; a link that cannot be translated goes through the chunked engine.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from torch import Tensor
 from weince import scores
 from weince.engines import chunked
 from weince.engines.chunked import Near, Swept
-from weince.pairs import AMONG_HARDEST, SAME_VIEW, Problem
-from weince.sums import NOTHING_KNOWN, Engine, Need, Part, Survey
+from weince.pairs import AMONG_HARDEST, Problem
+from weince.sums import NOTHING_KNOWN, Engine, Need, Part, Survey, rules_of
 from weince.tail import TailConfig, TailStats, nearest_rank
 
 LARGEST_TAIL = 1024
@@ -56,10 +56,6 @@ def why_not(problem: Problem, need: Need) -> str | None:
         return f"the fused engine works in float32; got {problem.anchors.dtype}"
     if problem.most_negatives < 1:
         return "the fused engine wants at least one negative"
-    if (need.tail is not None or need.hardest) and problem.score != "cosine":
-        return "the fused engine finds the hardest negatives of cosines; got products"
-    if (need.tail is not None or need.hardest) and problem.hard is not None:
-        return "the fused engine finds the hardest of negatives that all anchors share; got negatives of one anchor"
     if need.tail is not None and need.tail.tail_size(problem.most_negatives) > LARGEST_TAIL:
         return f"the fused engine fits tails of {LARGEST_TAIL} at the most; got {need.tail}"
     return None
@@ -67,24 +63,66 @@ def why_not(problem: Problem, need: Need) -> str | None:
 
 def survey(problem: Problem, need: Need) -> Survey:
     """Prepare the rows for the kernels, and find what is needed."""
-    return Fused(problem).surveyed(need)
+    state = State(problem)
+    numbers = tuple(number for number in need.hardest if number < LARGEST_TAIL)
+    # The kernels search the cosines of candidates; the chunked engine also searches products and hard negatives.
+    ours = problem.score == "cosine" and problem.hard is None
+    theirs = need._replace(tail=None, hardest=tuple(set(need.hardest) - set(numbers))) if ours else need
+    result = chunked.ENGINE.survey(problem, theirs._replace(counts=False)) if any(theirs[:3]) else Survey()
+    if ours and (need.tail is not None or numbers):
+        stats, thresholds = state.search(need.tail, numbers)
+        result = result._replace(stats=stats, thresholds={**result.thresholds, **thresholds})
+    counts = _count(state) if need.counts else None
+    return result._replace(negatives=counts, state=state)
+
+
+def _count(state: "State") -> Tensor:
+    """``(a,)`` number of negatives."""
+    counts = ops.sums(state.matrix, None, state.rules("negatives"), (False,), ())[0].round().long()
+    return counts if state.problem.hard is None else counts + state.problem.hard_negatives()[1].sum(1)
 
 
 def evaluate(problem: Problem, survey: Survey, parts: Sequence[Part]) -> list[Tensor]:
     """The value ``(a,)`` of each part, with its gradient."""
-    return (survey.state if isinstance(survey.state, Fused) else Fused(problem)).evaluate(parts)
+    state = survey.state if isinstance(survey.state, State) else State(problem)
+    codes = [translate.code_of(part.link) for part in parts]
+    ours = [
+        place for place, part in enumerate(parts)
+        if codes[place] is not None and (part.hardest or 0) < LARGEST_TAIL
+    ]  # fmt: skip
+    values: dict[int, Tensor] = {}
+    for start in range(0, len(ours), MOST_SUMS):
+        places = ours[start : start + MOST_SUMS]
+        asked = _asked(state, survey, [(parts[place], codes[place]) for place in places])
+        near = state.near([parts[place] for place in places])
+        values |= dict(zip(places, ops.sums(asked.matrix, near, *asked[1:]).unbind(), strict=True))
+    others = [place for place in range(len(parts)) if place not in ours]
+    if others:
+        sums = _by_loop(state, [parts[place] for place in others])
+        values |= dict(zip(others, sums, strict=True))
+    return [values[place] for place in range(len(parts))]
 
 
 ENGINE = Engine("fused", survey, evaluate)
 
 
-class Fused:
-    """Rows of a problem as the kernels read them, and what searches have found."""
+def _by_loop(state: "State", parts: Sequence[Part]) -> list[Tensor]:
+    """Sums that the kernels cannot compute. The hardest are by the loop's own shortfalls: thresholds of the kernels
+    differ by rounding, which splits ties."""
+    numbers = tuple({part.hardest for part in parts if part.hardest is not None})
+    near = None if numbers else state.near(parts)
+    with torch.no_grad():
+        known = chunked.ENGINE.survey(state.problem, Need(hardest=numbers)) if numbers else NOTHING_KNOWN
+    swept = Swept(state.searched or bool(numbers), None if near is None else Near(*near[:2]))
+    return chunked.ENGINE.evaluate(state.problem, known._replace(state=swept), parts)
+
+
+class State:
+    """The rows of a problem as the kernels read them, and each anchor's nearest candidates, found when they are first
+    needed."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.tail: TailConfig | None = None
-        self.stats: TailStats | None = None
+        self.problem, self.searched = problem, False
         anchors, candidates = problem.raw or (problem.anchors.detach(), problem.candidates.detach())
         operands = ops.operand(anchors)
         if not problem.symmetric:
@@ -95,136 +133,45 @@ class Fused:
             for side in (problem.of_anchor, problem.of_candidate)
         )
         rows = problem.anchors.detach(), problem.candidates.detach()
-        self.matrix = launch.Matrix(
-            *rows, tuple(operands), of_anchor, of_candidate, problem.score == "cosine"
-        )
-        self.near: list[Tensor] = []
-        self.nearest_known = False  # near holds the nearest of every anchor, also far from the cap
-        self.thresholds: dict[int, Tensor] = {}
+        cosine = problem.score == "cosine"
+        self.matrix = launch.Matrix(*rows, tuple(operands), of_anchor, of_candidate, cosine)
+        self._near: launch.Nearest | None = None
 
-    def surveyed(self, need: Need) -> Survey:
-        """What is needed. Thresholds that no search has found stand for themselves: sums find them."""
-        self.tail = need.tail
-        if need.tail is not None:
-            self._search(need.tail, need.hardest)
-        smallest = None
-        if need.smallest:  # a sample is small enough to do without kernels
-            smallest = chunked.ENGINE.survey(self.problem, Need(smallest=need.smallest)).smallest
-        thresholds = dict.fromkeys(need.hardest, self.problem.anchors.new_empty(0)) | self.thresholds
-        counts = self._count() if need.counts else None
-        return Survey(self.stats, thresholds, counts, smallest, self)
-
-    def _search(self, tail: TailConfig | None, numbers: Sequence[int]) -> None:
-        """Find tail statistics, thresholds for these numbers of hardest negatives, and every anchor's nearest."""
-        numbers = tuple(number for number in numbers if number < LARGEST_TAIL)
-        settings = self._rules("negatives"), ops.fields_of(tail), numbers
-        stats, made, thresholds, _, *near = ops.run(*ops.call_on(self.matrix, "search", *settings))
-        if not self.nearest_known:
-            self.near, self.nearest_known = near, True
-        self.thresholds |= dict(zip(numbers, thresholds, strict=True))
+    def search(
+        self, tail: TailConfig | None, numbers: tuple[int, ...]
+    ) -> tuple[TailStats | None, dict[int, Tensor]]:
+        """Tail statistics, and thresholds for these numbers of hardest negatives."""
+        settings = self.rules("negatives"), ops.fields_of(tail), numbers
+        lines, has_fit, thresholds, _, *near = ops.run(*ops.call_on(self.matrix, "search", *settings))
+        self._near, self.searched = launch.Nearest(*near), True
+        stats = None
         if tail is not None:
-            rho, beta, daic = stats
-            self.stats = TailStats(rho, beta, daic, ops.gate(rho, daic, made, self._pivot(rho, tail), tail))
+            rho, beta, daic = lines
+            lam = ops.gate(rho, daic, has_fit, _pivot(self.problem, rho, tail), tail)
+            stats = TailStats(rho, beta, daic, lam)
+        return stats, dict(zip(numbers, thresholds, strict=True))
 
-    def _pivot(self, rho: Tensor, tail: TailConfig) -> Tensor | None:
-        """Pivot of the gate; None if the kernel computes it."""
-        problem = self.problem
-        if tail.rho0 is not None:
-            return torch.full((1,), tail.rho0, dtype=rho.dtype, device=rho.device)
-        if problem.uniform and problem.ranks is None and len(rho) <= search.ONE_PROGRAM:
-            return None
-        has_rho = rho.isfinite()
-        if problem.positives is not None:
-            has_rho &= problem.count_positives() > 0
-        if problem.ranks is not None:
-            rho, has_rho = problem.ranks.gather(rho), problem.ranks.gather(has_rho)
-        return nearest_rank(rho, has_rho, tail.rho0_quantile).reshape(1)
-
-    def _count(self) -> Tensor:
-        """``(a,)`` number of negatives."""
-        counts = ops.sums(self.matrix, None, self._rules("negatives"), (False,), ())[0].round().long()
-        return counts if self.problem.hard is None else counts + self.problem.hard_negatives()[1].sum(1)
-
-    def evaluate(self, parts: Sequence[Part]) -> list[Tensor]:
-        values: dict[int, Tensor] = {}
-        codes = [translate.code_of(part.link) for part in parts]
-        translated = [
-            place for place, part in enumerate(parts)
-            if codes[place] is not None and (part.hardest or 0) < LARGEST_TAIL
-        ]  # fmt: skip
-        for start in range(0, len(translated), MOST_SUMS):
-            places = translated[start : start + MOST_SUMS]
-            sums = self._evaluate([parts[place] for place in places], [codes[place] for place in places])
-            values |= dict(zip(places, sums, strict=True))
-        others = [place for place in range(len(parts)) if place not in translated]
-        if others:
-            own = [parts[place] for place in others]
-            numbers = tuple({part.hardest for part in own if part.hardest is not None})
-            known, near = NOTHING_KNOWN, None
-            # The hardest are by its own shortfalls: thresholds of the kernels differ by rounding, which splits ties.
-            if numbers:
-                with torch.no_grad():
-                    known = chunked.ENGINE.survey(self.problem, Need(hardest=numbers))
-            else:
-                self._prepare(own)
-                near = Near(*self.near[:2]) if self.near else None
-            known = known._replace(state=Swept(self.tail is not None or len(numbers) > 0, near))
-            values |= dict(zip(others, chunked.ENGINE.evaluate(self.problem, known, own), strict=True))
-        return [values[place] for place in range(len(parts))]
-
-    def _evaluate(self, parts: Sequence[Part], codes: Sequence[Any]) -> list[Tensor]:
-        """The sums of one pass."""
-        self._prepare(parts)
-        asked: list[tuple[Any, ...]] = []
-        columns = dict(self.matrix.of_anchor)
-        learned: list[tuple[int, str]] = []
-        held: list[
-            tuple[Tensor, str]
-        ] = []  # tensors of the links; sums that share one share what is computed of it
-        for place, (part, code) in enumerate(zip(parts, codes, strict=True)):
-            parameters, threshold = [], ""
-            for name, value in part.link.tensors().items():
-                at = next((name for tensor, name in held if tensor is value), "")
-                if not at:
-                    at = f"parameter {len(held)}"
-                    held.append((value, at))
-                    columns[at] = value.to(self.problem.anchors.device).reshape(-1).contiguous()
-                wanted = value.requires_grad and torch.is_grad_enabled()
-                each = True if value.numel() > 1 else False  # noqa: SIM210 - a compiler takes no comparison for a constant
-                parameters.append((name, at, each, wanted))
-                learned += [(place, at)] * wanted
-            if part.hardest is not None:
-                threshold = f"threshold of {part.hardest}"
-                columns[threshold] = self.thresholds[part.hardest]
-            rules = self._names(part)
-            asked.append((part.kind, code, tuple(parameters), rules, threshold))
-        tops = tuple(
-            self.nearest_known and part.link.falls and part.among == "negatives" and part.kind == "lse"
-            and "offset" not in self.matrix.of_candidate
-            for part in parts
-        )  # fmt: skip
-        matrix = self.matrix._replace(
-            anchors=self.problem.anchors,
-            candidates=self.problem.candidates,
-            of_anchor=columns,
+    def near(self, parts: Sequence[Part]) -> "launch.Nearest | None":
+        """Exact shortfalls of the nearest candidates, as far as they are known or these sums need them: of negatives
+        if a logit is steep near the cap or a threshold may lie there, and of positives that such a sum is over."""
+        near_cap = [part for part in parts if part.link.near_cap or part.hardest is not None]
+        wanted = (
+            1 + any(part.among == "positives" for part in near_cap) if near_cap and self.matrix.cosine else 0
         )
-        near = launch.Nearest(*self.near) if self.near else None
-        return list(ops.sums(matrix, near, self._recorded(tuple(asked)), tops, tuple(learned)).unbind())
+        known = 0 if self._near is None else self._near.cols.shape[1] // launch.EXACT
+        if known < wanted:
+            rules = [self.rules("negatives"), self.rules("positives")][:wanted]
+            call, tensors = ops.call_on(self.matrix, "nearest", *rules)
+            with torch.no_grad():
+                self._near = launch.Nearest(*ops.run(call, [*tensors, *(self._near or ())]))
+        return self._near
 
-    def _names(self, part: Part) -> tuple[str, ...]:
-        """Names of the rules for candidates of a sum."""
-        if part.among == "positives":
-            return tuple(rule.name for rule in self.problem.positives or ())
-        names = tuple(rule.name for rule in self.problem.negatives)
-        names += (SAME_VIEW.name,) * (part.among == "same view")
-        return names + (AMONG_HARDEST.name,) * (part.hardest is not None)
-
-    def _rules(self, among: str) -> Any:
+    def rules(self, among: str) -> Any:
         """The number of negatives or of positives, as a sum; it has their rules."""
         rules = (self.problem.negatives if among == "negatives" else self.problem.positives) or ()
-        return self._recorded((("sum", None, (), tuple(rule.name for rule in rules)),))
+        return self.recorded((("sum", None, (), tuple(rule.name for rule in rules)),))
 
-    def _recorded(self, asked: tuple[tuple[Any, ...], ...]) -> Any:
+    def recorded(self, asked: tuple[tuple[Any, ...], ...]) -> Any:
         """The recorded sums; in a compiled graph the request. ``asked``: fields of ``translate.Asked``."""
         types = tuple(
             tuple((name, _type_of(value)) for name, value in side.items())
@@ -234,19 +181,66 @@ class Fused:
         # A compiler must not trace the recording: the operator's number stands for it.
         return request if torch.compiler.is_compiling() else translate.recorded(request)
 
-    def _prepare(self, parts: Sequence[Part]) -> None:
-        """Find the thresholds and the exact shortfalls that these sums need, unless they are known."""
-        with torch.no_grad():
-            missing = {part.hardest for part in parts if part.hardest is not None} - set(self.thresholds)
-            if missing:
-                self._search(None, sorted(missing))
-            steep = {part.among == "positives" for part in parts if part.link.near_cap and self.matrix.cosine}
-            known = 0 if not self.near else self.near[0].shape[1]
-            wanted = 8 if True in steep else 4 if steep else 0
-            if known < wanted:
-                rules = [self._rules("negatives")] + [self._rules("positives")] * (wanted == 8)
-                call, tensors = ops.call_on(self.matrix, "nearest", *rules)
-                self.near = ops.run(call, [*tensors, *self.near])
+
+def _pivot(problem: Problem, rho: Tensor, tail: TailConfig) -> Tensor | None:
+    """Pivot of the gate; None if the kernel computes it."""
+    if tail.rho0 is not None:
+        return torch.full((1,), tail.rho0, dtype=rho.dtype, device=rho.device)
+    if problem.uniform and problem.ranks is None and len(rho) <= search.ONE_PROGRAM:
+        return None
+    has_rho = rho.isfinite()
+    if problem.positives is not None:
+        has_rho &= problem.count_positives() > 0
+    if problem.ranks is not None:
+        rho, has_rho = problem.ranks.gather(rho), problem.ranks.gather(has_rho)
+    return nearest_rank(rho, has_rho, tail.rho0_quantile).reshape(1)
+
+
+class Asked(NamedTuple):
+    """Arguments of ``ops.sums``."""
+
+    matrix: Any
+    recorded: Any
+    tops: tuple[bool, ...]
+    learned: tuple[tuple[int, str], ...]
+
+
+def _asked(state: State, survey: Survey, sums: Sequence[tuple[Part, Any]]) -> Asked:
+    """The sums of one pass: each part with its link as the kernels record it."""
+    problem = state.problem
+    columns = dict(state.matrix.of_anchor)
+    asked: list[tuple[Any, ...]] = []
+    tops: list[bool] = []
+    learned: list[tuple[int, str]] = []
+    held: list[tuple[Tensor, str]] = []  # tensors of links: sums that share one share what is computed of it
+    for place, (part, code) in enumerate(sums):
+        parameters, threshold = [], ""
+        for name, value in part.link.tensors().items():
+            at = next((name for tensor, name in held if tensor is value), "")
+            if not at:
+                at = f"parameter {len(held)}"
+                held.append((value, at))
+                columns[at] = value.to(problem.anchors.device).reshape(-1).contiguous()
+            wanted = value.requires_grad and torch.is_grad_enabled()
+            # A compiler takes no comparison for a constant.
+            each = True if value.numel() > 1 else False  # noqa: SIM210
+            parameters.append((name, at, each, wanted))
+            learned += [(place, at)] * wanted
+        if part.hardest is not None:
+            threshold = f"threshold of {part.hardest}"
+            columns[threshold] = survey.thresholds[part.hardest].contiguous()
+        asked.append((part.kind, code, tuple(parameters), _names(problem, part), threshold))
+        # Whether the nearest negative has the largest logit, and is known.
+        falls = part.link.falls and part.kind == "lse" and part.among == "negatives"
+        tops.append(state.searched and falls and "offset" not in problem.of_candidate)
+    matrix = state.matrix._replace(anchors=problem.anchors, candidates=problem.candidates, of_anchor=columns)
+    return Asked(matrix, state.recorded(tuple(asked)), tuple(tops), tuple(learned))
+
+
+def _names(problem: Problem, part: Part) -> tuple[str, ...]:
+    """Names of the rules for the candidates of a sum."""
+    names = tuple(rule.name for rule in rules_of(problem, part))
+    return names if part.hardest is None else (*names, AMONG_HARDEST.name)
 
 
 def _type_of(column: Tensor) -> str:

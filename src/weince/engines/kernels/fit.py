@@ -143,7 +143,7 @@ def limit_of(values, rough, rank, number, exact, slack):
 
 @triton.jit
 def fit_kernel(
-    halves, kept, seen, sizes, drops, table, a, c, stats, made, near_cols, near_d, close_ptr, thresholds,
+    halves, kept, seen, sizes, drops, table, a, c, stats, has_fit, near_cols, near_d, close_ptr, thresholds,
     first_row, anchors, n_cols, depth, size, drop, width, d, stride_a, stride_c, eps,
     R: tl.constexpr, KP: tl.constexpr, DE: tl.constexpr, VARIES: tl.constexpr, ALL: tl.constexpr,
     EXACT: tl.constexpr, CLOSE: tl.constexpr, FLAGS: tl.constexpr, FIT: tl.constexpr, HARDEST: tl.constexpr,
@@ -217,7 +217,7 @@ def fit_kernel(
         tl.store(stats + row, tl.maximum(nearest_0, eps), mask=inside)
         tl.store(stats + anchors + row, slope, mask=inside)
         tl.store(stats + 2 * anchors + row, difference, mask=inside)
-        tl.store(made + row, fits.to(tl.int32), mask=inside)
+        tl.store(has_fit + row, fits.to(tl.int32), mask=inside)
 
 
 @triton.jit
@@ -256,7 +256,7 @@ def gate(rho, daic, pivot, kappa_rho, kappa_aic, margin, GATE: tl.constexpr):
 
 @triton.jit
 def gate_kernel(
-    rho, daic, made, pivot, lam, anchors, quantile_rank, kappa_rho, kappa_aic, margin,
+    rho, daic, has_fit, pivot, lam, anchors, quantile_rank, kappa_rho, kappa_aic, margin,
     GIVEN: tl.constexpr, GATE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """``lam`` of every anchor, by one program.
@@ -273,5 +273,5 @@ def gate_kernel(
         smallest_d = tl.load(rho + at, mask=inside, other=1.0)
         difference = tl.load(daic + at, mask=inside, other=0.0)
         value = gate(smallest_d, difference, middle_rho, kappa_rho, kappa_aic, margin, GATE)
-        value = tl.where(tl.load(made + at, mask=inside, other=0) > 0, value, 0.0)
+        value = tl.where(tl.load(has_fit + at, mask=inside, other=0) > 0, value, 0.0)
         tl.store(lam + at, value, mask=inside)

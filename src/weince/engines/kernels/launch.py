@@ -223,8 +223,8 @@ def summed(
     """
     anchors, count, device = len(matrix.anchors), len(matrix.candidates), matrix.anchors.device
     functions = functions_of_sums(recorded)
-    kinds = tuple(one.kind for one in recorded.sums)
-    owners = tuple(k for k, one in enumerate(recorded.sums) for _ in one.learned)
+    kinds = functions.kinds
+    owners = tuple(k for k, summand in enumerate(recorded.sums) for _ in summand.learned)
     shape = blocks(anchors, matrix.shape, "sum", shared_memory(device))
     programs = parts_of(anchors, shape["BM"])
     parts, tiles_each = splits(programs, parts_of(count, shape["BN"]))
@@ -233,16 +233,17 @@ def summed(
     values = torch.empty((len(kinds), anchors), dtype=torch.float32, device=device)
     derivatives = torch.empty((len(owners), anchors), dtype=torch.float32, device=device)
     cols, shortfalls = (values, values) if near is None else near[:2]
-    constants = {"KINDS": kinds, "OWNERS": owners}
+    tops = tuple(top and kind == "lse" for top, kind in zip(tops, kinds, strict=True))
     launch(
         sums.sum_kernel, (programs, parts),
         (*matrix.pointers, *matrix.arguments(functions), cols, shortfalls, pieces, anchors, count,
          tiles_each * shape["BN"]),
-        {**shape, **matrix.shape, "COSINE": matrix.cosine, **functions.constants(), **constants, "TOPS": tops,
+        {**shape, **matrix.shape, "COSINE": matrix.cosine, **functions.constants(), "KINDS": kinds, "OWNERS": owners,
+         "BASES": functions.bases, "TOPS": tops,
          "NEAREST": 0 if near is None else near.cols.shape[1], "CLOSE": CLOSE},
     )  # fmt: skip
     launch(sums.finish_kernel, (parts_of(anchors, 128),), (pieces, values, derivatives, anchors, parts),
-           {"BR": 128, **constants})  # fmt: skip
+           {"BR": 128, "KINDS": tuple(summand.kind for summand in recorded.sums), "OWNERS": owners})  # fmt: skip
     return values, derivatives
 
 

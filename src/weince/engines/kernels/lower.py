@@ -132,26 +132,28 @@ class Body:
     Args:
         tape: What is computed.
         prologue: What is computed for each anchor.
-        fast: Whether logarithms, exponentials and inverses may be wrong in their last bits.
         bounded: Whether a score lies in [-1, 1].
     """
 
-    def __init__(self, tape: Tape, prologue: Prologue, *, fast: bool = True, bounded: bool = True) -> None:
-        self.tape, self.prologue, self.fast, self.bounded = tape, prologue, fast, bounded
+    fast = True
+    """Whether logarithms, exponentials and inverses may be wrong in their last bits."""
+
+    def __init__(self, tape: Tape, prologue: Prologue, *, bounded: bool) -> None:
+        self.tape, self.prologue, self.bounded = tape, prologue, bounded
         self.lines = Lines("e")
         self.values: dict[int, Value | Mask] = {}
         self.used: dict[str, None] = {}  # of the prologue
         self.masks: dict[str, str] = {}  # terms that are 1 where a mask holds, else 0
 
     def value(self, place: int) -> Value:
-        found = self.at(place)
-        assert isinstance(found, Value)
-        return found
+        value = self.at(place)
+        assert isinstance(value, Value)
+        return value
 
     def mask(self, place: int) -> str:
-        found = self.at(place)
-        assert isinstance(found, Mask)
-        return self.anchors(Factor(1.0, found.name)) if found.of_anchor else found.name
+        value = self.at(place)
+        assert isinstance(value, Mask)
+        return self.anchors(Factor(1.0, value.name)) if value.of_anchor else value.name
 
     def at(self, place: int) -> Value | Mask:
         for line in sorted(needed(self.tape.lines, [place])):
@@ -191,7 +193,7 @@ class Body:
         terms = [(term, times(each, factor)) for term, each in value.terms]
         return Value(times(value.constant, factor), tuple(pair for pair in terms if pair[1] != ZERO))
 
-    def _sum(self, a: Value, b: Value) -> Value:
+    def plus(self, a: Value, b: Value) -> Value:
         terms: dict[str, Factor] = dict(a.terms)
         for term, factor in b.terms:
             terms[term] = self.prologue.plus(terms.get(term, ZERO), factor)
@@ -304,8 +306,8 @@ class Body:
 
 
 ARITHMETIC: dict[str, Callable[..., Value]] = {
-    "add": Body._sum,
-    "sub": lambda body, a, b: body._sum(a, body.scaled(b, MINUS)),
+    "add": Body.plus,
+    "sub": lambda body, a, b: body.plus(a, body.scaled(b, MINUS)),
     "neg": lambda body, a: body.scaled(a, MINUS),
     "mul": Body._product,
     "div": Body._quotient,
@@ -322,8 +324,8 @@ FAST = {
 
 def needed(lines: Sequence[Line], places: Sequence[int]) -> set[int]:
     """The given places and those of all lines that they depend on."""
-    found = set(places)
+    all_places = set(places)
     for place in range(len(lines) - 1, -1, -1):
-        if place in found and lines[place][0] in OPERATIONS:
-            found.update(lines[place][1:])
-    return found
+        if place in all_places and lines[place][0] in OPERATIONS:
+            all_places.update(lines[place][1:])
+    return all_places

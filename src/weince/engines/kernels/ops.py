@@ -5,6 +5,7 @@ transforms it; otherwise one operator, ``weince::kernels``, runs it, with the ca
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ def _summed(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _summed_like(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     anchors, sums = tensors[0], call.settings[0].sums
-    learned = sum(len(one.learned) for one in sums)
+    learned = sum(len(summand.learned) for summand in sums)
     return [anchors.new_empty((number, anchors.shape[0])) for number in (len(sums), learned)]
 
 
@@ -135,6 +136,13 @@ def _gradient_like(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [matrix.anchors.new_empty((count * want, width)) for count, want in zip(rows, wanted, strict=True)]
 
 
+def _signed(function: type[torch.autograd.Function]) -> Any:
+    """Keep the signature of ``forward``, which torch would work out at every call, for longer than the call takes."""
+    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
+    return function
+
+
+@_signed
 class _Sums(torch.autograd.Function):
     """Sums ``(sums, anchors)``, and their derivatives by learned parameters, which the backward pass needs."""
 
@@ -227,6 +235,7 @@ def _apart_gradient_like(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [anchors.new_empty(anchors.shape), candidates.new_empty((rows, candidates.shape[1]))]
 
 
+@_signed
 class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(symmetric: bool, *tensors: Tensor) -> Tensor:
@@ -259,8 +268,8 @@ def apart(anchors: Tensor, candidates: Tensor, positive: Tensor, symmetric: bool
         positive: ``(a,)`` column of the positive; no two anchors share one.
         symmetric: Anchors and candidates are the same rows, and an anchor is the positive of its positive.
     """
-    found: Tensor = _Apart.apply(symmetric, anchors, candidates, positive)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Apart.apply(symmetric, anchors, candidates, positive)  # type: ignore[no-untyped-call]
+    return result
 
 
 # Surveys
@@ -277,14 +286,14 @@ def fields_of(config: TailConfig | None) -> tuple[Any, ...] | None:
 def _searched(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     matrix, _ = call.matrix(tensors)
     asked, config, numbers = call.settings
-    found = search.search(matrix, asked, None if config is None else TailConfig(*config), numbers)
-    return [*found[:4], *found.near]
+    result = search.search(matrix, asked, None if config is None else TailConfig(*config), numbers)
+    return [*result[:4], *result.near]
 
 
 def _searched_like(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     asked, config, numbers = call.settings
-    found = search.empty_found(tensors[0], config is not None, len(numbers), asked.by_value)
-    return [*found[:4], *found.near]
+    result = search.empty_result(tensors[0], config is not None, len(numbers), asked.by_value)
+    return [*result[:4], *result.near]
 
 
 def _nearest(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -293,9 +302,9 @@ def _nearest(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _gate(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
-    rho, daic, made, *pivot = tensors
+    rho, daic, has_fit, *pivot = tensors
     (config,) = call.settings
-    return [search.gated(rho, daic, made, pivot[0] if pivot else None, TailConfig(*config))]
+    return [search.gated(rho, daic, has_fit, pivot[0] if pivot else None, TailConfig(*config))]
 
 
 def operand(rows: Tensor) -> list[Tensor]:
@@ -303,10 +312,11 @@ def operand(rows: Tensor) -> list[Tensor]:
     return run(Call("operand"), [rows])
 
 
-def gate(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config: TailConfig) -> Tensor:
+def gate(rho: Tensor, daic: Tensor, has_fit: Tensor, pivot: Tensor | None, config: TailConfig) -> Tensor:
     """``lam`` of every anchor."""
     return run(
-        Call("gate", settings=(fields_of(config),)), [rho, daic, made, *(() if pivot is None else (pivot,))]
+        Call("gate", settings=(fields_of(config),)),
+        [rho, daic, has_fit, *(() if pivot is None else (pivot,))],
     )[0]
 
 

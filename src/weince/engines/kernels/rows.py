@@ -23,8 +23,8 @@ def unit_kernel(source, unit, inverse, n_rows, d, stride, BR: tl.constexpr, WIDE
     length = tl.sqrt_rn(tl.sum(x * x, axis=1))
     x = tl.div_rn(x, tl.broadcast_to(tl.maximum(length, TINY)[:, None], (BR, WIDE)))
     tl.store(unit + place * d + column[None, :], x, mask=mask)
-    one = tl.full((BR,), 1.0, tl.float32)
-    whole = tl.div_rn(one, tl.maximum(scale * length, TINY))
+    ones = tl.full((BR,), 1.0, tl.float32)
+    whole = tl.div_rn(ones, tl.maximum(scale * length, TINY))
     tl.store(inverse + row, tl.where(length > 0, whole, 0.0), mask=inside)
 
 

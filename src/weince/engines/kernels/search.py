@@ -59,12 +59,12 @@ def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
     return torch.cat([table.flatten(), squares]).to(device)
 
 
-class Found(NamedTuple):
-    """Results of a search for every anchor: rho, beta and daic (one row each) and whether a fit was made, if asked
+class Searched(NamedTuple):
+    """Results of a search for every anchor: rho, beta and daic (one row each) and whether a fit was has_fit, if asked
     for; thresholds (one row each); number of negatives, if it varies; nearest negatives."""
 
     stats: Tensor
-    made: Tensor
+    has_fit: Tensor
     thresholds: Tensor
     negatives: Tensor
     near: Nearest
@@ -108,7 +108,7 @@ class Buffers(NamedTuple):
     seen: Tensor
 
 
-def search(matrix: Matrix, recorded: Recorded, config: TailConfig | None, numbers: Sequence[int]) -> Found:
+def search(matrix: Matrix, recorded: Recorded, config: TailConfig | None, numbers: Sequence[int]) -> Searched:
     """Find the hardest negatives of every anchor, and fit TailFit's two lines to them.
 
     Args:
@@ -130,17 +130,17 @@ def search(matrix: Matrix, recorded: Recorded, config: TailConfig | None, number
         arguments=(*matrix.pointers, *matrix.arguments(functions)),
         constants={**matrix.shape, **functions.constants(), "BY_VALUE": by_value},
     )  # fmt: skip
-    found = empty_found(a, config is not None, len(numbers), by_value)
-    found.near.close.zero_()
+    result = empty_result(a, config is not None, len(numbers), by_value)
+    result.near.close.zero_()
     buffers = _buffers(job)
     chunk = len(buffers.kept)
     for start in range(0, len(a), chunk):
         rows = min(chunk, len(a) - start)
         _keep_hardest(job, buffers, start, rows)
         if by_value:
-            found.negatives[start : start + rows] = buffers.seen[:rows]
-        _fit(job, buffers, found, start, rows)
-    return found
+            result.negatives[start : start + rows] = buffers.seen[:rows]
+        _fit(job, buffers, result, start, rows)
+    return result
 
 
 def _buffers(job: Job) -> Buffers:
@@ -205,16 +205,16 @@ def _refine(job: Job, buffers: Buffers, rows: int) -> None:
            {"R": FIT_ROWS, "CP": power_of_2(max(width, 16)), **_warps(4)})  # fmt: skip
 
 
-def _fit(job: Job, buffers: Buffers, found: Found, start: int, rows: int) -> None:
+def _fit(job: Job, buffers: Buffers, result: Searched, start: int, rows: int) -> None:
     """Fill in the results of some anchors from their survivors."""
     a, c, config, width = job.matrix.anchors, job.matrix.candidates, job.config, job.plan.width
     drop = max(1, int(job.k * config.drop)) if config is not None and config.drop else 0
     room = fit_room(job.depth, len(c) if job.all_kept else 0)
-    table = fit_table(job.k, drop, room, a.device) if config is not None else found.stats
+    table = fit_table(job.k, drop, room, a.device) if config is not None else result.stats
     launch(
         fit.fit_kernel, (parts_of(rows, FIT_ROWS),),
         (buffers.keys.view(torch.int32), buffers.kept, buffers.seen, *_tail_sizes(job, buffers, rows), table, a, c,
-         found.stats, found.made, *found.near, found.thresholds,
+         result.stats, result.has_fit, *result.near, result.thresholds,
          start, len(a), len(c), job.depth, job.k, drop, width, a.shape[1], a.stride(0), c.stride(0),
          1e-6 if config is None else float(config.eps)),
         {"R": FIT_ROWS, "KP": room, "DE": min(128, power_of_2(a.shape[1])), "VARIES": job.by_value,
@@ -234,10 +234,10 @@ def _tail_sizes(job: Job, buffers: Buffers, rows: int) -> tuple[Tensor, Tensor]:
     return sizes, (sizes.double() * job.config.drop).floor().clamp_min(1).int()
 
 
-def empty_found(a: Tensor, fitted: bool, limits: int, varies: bool) -> Found:
+def empty_result(a: Tensor, fitted: bool, limits: int, varies: bool) -> Searched:
     """Uninitialized results of a search."""
     anchors = a.shape[0]
-    return Found(
+    return Searched(
         a.new_empty((3, anchors if fitted else 0)),
         a.new_empty((anchors if fitted else 0,), dtype=torch.int32),
         a.new_empty((limits, anchors)),
@@ -256,7 +256,7 @@ def _warps(number: int) -> dict[str, int]:
     return {} if INTERPRETED else {"num_warps": number}
 
 
-def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config: TailConfig) -> Tensor:
+def gated(rho: Tensor, daic: Tensor, has_fit: Tensor, pivot: Tensor | None, config: TailConfig) -> Tensor:
     """The gate of Algorithm 1: ``lam`` of every anchor. If ``pivot`` is None, it is the quantile of all ``rho``."""
     anchors, lam = len(rho), torch.empty_like(rho)
     numbers = (
@@ -267,6 +267,6 @@ def gated(rho: Tensor, daic: Tensor, made: Tensor, pivot: Tensor | None, config:
         float(config.margin),
     )
     room = 1024 if pivot is not None else power_of_2(anchors)
-    launch(fit.gate_kernel, (1,), (rho, daic, made, rho if pivot is None else pivot, lam, *numbers),
+    launch(fit.gate_kernel, (1,), (rho, daic, has_fit, rho if pivot is None else pivot, lam, *numbers),
            {"GIVEN": pivot is not None, "GATE": GATES[config.gate], "B": room, **_warps(16)})  # fmt: skip
     return lam

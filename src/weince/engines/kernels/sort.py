@@ -64,8 +64,8 @@ def network(each: int) -> str:
         "@more bra DONE;",
     ]
     lines += ["setp.eq.s32 more, list, 2;", "@more bra MERGE;", "mov.s32 way, -1;"]
-    for one, other in zip(a, b, strict=True):
-        lines += [f"mov.s32 t0, {one};", f"mov.s32 {one}, {other};", f"mov.s32 {other}, t0;"]
+    for first, second in zip(a, b, strict=True):
+        lines += [f"mov.s32 t0, {first};", f"mov.s32 {first}, {second};", f"mov.s32 {second}, t0;"]
     lines += ["bra LIST;", "MERGE:", *(f"min.s32 {x}, {x}, {y};" for x, y in zip(a, b, strict=True))]
     lines += ["mov.s32 way, 0;", "mov.s32 before, 0;", "mov.s32 phase, 5;", "bra PHASE;", "DONE:"]
     for r in range(each):
@@ -80,15 +80,15 @@ def _flipped(numbers: list[str], mask: str) -> list[str]:
 def _exchanges(numbers: list[str], gap: int, run: int) -> list[str]:
     """Sort pairs of registers ``2^gap`` apart: upwards if bit ``run`` of their index is 0, else downwards."""
     lines = []
-    for at, one in enumerate(numbers):
+    for at, number in enumerate(numbers):
         if at >> gap & 1:
             continue
         other = numbers[at | 1 << gap]
         low, high = ("max", "min") if at >> run & 1 else ("min", "max")
         lines += [
-            f"{low}.s32 t0, {one}, {other};",
-            f"{high}.s32 {other}, {one}, {other};",
-            f"mov.s32 {one}, t0;",
+            f"{low}.s32 t0, {number}, {other};",
+            f"{high}.s32 {other}, {number}, {other};",
+            f"mov.s32 {number}, t0;",
         ]
     return lines
 

@@ -64,13 +64,14 @@ def sum_kernel(
     n_rows, n_cols, span,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, COSINE: tl.constexpr,
     ANCHORS: tl.constexpr, CANDIDATES: tl.constexpr, REACH: tl.constexpr, TOUCHES: tl.constexpr, PAIRS: tl.constexpr,
-    KEEP: tl.constexpr, KINDS: tl.constexpr, TOPS: tl.constexpr, OWNERS: tl.constexpr, NEAREST: tl.constexpr,
-    CLOSE: tl.constexpr,
+    KEEP: tl.constexpr, KINDS: tl.constexpr, BASES: tl.constexpr, TOPS: tl.constexpr, OWNERS: tl.constexpr,
+    NEAREST: tl.constexpr, CLOSE: tl.constexpr,
 ):  # fmt: skip
     """Contribution of ``span`` columns to every sum and derivative, a number for every row: one line for each span of
     each sum's top, then of each sum's total, then of each derivative.
 
-    ``KINDS``: the kind of each sum. ``TOPS``: whether the nearest negative has its largest logit and is known.
+    ``KINDS``: the kind of each sum; the weights of a ``"moment"`` are those of sum ``BASES`` times a power of ``d``.
+    ``TOPS``: whether the nearest negative has its largest logit and is known.
     ``OWNERS``: for each derivative, which sum it belongs to. ``NEAREST``: number of candidates per anchor with known
     exact shortfalls, 0 for none; the first four are negatives. ``CLOSE``: they are used below this shortfall.
     """
@@ -126,7 +127,12 @@ def sum_kernel(
         shrinks = ()
         weights = ()
         for k in tl.static_range(len(KINDS)):
-            top, shrink, weight, value = weighed(tops[k], z[k], KINDS[k], TOPS[k])
+            if KINDS[k] == "moment":
+                top, shrink = new_tops[BASES[k]], shrinks[BASES[k]]
+                weight = weights[BASES[k]] * z[k]
+                value = weight
+            else:
+                top, shrink, weight, value = weighed(tops[k], z[k], KINDS[k], TOPS[k])
             new_tops = new_tops + (top,)
             new_totals = new_totals + (totals[k] * shrink + tl.sum(value, axis=1),)
             shrinks = shrinks + (shrink,)

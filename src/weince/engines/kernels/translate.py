@@ -54,7 +54,7 @@ class Recorded(NamedTuple):
     @property
     def by_value(self) -> bool:
         """Whether rules may leave out any number of an anchor's candidates."""
-        return any(place not in self.single for one in self.sums for place in one.rules)
+        return any(place not in self.single for summand in self.sums for place in summand.rules)
 
 
 # Recording
@@ -116,7 +116,7 @@ def record_link(link: Link | Code, tape: Tape, parameters: Mapping[str, Traced])
                 object.__setattr__(like, name, value)
             result = like.logit(shortfall)  # type: ignore[arg-type]
     if not (isinstance(result, Traced) and result.tape is tape) or result.is_mask:
-        raise Untranslatable("it returns no tensor that was made of the scores")
+        raise Untranslatable("it returns no tensor that depends on the scores")
     if shortfall.at not in needed(tape.lines, [result.at]):
         raise Untranslatable("what it returns does not depend on the score")
     return result.at, shortfall.at
@@ -147,24 +147,24 @@ def record(asked: tuple[tuple[Any, ...], ...], types: Types, bounded: bool, symm
     """Record the sums of a pass; ``asked``: the fields of an :class:`Asked` each."""
     tape, sums, single = Tape([]), [], dict[int, None]()
     sides = [dict(names) for names in types]
-    for one in (Asked(*fields) for fields in asked):
-        parameters = {name: column(tape, at, each) for name, at, each, _ in one.parameters}
-        if one.link is None:
+    for asked_sum in (Asked(*fields) for fields in asked):
+        parameters = {name: column(tape, at, each) for name, at, each, _ in asked_sum.parameters}
+        if asked_sum.link is None:
             logit = shortfall = tape.place_of(1.0)
         else:
-            logit, shortfall = record_link(one.link, tape, parameters)
+            logit, shortfall = record_link(asked_sum.link, tape, parameters)
             if "offset" in sides[1]:
                 offset = Traced(tape, tape.put(("input", "candidate", "offset", "float")))
                 logit = (Traced(tape, logit) + offset).at
         rules = []
-        for name in one.rules:
-            place = record_rule(RULES[name], tape, sides, one.threshold)
+        for name in asked_sum.rules:
+            place = record_rule(RULES[name], tape, sides, asked_sum.threshold)
             rules.append(place)
             if RULES[name].row is not None:
                 single[place] = None
-        learned = tuple(parameters[name].at for name, _, _, wanted in one.parameters if wanted)
-        custom = isinstance(one.link, Link)
-        sums.append(Summand(one.kind, logit, shortfall, tuple(rules), learned, custom))
+        learned = tuple(parameters[name].at for name, _, _, wanted in asked_sum.parameters if wanted)
+        custom = isinstance(asked_sum.link, Link)
+        sums.append(Summand(asked_sum.kind, logit, shortfall, tuple(rules), learned, custom))
     return Recorded(tuple(tape.lines), tuple(sums), tuple(single), bounded, symmetric)
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from weince.engines.kernels import elementwise
-from weince.engines.kernels.lower import LOG2E, MINUS, Body, Factor, Prologue
+from weince.engines.kernels.lower import LOG2E, MINUS, ZERO, Body, Factor, Prologue, Value
 from weince.engines.kernels.tape import OPERATIONS, Line, Tape, Untranslatable
 from weince.engines.kernels.translate import Recorded, Summand, derivative
 
@@ -40,7 +40,8 @@ class Functions(NamedTuple):
     order. ``anchors``: values of some anchors, as a tuple. ``candidates``: columns of some candidates. ``reach``:
     first and last candidates that rules of a single row exclude. ``touches``: whether a tile of columns may hold one,
     or ends beyond the last. ``pairs``: logits (in bits) and their derivatives by learned parameters; in a gradient,
-    derivatives of the weighted sums. ``keep``: puts a value where a pair takes no part.
+    derivatives of the weighted sums. ``keep``: puts a value where a pair takes no part. ``kinds``: of each sum;
+    ``"moment"`` for a log-sum-exp whose weights are those of the sum ``bases`` times what ``pairs`` returns.
     """
 
     columns: tuple[str, ...]
@@ -52,13 +53,13 @@ class Functions(NamedTuple):
     touches: Any
     pairs: Any
     keep: Any
+    kinds: tuple[str, ...] = ()
+    bases: tuple[int, ...] = ()
 
     def constants(self) -> dict[str, Any]:
         """Compile-time arguments of a kernel."""
         names = ("ANCHORS", "CANDIDATES", "REACH", "TOUCHES", "PAIRS", "KEEP")
-        return {
-            name: function for name, function in zip(names, self[3:], strict=True) if function is not None
-        }
+        return {name: value for name, value in zip(names, self[3:9], strict=True) if value is not None}
 
 
 class Writer:
@@ -68,10 +69,9 @@ class Writer:
         self.recorded, self.tape = recorded, Tape(recorded.lines)
         self.prologue = Prologue()
         self.prologue.rows = {line[2] for line in map(self._anchor_of, recorded.single)}
-        self.fast = not any(one.custom for one in recorded.sums)
 
-    def body(self, *, fast: bool = True) -> Body:
-        return Body(self.tape, self.prologue, fast=fast, bounded=self.recorded.bounded)
+    def body(self) -> Body:
+        return Body(self.tape, self.prologue, bounded=self.recorded.bounded)
 
     def written(self, body: Body, results: Sequence[str], extra: Sequence[str] = ()) -> str:
         """Source of a function of pairs: what it unpacks, what it computes, what it returns."""
@@ -104,7 +104,7 @@ class Writer:
         rows = [prologue.passed.index(name) for name in self.excluded()]
         ends = [f"tl.{end}(anchor[{place}])" for place in rows for end in ("min", "max")]
         within = [f"(start <= reach[{2 * k + 1}]) & (start + BN > reach[{2 * k}])" for k in range(len(rows))]
-        touched = " | ".join(["(start + BN > n_candidates)", *(f"({one})" for one in within)])
+        touched = " | ".join(["(start + BN > n_candidates)", *(f"({test})" for test in within)])
         return Functions(
             tuple(prologue.columns),
             tuple(name for name, _ in prologue.by_candidate),
@@ -129,12 +129,13 @@ class Writer:
             self.prologue.passes(self.prologue.column(name, kind, each)) for *_, name, each, kind in columns
         ]
 
-    def keep(self, rules: Sequence[Sequence[int]]) -> Any:
-        """The function that overwrites values of pairs for which one of a value's rules does not hold."""
+    def keep(self, rules: Sequence[Sequence[int] | None]) -> Any:
+        """The function that overwrites values of pairs for which one of a value's rules does not hold. ``None``: it
+        returns the value unchanged."""
         body, single = self.body(), self.recorded.single
         body.lines.put("along(candidates, not ACROSS)")
         body.lines.names["along(candidates, not ACROSS)"] = "position"
-        always = [[body.mask(place) for place in own if place not in single] for own in rules]
+        always = [[body.mask(place) for place in places or () if place not in single] for places in rules]
         first = len(body.lines.names)
         extra = [f"z{k} = values[{k}]" for k in range(len(rules))]
         extra += [
@@ -142,13 +143,14 @@ class Writer:
             for k, masks in enumerate(always)
             if masks
         ]
-        sometimes = [[body.mask(place) for place in own if place in single] for own in rules]
+        sometimes = [[body.mask(place) for place in places or () if place in single] for places in rules]
         inside = "along(anchors < n_anchors, ACROSS) & along(candidates < n_candidates, not ACROSS)"
         extra += ["if touched:", f"    inside = {inside}"]
         extra += [f"    {line}" for line in body.lines.source()[first:]]
         extra += [
             f"    z{k} = tl.where({' & '.join(['inside', *(f'({mask})' for mask in masks)])}, z{k}, FILL)"
             for k, masks in enumerate(sometimes)
+            if rules[k] is not None
         ]
         late = body.lines.source()[first:]
         body.lines.names = {
@@ -171,22 +173,47 @@ def functions_of_sums(recorded: Recorded) -> Functions:
     """Functions of :mod:`weince.engines.kernels.sums`: logits ``z_k / log(2)`` of each sum, then derivatives of the
     logits by the learned parameters of the first sum, of the second, and so on."""
     writer = Writer(recorded)
-    writer.prologue.passed = [
-        f"constant{k}" for k in range(len(recorded.sums))
-    ]  # the kernel shifts the first values
-    body, results, effects = writer.body(fast=writer.fast), [], []
-    for k, one in enumerate(recorded.sums):
-        value = body.scaled(body.value(one.logit), LOG2E)
-        name = writer.constant(f"constant{k}", value.constant)
-        expression = body.expression(value._replace(constant=Factor(1.0, name)))
-        results.append(
-            body.lines.put(expression if value.terms else f"tl.zeros(d.shape, tl.float32) + {expression}")
-        )
-        for by in one.learned:
-            effects.append(body.name(body.value(derivative(writer.tape, one.logit, by))))
+    count = len(recorded.sums)
+    writer.prologue.passed = [f"constant{k}" for k in range(count)]  # the kernel shifts the first values
+    body, values, results, effects = writer.body(), list[Value](), list[str](), list[str]()
+    kinds, bases = [summand.kind for summand in recorded.sums], list(range(count))
+    for k, summand in enumerate(recorded.sums):
+        body.fast = not summand.custom
+        values.append(body.scaled(body.value(summand.logit), LOG2E))
+        name = writer.constant(f"constant{k}", values[k].constant)
+        expression = body.expression(values[k]._replace(constant=Factor(1.0, name)))
+        power = None if summand.kind != "lse" or summand.learned else _moment_of(body, recorded, values)
+        if power is not None:
+            kinds[k], (bases[k], expression) = "moment", power
+        elif not values[k].terms:
+            expression = f"tl.zeros(d.shape, tl.float32) + {expression}"
+        results.append(body.lines.put(expression))
+        for by in summand.learned:
+            effects.append(body.name(body.value(derivative(writer.tape, summand.logit, by))))
     source = writer.written(body, [*results, *effects])
-    keep = writer.keep([one.rules for one in recorded.sums])
-    return writer.finished(build("pairs", f"d, anchor, candidate, {ACROSS}", source), keep)
+    keep = writer.keep(
+        [None if kinds[k] == "moment" else summand.rules for k, summand in enumerate(recorded.sums)]
+    )
+    functions = writer.finished(build("pairs", f"d, anchor, candidate, {ACROSS}", source), keep)
+    return functions._replace(kinds=tuple(kinds), bases=tuple(bases))
+
+
+def _moment_of(body: Body, recorded: Recorded, values: Sequence[Value]) -> tuple[int, str] | None:
+    """An earlier log-sum-exp whose logits differ from the last ones by ``n log(x)``, and the source of ``x^n``. Then
+    ``exp(z) x^n`` takes a multiplication in place of another exponential, and no logarithm."""
+    last = len(values) - 1
+    for base, summand in enumerate(recorded.sums[:last]):
+        if summand.kind != "lse" or summand.rules != recorded.sums[last].rules:
+            continue
+        difference = body.plus(values[last], body.scaled(values[base], MINUS))
+        if difference.constant != ZERO or len(difference.terms) != 1:
+            continue
+        ((term, factor),) = difference.terms
+        source = next(source for source, name in body.lines.names.items() if name == term)
+        if source.startswith("fast_log2(") and factor in (Factor(1.0), Factor(2.0)):
+            name = source.removeprefix("fast_log2(").removesuffix(")")
+            return base, " * ".join([name] * int(factor.number))
+    return None
 
 
 @functools.lru_cache(maxsize=512)
@@ -198,13 +225,14 @@ def functions_of_gradient(recorded: Recorded) -> Functions:
     roles or for none, to the total of both; ``pairs`` applies the others.
     """
     writer = Writer(recorded)
-    body, totals = writer.body(fast=writer.fast), dict[tuple[int, ...], list[str]]()
-    for k, one in enumerate(recorded.sums):
+    body, totals = writer.body(), dict[tuple[int, ...], list[str]]()
+    for k, summand in enumerate(recorded.sums):
         common = tuple(
-            place for place in one.rules if not recorded.symmetric or is_symmetric(recorded, place)
+            place for place in summand.rules if not recorded.symmetric or is_symmetric(recorded, place)
         )
-        pull = _pull(writer, body, k, one)
-        if alone := [body.mask(place) for place in one.rules if place not in common]:
+        body.fast = not summand.custom
+        pull = _pull(writer, body, k, summand)
+        if alone := [body.mask(place) for place in summand.rules if place not in common]:
             pull = body.lines.put(f"tl.where({' & '.join(f'({mask})' for mask in alone)}, {pull}, 0.0)")
         totals.setdefault(common, []).append(pull)
     if any("position" in line for line in body.lines.names):
@@ -215,26 +243,26 @@ def functions_of_gradient(recorded: Recorded) -> Functions:
     return writer.finished(build("pairs", f"d, compared, {PAIR}, {ACROSS}", source), keep)
 
 
-def _pull(writer: Writer, body: Body, k: int, one: Summand) -> str:
+def _pull(writer: Writer, body: Body, k: int, summand: Summand) -> str:
     """Derivative of a weighted sum by the score of a pair, ``-dz/dd`` times the weight of the pair in the sum:
     ``exp(z - value)`` in a log-sum-exp, ``sigmoid(z)`` in a sum of softplus."""
     prologue = writer.prologue
     weight = Factor(
         1.0, prologue.put(f"tl.load(weights + {k} * n_anchors + at, mask=inside, other=0.0)", vector=True)
     )
-    slope = body.value(derivative(writer.tape, one.logit, one.shortfall))
+    slope = body.value(derivative(writer.tape, summand.logit, summand.shortfall))
     slope = body.scaled(body.scaled(slope, MINUS), weight)
-    if one.kind == "sum":
+    if summand.kind == "sum":
         return body.name(slope) if slope.terms else f"tl.zeros(d.shape, tl.float32) + {body.name(slope)}"
-    z = body.scaled(body.value(one.logit), LOG2E)
+    z = body.scaled(body.value(summand.logit), LOG2E)
     constant = z.constant
-    if one.kind == "lse":
+    if summand.kind == "lse":
         value = prologue.put(f"tl.load(values + {k} * n_anchors + at, mask=inside, other=0.0)", vector=True)
         # An anchor without candidates in the sum (-inf) gets weights of 0, whatever its logits are.
         value = prologue.put(f'tl.where({value} != float("-inf"), {value}, float("inf"))')
         constant = prologue.plus(constant, prologue.times(Factor(-1.0, value), LOG2E))
     bits = body.lines.put(body.expression(z._replace(constant=constant)))
-    if one.kind == "lse":
+    if summand.kind == "lse":
         return body.lines.put(f"fast_exp2({bits}) * {body.name(slope)}")
     odds = body.lines.put(f"fast_exp2(-tl.abs({bits}))")
     return body.lines.put(
