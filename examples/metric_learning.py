@@ -1,4 +1,4 @@
-"""Labelled digits with pytorch-metric-learning: WEINCE in place of its SupConLoss.
+"""Labelled digits with pytorch-metric-learning: DCL in place of its SupConLoss, against a memory of earlier batches.
 
     python examples/metric_learning.py                 seconds on a CPU; needs pip install pytorch-metric-learning
 
@@ -17,7 +17,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from weince.integrations.metric_learning import WeinceLoss
+from weince import DCLLoss
+from weince.integrations.metric_learning import CrossBatchMemory, LossAdapter
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,10 +41,13 @@ def main(arguments: list[str] | None = None) -> None:
         return 100 * found["precision_at_1"]
 
     before = accuracy()
+    loss = CrossBatchMemory(
+        LossAdapter(DCLLoss(0.1, candidates="labels")), embedding_size=16, memory_size=512
+    )
     trainer = MetricLossOnly(
         models={"trunk": encoder},
         optimizers={"trunk_optimizer": torch.optim.Adam(encoder.parameters(), lr=1e-3)},
-        loss_funcs={"metric_loss": WeinceLoss(temperature=0.1)},
+        loss_funcs={"metric_loss": loss},
         dataset=TensorDataset(images[::2], labels[::2]),
         batch_size=128,
         dataloader_num_workers=0,

@@ -189,7 +189,7 @@ def test_gather_over_nccl(tmp_path):
             leaves = [z.requires_grad_() for z in pairs(64, 32)]
             (problem,) = problems("cross", *leaves)
             problem = share(problem, "") if together else problem
-            loss = WeinceLoss.paper(engine="dense")._contrast(problem, Need(config)).losses.mean()
+            loss = WeinceLoss.paper(engine="dense").contrast(problem, Need(config)).losses.mean()
             found.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
     finally:
         dist.destroy_process_group()

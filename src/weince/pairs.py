@@ -6,10 +6,10 @@ takes part. A pair is a negative if all rules in ``Problem.negatives`` hold, so 
 only: a positive stays a positive.
 
 Columns of anchors: ``position`` (the anchor's own row among the candidates), ``positive`` (row of its one positive),
-``id``, ``label``, ``view``, ``limit`` (smallest shortfall of a negative, for ``ignore_above``), and ``ignore``, the
-only one with a value for each candidate, ``(a, c)``. Columns of candidates: ``position``, ``id``, ``label``,
-``view``, ``exempt`` (whether ``ignore_above`` leaves it alone), ``across`` (whether it is of the other side) and
-``offset`` (added to its logits).
+``id``, ``label``, ``view``, ``limit`` (smallest shortfall of a negative, for ``ignore_above``), and two with a value
+for each candidate, ``(a, c)``: ``ignore``, and ``chosen`` (the positives, where no label says them). Columns of
+candidates: ``position``, ``id``, ``label``, ``view``, ``exempt`` (whether ``ignore_above`` leaves it alone),
+``across`` (whether it is of the other side) and ``offset`` (added to its logits).
 """
 
 from collections.abc import Callable, Mapping
@@ -48,6 +48,7 @@ NOT_POSITIVE = Rule("not the positive", lambda d, a, c: c.position != a.positive
 OTHER_ID = Rule("another id", lambda d, a, c: c.id != a.id)
 OTHER_LABEL = Rule("another label", lambda d, a, c: c.label != a.label)
 SAME_LABEL = Rule("the same label", lambda d, a, c: c.label == a.label)
+CHOSEN = Rule("chosen as positive", lambda d, a, c: a.chosen)
 ACROSS = Rule("of the other side", lambda d, a, c: c.across)
 NOT_IGNORED = Rule("not marked in ignore", lambda d, a, c: ~a.ignore)
 SAME_VIEW = Rule("the same view", lambda d, a, c: c.view == a.view)
@@ -150,7 +151,9 @@ class Problem:
         )
 
     def count_positives(self) -> Tensor:
-        """``(a,)`` number of positives of each anchor among the candidates of all ranks; needs labels."""
+        """``(a,)`` number of positives of each anchor among all candidates, by label or as ``chosen``."""
+        if "chosen" in self.of_anchor:
+            return self.of_anchor["chosen"].sum(1)
         labels, others = self.of_anchor["label"], self.of_candidate["label"]
         if "across" in self.of_candidate:
             others = others.where(self.of_candidate["across"], NO_ID)

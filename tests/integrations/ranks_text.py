@@ -50,7 +50,7 @@ def labelled_step(rows, wrap=lambda loss: loss):
     """Gradient of a linear map on some of 12 labelled rows, with the loss for pytorch-metric-learning."""
     torch.manual_seed(4)
     x, net = torch.randn(12, 6, dtype=torch.float64), nn.Linear(6, 4).double()
-    loss = wrap(metric_learning.WeinceLoss(0.3, **OPEN))
+    loss = wrap(metric_learning.LossAdapter(WeinceLoss(0.3, candidates="labels", **OPEN)))
     loss(net(x[rows]), (torch.arange(12) % 4)[rows]).backward()
     return net.weight.grad
 

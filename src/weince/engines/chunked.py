@@ -238,7 +238,8 @@ def _callers(problem: Problem, parts: Sequence[Part]) -> list[Tensor]:
     """Tensors of the caller that the sweep in the backward pass reads again."""
     if torch.compiler.is_compiling():
         return []  # a compiled graph saves what it reads
-    read = [problem.of_anchor[name] for name in ("ignore", "label", "id") if name in problem.of_anchor]
+    names = ("ignore", "chosen", "label", "id")
+    read = [problem.of_anchor[name] for name in names if name in problem.of_anchor]
     read += [value for part in parts for value in part.link.tensors().values()]
     # Inference tensors have no version counter, and torch refuses to save them.
     return [value.detach() for value in read if not value.is_inference()]

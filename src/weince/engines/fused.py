@@ -54,6 +54,8 @@ def why_not(problem: Problem, need: Need) -> str | None:
         return f"the fused engine wants tensors on a CUDA device; got {problem.anchors.device.type}"
     if problem.anchors.dtype != torch.float32:
         return f"the fused engine works in float32; got {problem.anchors.dtype}"
+    if "chosen" in problem.of_anchor:
+        return "the fused engine finds positives by their labels; got a matrix of positives"
     if problem.most_negatives < 1:
         return "the fused engine wants at least one negative"
     if need.tail is not None and need.tail.tail_size(problem.most_negatives) > LARGEST_TAIL:

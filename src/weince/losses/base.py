@@ -277,7 +277,7 @@ class ContrastiveLoss(nn.Module):
             directions = [join(problem, self._described(tail), learned) for problem in directions]
         results = []
         for problem in directions:
-            results.append(self._contrast(problem, self.need(problem, tail)))
+            results.append(self.contrast(problem, self.need(problem, tail)))
         loss = self._reduce(results, directions[0].ranks, weights)
         if not return_stats:
             return loss
@@ -297,7 +297,7 @@ class ContrastiveLoss(nn.Module):
         """What the sums of a problem need to know of its negatives."""
         return Need(tail, self.hardest)
 
-    def _contrast(self, problem: Problem, need: Need) -> "_Result":
+    def contrast(self, problem: Problem, need: Need) -> "_Result":
         """Losses of one problem, computed by the chosen engine."""
         ring = self.gather == "ring" and problem.ranks is not None
         choice = choose(problem, need, engine=self.engine, ring=ring)
