@@ -5,6 +5,6 @@
 """
 
 from weince.engines.choose import Choice, EngineName, choose
-from weince.sums import Engine, Need, Survey
+from weince.sums import Need
 
-__all__ = ["Choice", "Engine", "EngineName", "Need", "Survey", "choose"]
+__all__ = ["Choice", "EngineName", "Need", "choose"]

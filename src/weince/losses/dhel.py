@@ -16,8 +16,9 @@ class DHELLoss(TemperatureLoss):
 
     Args:
         temperature: A number, or an ``nn.Parameter`` to learn it.
-        max_scale: Largest inverse of a learned temperature.
-        **options: As in :class:`weince.ContrastiveLoss`; ``candidates`` must be ``"views"``.
+        **options: ``max_scale``, ``learn_temperature`` and ``hardness`` as in
+            :class:`~weince.losses.temperature.TemperatureLoss`, others as in :class:`weince.ContrastiveLoss`;
+            ``candidates`` must be ``"views"``.
 
     Examples:
         >>> import torch
