@@ -291,8 +291,6 @@ def test_steps_are_timed_with_the_threads_of_a_run(tmp_path, config, monkeypatch
             "every NAME of --set must be named once; got epochs twice",
         ),
         (["--set", "epochs=[1"], "--set epochs wants a value in YAML, such as 50 or [1, 2]; got [1"),
-        (["--level-within", "inf"], "--level-within must be above 0 points and finite; got inf"),
-        (["--seeds", "7", "-2"], "seeds must be at least 0 and below 2**63; got -2"),
         (["--set", "epochs=0", "--try-epochs", "1"], "small, infonce: epochs must be at least 1; got 0"),
     ],
 )

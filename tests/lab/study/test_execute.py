@@ -309,15 +309,6 @@ def test_a_process_left_behind_keeps_the_lock(tmp_path, script):
     assert is_done(run)
 
 
-def test_a_run_sees_its_share(tmp_path, script, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    script("(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + WRITE)
-    runs = runs_of(tmp_path)
-    assert run_here(runs, jobs=2, tell=lambda run, what: None) == {}
-    share = str(max(1, (os.cpu_count() or 1) // 2))
-    assert {(run.folder / "threads").read_text() for run in runs} == {share}
-
-
 def test_the_last_run_of_an_interrupted_sweep_has_the_threads_it_would_have_had(
     tmp_path, script, monkeypatch
 ):
@@ -486,13 +477,6 @@ def test_missing_runs_do_not_train_on_other_data_than_the_finished_ones(tmp_path
     ):
         reproduce(str(table), out=tmp_path / "full", device="cpu")
     assert not last.folder.exists()
-
-
-def test_a_device_that_is_not_here_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="device 'cuda' was asked for; torch finds no CUDA device"):
-        reproduce(str(small_table(tmp_path)), out=tmp_path / "out", device="cuda")
-    assert not (tmp_path / "out").exists()
 
 
 def archived(runs, out, fingerprint):
@@ -746,14 +730,6 @@ def test_what_a_run_says_of_itself_names_no_folder_of_this_machine(tmp_path, scr
     command = record(run)["made"]["command"]
     assert str(tmp_path) not in command
     assert "--data digits.npz" in command
-
-
-@pytest.mark.parametrize("table", ["headline", "overhead"])
-def test_a_dry_run_comes_alone(tmp_path, table):
-    """``--dry-run`` with ``--table-only`` is refused, with the message of ``weince compare``."""
-    with pytest.raises(ValueError, match=r"--dry-run prints .*; wanted it alone; got it with --table-only"):
-        reproduce(table, out=tmp_path, dry_run=True, table_only=True)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_starts_nothing(tmp_path, capsys):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from lab.study.made import reproduce
-from lab.study.test_curves import filled
+from lab.study.test_figures import filled
 
 from weince.lab.study.blocks import numbers
 from weince.lab.study.table_page import narrow

@@ -181,11 +181,7 @@ def add(
 
 
 def check_protocol(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Check that figures are comparable: that all come from the same data and the same protocol.
-
-    Raises:
-        ValueError: Two evaluations differ; the message names both and the difference.
-    """
+    """Check that figures are comparable: that all come from the same data and the same protocol."""
     for name, evaluation in evaluations[1:]:
         first, wanted = evaluations[0]
         for key, called in PROTOCOL.items():
@@ -263,10 +259,7 @@ def _read(path: Path, task: Task) -> dict[str, Files]:
 def check_shown(path: Path, name: str, files: Mapping[str, Any], task: Task) -> None:
     """Check that a page can show the record of a run, which may have been edited by hand.
 
-    Once such a record is copied, no page of the folder could be written.
-
-    Raises:
-        ValueError: It cannot; the message names the archive and the run.
+    Once a record that cannot be shown is copied, no page of the folder could be written.
     """
     try:
         _check_shown(files, task)

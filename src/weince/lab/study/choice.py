@@ -105,10 +105,8 @@ class ChoiceStudy(Study):
     def take_over(self, *, look: bool, write: bool) -> None:
         """Take over runs from the archives: the tries, then the chosen tries with all seeds.
 
-        Args:
-            look: Take only runs on the same data as here. The missing runs will train on these, or the user named
-                them.
-            write: Copy their records into the folder.
+        With ``look``, only runs on the data here, on which missing runs will train; with ``write``, their records are
+        copied into the folder.
         """
         if self.archives:
             self.of_data = data_here(self.tries[0]) if look else None
@@ -213,8 +211,7 @@ class ChoiceStudy(Study):
     def write(self, *, saved: bool) -> Path:
         """Write the archive, the tables and the page from the runs that are done.
 
-        Args:
-            saved: The comparison is saved. If another call has added to it meanwhile, the page shows that too.
+        If the comparison is ``saved`` and another call has added to it meanwhile, the page shows that too.
         """
         done = self.done(self.planned())
         failed = self.failures(done, "weince compare with the same --out")

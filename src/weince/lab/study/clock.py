@@ -15,7 +15,7 @@ class Clock:
         seconds: Seconds until the deadline.
         overhead: First guess of a run's seconds besides its epochs: start, compilation, evaluation.
         epoch: First guess of the seconds of an epoch of a run alone.
-        side_by_side: Number of concurrent runs that have cores or a GPU of their own; more of them slow each other.
+        side_by_side: Concurrent runs that have cores or a GPU of their own; more of them slow each other.
     """
 
     def __init__(self, seconds: float, overhead: float, epoch: float, side_by_side: int = 1) -> None:
@@ -40,14 +40,7 @@ class Clock:
         return self.estimate(epochs, at_once, loss) <= self.left()
 
     def learn(self, took: float, epochs: Sequence[float], at_once: int, loss: str = "") -> None:
-        """Update the estimates from a run.
-
-        Args:
-            took: Seconds of the whole run.
-            epochs: Seconds of each epoch.
-            at_once: Largest number of concurrent runs meanwhile, including this one.
-            loss: Its loss, which may be slower than others.
-        """
+        """Update the estimates from a run of ``took`` seconds, those of each epoch, with at most ``at_once`` runs."""
         if epochs:
             usual = sorted(epochs)[len(epochs) // 2]  # a median, since the first epoch compiles
             self.epoch = usual / self._slower(at_once)

@@ -102,8 +102,7 @@ def compare(
         Path of the page; after a dry run, of the folder that it would be in.
 
     Raises:
-        ValueError: An argument is unknown, runs are not comparable, or runs failed. If runs failed, the page is
-            written from the others.
+        ValueError: An argument is unknown, runs are not comparable, or runs failed; the page is then of the others.
     """
     how = how or Execution()
     if budget is not None and how.slurm:
@@ -160,11 +159,7 @@ def _comparison(asked: Question, out: Path, *, adds: bool) -> Comparison:
 
 
 def _save(comparison: Comparison, before: Comparison | None, out: Path) -> None:
-    """Save a comparison in place of the one that this call began with.
-
-    Raises:
-        ValueError: Another call has changed that one meanwhile; its losses would be lost.
-    """
+    """Save a comparison in place of the one that this call began with, unless another call has changed that one."""
     with folder_lock(out):  # else two calls that look at the same moment both write
         if find_comparison(out, comparison.config) != before:
             raise ValueError(

@@ -75,10 +75,7 @@ class Comparison:
         return self._table(losses, self.seeds[:1], {**self.set, **epochs})
 
     def seeds_table(self, chosen: Mapping[str, int]) -> RunTable:
-        """The chosen try of each loss that has one, with all seeds.
-
-        The chosen try is the only one in this table, so its number here is 0; `Sweep.seeds` restores the original.
-        """
+        """The chosen try of each loss that has one, with all seeds; its number in this table is 0."""
         losses = {name: Column(set=self.losses[name][number]) for name, number in chosen.items()}
         return self._table(losses, self.seeds, self.set)
 
@@ -101,11 +98,7 @@ class Comparison:
 
 
 def recipe_config(config: str, recipe: str) -> str:
-    """The configuration of a recipe: ``NAME`` itself for ``paper``, ``NAME_strong`` for ``strong``.
-
-    Raises:
-        ValueError: There is no such configuration.
-    """
+    """The configuration of a recipe: ``NAME`` itself for ``paper``, ``NAME_strong`` for ``strong``."""
     if recipe == "paper":
         return config
     path = Path(config)
@@ -120,11 +113,7 @@ def recipe_config(config: str, recipe: str) -> str:
 
 
 def joined(before: Comparison, now: Comparison) -> Comparison:
-    """Merge the losses, tries and seeds of two comparisons of the same recipe.
-
-    Raises:
-        ValueError: Their recipes differ.
-    """
+    """Merge the losses, tries and seeds of two comparisons, whose recipes must be the same."""
     for what in ("config", "set", "try_epochs"):
         had, wants = getattr(before, what), getattr(now, what)
         if had != wants:
@@ -158,11 +147,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Read a ``comparison.yaml``.
-
-    Raises:
-        ValueError: The file is not a comparison.
-    """
+    """Read a ``comparison.yaml``."""
     content = settings.read_yaml(path, str(path))
     names = {item.name for item in fields(Comparison)}
     if not isinstance(content, dict) or content.keys() != names:

@@ -42,10 +42,7 @@ class NotMeasured(ValueError):
 def measure_costs(
     runs: Sequence[Run], environment: Mapping[str, str] | None = None
 ) -> Iterator[Cost | NotMeasured]:
-    """Measure the cost of each run on this machine, one after the other in one separate process.
-
-    ``environment`` has additional variables of that process.
-    """
+    """Measure the cost of each run here, one after the other in one process with additional environment variables."""
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             # Not -m: this package imports this module, and python would warn that it runs it twice.
@@ -83,11 +80,7 @@ def _last_line(file: IO[str]) -> str:
 
 
 def measure_cost(run: Run, environment: Mapping[str, str]) -> Cost:
-    """The same of one run.
-
-    Raises:
-        NotMeasured: Its cost could not be measured.
-    """
+    """The same of one run; raises `NotMeasured`."""
     (cost,) = measure_costs([run], environment)
     if isinstance(cost, NotMeasured):
         raise cost

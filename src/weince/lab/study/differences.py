@@ -92,12 +92,7 @@ def paired(values: Values, baseline: str) -> Compared:
 
 
 def judge(compared: Mapping[str, Compared], *, level_within: float) -> Judgement:
-    """Correct all p-values together, and say a word about each difference.
-
-    Args:
-        compared: The losses of each figure, from `paired`.
-        level_within: The largest difference that does not matter.
-    """
+    """Correct all p-values together, and say a word about each difference; one ``level_within`` does not matter."""
     p_values = {
         (figure, loss): one.p_value
         for figure, of in compared.items()

@@ -33,18 +33,15 @@ def run_here(
     clock: Clock | None = None,
     further: Further = nothing_further,
 ) -> dict[str, str]:
-    """Carry out runs on this machine.
+    """Carry out runs on this machine, the most important first; returns why runs failed, by their names.
 
     Args:
-        runs: The runs, the most important first.
+        runs: The runs.
         jobs: Number of concurrent runs; each gets its part of the CPUs, also when fewer are left.
-        tell: Called with a run and its new state, such as ``started`` or ``done``.
+        tell: Called with a run and its new state.
         clock: A deadline. A run waits while it or an active one would end after the deadline if they shared the
             device. If it would end too late even alone, it is dropped, and `tell` gets `LATE`.
         further: Called when a run has ended; it may add runs to those that wait.
-
-    Returns:
-        Why runs failed, by their names; the others are done or late.
     """
     stop, free = threading.Event(), queue.SimpleQueue[dict[str, str]]()
     for share in shares_of(jobs):
@@ -123,11 +120,7 @@ def _logged(run: Run) -> list[dict[str, float]]:
 def shares(jobs: int, cpus: int, gpus: int, visible: str = "") -> list[dict[str, str]]:
     """Environment variables for concurrent runs: each gets a share of the CPUs and, round-robin, one GPU.
 
-    Args:
-        jobs: Number of concurrent runs.
-        cpus: Cores of the machine.
-        gpus: Usable GPUs.
-        visible: Value of ``CUDA_VISIBLE_DEVICES``, if it is set.
+    ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``, if it is set.
     """
     names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(gpus)]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(max(1, cpus // jobs)))

@@ -103,13 +103,9 @@ def plan(
         only: Keep the rows (``cifar100_resnet18``), cells (``cifar100_resnet18/InfoNCE``) or tries of a cell
             (``cifar100_resnet18/InfoNCE/temperature 0.1``) that match one of these names or patterns.
         epochs: Epochs instead of the configurations', for a trial.
-        data: Where the images are: a path for all rows, or ``cifar100=PATH,cifar10=PATH``; for runs on text,
-            ``text=PATH,sts=PATH,model=PATH``.
-        device: ``cpu``, ``cuda`` or ``mps`` instead of the configured device.
+        data: Where the data are: a path, or ``NAME=PATH,NAME=PATH``.
+        device: Device instead of the configured one.
         extra: Further settings that do not change the results.
-
-    Raises:
-        ValueError: A configuration, setting or pattern is unknown.
     """
     check_seeds(seeds or ())
     wanted = _matching(table, only)

@@ -71,13 +71,12 @@ def carry_out_run(
 
     Args:
         run: The run.
-        stop: Another thread sets it to end the run early.
+        stop: Another thread sets it to end the run early, with `Interrupted`.
         environment: Additional environment variables of its processes.
         tell: Called if another process works on the run.
 
     Raises:
         Failed: A process ended with an error, or was killed too often; ``error.txt`` has the message too.
-        Interrupted: `stop` was set.
     """
     stop, path, said = stop or threading.Event(), run.folder / ".lock", set[str]()
     run.folder.mkdir(parents=True, exist_ok=True)

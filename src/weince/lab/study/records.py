@@ -28,9 +28,7 @@ def read_record(run: Run, name: str) -> Any:
 
     ``name`` is ``run.yaml``, a JSON file, or ``log.csv`` (rows without their empty cells; no rows if it is missing).
 
-    Raises:
-        FileNotFoundError: Neither has the file.
-        ValueError: The file or the archive cannot be parsed.
+    Neither may have the file (FileNotFoundError), or it cannot be parsed (ValueError).
     """
     if has_folder(run):
         return _read(run.folder / name)
@@ -103,11 +101,7 @@ def _read_once(path: Path, changed: int) -> dict[str, dict[str, Any]]:
 
 
 def read_archive(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the files of each run, by the run's name.
-
-    Raises:
-        ValueError: A line is not the record of a run.
-    """
+    """Read the files of each run, by the run's name; a line that is no record of a run is an error."""
     records = {}
     with path.open("rb") as lines:  # bytes: if they are no text, the error names the line
         for number, line in enumerate(lines, 1):

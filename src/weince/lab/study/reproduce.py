@@ -230,11 +230,7 @@ def _budget(runs: Sequence[Run]) -> str:
 
 
 def _check_data_of(runs: Sequence[Run], done: DoneRuns) -> None:
-    """Check that runs whose settings name the same data were made on the same data.
-
-    Raises:
-        ValueError: They were not, because ``--data`` changed between two calls.
-    """
+    """Check that runs whose settings name the same data were made on the same data, with the same ``--data``."""
     first: dict[tuple[Any, ...], tuple[Run, Any]] = {}
     for run in runs:
         if run.name not in done:

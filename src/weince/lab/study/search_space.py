@@ -16,13 +16,10 @@ Tries = Sequence[Mapping[str, Any]]
 
 
 def tries_of(loss: str, config: str) -> list[dict[str, Any]]:
-    """The whole search space of a loss as settings of runs, in its order.
+    """The whole search space of a loss, a preset or ``my_package:MyLoss``, as settings of runs, in its order.
 
-    Args:
-        loss: A preset, or your own loss, ``my_package:MyLoss``. Its class may have a ``search_space`` too; without
-            one, the only try is its defaults.
-        config: The configuration. Settings of the loss in it are no part of a try: what a try does not set gets its
-            default. The task may define temperatures to try, and tries of a loss.
+    Without a ``search_space`` in its class, the only try is its defaults. Settings of the loss in the configuration
+    are no part of a try. The task may define temperatures to try, and tries of a loss.
     """
     if loss == "link":
         raise ValueError(
@@ -110,10 +107,6 @@ def alone(tried: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any
 
     Only then, so that a run is spelled the same with and without a default in its configuration. The engine stays as
     configured, since it does not change the figures.
-
-    Args:
-        tried: Settings of the loss, by dotted name.
-        content: The configuration.
 
     >>> alone({"loss.preset": "dcl"}, {"loss": {"preset": "hcl", "options": {"hardness": 2.0}}})
     {'loss.preset': 'dcl', 'loss.options': {}}

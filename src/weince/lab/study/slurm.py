@@ -67,15 +67,9 @@ def _use_own_cores() -> None:
 def call_on_slurm(
     work: Callable[[], None], runs: Sequence[Run], *, out: Path, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Call a function in a job with the resources of a run, and wait until the job has left the queue.
+    """Call a function in a job, and wait until the job has left the queue; the files that it wrote tell its success.
 
-    The caller must check whether the job succeeded, from the files that it wrote.
-
-    Args:
-        work: Function to call; it is pickled.
-        runs: The runs that it is about; they determine whether the job gets a GPU.
-        out: Folder of the sweep, on a file system that all nodes see.
-        options: Options of sbatch under submitit's names.
+    The function is pickled; the job gets a GPU if the runs that it is about want one.
     """
     executor = _executor(out.absolute() / "slurm", runs, 1, options or {})
     job = _accepted(lambda: executor.submit(CallJob(work)))
@@ -92,16 +86,14 @@ def run_on_slurm(
     tell: Tell,
     further: Further = nothing_further,
 ) -> dict[str, str]:
-    """Carry out runs on the cluster, at most `jobs` at once, and wait for them.
-
-    If the wait is interrupted, the jobs stay in the queue, and the next call finds them.
+    """Carry out runs on the cluster, and wait for them; if the wait is interrupted, the next call finds the jobs.
 
     Args:
         runs: The runs.
-        out: Folder of the sweep, on a file system that all nodes see.
+        out: Folder of the study, on a file system that all nodes see.
         jobs: Largest number of concurrent array tasks.
         options: Options of sbatch under submitit's names, for example ``{"partition": "gpu", "time": 600}``.
-        tell: Called with a run and its new state, such as ``started`` or ``done``.
+        tell: Called with a run and its new state.
         further: Called when a run has ended; the runs that it adds are submitted once fewer than `jobs` are left.
 
     Returns:
@@ -148,12 +140,7 @@ def run_on_slurm(
 
 
 def check_slurm(options: Mapping[str, Any] | None) -> None:
-    """Check that jobs can be submitted from here, before anything is written.
-
-    Raises:
-        ValueError: Submitit or a command of Slurm is missing, or an option of sbatch is unknown.
-        OSError: The queue does not answer.
-    """
+    """Raise an error if jobs cannot be submitted from here, before anything is written."""
     try:
         import submitit
     except ModuleNotFoundError:
@@ -215,11 +202,7 @@ def _submit(executor: Any, runs: Sequence[Run], queue: dict[str, str], folder: P
 
 
 def _accepted(submit: Callable[[], Any]) -> Any:
-    """What a submission returns.
-
-    Raises:
-        ValueError: sbatch refused it, for example because there is no such partition.
-    """
+    """What a submission returns; an error if sbatch refuses it, for example because there is no such partition."""
     from submitit.core.utils import FailedJobError
 
     try:

@@ -65,12 +65,7 @@ def refuse_dry_run_with(option: str) -> None:
 
 
 class Study:
-    """Runs and their records.
-
-    Args:
-        out: Folder of all results.
-        how: How the runs are carried out.
-    """
+    """Runs and their records, in the folder ``out``."""
 
     def __init__(self, out: Path, how: Execution) -> None:
         self.out, self.how = out, how
@@ -100,11 +95,7 @@ class Study:
         return [run for run in self.planned() if not self.is_done(run)]
 
     def check_data(self) -> None:
-        """Check that the data of missing runs exist, and tell which losses have changed since runs were made.
-
-        Raises:
-            ValueError: Data are missing, or do not serve to measure the runs.
-        """
+        """Check that the data of missing runs exist, and tell which losses have changed since runs were made."""
         _tell_changed_losses(self.planned())
         if not self.how.slurm:
             check_data(self.left())
@@ -119,13 +110,8 @@ class Study:
     def check_machine(self, *, always: bool = False) -> None:
         """Check that missing runs can start here, or on a cluster, and on the data of the finished ones.
 
-        Data sets are downloaded now, once, and not by every run.
-
-        Args:
-            always: Check the data of the finished runs even if none is missing.
-
-        Raises:
-            ValueError: A device, a loss, data or Slurm's commands are missing or fail.
+        Data sets are downloaded now, once, and not by every run. With ``always``, the data of the finished runs are
+        checked even if none is missing.
         """
         left = self.left()
         if self.how.slurm:
@@ -232,15 +218,9 @@ def _tell_changed_losses(runs: Sequence[Run]) -> None:
 
 
 def check_data(runs: Sequence[Run], *, measured: bool = True) -> None:
-    """Check that the data of runs exist.
+    """Check that the data of runs exist, and if ``measured`` that the runs can be measured on them.
 
-    Args:
-        runs: The runs.
-        measured: Check too that the runs can be measured on them. Training needs no labels, for example, so that
-            without this check every run would train to its end and fail then. This loads the user's own images.
-
-    Raises:
-        ValueError: Data or labels are missing.
+    Training needs no labels, for example: without this check every run would train to its end and fail then.
     """
     different = {}
     for run in runs:
@@ -254,11 +234,7 @@ def check_data(runs: Sequence[Run], *, measured: bool = True) -> None:
 
 
 def check_losses(runs: Sequence[Run]) -> None:
-    """Call the user's own losses once with every try: they fail now, not after hours of other runs.
-
-    Raises:
-        ValueError: A loss fails.
-    """
+    """Call the user's own losses once with every try: they fail now, not after hours of other runs."""
     for run in {run.key: run for run in runs}.values():
         wanted = settings_of(run)
         if ":" not in wanted.loss.preset:
@@ -286,17 +262,9 @@ def data_named(run: Run) -> tuple[Any, ...]:
 
 
 def check_same_data(done: Sequence[Run], left: Sequence[Run], *, always: bool = False) -> None:
-    """Check that missing runs can have their data, and that the finished ones were made on them.
+    """Check that the runs that are left can have their data, and that those that are done were made on them.
 
-    The folder of a run does not tell its data.
-
-    Args:
-        done: The runs that are done.
-        left: The runs that are not.
-        always: Check the finished runs even if none is missing.
-
-    Raises:
-        ValueError: Data cannot be loaded, or a finished run was made on other data.
+    The folder of a run does not tell its data. With ``always``, runs are checked even if none is left.
     """
     here: dict[tuple[Any, ...], str | None] = {}
     for run in left:

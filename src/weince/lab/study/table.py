@@ -161,11 +161,7 @@ def named_tables() -> dict[str, Path]:
 
 
 def read_table(chosen: str) -> RunTable:
-    """Read a table by name, or from a YAML file.
-
-    Raises:
-        ValueError: There is no such table, or the content of the file is not valid.
-    """
+    """Read a table by name, or from a YAML file."""
     path, named = Path(chosen), named_tables()
     if path.suffix not in (".yaml", ".yml"):
         if chosen not in named:

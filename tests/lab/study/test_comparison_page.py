@@ -338,14 +338,6 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     assert "try dcl, temperature 0.2: seed 7" in text
 
 
-def test_one_missing_seed_is_said_in_the_singular(tmp_path, capsys):
-    comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7])
-    write_comparison(comparison, tmp_path / comparison.name)
-    fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
-    compare(out=tmp_path, table_only=True)
-    assert "missing: dcl: 1 seed at the try to be chosen\n" in capsys.readouterr().err
-
-
 def test_why_runs_failed_is_told_where_the_others_are_read(tmp_path):
     comparison = comparison_of(config_in(tmp_path), "infonce", "dcl", seeds=[7, 21])
     fill(replace(comparison, losses={"infonce": comparison.losses["infonce"]}), tmp_path)
@@ -457,15 +449,6 @@ def test_the_same_records_make_the_same_files(tmp_path):
     assert {path.name: path.read_bytes() for path in page.parent.rglob("*.*")} == before
 
 
-def test_no_number_of_the_json_file_is_none_of_json(tmp_path):
-    page, _ = made(tmp_path, "infonce", "dcl", seeds=[7])
-
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    json.loads((page.parent / "compare.json").read_text(), parse_constant=refuse)
-
-
 def test_a_try_without_a_finite_validation_figure_is_left_out(tmp_path, capsys):
     made(tmp_path, "infonce", "dcl", seeds=[7, 21])
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
@@ -532,7 +515,6 @@ def test_names_are_escaped(tmp_path):
         ({"losses": []}, "weince compare wants losses, such as infonce dcl: .* holds no comparison yet"),
         ({"losses": ["dcl", "dcl"]}, "every loss must be named once; got dcl twice"),
         ({"tries": 0}, "--tries must be at least 1; got 0"),
-        ({"level_within": 0.0}, "--level-within must be above 0 points and finite; got 0"),
         ({"budget": 10.0, "slurm": True}, "--budget is for runs on this machine"),
         ({"budget": 0.0}, "--budget must be above 0 seconds"),
         ({"jobs": 0}, "jobs must be at least 1; got 0"),
@@ -572,15 +554,6 @@ def test_a_page_of_another_configuration_says_what_is_there(tmp_path):
     with pytest.raises(ValueError, match=r"runs of digits_tiny is in .*; got runs of small$"):
         compare(["dcl"], config="digits_tiny", out=tmp_path, table_only=True)
     assert not (tmp_path / "digits_tiny").exists()
-
-
-def test_half_a_width_is_that_of_the_t_interval(tmp_path):
-    _, found = made(tmp_path, "infonce", "dcl", seeds=[7, 21])
-    runs = [r["linear_test"] for r in found["runs"] if r["loss"] == "dcl" and r["counts"]]
-    line = next(line for line in found["losses"] if line["loss"] == "dcl")["figures"]["linear"]
-    assert line["mean"] == pytest.approx(sum(runs) / 2)
-    assert line["half"] == pytest.approx(12.7062047 * abs(runs[0] - runs[1]) / 2, rel=1e-6)
-    assert math.isfinite(line["difference_half"])
 
 
 def test_the_table_of_the_strong_recipe_is_what_its_records_say(tmp_path):

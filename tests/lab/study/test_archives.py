@@ -78,8 +78,6 @@ def test_two_users_records_are_merged(two):
             lambda line: line["evaluation.json"].update(fingerprint="02"),
             "data fingerprint is 02, that of this .* 01",
         ),
-        (lambda line: line["evaluation.json"].update(quick=True), "quick evaluation is True, .* is False"),
-        (lambda line: line["evaluation.json"].update(probe_seeds=[1, 2]), r"seeds of the probe is \[1, 2\]"),
         (lambda line: line["run.yaml"].update(batch=128), "another recipe: it has batch 128, not 256"),
         (lambda line: line["run.yaml"]["optimizer"].update(lr=0.1), "it has optimizer.lr 0.1, not 0.002"),
         (lambda line: line["run.yaml"].update(dropout=0.5), "it has dropout 0.5, unknown here"),

@@ -20,7 +20,6 @@ from weince.lab.study.comparison import (
 )
 from weince.lab.study.plan import epochs_of, plan, settings_of
 from weince.lab.study.search_space import alone, in_words, tries_of
-from weince.lab.study.table import take_seeds
 
 COMPARED = [preset for preset in PRESETS if preset != "link"]  # link has no defaults
 
@@ -263,17 +262,6 @@ def test_losses_tries_and_seeds_are_added():
 def test_what_cannot_be_compared(changes, said):
     with pytest.raises(ValueError, match=said):
         comparison_of("digits_tiny", "infonce", "dcl", **changes)
-
-
-def test_seeds_are_counted_or_named():
-    assert take_seeds(None, (7, 21, 63)) == (7, 21, 63)
-    assert take_seeds(2, (7, 21, 63)) == (7, 21)
-    assert take_seeds([1, 2], (7, 21, 63)) == [1, 2]
-    alone, named = "give --seeds 1 for seed 7 alone", "two numbers or more to name seeds, --seeds 7 105"
-    for asked in (0, 4):
-        said = f"one number for --seeds is a count and must be from 1 to 3; got {asked}: {alone}, or {named}"
-        with pytest.raises(ValueError, match=said):
-            take_seeds(asked, (7, 21, 63))
 
 
 def test_a_try_with_a_tuple_is_the_same_when_it_is_read_again(own, tmp_path):
