@@ -50,8 +50,9 @@ The same command again goes on where it was stopped.
 
 def evaluate_towers(folder: Path, *, data: str | None, device: str) -> None:
     """Judge the towers of a run and print their figures."""
-    from weince.lab.tasks.towers.task import evaluate_run
-    from weince.lab.tasks.towers.training import RESULT, result_text
+    from weince.lab.tasks.towers.task import evaluate_run, read_result
+    from weince.lab.tasks.towers.training import result_text
 
-    print(result_text(evaluate_run(folder, data=data, device=device)))
-    print(folder / RESULT)
+    path = evaluate_run(folder, data=data, device=device)
+    print(result_text(read_result(path)))
+    print(path)

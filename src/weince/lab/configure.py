@@ -92,7 +92,8 @@ class LossConfig:
         if self.preset == "link" and (self.lam is None or self.beta is None):
             raise ValueError(f"preset 'link' wants lam and beta; got lam={self.lam}, beta={self.beta}")
         if ":" not in self.preset:
-            build_loss(self)  # report errors now, not when the run starts
+            # Report errors now, not when the run starts.
+            build_loss(self, candidates="cross" if self.options.get("within") else "views")
 
 
 def unknown(what: str, got: str, known: Iterable[str]) -> str:

@@ -12,13 +12,13 @@ import towers_runs
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import Program
-from towers_runs import settings
+from towers_runs import read_result, settings
 
 from weince.cli import main
 from weince.lab.tasks.towers.data import PairSet, relevance
 from weince.lab.tasks.towers.formats import load
 from weince.lab.tasks.towers.mining import MineConfig, mine, mine_to
-from weince.lab.tasks.towers.task import TASK, read_result
+from weince.lab.tasks.towers.task import TASK
 
 
 @given(

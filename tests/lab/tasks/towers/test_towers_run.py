@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ import torch
 import towers_runs
 from programs import ROOT, Program
 from safetensors.torch import load_file
-from towers_runs import settings, train
+from towers_runs import judged_again, read_result, settings, train
 
 from weince.cli import main
 from weince.lab.configure import LossConfig
 from weince.lab.tasks.towers.encoders import MODEL
 from weince.lab.tasks.towers.formats import load
-from weince.lab.tasks.towers.task import TASK, evaluate_run, read_result
+from weince.lab.tasks.towers.task import TASK, evaluate_run
 from weince.lab.training.log import read_log
 
 
@@ -48,7 +49,7 @@ def test_a_run_learns_and_writes_its_figures(plain):
     assert result["ndcg_test"] == pytest.approx(each["ndcg"].mean(), rel=1e-5)
     assert len(each["group"]) == result["queries"]
     assert train(plain) == plain  # done: nothing is trained again
-    assert evaluate_run(plain) == result
+    assert judged_again(plain) == result
 
 
 def test_the_saved_encoder_has_the_same_figures_in_sentence_transformers(plain):
@@ -93,11 +94,11 @@ def test_two_different_towers_with_prompts(tmp_path):
     assert model.prompts["query"] == "search: "
     assert model.encode_query(["a text"]).shape == (1, 32)
     result = read_result(folder)
-    again = evaluate_run(folder)
+    again = judged_again(folder)
     assert again["ndcg_test"] == pytest.approx(result["ndcg_test"], abs=1e-6)
 
 
-@pytest.mark.parametrize("shared", [True])
+@pytest.mark.parametrize("shared", [True, False])
 def test_hard_negatives_are_mined_again_and_cached_gradients_change_nothing(tmp_path, shared):
     """With dropout-free towers, micro-batches give the run of the whole batch."""
     options = {"hard": 2, "mine_every": 1, "shared": shared, "epochs": 2}
@@ -109,8 +110,51 @@ def test_hard_negatives_are_mined_again_and_cached_gradients_change_nothing(tmp_
     assert read_log(without / "log.csv")[0]["loss"] < a[0]["loss"]  # they make it harder
 
 
+def test_options_of_the_loss_are_settings(tmp_path):
+    """Each changes the run: none is dropped on the way."""
+    losses = [
+        read_log(train(tmp_path / str(number), epochs=1, **changes) / "log.csv")[0]["loss"]
+        for number, changes in enumerate(
+            (
+                {},
+                {"loss": LossConfig(temperature=0.05, options={"within": True})},
+                {"loss": LossConfig(temperature=0.05, options={"ignore_above": -0.2})},
+                {"loss": LossConfig(temperature=0.05, options={"hardness": 3.0})},
+                {"candidates": "clip"},
+                {"leave_out": "groups"},
+                {"query_prompt": "find the function "},
+            )
+        )
+    ]
+    assert len(set(losses)) == len(losses)
+
+
+def test_weights_of_pairs_reach_the_loss(tmp_path):
+    rows = [json.loads(line) for line in Path(load.__code__.co_filename).with_name("docstrings.jsonl").open()]
+    for name, weight in (("plain", {}), ("equal", {"weight": 1}), ("unequal", None)):
+        more = [weight if weight is not None else {"weight": n % 3} for n in range(len(rows))]
+        text = "".join(json.dumps({**row, **of}) + "\n" for row, of in zip(rows, more, strict=True))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+        train(tmp_path / name, data=str(tmp_path / f"{name}.jsonl"), epochs=1)
+    first = {name: read_log(tmp_path / name / "log.csv")[0]["loss"] for name in ("plain", "equal", "unequal")}
+    assert first["plain"] == pytest.approx(first["equal"], rel=1e-5)
+    assert first["unequal"] != pytest.approx(first["plain"], rel=1e-3)
+
+
+def test_an_evaluation_on_other_data_has_its_own_file(plain, tmp_path):
+    path = tmp_path / "others.jsonl"
+    path.write_text("".join(json.dumps({"query": f"q{n}", "positive": f"d{n}"}) + "\n" for n in range(40)))
+    before = read_result(plain)
+    written = evaluate_run(plain, data=str(path))
+    assert written.name == "evaluation_others.json"
+    assert (plain / "queries_others.npz").is_file()
+    assert read_result(plain) == before
+
+
 def test_a_learned_temperature_has_its_own_rate(tmp_path):
-    folder = train(tmp_path / "run", loss=LossConfig("siglip"), loss_lr=20.0)
+    folder = train(
+        tmp_path / "run", loss=LossConfig("infonce", options={"learn_temperature": True}), loss_lr=20.0
+    )
     learned = [
         {name: value for name, value in row.items() if name.startswith("learned")}
         for row in read_log(folder / "log.csv")
@@ -131,7 +175,7 @@ def test_a_head_on_frozen_embeddings_starts_from_the_encoder(plain, tmp_path, mo
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "embeddings").iterdir()}
     folder = TASK.train(replace(start, out=tmp_path / "b", epochs=2), bar=False)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "embeddings").iterdir()} == kept
-    assert evaluate_run(folder)["ndcg_test"] == pytest.approx(read_result(folder)["ndcg_test"], abs=1e-4)
+    assert judged_again(folder)["ndcg_test"] == pytest.approx(read_result(folder)["ndcg_test"], abs=1e-4)
 
 
 def test_captions_and_images(tmp_path):
@@ -151,7 +195,7 @@ def test_captions_and_images(tmp_path):
     result = read_result(folder)
     assert result["recall_1_test"] > 15  # by chance 5
     assert {"back", "unseen", "seen"} & result.keys() >= {"back"}
-    assert evaluate_run(folder)["recall_10_test"] == pytest.approx(result["recall_10_test"], abs=1e-6)
+    assert judged_again(folder)["recall_10_test"] == pytest.approx(result["recall_10_test"], abs=1e-6)
 
 
 OWN = """
@@ -190,7 +234,7 @@ def test_an_encoder_of_ones_own(tmp_path, monkeypatch):
     folder = train(tmp_path / "run", model="my_encoders:encoder")
     assert read_result(folder)["recall_100_test"] > 20
     assert (folder / "document.safetensors").is_file()
-    assert evaluate_run(folder)["ndcg_test"] == pytest.approx(read_result(folder)["ndcg_test"], abs=1e-6)
+    assert judged_again(folder)["ndcg_test"] == pytest.approx(read_result(folder)["ndcg_test"], abs=1e-6)
     for name, message in {
         "Bad": r"must map n texts to embeddings \(n, width\)",
         "Nothing": "must be a SentenceTransformer or have a method tokenize",

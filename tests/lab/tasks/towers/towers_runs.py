@@ -1,5 +1,6 @@
 """Small runs of two towers for the tests, also as a program that starts one."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from weince.lab.configure import LossConfig
 from weince.lab.tasks.towers import search
 from weince.lab.tasks.towers.config import TowersRun
 from weince.lab.tasks.towers.mining import MineConfig, mine_to
-from weince.lab.tasks.towers.task import TASK
+from weince.lab.tasks.towers.task import TASK, evaluate_run
 from weince.lab.training.optimizers import OptimizerConfig
 
 FAST = OptimizerConfig(name="adamw", lr=5e-3, weight_decay=0.01, schedule="cosine", warmup=0.1)
@@ -29,6 +30,14 @@ def settings(out, **changes):
 
 def train(out, **changes):
     return TASK.train(settings(out, **changes), bar=False)
+
+
+def read_result(folder):
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def judged_again(folder):
+    return json.loads(evaluate_run(folder).read_text())
 
 
 if __name__ == "__main__":

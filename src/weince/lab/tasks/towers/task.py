@@ -36,7 +36,7 @@ def _finished(run: TowersRun) -> Path | None:
     if not (run.out / RESULT).is_file():
         return None
     _claim(run)
-    before = read_result(run.out).get("fingerprint")
+    before = read_result(run.out / RESULT).get("fingerprint")
     if Path(run.data).exists() or run.data == EMBEDDED:
         now = _fingerprint(run)
         if before not in (None, now):
@@ -68,9 +68,8 @@ def _fingerprint(run: TowersRun) -> str:
     return fingerprint_of(run, _load(run))
 
 
-def read_result(folder: Path) -> dict[str, Any]:
+def read_result(path: Path) -> dict[str, Any]:
     """The figures of a run that is done."""
-    path = folder / RESULT
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -86,12 +85,12 @@ def is_run(folder: Path) -> bool:
     return path.is_file() and settings.load(str(path)).get("task") == "towers"
 
 
-def evaluate_run(folder: Path, *, data: str | None = None, device: str = "auto") -> dict[str, Any]:
-    """Judge the saved towers of a run anew, and write ``evaluation.json`` and ``queries.npz``.
+def evaluate_run(folder: Path, *, data: str | None = None, device: str = "auto") -> Path:
+    """Judge the saved towers of a run anew, and write ``evaluation.json`` and ``queries.npz``; returns the first.
 
     Args:
         folder: Folder of the run.
-        data: Data to judge on instead of the run's.
+        data: Data to judge on instead of the run's; the files then have its name.
         device: Device to run on.
     """
     if not (folder / "run.yaml").is_file():
@@ -117,8 +116,9 @@ def evaluate_run(folder: Path, *, data: str | None = None, device: str = "auto")
         )
 
     with torch.no_grad():
-        before = read_result(folder).get("fingerprint", "")
-        return write_result(run, pairs, embedded, fingerprint=before if data is None else pairs.fingerprint)
+        before = read_result(folder / RESULT).get("fingerprint", "")
+        known = before if data is None else pairs.fingerprint
+        return write_result(run, pairs, embedded, fingerprint=known, other="" if data is None else pairs.name)
 
 
 SHOWN = {

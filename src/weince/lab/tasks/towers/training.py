@@ -6,6 +6,7 @@ validation queries) and ``queries.npz`` (the figures of each test query).
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -257,6 +258,8 @@ class TowersTraining(Training):
     def finish(self, *, bar: bool) -> Path:
         save_towers(self.run, self.towers)
         write_result(self.run, self.pairs, self._embedded, fingerprint=self.fingerprint())
+        # They are three times as large as the encoder, and a run that is done needs none.
+        shutil.rmtree(self.run.out / "checkpoints", ignore_errors=True)
         return self.run.out
 
     def fingerprint(self) -> str:
@@ -269,9 +272,17 @@ class TowersTraining(Training):
 
 
 def write_result(
-    run: TowersRun, pairs: PairSet, embedded: Callable[[str, str], tuple[Tensor, Tensor]], *, fingerprint: str
-) -> dict[str, Any]:
-    """Judge towers on validation and test queries, and write ``evaluation.json`` and ``queries.npz``."""
+    run: TowersRun,
+    pairs: PairSet,
+    embedded: Callable[[str, str], tuple[Tensor, Tensor]],
+    *,
+    fingerprint: str,
+    other: str = "",
+) -> Path:
+    """Judge towers on validation and test queries, and write ``evaluation.json`` and ``queries.npz``.
+
+    On ``other`` data the files have its name.
+    """
     content: dict[str, Any] = {"corpus": run.corpus, "data": pairs.name, "fingerprint": fingerprint}
     each: dict[str, Any] = {}
     for split, name in SHORT.items():
@@ -288,9 +299,12 @@ def write_result(
                 "group": judged.group,
                 **{figure: x.astype(np.float32) for figure, x in judged.each.items()},
             }
-    write_aside(run.out / EACH, partial(_save_arrays, each), "figures")
-    write_text_aside(run.out / RESULT, json.dumps(content, indent=2) + "\n", "figures")
-    return content
+    path, further = (run.out / name for name in (RESULT, EACH))
+    if other:
+        path, further = (place.with_stem(f"{place.stem}_{other}") for place in (path, further))
+    write_aside(further, partial(_save_arrays, each), "figures")
+    write_text_aside(path, json.dumps(content, indent=2) + "\n", "figures")
+    return path
 
 
 def _further(
