@@ -195,7 +195,8 @@ class Survey(NamedTuple):
     ``stats``: tail statistics. ``thresholds``: for each number of hardest negatives, the shortfall ``(a,)`` up to
     which a negative is one of them. ``negatives``: their number, ``(a,)``, or ``(1,)`` if all have
     the same. ``smallest``: the smallest shortfalls of all pairs over all ranks, ascending. ``state``: what
-    ``evaluate`` of this engine can use.
+    ``evaluate`` of this engine can use. ``unless``: a condition ``()`` on the device; where it holds, nobody needs
+    the next sums, and they may be anything.
     """
 
     stats: TailStats | None = None
@@ -203,6 +204,7 @@ class Survey(NamedTuple):
     negatives: Tensor | None = None
     smallest: Tensor | None = None
     state: Any = None
+    unless: Tensor | None = None
 
 
 NOTHING_KNOWN = Survey()
@@ -334,10 +336,13 @@ class Batch:
         ranks = self.problem.ranks
         return values if ranks is None else ranks.gather(values)
 
-    def log_sums_exp(self, links: Sequence[Link]) -> list[Tensor]:
-        """Log-sum-exp ``(anchors,)`` of all negatives' logits under each link, without gradient."""
+    def log_sums_exp(self, links: Sequence[Link], unless: Tensor | None = None) -> list[Tensor]:
+        """Log-sum-exp ``(anchors,)`` of all negatives' logits under each link, without gradient.
+
+        ``unless``: a condition ``()`` on the device; where it holds, nobody needs the values, and a kernel may stop.
+        """
         with torch.no_grad():
-            return self.values([Part(link, "lse") for link in links])
+            return self.values([Part(link, "lse") for link in links], unless)
 
     def sums(self, sums: Sequence[Sum]) -> list["Summed | Tensor"]:
         """Results of the sums, in order: ``Summed`` for a log-sum-exp, a tensor ``(anchors,)`` for others."""
@@ -356,8 +361,8 @@ class Batch:
             start = end
         return results
 
-    def values(self, parts: Sequence[Part]) -> list[Tensor]:
-        """The value ``(anchors,)`` of each part, with its gradient."""
+    def values(self, parts: Sequence[Part], unless: Tensor | None = None) -> list[Tensor]:
+        """The value ``(anchors,)`` of each part, with its gradient; anything where ``unless`` holds."""
         if not parts:
             return []
         missing = set()
@@ -366,7 +371,8 @@ class Batch:
                 missing.add(part.hardest)
         if missing:
             self._learn(hardest=tuple(sorted(missing)))
-        values = self.engine.evaluate(self.problem, self.survey, parts)
+        survey = self.survey if unless is None else self.survey._replace(unless=unless)
+        values = self.engine.evaluate(self.problem, survey, parts)
         if self.problem.hard is None:
             return values
         hard = self.problem.hard_negatives()

@@ -202,6 +202,7 @@ def run(name, n, d, dtype):
         roles = {"ids": integers, "ignore": torch.empty(n, n, dtype=torch.bool, **meta)}
     if "offset" in name:
         roles = {"offset": torch.empty(n, **meta)}
+    totals = []
     for problem in problems(layout, z_i, z_j, **roles):
         engine = Batch(problem, ENGINE, need)
         sums = engine.values(parts(engine))
@@ -209,7 +210,8 @@ def run(name, n, d, dtype):
             sums = [*sums, 1 - engine.positive_scores()]
         if not problem.uniform:
             engine.negatives()
-        torch.stack(sums).sum().backward()
+        totals.append(torch.stack(sums).sum())
+    torch.stack(totals).sum().backward()
 
 
 def main():

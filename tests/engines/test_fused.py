@@ -1227,3 +1227,31 @@ def test_the_gate_of_many_anchors(gate, given):
     lam = search.gated(rho, daic, made.int(), pivot, config)
     wanted = gated(rho.double(), TailFit(daic, daic.double(), daic, daic, made), config).lam
     torch.testing.assert_close(lam.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_pass_that_nobody_needs_stops():
+    """Its sums are empty; otherwise they are what they are without the condition."""
+    (problem,) = problems("views", *views(20, 16))
+    link = MomentLink(torch.linspace(1, 8, 40, device=DEVICE), 1)
+    batch_ = Fused(problem)
+    (wanted,) = batch_.log_sums_exp([link])
+    for condition in (False, True):
+        (value,) = batch_.log_sums_exp([link], torch.tensor(condition, device=DEVICE))
+        torch.testing.assert_close(
+            value, torch.full_like(wanted, -torch.inf) if condition else wanted, rtol=0, atol=0
+        )
+
+
+def test_the_scales_of_the_kl_ball_without_a_look(monkeypatch):
+    """As on a GPU, where the search cannot see that it is done: its later passes stop, and the scales stay."""
+    monkeypatch.setattr("weince.losses.kl_ball.free_to_look", lambda values: False)
+    asked = []
+    monkeypatch.setattr(launch, "summed", lambda matrix, *rest, real=launch.summed: (
+        asked.append(bool(matrix.of_anchor["unless"])) or real(matrix, *rest)))  # fmt: skip
+    (problem,) = problems("views", *views(24, 16, noise=1.0))
+    scales = scales_at(Fused(problem), 0.8, 20.0)
+    (exact,) = problems("views", *(z.double() for z in views(24, 16, noise=1.0)))
+    torch.testing.assert_close(scales.double(), scales_at(Dense(exact), 0.8, 20.0), rtol=1e-4, atol=0)
+    assert len(asked) == 8
+    assert asked == sorted(asked)
+    assert 2 <= asked.index(True) <= 6

@@ -235,6 +235,8 @@ def _asked(state: State, survey: Survey, sums: Sequence[tuple[Part, Any]]) -> As
         # Whether the nearest negative has the largest logit, and is known.
         falls = part.link.falls and part.kind == "lse" and part.among == "negatives"
         tops.append(state.searched and falls and "offset" not in problem.of_candidate)
+    if survey.unless is not None:
+        columns["unless"] = survey.unless.reshape(1)
     matrix = state.matrix._replace(anchors=problem.anchors, candidates=problem.candidates, of_anchor=columns)
     return Asked(matrix, state.recorded(tuple(asked)), tuple(tops), tuple(learned))
 

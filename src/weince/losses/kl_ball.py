@@ -90,11 +90,14 @@ def scales_at(batch: Batch, radius: float, largest: float) -> Tensor:
     log_count = batch.negatives().to(like.dtype).log()
     # Ranks that pass candidates on must take the same number of steps.
     may_stop = free_to_look(like) and unseen() and batch.problem.ranks is None
+    # Where looking would cost a device sync, all steps are made, but passes after the last one needed stop at once.
+    done = None if free_to_look(like) else torch.zeros((), dtype=torch.bool, device=like.device)
     origin: Scalar = 0.0  # the mean of the last step, so that sums of large logits do not cancel
     close = math.sqrt(torch.finfo(like.dtype).eps)  # a step so short leaves about its square
     for _ in range(STEPS):
         scale = at.exp()
-        total, first, second = batch.log_sums_exp([MomentLink(scale, power, origin) for power in range(3)])
+        links = [MomentLink(scale, power, origin) for power in range(3)]
+        total, first, second = batch.log_sums_exp(links, done)
         mean, square = (first - total).exp(), (second - total).exp()  # moments of 1 - s under the softmax
         variance = scale.square() * (square - mean.square())  # of the logits
         distance = log_count - total - scale * (mean - origin)
@@ -108,7 +111,10 @@ def scales_at(batch: Batch, radius: float, largest: float) -> Tensor:
         step = step.clamp_max(end)
         inside = (step >= low) & (step <= high)  # at the root, the step stays on an end of the bracket
         before, at = at, torch.where(inside, step, (low + high) / 2)
-        if may_stop and bool((at - before).abs().amax() < close):
+        if done is not None:
+            at = torch.where(done, before, at)
+            done = done | ((at - before).abs().amax() < close)
+        elif may_stop and bool((at - before).abs().amax() < close):
             break
     return at.masked_fill(log_count <= radius, end).exp()  # no softmax over so few reaches the radius
 

@@ -233,13 +233,15 @@ def summed(
     values = torch.empty((len(kinds), anchors), dtype=torch.float32, device=device)
     derivatives = torch.empty((len(owners), anchors), dtype=torch.float32, device=device)
     cols, shortfalls = (values, values) if near is None else near[:2]
+    unless = matrix.of_anchor.get("unless")
     tops = tuple(top and kind == "lse" for top, kind in zip(tops, kinds, strict=True))
     launch(
         sums.sum_kernel, (programs, parts),
-        (*matrix.pointers, *matrix.arguments(functions), cols, shortfalls, pieces, anchors, count,
+        (*matrix.pointers, *matrix.arguments(functions), cols, shortfalls, pieces,
+         values if unless is None else unless, anchors, count,
          tiles_each * shape["BN"]),
         {**shape, **matrix.shape, "COSINE": matrix.cosine, **functions.constants(), "KINDS": kinds, "OWNERS": owners,
-         "BASES": functions.bases, "TOPS": tops,
+         "BASES": functions.bases, "TOPS": tops, "STOPS": unless is not None,
          "NEAREST": 0 if near is None else near.cols.shape[1], "CLOSE": CLOSE},
     )  # fmt: skip
     launch(sums.finish_kernel, (parts_of(anchors, 128),), (pieces, values, derivatives, anchors, parts),

@@ -60,12 +60,12 @@ def weighed(top, z, KIND: tl.constexpr, TOP_KNOWN: tl.constexpr):
 
 @triton.jit
 def sum_kernel(
-    x, inv_x, y, inv_y, anchor_columns, candidate_columns, numbers, ignore, near_cols, near_d, pieces,
+    x, inv_x, y, inv_y, anchor_columns, candidate_columns, numbers, ignore, near_cols, near_d, pieces, unless,
     n_rows, n_cols, span,
     BM: tl.constexpr, BN: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr, PARTS: tl.constexpr, COSINE: tl.constexpr,
     ANCHORS: tl.constexpr, CANDIDATES: tl.constexpr, REACH: tl.constexpr, TOUCHES: tl.constexpr, PAIRS: tl.constexpr,
     KEEP: tl.constexpr, KINDS: tl.constexpr, BASES: tl.constexpr, TOPS: tl.constexpr, OWNERS: tl.constexpr,
-    NEAREST: tl.constexpr, CLOSE: tl.constexpr,
+    NEAREST: tl.constexpr, CLOSE: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
     """Contribution of ``span`` columns to every sum and derivative, a number for every row: one line for each span of
     each sum's top, then of each sum's total, then of each derivative.
@@ -74,6 +74,7 @@ def sum_kernel(
     ``TOPS``: whether the nearest negative has its largest logit and is known.
     ``OWNERS``: for each derivative, which sum it belongs to. ``NEAREST``: number of candidates per anchor with known
     exact shortfalls, 0 for none; the first four are negatives. ``CLOSE``: they are used below this shortfall.
+    ``STOPS``: if ``unless`` holds, nobody needs the sums.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < n_rows
@@ -110,7 +111,10 @@ def sum_kernel(
     for _ in tl.static_range(len(OWNERS)):
         derivatives = derivatives + (tl.zeros((BM,), tl.float32),)
     begin = tl.program_id(1) * span
-    for start in range(begin, tl.minimum(begin + span, n_cols), BN):
+    end = tl.minimum(begin + span, n_cols)
+    if STOPS:
+        end = tl.where(tl.load(unless).to(tl.int32) != 0, begin, end)
+    for start in range(begin, end, BN):
         cols = start + tl.arange(0, BN)
         d = tile(a, a_low, x, rows, inv_rows, y, cols, inv_y, BM, BN, DP, DB, PARTS, COSINE)
         if NEAREST > 0:  # noqa: SIM102 - one is known at compile time, one at run time
