@@ -2,6 +2,8 @@
 
 Modes:
     verdicts  a table of truth, verdict and estimate over all cases: research/results/known_answers.md and .csv
+    towers    temperatures of queries and documents against those that they were drawn with, 20 of each of two kinds:
+              research/results/known_temperatures.md
     batches   a page at every batch size, full and quick: seconds, memory and verdict
 
 A pair is drawn so that its link is known: the anchor is uniform on the sphere, and its positive has the density
@@ -31,7 +33,9 @@ from weince.diagnose.decision import decide
 from weince.diagnose.diagnosis_settings import DiagnosisSettings
 from weince.diagnose.measure import Measured, measure
 from weince.diagnose.reading import make_pairs
-from weince.evt import LinkRivals
+from weince.diagnose.temperatures import fit_temperature
+from weince.evt import LinkRivals, link_bank, link_test
+from weince.lab.paper.draws import draw_positives
 
 RESULTS = Path(__file__).parents[1] / "research" / "results"
 PAIRS, DIM = 8192, 16
@@ -326,6 +330,47 @@ def batches(options: argparse.Namespace) -> None:
     save("diagnose_batches.md", options, pages_in_words(head, known))
 
 
+def drawn_pairs(seed: int) -> tuple[str, float, tuple[float, Interval]]:
+    """Evenly spread queries; the temperature of `fit_temperature` beside that of the draw."""
+    dim, tau = (16, 32, 64, 128)[seed % 4], (0.03, 0.05, 0.1, 0.2, 0.05)[seed % 5]
+    fit = fit_temperature(*softmax(tau, seed=seed, pairs=4096, dim=dim))
+    return f"even, {dim} dimensions", tau, (fit.temperature, fit.interval)
+
+
+def drawn_winners(seed: int) -> tuple[str, float, tuple[float, Interval]]:
+    """Clusters of documents, far from the queries; the link test's temperature beside that of the drawn winners."""
+    rng = np.random.default_rng(seed)
+    tau, topics = (0.03, 0.05, 0.1, 0.2)[seed % 4], rng.standard_normal((100, 64))
+    of, apart = rng.integers(100, size=4096), rng.standard_normal(64)
+    queries = topics[of] + rng.standard_normal((4096, 64)) + apart
+    documents = topics[of] + rng.standard_normal((4096, 64)) - apart
+    bank = link_bank(queries, documents, candidates="cross", batches=16, rng=seed)
+    bank = bank._replace(positives=draw_positives(bank.scores, 0.0, tau, rng=seed))
+    test = link_test(*bank, bootstraps=10, null_draws=10, rng=seed)
+    return "clusters, two towers apart", tau, (test.tau0, test.tau0_interval)
+
+
+def towers(options: argparse.Namespace) -> None:
+    """Fit all banks and print how often the interval holds the temperature of the draw."""
+    lines = ["| bank | drawn with | estimate | 95 % | inside |", "|---|---|---|---|---|"]
+    inside = {}
+    for kind in (drawn_pairs, drawn_winners):
+        results = [kind(seed) for seed in track(range(20), kind.__name__)]
+        hits = [low <= tau <= high for _, tau, (_, (low, high)) in results]
+        inside[kind] = sum(hits)
+        lines += [
+            f"| {bank} | {tau} | {best:.4f} | {low:.4f} to {high:.4f} | {'yes' if hit else 'NO'} |"
+            for (bank, tau, (best, (low, high))), hit in zip(results, hits, strict=True)
+        ]
+    about = (
+        f"4,096 pairs each, batches of 256 with the layout of queries and documents. The 95 % interval holds the "
+        f"temperature of the draw in {inside[drawn_pairs]} of 20 banks of `fit_temperature` and in "
+        f"{inside[drawn_winners]} of 20 of the link test."
+    )
+    print(about)
+    save("known_temperatures.md", options, f"# Known temperatures\n\n{about}\n\n" + "\n".join(lines) + "\n")
+
+
 def pages_in_words(head: list[str], known: dict[int, list[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {size:,} | {' | '.join(known[size])} |" for size in SIZES]
@@ -342,7 +387,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    modes = {"verdicts": verdicts, "batches": batches}
+    modes = {"verdicts": verdicts, "towers": towers, "batches": batches}
     parser.add_argument("mode", choices=list(modes))
     options = parser.parse_args()
     modes[options.mode](options)
