@@ -122,11 +122,10 @@ def highest_level(scores: Floats) -> float:
     return min(0.995, 1.0 - 30.0 / scores.size)
 
 
-def _curves(bank: Bank, link: evt.LinkTest, settings: DiagnosisSettings) -> Curves:
-    choices = choice.read_choices(*bank.link, coordinates=(choice.translation,))
+def _curves(choices: choice.Choices, link: evt.LinkTest, settings: DiagnosisSettings) -> Curves:
     judged = choices.take(np.array(link.held_out))
     # Where no held-out positive is beaten, softmax loses nothing however low its temperature: judge on all batches.
-    softmax = judged if judged.beaten[0].any() else choices
+    softmax = (judged if judged.beaten[0].any() else choices).using(0)
 
     def held_out(weight: float) -> float:
         return float(choice.batch_means(softmax, np.array([weight])).mean())
@@ -205,6 +204,7 @@ class Tested(NamedTuple):
     """The link test and its batches, smaller sizes that were tried, and the counts of `count_beaten`."""
 
     bank: Bank
+    choices: choice.Choices
     link: evt.LinkTest
     batch_size: int
     batches: int
@@ -229,8 +229,13 @@ def _test_link(pairs: EmbeddedPairs, told: Integers | None, settings: DiagnosisS
             break
         tried, size = (*tried, size), larger.pop(0)
         count = min(settings.batches, len(pairs.z_i) // size)
+    choices = choice.read_choices(*bank.link)
     link = evt.link_test(
-        *bank.link, bootstraps=settings.bootstraps, null_draws=settings.null_draws, rng=settings.seed
+        *bank.link,
+        bootstraps=settings.bootstraps,
+        null_draws=settings.null_draws,
+        rng=settings.seed,
+        choices=choices,
     )
     if tried:
         sizes = " and of ".join(f"{x:,}" for x in tried)
@@ -244,7 +249,7 @@ def _test_link(pairs: EmbeddedPairs, told: Integers | None, settings: DiagnosisS
             f"Of the {anchors:,} anchors in a batch {kept:,} were drawn, each with all its candidates, so that time "
             "and memory stay bounded.",
         )
-    return Tested(bank, link, size, count, tried, fitted, beaten, notes)
+    return Tested(bank, choices, link, size, count, tried, fitted, beaten, notes)
 
 
 def _measure(pairs: EmbeddedPairs, settings: DiagnosisSettings, tell: Tell, more: More | None) -> Measured:
@@ -257,11 +262,13 @@ def _measure(pairs: EmbeddedPairs, settings: DiagnosisSettings, tell: Tell, more
     # There is no finite fit under perfect separation, or if the scores do not help at all.
     usable = not link.separated and np.isfinite(link.tau0) and np.isfinite(link.tau)
     tell("rivals")
-    rivals = (
-        evt.link_rivals(*bank.link, bootstraps=settings.bootstraps, rng=settings.seed) if usable else None
-    )
+    rivals = None
+    if usable:
+        rivals = evt.link_rivals(
+            *bank.link, bootstraps=settings.bootstraps, rng=settings.seed, choices=tested.choices
+        )
     tell("temperatures")
-    curves = _curves(bank, link, settings) if usable else None
+    curves = _curves(tested.choices, link, settings) if usable else None
     sizes = temperature_curve(replace(pairs, ids=told), settings.candidates, settings.seed)
     tell("whole file")
     overlaps, dim = find_overlaps(pairs, seed=settings.seed), pairs.z_i.shape[1]

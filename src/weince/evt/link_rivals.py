@@ -116,6 +116,7 @@ def link_rivals(
     bootstraps: int = 2000,
     level: float = 0.95,
     rng: int | np.random.Generator = 0,
+    choices: Choices | None = None,
 ) -> LinkRivals:
     """Compare the blend with softmax links whose temperature varies.
 
@@ -126,6 +127,7 @@ def link_rivals(
         bootstraps: Resamplings of the held-out batches for the intervals of the gains.
         level: Level of all intervals.
         rng: Seed or generator; with the seed of a `link_test`, the split is the same.
+        choices: The same scores, if `weince.evt.choice.read_choices` has read them before.
 
     Examples:
         >>> import numpy as np
@@ -138,7 +140,7 @@ def link_rivals(
     check_fraction(level, "level")
     check_least(bootstraps=(bootstraps, 1))
     generator = np.random.default_rng(rng)
-    choices = choice.read_choices(scores, positives, batches)
+    choices = choices or choice.read_choices(scores, positives, batches)
     inside, outside = split_batches(len(choices.labels), generator)
     fitted, judged = choices.take(inside), choices.take(outside)
     pair = fit_pair(fitted)

@@ -239,6 +239,7 @@ def link_test(
     null_draws: int = 200,
     level: float = 0.95,
     rng: int | np.random.Generator = 0,
+    choices: Choices | None = None,
 ) -> LinkTest:
     """Test the softmax link against the blend of softmax and shortfall.
 
@@ -250,6 +251,7 @@ def link_test(
         null_draws: Simulations of the likelihood ratio under softmax.
         level: Level of all intervals.
         rng: Seed or generator of the split, the resampling and the simulations.
+        choices: The same scores, if `weince.evt.choice.read_choices` has read them before.
 
     Examples:
         >>> import numpy as np
@@ -263,7 +265,7 @@ def link_test(
     check_fraction(level, "level")
     check_least(bootstraps=(bootstraps, 1), null_draws=(null_draws, 1))
     generator = np.random.default_rng(rng)
-    choices = choice.read_choices(scores, positives, batches)
+    choices = choices or choice.read_choices(scores, positives, batches)
     inside, outside = split_batches(len(choices.labels), generator)
     fitted = choices.take(inside)
     pair = fit_pair(fitted)
