@@ -141,9 +141,9 @@ def _stop_later(otherwise: Callable[..., Any], ignored: "sys.UnraisableHookArgs"
     again.start()
 
 
-def _refuse_empty(given: Sequence[str]) -> None:
+def _refuse_empty(words: Sequence[str]) -> None:
     """Refuse an empty value, as an unset shell variable gives: an empty path would mean the current folder."""
-    for before, argument in zip(("weince", *given), given, strict=False):
+    for before, argument in zip(("weince", *words), words, strict=False):
         if not argument or (argument.startswith("--") and argument.endswith("=")):
             raise ValueError(f"nothing is given after {argument.rstrip('=') or before}")
 

@@ -170,20 +170,20 @@ The same command again runs what is missing.
 
 def _duration(text: str) -> float:
     """Seconds in a duration such as 90s, 30m or 2h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None:
         raise ValueError(f"--budget must be a number with s, m or h, such as 2h; got {text}")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
     from weince.lab.settings import check_once
 
-    wrong = [one for one in given if "=" not in one]
+    wrong = [word for word in words if "=" not in word]
     if wrong:
         raise ValueError(f"{option} wants NAME=VALUE; got {wrong[0]}")
-    check_once(f"NAME of {option}", [one.partition("=")[0] for one in given])
-    return dict(one.split("=", 1) for one in given)
+    check_once(f"NAME of {option}", [word.partition("=")[0] for word in words])
+    return dict(word.split("=", 1) for word in words)
 
 
 def _value(name: str, text: str) -> Any:

@@ -130,20 +130,22 @@ def _tail(config: LossConfig) -> TailConfig:
 def _arguments(config: LossConfig) -> dict[str, Any]:
     """Arguments for the loss class, except candidates and engine."""
     names = ("temperature", "lam", "beta", "softmax_term", "shortfall_term")
-    given = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    arguments = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
     if config.tail:
-        given["tail"] = _tail(config)
-    for name in given.keys() & config.options.keys():
+        arguments["tail"] = _tail(config)
+    for name in arguments.keys() & config.options.keys():
         raise ValueError(
-            f"{name} must be given once; got {given[name]}, and {config.options[name]} in options"
+            f"{name} must be given once; got {arguments[name]}, and {config.options[name]} in options"
         )
     if config.preset == "link":
-        given["link"] = BlendLink(given.pop("lam"), given.pop("beta"), given.pop("temperature", 0.5))
-    if config.preset == "weibit" and "temperature" in given:
-        if "beta" in {**given, **config.options}:
+        arguments["link"] = BlendLink(
+            arguments.pop("lam"), arguments.pop("beta"), arguments.pop("temperature", 0.5)
+        )
+    if config.preset == "weibit" and "temperature" in arguments:
+        if "beta" in {**arguments, **config.options}:
             raise ValueError("preset 'weibit' takes temperature or beta, which is 1 / temperature; got both")
-        given["beta"] = 1 / given.pop("temperature")
-    return {**WEINCE.get(config.preset, {}), **given, **config.options}
+        arguments["beta"] = 1 / arguments.pop("temperature")
+    return {**WEINCE.get(config.preset, {}), **arguments, **config.options}
 
 
 def check_loss(
@@ -235,7 +237,7 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
     if ":" in config.preset:
         maker = find(config.preset, "loss")
         try:
-            made = maker(**_arguments(config), **_taken(maker, of_all))
+            module = maker(**_arguments(config), **_taken(maker, of_all))
         except ValueError:
             raise
         except TypeError as error:  # an option that it does not take
@@ -243,22 +245,25 @@ def build_loss(config: LossConfig, *, candidates: Candidates = "views") -> nn.Mo
             raise ValueError(f"{config.preset}: {error}{_leave_out(config, *named[:1])}") from error
         except Exception as error:
             raise ValueError(f"{config.preset}: {type(error).__name__}: {error}") from error
-        if not isinstance(made, nn.Module):
-            raise ValueError(f"{config.preset} must make an nn.Module; got {type(made).__name__}")
-        return made
-    loss, given = PRESETS[config.preset], _arguments(config)
-    if config.preset == "infonce" and given.keys() & {"softmax_term", "shortfall_term"}:
-        loss, given = losses.WeinceLoss, {"tail": None, "softmax_term": 0.0, "shortfall_term": 0.0, **given}
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"{config.preset} must make an nn.Module; got {type(module).__name__}")
+        return module
+    loss, arguments = PRESETS[config.preset], _arguments(config)
+    if config.preset == "infonce" and arguments.keys() & {"softmax_term", "shortfall_term"}:
+        loss, arguments = (
+            losses.WeinceLoss,
+            {"tail": None, "softmax_term": 0.0, "shortfall_term": 0.0, **arguments},
+        )
     known = [name for name in inspect.signature(loss).parameters if name != "options"]
     known += [name for name in loss.options.__annotations__ if name not in (*of_all, "gather", "reduction")]
-    for name in given:
+    for name in arguments:
         if name not in known:
             raise ValueError(
                 f"{name} has no meaning for preset {config.preset!r}; it takes {', '.join(known) or 'nothing'}"
                 f"{_leave_out(config, name)}"
             )
     try:
-        return loss(**given, **of_all)
+        return loss(**arguments, **of_all)
     except TypeError as error:
         raise ValueError(f"preset {config.preset}: {error}") from None
 
@@ -283,8 +288,8 @@ def _leave_out(config: LossConfig, name: str = "") -> str:
 def _taken(maker: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options of weince's losses that a user's class or function accepts."""
     known = inspect.signature(maker).parameters
-    own = inspect.isclass(maker) and issubclass(maker, losses.ContrastiveLoss)
-    passes_on = own and any(one.kind is one.VAR_KEYWORD for one in known.values())
+    ours = inspect.isclass(maker) and issubclass(maker, losses.ContrastiveLoss)
+    passes_on = ours and any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     return {name: value for name, value in options.items() if name in known or passes_on}
 
 
@@ -305,18 +310,18 @@ def find(name: str, what: str) -> Callable[..., Any]:
         raise ValueError(
             f"{what} {name}: cannot import {module_name} ({type(error).__name__}: {error})"
         ) from error
-    found: Any = getattr(module, attribute, None)
-    defined = inspect.isfunction(found) and found.__module__ == module.__name__
+    maker: Any = getattr(module, attribute, None)
+    defined = inspect.isfunction(maker) and maker.__module__ == module.__name__
     try:
-        accepted = _is_module(found) or (defined and _is_module(get_type_hints(found).get("return")))
+        accepted = _is_module(maker) or (defined and _is_module(get_type_hints(maker).get("return")))
     except NameError as error:  # imported for type checkers only
         raise ValueError(f"{what} {name}: cannot read the annotations of {attribute} ({error})") from error
     if not accepted:
         raise ValueError(
             f"{what} {name}: {module_name} must define {attribute}, an nn.Module or a function that is annotated "
-            f"to return one (-> nn.Module); got {found!r}"
+            f"to return one (-> nn.Module); got {maker!r}"
         )
-    return found  # type: ignore[no-any-return]
+    return maker  # type: ignore[no-any-return]
 
 
 def code_of(preset: str) -> str | None:
@@ -326,17 +331,19 @@ def code_of(preset: str) -> str | None:
     if ":" not in preset:
         return None
     try:
-        made = find(preset, "loss")
-        package = made.__module__.partition(".")[0]
+        maker = find(preset, "loss")
+        package = maker.__module__.partition(".")[0]
         parts = [
-            one for one in getattr(made, "__mro__", [made]) if one.__module__.partition(".")[0] == package
+            part
+            for part in getattr(maker, "__mro__", [maker])
+            if part.__module__.partition(".")[0] == package
         ]
         linecache.checkcache()
-        code = "".join(inspect.getsource(one) for one in parts)
+        code = "".join(inspect.getsource(part) for part in parts)
     except Exception:  # there is no source, or somebody is editing it
         return None
     return hashlib.blake2b(code.encode(), digest_size=8).hexdigest()
 
 
-def _is_module(found: Any) -> bool:
-    return inspect.isclass(found) and issubclass(found, nn.Module)
+def _is_module(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, nn.Module)

@@ -57,9 +57,9 @@ def crowded(rows: Tensor) -> Tensor:
 
 def collapsed(crowd: float, rank: float) -> str | None:
     """What indicates a collapse, in words: the share of crowded anchors, the effective rank; None if neither does."""
-    found = []
+    signs = []
     if crowd > MOST_CROWDED:
-        found.append(f"{crowd:.0%} of the anchors lie next to another item")
+        signs.append(f"{crowd:.0%} of the anchors lie next to another item")
     if rank < LEAST_RANK:
-        found.append(f"the effective rank is {rank:.1f}")
-    return " and ".join(found) or None
+        signs.append(f"the effective rank is {rank:.1f}")
+    return " and ".join(signs) or None

@@ -32,21 +32,21 @@ def read(kind: type[Any], arguments: Sequence[str], *, command: str, examples: s
         ValueError: A key is unknown (the message suggests the nearest one) or a value has the wrong type.
     """
     chosen, rest = take_config(arguments)
-    given = {} if chosen is None else load(chosen)
+    content = {} if chosen is None else load(chosen)
     kinds = dict(_kinds(kind))
     try:
-        _check(given, kinds)
+        _check(content, kinds)
     except ValueError as error:
         raise ValueError(f"{chosen}: {error}") from None
     helps = not {"-h", "--help"}.isdisjoint(rest)
     make = _parser.__wrapped__ if helps else _parser  # help changes the defaults of its parser
     parser = make(kind, command, examples)  # type: ignore[arg-type]
     try:
-        asked = _checked(parser, (kind, command, examples), given)
+        asked = _checked(parser, (kind, command, examples), content)
     except argparse.ArgumentError as error:
         raise ValueError(f"{chosen}: {plainly(str(error), kinds)}") from None
     if helps:
-        parser.set_defaults(given)  # help shows the values that the run would use
+        parser.set_defaults(content)  # help shows the values that the run would use
     try:
         # no defaults: what the file does not set has its default already
         parsed = parser.parse_args(_as_fields(rest), namespace=asked, defaults=False)
@@ -103,14 +103,14 @@ def _parser(kind: type[Any], command: str, examples: str) -> Any:
 _FILES: dict[tuple[object, ...], Any] = {}
 
 
-def _checked(parser: Any, of: tuple[object, ...], given: Mapping[str, Any]) -> Any:
+def _checked(parser: Any, of: tuple[object, ...], content: Mapping[str, Any]) -> Any:
     """A file's settings, checked and with defaults; cached: a table reads its configurations for every run.
 
     ``of`` names the parser. The settings are looked up by how they are written, where 1, 1.0 and True differ.
     """
-    key = (*of, repr(given))
+    key = (*of, repr(content))
     if key not in _FILES:
-        _FILES[key] = parser.parse_object(given)
+        _FILES[key] = parser.parse_object(content)
     return deepcopy(_FILES[key])
 
 
@@ -281,21 +281,21 @@ def _kinds(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted names of all fields, and their types."""
     hints = get_type_hints(kind)
     for item in fields(kind):
-        found = hints[item.name]
-        yield prefix + item.name, found
-        if is_dataclass(found) and isinstance(found, type):
-            yield from _kinds(found, f"{prefix}{item.name}.")
+        hint = hints[item.name]
+        yield prefix + item.name, hint
+        if is_dataclass(hint) and isinstance(hint, type):
+            yield from _kinds(hint, f"{prefix}{item.name}.")
 
 
 def options(kind: type[Any]) -> dict[str, tuple[str, ...]]:
     """The command-line options of a settings class, with the possible values of those that have only a few."""
-    found = {}
+    choices = {}
     for name, hint in _kinds(kind):
         if is_dataclass(hint):
             continue
         values = [value for part in (hint, *get_args(hint)) for value in _values(part)]
-        found[name] = tuple(dict.fromkeys(values))
-    return found
+        choices[name] = tuple(dict.fromkeys(values))
+    return choices
 
 
 def _values(hint: Any) -> Sequence[str]:
@@ -305,7 +305,7 @@ def _values(hint: Any) -> Sequence[str]:
     return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else ()
 
 
-def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> None:
+def _check(content: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> None:
     """Check that a file's keys are known, that groups are mappings, and that no value is missing.
 
     The parser checks the values themselves.
@@ -313,7 +313,7 @@ def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "")
     Raises:
         ValueError: A check failed.
     """
-    for name, value in given.items():
+    for name, value in content.items():
         key = f"{prefix}{name}"
         if key not in kinds:
             raise ValueError(unknown("key", key, sorted(kinds)))
@@ -327,17 +327,17 @@ def _check(given: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "")
 
 def plainly(message: str, known: Collection[str]) -> str:
     """A message of jsonargparse on one line; for an unknown option, with the nearest known one."""
-    found = re.search(r"unrecognized arguments: --([\w.-]+)", message)
-    if found:
-        return unknown("option", found.group(1), sorted(known))
-    found = re.search(r'"([\w.]+)":\s+Unable to load config \'(.*?)\'', message)
-    if found:
-        return f'"{found.group(1)}": expected keys and values, such as those of --help. Got {found.group(2)}'
-    found = re.search(r'"([\w.]+)":\s+Does not validate against any of the Union subtypes', message)
-    if found:
+    match = re.search(r"unrecognized arguments: --([\w.-]+)", message)
+    if match:
+        return unknown("option", match.group(1), sorted(known))
+    match = re.search(r'"([\w.]+)":\s+Unable to load config \'(.*?)\'', message)
+    if match:
+        return f'"{match.group(1)}": expected keys and values, such as those of --help. Got {match.group(2)}'
+    match = re.search(r'"([\w.]+)":\s+Does not validate against any of the Union subtypes', message)
+    if match:
         wanted = [name for name in re.findall(r"<class '(\w+)'>", message.partition("Errors:")[0])]
-        given = message.rpartition("Given value:")[2].strip()
-        return f'"{found.group(1)}": expected {" or ".join(wanted).replace("NoneType", "null")}. Got {given}'
+        value = message.rpartition("Given value:")[2].strip()
+        return f'"{match.group(1)}": expected {" or ".join(wanted).replace("NoneType", "null")}. Got {value}'
     message = message.replace("Parser key ", "").replace("typing.Literal", "one of ")
     message = re.sub(r"Expected an? (?:<class '(\w+)'>)?", r"expected \1", message)
     return " ".join(message.replace("Got value:", "Got").split())
@@ -356,9 +356,9 @@ def recorded(content: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     return _filled(content, as_written(kind()))
 
 
-def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with defaults for the missing ones, in every group."""
-    both = {**defaults, **given}
+    both = {**defaults, **content}
     groups = [name for name in defaults if isinstance(both[name], dict) and isinstance(defaults[name], dict)]
     return both | {name: _filled(both[name], defaults[name]) for name in groups}
 

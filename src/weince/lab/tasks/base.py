@@ -176,6 +176,11 @@ class Training(ABC):
         return self.fabric.device
 
     @property
+    def title(self) -> str:
+        """What the progress bar calls the run."""
+        return f"{self.run.out.name} {self.run.loss.preset}"
+
+    @property
     def part(self) -> slice:
         """The rows of a global batch that belong to this process."""
         size, rank = self.run.batch // self.fabric.world_size, self.fabric.global_rank

@@ -64,8 +64,8 @@ def newest(folder: Path) -> Checkpoint | None:
 
 def started_with(folder: Path, key: str) -> Any:
     """A value of the newest checkpoint, or None if it is missing; :func:`fitting` reports a damaged checkpoint."""
-    found = newest(folder)
-    return found.state.get(key) if found is not None and isinstance(found.state, dict) else None
+    last = newest(folder)
+    return last.state.get(key) if last is not None and isinstance(last.state, dict) else None
 
 
 @contextmanager

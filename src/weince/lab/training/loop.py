@@ -55,7 +55,7 @@ def _train(training: "Training", started_from: str | None, *, bar: bool) -> None
     log = first(fabric, partial(Log, run.out, schedule.number(done), columns, tensorboard=tensorboard))
     step, tally = Step(training), Tally(training)
     shown_here = bar and fabric.global_rank == 0
-    with progress_bar(f"{run.out.name} {run.loss.preset}", schedule, done, shown=shown_here) as progress:
+    with progress_bar(training.title, schedule, done, shown=shown_here) as progress:
         training.reseed(done)
         for number, batch in enumerate(training.batches(done), done + 1):
             set_rate(training.optimizer, training.rate(number - 1))

@@ -142,12 +142,12 @@ def convert(source: Source, cache: Path, ready: Path, check: Check) -> None:
         dir=cache, prefix=f".{ready.name}-", ignore_cleanup_errors=True
     ) as scratch:
         folders = [unpacked(archive, cache, Path(scratch)) for archive in source.archives]
-        made = Path(scratch) / "made"
-        made.mkdir()
-        write_content(made, source.read(folders))
-        check(*open_arrays(made))
+        converted = Path(scratch) / "made"
+        converted.mkdir()
+        write_content(converted, source.read(folders))
+        check(*open_arrays(converted))
         try:
-            made.rename(ready)
+            converted.rename(ready)
         except OSError:
             if not ready.exists():  # otherwise another process was first
                 raise
@@ -199,10 +199,10 @@ def fetch(archive: Archive, cache: Path) -> Path:
     path = cache / archive.file
     by_hand = f"put {archive.file}, or the folder {archive.folder} that it unpacks to, into {cache}"
     if path.exists():
-        found = pooch.file_hash(str(path), alg="md5") if archive.md5 else ""
-        if found != archive.md5:
+        checksum = pooch.file_hash(str(path), alg="md5") if archive.md5 else ""
+        if checksum != archive.md5:
             raise ValueError(
-                f"{path} has the MD5 {found}, the official file {archive.md5}: remove it, or {by_hand}"
+                f"{path} has the MD5 {checksum}, the official file {archive.md5}: remove it, or {by_hand}"
             )
         return path
     if not archive.url:

@@ -100,8 +100,8 @@ def read_digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
     Read from scikit-learn's data file if possible, since importing scikit-learn takes a second.
     """
-    found = importlib.util.find_spec("sklearn")
-    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
+    spec = importlib.util.find_spec("sklearn")
+    file = Path(spec.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if spec else Path()
     if file.is_file():
         rows = np.loadtxt(file, delimiter=",")
         return rows[:, :-1], rows[:, -1]
@@ -160,10 +160,10 @@ def load_folder(root: Path, size: int | None) -> ImageData:
     if not any(_subfolders(folder) for folder in folders.values()):
         return _unlabelled_folder(root, folders, size)
     classes = _classes(folders["train"])
-    for one, other in permutations(folders.values(), 2):
-        lacking = sorted(set(_classes(one)) - set(_classes(other)))
+    for folder, other in permutations(folders.values(), 2):
+        lacking = sorted(set(_classes(folder)) - set(_classes(other)))
         if lacking:
-            raise ValueError(f"{other} has no class {_some(lacking)}, {one} has")
+            raise ValueError(f"{other} has no class {_some(lacking)}, {folder} has")
     listed = {split: _listed(folder, classes) for split, folder in folders.items()}
     few = [name for label, name in enumerate(classes) if (listed["train"][1] == label).sum() < 2]
     if few and test is None:
@@ -217,12 +217,12 @@ def _is_picture(path: Path) -> bool:
 
 def _pictures(folder: Path) -> list[Path]:
     """The image files in a folder; at least one is required. macOS writes hidden ones, ._NAME beside NAME."""
-    found = sorted(x for x in folder.iterdir() if x.is_file() and _is_picture(x))
-    if not found:
+    paths = sorted(x for x in folder.iterdir() if x.is_file() and _is_picture(x))
+    if not paths:
         inside = _subfolders(folder)
         hint = f": if its folders {_some(inside)} are the classes, give {folder}" if inside else ""
         raise ValueError(f"{folder} has no images ({', '.join(FILES)}){hint}")
-    return found
+    return paths
 
 
 def _classes(folder: Path) -> list[str]:
@@ -242,9 +242,9 @@ def _listed(folder: Path, classes: Sequence[str]) -> tuple[list[Path], Labels]:
     """The image files of the classes, and their labels."""
     paths, labels = [], []
     for label, name in enumerate(classes):
-        found = _pictures(folder / name)
-        paths += found
-        labels += [label] * len(found)
+        inside = _pictures(folder / name)
+        paths += inside
+        labels += [label] * len(inside)
     return paths, np.array(labels, np.int64)
 
 

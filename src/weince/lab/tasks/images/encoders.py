@@ -63,13 +63,13 @@ class Foreign(nn.Module):
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.model(x)
-        if not isinstance(found, Tensor):  # in training alone, as torchvision's googlenet
+        features = self.model(x)
+        if not isinstance(features, Tensor):  # in training alone, as torchvision's googlenet
             raise ValueError(
                 f"encoder {self.name} must return features (n, {self.features}) in training too; "
-                f"got {type(found).__name__}: wrap it in an encoder of your own, package.module:name"
+                f"got {type(features).__name__}: wrap it in an encoder of your own, package.module:name"
             )
-        return found
+        return features
 
 
 def build(name: str, *, size: int, width: int = 64, stem: Stem | None = None) -> nn.Module:
@@ -239,14 +239,14 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
     projector that only the model or only the file has. Nothing else may be missing or left over; otherwise the model
     is not changed.
     """
-    own = model.state_dict()
-    state, dropped = _renamed(_without_classifier(_read_state(Path(path))), _has(own, "encoder."))
-    missing = tuple(name for name in own if name not in state and not name.endswith("num_batches_tracked"))
-    unexpected = [name for name in state if name not in own]
+    wanted = model.state_dict()
+    state, dropped = _renamed(_without_classifier(_read_state(Path(path))), _has(wanted, "encoder."))
+    missing = tuple(name for name in wanted if name not in state and not name.endswith("num_batches_tracked"))
+    unexpected = [name for name in state if name not in wanted]
     optional = not _has(state, "projector.")
     needed = [name for name in missing if not (optional and name.startswith("projector."))]
     faults = _some("missing: ", needed) + _some("unexpected: ", unexpected)
-    faults += _some("", [_misfit(name, x, own[name]) for name, x in state.items() if name in own])
+    faults += _some("", [_misfit(name, x, wanted[name]) for name, x in state.items() if name in wanted])
     if faults:
         raise ValueError(f"{path} does not fit the model: {'; '.join(faults)}")
     model.load_state_dict(state, strict=False)
@@ -297,12 +297,12 @@ def _has(state: dict[str, Tensor], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in state)
 
 
-def _misfit(name: str, value: Tensor, own: Tensor) -> str:
+def _misfit(name: str, value: Tensor, wanted: Tensor) -> str:
     """What is wrong with the shape of a weight; empty if it fits."""
-    if value.shape == own.shape:
+    if value.shape == wanted.shape:
         return ""
     hint = " (is the other stem meant?)" if name.removeprefix("encoder.") == "conv1.weight" else ""
-    return f"{name} is {tuple(value.shape)}, the model's is {tuple(own.shape)}{hint}"
+    return f"{name} is {tuple(value.shape)}, the model's is {tuple(wanted.shape)}{hint}"
 
 
 def _some(what: str, faults: list[str]) -> list[str]:

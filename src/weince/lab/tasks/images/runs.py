@@ -68,9 +68,9 @@ def _set_aside(folder: Path, epochs: int) -> None:
     if last.exists():
         kept.parent.mkdir(exist_ok=True)
         last.replace(kept)
-    for found in folder.glob("*.json"):
-        if "_epoch_" not in found.stem:
-            found.replace(found.with_stem(f"{found.stem}_epoch_{epochs:04d}"))
+    for result in folder.glob("*.json"):
+        if "_epoch_" not in result.stem:
+            result.replace(result.with_stem(f"{result.stem}_epoch_{epochs:04d}"))
 
 
 def read_run(folder: Path) -> VisionRun:
@@ -126,10 +126,10 @@ def load_model(folder: Path, weights: Path | None = None) -> tuple[VisionRun, en
 
 def snapshots(folder: Path) -> list[Path]:
     """The snapshots of a run and its final weights, in order."""
-    found = sorted((folder / "snapshots").glob("epoch_*.safetensors"))
+    paths = sorted((folder / "snapshots").glob("epoch_*.safetensors"))
     last = folder / "model.safetensors"
-    kept = found and found[-1].stem == f"epoch_{read_run(folder).epochs:04d}"  # equals model.safetensors
-    return found if kept or not last.exists() else [*found, last]
+    kept = paths and paths[-1].stem == f"epoch_{read_run(folder).epochs:04d}"  # equals model.safetensors
+    return paths if kept or not last.exists() else [*paths, last]
 
 
 def evaluation_path(folder: Path, *, data: str | None = None, quick: bool = False) -> Path:
@@ -213,7 +213,7 @@ def run_pairs(
         rename,
     )  # here, so that training does not import its figures
 
-    found = []
+    pairs = []
     for folder in folders:
         paths = snapshots(folder) if trend else [folder / "model.safetensors"]
         if trend and len(paths) < 2:
@@ -224,24 +224,24 @@ def run_pairs(
             name = f"{folder.name} {path.stem}" if trend else folder.name
             note = f"Two random views of held-out images, embedded by {name}."
             seen = two_views(folder, path, seed=seed)
-            found.append(make_pairs(name, seen.first, seen.second, notes=(note,)))
-    return rename(found, names)
+            pairs.append(make_pairs(name, seen.first, seen.second, notes=(note,)))
+    return rename(pairs, names)
 
 
 def temperature_of(folders: Sequence[Path]) -> float | None:
     """The temperature of the runs if all have the same one, else None."""
-    found = {_temperature(folder) for folder in folders}
-    return found.pop() if len(found) == 1 else None
+    temperatures = {_temperature(folder) for folder in folders}
+    return temperatures.pop() if len(temperatures) == 1 else None
 
 
 def _temperature(folder: Path) -> float | None:
     """Temperature of a run; a learned one is that of the last checkpoint, or None without a checkpoint."""
     loss = build_loss(read_run(folder).loss)
-    found = getattr(loss, "temperature", None)
-    if not isinstance(found, torch.Tensor):
-        return found
+    temperature = getattr(loss, "temperature", None)
+    if not isinstance(temperature, torch.Tensor):
+        return temperature
     last = checkpoint.newest(folder / "checkpoints")
     if last is None:
         return None
     loss.load_state_dict(last.state["loss"])
-    return float(found.detach())  # the same tensor, which now holds the checkpoint's value
+    return float(temperature.detach())  # the same tensor, which now holds the checkpoint's value

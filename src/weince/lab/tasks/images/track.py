@@ -43,7 +43,7 @@ class Tracker:
     def vote(self, model: SimCLR) -> float:
         """Percentage of validation images that the vote of their neighbours classifies correctly."""
         self.encoder.load_state_dict(model.encoder.state_dict())
-        found = extract(self.encoder, self.images, device=self.device, progress=False)
-        features = unit_rows(found)
+        embedded = extract(self.encoder, self.images, device=self.device, progress=False)
+        features = unit_rows(embedded)
         bank, asked = (LabelledFeatures(features[rows], self.labels[rows]) for rows in self.parts)
         return float(score(bank, asked, (1,))[0])

@@ -117,6 +117,10 @@ class ImageTraining(Training):
             first(fabric, partial(Tracker, run, self.data, self.device)) if run.track_every else None
         )
 
+    @property
+    def title(self) -> str:
+        return f"{self.data.name} {self.run.loss.preset}"
+
     def _set_up_model(self, *, compiled: bool) -> None:
         """Move the model to its device, prepare it for several processes, and compile it and the augmentation."""
         several, run = self.fabric.world_size > 1, self.run

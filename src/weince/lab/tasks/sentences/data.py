@@ -180,12 +180,12 @@ def batches(
             yield order[place * batch : (place + 1) * batch]
 
 
-def ahead(given: Iterable[Given], make: Callable[[Given], Made], *, depth: int = 4) -> Iterator[Made]:
+def ahead(source: Iterable[Given], make: Callable[[Given], Made], *, depth: int = 4) -> Iterator[Made]:
     """``make(item)`` of each item, in order, computed in a thread up to ``depth`` items ahead."""
-    items = iter(given)
+    items = iter(source)
     with ThreadPoolExecutor(1) as pool:
         waiting = deque(pool.submit(make, item) for item in islice(items, depth))
         while waiting:
-            made = waiting.popleft().result()
+            result = waiting.popleft().result()
             waiting.extend(pool.submit(make, item) for item in islice(items, 1))
-            yield made
+            yield result

@@ -78,13 +78,13 @@ def load_backbone(model: str) -> tuple[nn.Module, Any]:
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
-            backbone, found = AutoModel.from_pretrained(
+            backbone, loaded = AutoModel.from_pretrained(
                 model, local_files_only=local, use_safetensors=True, output_loading_info=True
             )
     except Exception as error:  # the types for a broken folder or a missing network vary between versions
         raise cannot_load(model, local, error) from error
     # The pooler is not used.
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    missing = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise OSError(
             f"cannot load model {model!r}: {len(missing)} weights are missing, the first {missing[0]}"
@@ -123,14 +123,14 @@ def check_model(model: str) -> None:
 
 def tokenise(tokenizer: Any, sentences: Sequence[str], max_length: int, *, whole: bool = False) -> Tokens:
     """Word pieces of sentences, cut to ``max_length``; padded to the longest, or with ``whole`` to ``max_length``."""
-    made = tokenizer(
+    encoded = tokenizer(
         list(sentences),
         padding="max_length" if whole else True,
         truncation=True,
         max_length=max_length,
         return_tensors="pt",
     )
-    return Tokens(made["input_ids"], made["attention_mask"])
+    return Tokens(encoded["input_ids"], encoded["attention_mask"])
 
 
 def save_encoder(

@@ -73,7 +73,7 @@ def read_sts(path: Path) -> Sts:
             f"no such STS file: {path}; want tab-separated task, subset, split, score and two sentences"
         )
     check_file(path)
-    found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]] = {}
+    columns: dict[tuple[str, str], tuple[list[str], list[str], list[float]]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
             rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -83,20 +83,22 @@ def read_sts(path: Path) -> Sts:
                     f"{path}: want the columns {', '.join(COLUMNS)} and two sentences, as a heading; got {heading}"
                 )
             for row in rows:
-                _add(found, row, f"{path}, line {rows.line_num}")
+                _add(columns, row, f"{path}, line {rows.line_num}")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    for (task, split), (*_, scores) in found.items():
+    for (task, split), (*_, scores) in columns.items():
         if len(set(scores)) == 1:
             raise ValueError(
                 f"{path}: {task}, split {split}, wants pairs with different scores; got {len(scores)} with "
                 f"{scores[0]:g}: no encoder ranks them well or badly, leave this split out"
             )
-    return {key: StsPairs(first, second, np.array(scores)) for key, (first, second, scores) in found.items()}
+    return {
+        key: StsPairs(first, second, np.array(scores)) for key, (first, second, scores) in columns.items()
+    }
 
 
 def _add(
-    found: dict[tuple[str, str], tuple[list[str], list[str], list[float]]], row: list[str], where: str
+    columns: dict[tuple[str, str], tuple[list[str], list[str], list[float]]], row: list[str], where: str
 ) -> None:
     if len(row) != 6:
         raise ValueError(f"{where}: want 6 columns; got {len(row)}")
@@ -107,7 +109,7 @@ def _add(
         value = float("nan")
     if not np.isfinite(value):
         raise ValueError(f"{where}: the score must be a number; got {score!r}")
-    pairs = found.setdefault((task, split), ([], [], []))
+    pairs = columns.setdefault((task, split), ([], [], []))
     for column, item in zip(pairs, (first, second, value), strict=True):
         column.append(item)  # type: ignore[attr-defined]
 
@@ -151,9 +153,9 @@ class Prepared:
         device = next(encoder.parameters()).device
         was_training = encoder.training
         encoder.eval()
-        made = [encoder(Tokens(*(part.to(device) for part in tokens))) for _, tokens in self.parts]
+        embedded = [encoder(Tokens(*(part.to(device) for part in tokens))) for _, tokens in self.parts]
         encoder.train(was_training)
-        rows = torch.cat(made).cpu()
+        rows = torch.cat(embedded).cpu()
         numbers = torch.tensor([number for numbers, _ in self.parts for number in numbers])
         return torch.empty_like(rows).index_copy_(0, numbers, rows)
 

@@ -55,7 +55,7 @@ class Evaluation(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """A flat dictionary for JSON: for each figure its mean over the seeds, and the value of each seed."""
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "data": self.data,
             "fingerprint": self.fingerprint,
             "width": self.width,
@@ -69,9 +69,9 @@ class Evaluation(NamedTuple):
             values |= {f"r{k}": recall for k, recall in neighbours.recall.items()}
             values["map_r"] = (neighbours.map_r,)
             for name, by_seed in values.items():
-                found[f"{name}_{kind}_mean"] = statistics.fmean(by_seed)
-                found[f"{name}_{kind}"] = list(by_seed)
-        return found
+                figures[f"{name}_{kind}_mean"] = statistics.fmean(by_seed)
+                figures[f"{name}_{kind}"] = list(by_seed)
+        return figures
 
 
 def labels_of(data: "ImageData") -> "tuple[Labels, Labels]":
@@ -149,14 +149,14 @@ def quick_epochs(rows: int) -> int:
 
 def fingerprint(data: "ImageData") -> str:
     """Sixteen hexadecimal digits that identify a version of the data."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for array in (data.train_images, data.train_labels, data.test_images, data.test_labels):
         if array is None:
             continue
-        found.update(str(array.shape).encode())
+        digest.update(str(array.shape).encode())
         for start in range(0, len(array), 4096):  # memory-mapped images are read piece by piece
-            found.update(np.ascontiguousarray(array[start : start + 4096]).data)
-    return found.hexdigest()
+            digest.update(np.ascontiguousarray(array[start : start + 4096]).data)
+    return digest.hexdigest()
 
 
 def table(evaluation: Evaluation) -> "Table":

@@ -79,7 +79,7 @@ def knn(
     place = torch.device(device)
     features, queries = (unit_rows(part.features.to(place).float()) for part in (train, test))
     labels, answers = train.labels.to(place), test.labels.to(place)
-    found: list[list[Tensor]] = []
+    by_split: list[list[Tensor]] = []
     precisions: list[float] = []
     with bars(shown=progress) as bar:
         task = bar.add_task(f"neighbours, {len(seeds)} splits", total=len(seeds))
@@ -89,12 +89,12 @@ def knn(
             )
             bank = LabelledFeatures(features[rows], labels[rows])
             asked = LabelledFeatures(features[held_out], labels[held_out]), LabelledFeatures(queries, answers)
-            found.append([score(bank, part, recalls, k, temperature) for part in asked])
+            by_split.append([score(bank, part, recalls, k, temperature) for part in asked])
             precisions = precisions or [mean_average_precision(bank, part) for part in asked]
             bar.advance(task)
     validation, judged = (
         _neighbours(list(parts), recalls, precision)
-        for parts, precision in zip(zip(*found, strict=True), precisions, strict=True)
+        for parts, precision in zip(zip(*by_split, strict=True), precisions, strict=True)
     )
     return Knn(tuple(seeds), validation, judged)
 
@@ -150,14 +150,14 @@ def mean_average_precision(bank: LabelledFeatures, queries: LabelledFeatures) ->
     of_class = torch.bincount(bank.labels, minlength=known)
     most = int(of_class.max())
     place = torch.arange(1, most + 1, device=bank.labels.device)
-    found = []
+    means = []
     for rows, truth in _pieces(bank, queries):
         near, _ = nearest(product(rows, bank.features.mT), most)
         wanted = of_class[truth].unsqueeze(1)
         hits = (bank.labels[near] == truth.unsqueeze(1)) & (place <= wanted)
         precision = hits.cumsum(1).double() / place
-        found.append((precision * hits).sum(1) / wanted.squeeze(1).clamp_min(1))
-    return 100.0 * float(torch.cat(found).mean())
+        means.append((precision * hits).sum(1) / wanted.squeeze(1).clamp_min(1))
+    return 100.0 * float(torch.cat(means).mean())
 
 
 def _pieces(bank: LabelledFeatures, queries: LabelledFeatures) -> Iterable[tuple[Tensor, Tensor]]:
