@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weince.lab.tasks.towers.data import PairSet, Relevance, relevance
-from weince.lab.tasks.towers.encoders import Rows
+from weince.lab.tasks.towers.encoders import TensorStore
 from weince.lab.tasks.towers.evaluation import figures_of, find_metric, judge, own_metric, seen_apart
-from weince.lab.tasks.towers.search import embed, nearest, rank_answers
+from weince.lab.tasks.towers.exact_search import embed, nearest, rank_answers
 
 
 def a_set(rng, queries, documents, answers, *, grades=False, twins=0):
@@ -122,7 +122,7 @@ def test_the_nearest_leave_out_and_stay_below():
 
 
 def test_embeddings_keep_their_order_and_must_be_finite(tmp_path):
-    store = Rows("vectors", torch.randn(5000, 3))
+    store = TensorStore("vectors", torch.randn(5000, 3), torch.device("cpu"))
     rows = np.random.default_rng(0).permutation(5000)[:4321]
     calls = []
 
@@ -164,9 +164,9 @@ def test_a_metric_of_ones_own(tmp_path, monkeypatch):
 
 
 def test_figures_by_hand():
-    from weince.lab.tasks.towers.search import Ranks
+    from weince.lab.tasks.towers.exact_search import AnswerRanks
 
-    found = figures_of(Ranks(np.array([0, 0, 1]), np.array([2, 5, 11]), np.array([1.0, 2.0, 1.0])))
+    found = figures_of(AnswerRanks(np.array([0, 0, 1]), np.array([2, 5, 11]), np.array([1.0, 2.0, 1.0])))
     assert found["ndcg"][0] == pytest.approx(
         100 * (1 / np.log2(3) + 2 / np.log2(6)) / (2 / 1 + 1 / np.log2(3))
     )

@@ -125,7 +125,7 @@ def test_three_kills_while_mining_change_nothing(tmp_path, monkeypatch):
         "    def forward(self, inputs):\n        time.sleep(0.02)\n        return self.linear(inputs['counts'])\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("weince.lab.tasks.towers.search.SHARD", 64)
+    monkeypatch.setattr("weince.lab.tasks.towers.exact_search.SHARD", 64)
     config = MineConfig("docstrings", "slow_encoder:Slow", heldout=0.2, device="cpu")
     whole = mine_to(config, tmp_path / "whole.jsonl")
     out, kills = tmp_path / "killed" / "negatives.jsonl", 0

@@ -248,7 +248,7 @@ def test_an_encoder_of_ones_own(tmp_path, monkeypatch):
 def test_bad_settings_and_data(tmp_path, plain):
     for changes, message in {
         "batch": ({"batch": 1000}, "a batch of 1000 needs as many training pairs; got 476"),
-        "hard": ({"hard": 2}, "wants hard negatives; got docstrings without"),
+        "hard": ({"hard": 2}, "wants as many hard negatives of a query; got 0 in docstrings"),
         "width": ({"query_model": str(plain / MODEL), "model": "bag", "projection": None}, None),
         "model": ({"model": str(tmp_path / "nowhere")}, "no such model folder"),
         "run": ({"model": str(plain)}, "did you mean"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weince.lab.configure import LossConfig
-from weince.lab.tasks.towers import search
+from weince.lab.tasks.towers import exact_search
 from weince.lab.tasks.towers.config import TowersRun
 from weince.lab.tasks.towers.mining import MineConfig, mine_to
 from weince.lab.tasks.towers.task import TASK, evaluate_run
@@ -43,7 +43,7 @@ def judged_again(folder):
 if __name__ == "__main__":
     what, out, *arguments = sys.argv[1:]
     if what == "mine":
-        search.SHARD = 64
+        exact_search.SHARD = 64
         mine_to(MineConfig("docstrings", arguments[0], heldout=0.2, device="cpu"), Path(out))
     else:
         changes = {name: eval(value) for name, value in (x.split("=", 1) for x in arguments)}

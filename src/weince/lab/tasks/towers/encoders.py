@@ -38,14 +38,21 @@ class Store(Protocol):
     def take(self, rows: Numbers) -> dict[str, Any]: ...
 
 
-class Pieces:
+def kept(rows: Tensor, device: torch.device) -> Tensor:
+    """The rows on the device, if they take less than half of its free memory; else where they are."""
+    size = rows.numel() * rows.element_size()
+    fits = device.type != "cuda" or size < torch.cuda.mem_get_info(device)[0] / 2
+    return rows.to(device) if fits else rows
+
+
+class PieceStore:
     """Word pieces of texts, one text after the other, on a device."""
 
     def __init__(self, texts: Sequence[Sequence[int]], padding: int, device: torch.device) -> None:
         self.lengths = np.array([max(1, len(text)) for text in texts], np.int64)
         flat = np.concatenate([np.asarray(text if len(text) else [padding], np.int32) for text in texts])
-        self.flat, self.padding = torch.from_numpy(flat).to(device), padding
-        self.starts = torch.from_numpy(np.cumsum(self.lengths) - self.lengths).to(device)
+        self.flat, self.padding, self.device = kept(torch.from_numpy(flat), device), padding, device
+        self.starts = torch.from_numpy(np.cumsum(self.lengths) - self.lengths).to(self.flat.device)
         self.order = np.argsort(self.lengths, kind="stable")
 
     def take(self, rows: Numbers) -> dict[str, Tensor]:
@@ -55,20 +62,22 @@ class Pieces:
         mask = place < torch.from_numpy(lengths).to(device)[:, None]
         start = self.starts[torch.from_numpy(rows).to(device)][:, None]
         pieces = self.flat[(start + place).where(mask, 0)].long()
-        return {"input_ids": pieces.where(mask, self.padding), "attention_mask": mask.long()}
+        inputs = {"input_ids": pieces.where(mask, self.padding), "attention_mask": mask.long()}
+        return {name: x.to(self.device, non_blocking=True) for name, x in inputs.items()}
 
 
-class Rows:
+class TensorStore:
     """Tensors of items, one row each: images, or what a frozen body made of its items."""
 
-    def __init__(self, name: str, rows: Tensor) -> None:
-        self.name, self.rows, self.order = name, rows, np.arange(len(rows))
+    def __init__(self, name: str, rows: Tensor, device: torch.device) -> None:
+        self.name, self.rows, self.device, self.order = name, kept(rows, device), device, np.arange(len(rows))
 
     def take(self, rows: Numbers) -> dict[str, Tensor]:
-        return {self.name: self.rows[torch.from_numpy(rows).to(self.rows.device)]}
+        chosen = self.rows[torch.from_numpy(rows).to(self.rows.device)]
+        return {self.name: chosen.to(self.device, non_blocking=True)}
 
 
-class Raw:
+class TextStore:
     """Texts that a body tokenises batch by batch."""
 
     def __init__(self, texts: Sequence[str], tokenise: Any, device: torch.device) -> None:
@@ -80,7 +89,7 @@ class Raw:
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
 
-class Body(nn.Module):
+class Embedder(nn.Module):
     """An encoder of items; ``width`` is that of its vectors."""
 
     width: int
@@ -93,7 +102,7 @@ class Body(nn.Module):
         return []
 
 
-class Static(Body):
+class StaticEmbedder(Embedder):
     """Mean of the vectors of a text's word pieces, sentence-transformers' StaticEmbedding."""
 
     def __init__(self, tokenizer: Any, weights: Tensor) -> None:
@@ -107,7 +116,7 @@ class Static(Body):
     def store(self, items: Items, device: torch.device, prompt: str = "") -> Store:
         texts = [prompt + text for text in _texts(items)]
         encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return Pieces([text.ids for text in encoded], self.embedding.num_embeddings - 1, device)
+        return PieceStore([text.ids for text in encoded], self.embedding.num_embeddings - 1, device)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return self.embedding(inputs["input_ids"])  # type: ignore[no-any-return]
@@ -134,7 +143,7 @@ class Static(Body):
         write_json(folder / "config_sentence_transformers.json", said)
 
 
-class Sentences(Body):
+class SentenceEmbedder(Embedder):
     """A model of sentence-transformers."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
@@ -147,14 +156,14 @@ class Sentences(Body):
     def store(self, items: Items, device: torch.device, prompt: str = "") -> Store:
         first, texts = self.model[0], _texts(items)
         if type(first).__name__ != "Transformer" or getattr(first, "tokenizer", None) is None:
-            return Raw(texts, partial(self.model.preprocess, prompt=prompt or None), device)
+            return TextStore(texts, partial(self.model.preprocess, prompt=prompt or None), device)
         tokenizer = first.tokenizer
         pieces: list[list[int]] = []
         for start in range(0, len(texts), 10_000):
             some = [prompt + text for text in texts[start : start + 10_000]]
             made = tokenizer(some, truncation=True, max_length=first.max_seq_length, padding=False)
             pieces += made["input_ids"]
-        return Pieces(pieces, tokenizer.pad_token_id or 0, device)
+        return PieceStore(pieces, tokenizer.pad_token_id or 0, device)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return self.model(dict(inputs))["sentence_embedding"].float()  # type: ignore[no-any-return]
@@ -163,7 +172,7 @@ class Sentences(Body):
         return list(self.model.children())
 
 
-class Own(Body):
+class OwnEmbedder(Embedder):
     """A module of the user's own with ``tokenize(texts)``, which returns tensors by name, rows first."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -177,7 +186,7 @@ class Own(Body):
         self.width = self._width()
 
     def store(self, items: Items, device: torch.device, prompt: str = "") -> Store:
-        return Raw([prompt + text for text in _texts(items)], self.module.tokenize, device)
+        return TextStore([prompt + text for text in _texts(items)], self.module.tokenize, device)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return self.module(dict(inputs))  # type: ignore[no-any-return]
@@ -198,7 +207,7 @@ class Own(Body):
         return rows.shape[1]
 
 
-class Pixels(Body):
+class ImageEmbedder(Embedder):
     """An image encoder of the laboratory, of timm or of torchvision."""
 
     def __init__(self, name: str, size: int) -> None:
@@ -207,14 +216,14 @@ class Pixels(Body):
         self.width = cast(int, self.encoder.features)
 
     def store(self, items: Items, device: torch.device, prompt: str = "") -> Store:
-        return Rows("images", torch.from_numpy(np.ascontiguousarray(items)).to(device))
+        return TensorStore("images", torch.from_numpy(np.ascontiguousarray(items)), device)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         images = inputs["images"].movedim(-1, 1).float() / 255
         return self.encoder(images).float()  # type: ignore[no-any-return]
 
 
-def text_body(name: str, *, texts: Sequence[str], max_length: int | None, side: str) -> Body:
+def text_body(name: str, *, texts: Sequence[str], max_length: int | None, side: str) -> Embedder:
     """The body of a text tower.
 
     Args:
@@ -226,7 +235,7 @@ def text_body(name: str, *, texts: Sequence[str], max_length: int | None, side: 
     if name == BAG:
         tokenizer = learn_pieces(texts, max_length or BAG_LENGTH)
         weights = torch.randn(tokenizer.get_vocab_size(), BAG_WIDTH) * BAG_WIDTH**-0.5
-        return Static(tokenizer, weights)
+        return StaticEmbedder(tokenizer, weights)
     if ":" in name and not Path(name).exists():
         try:
             module = find(name, "encoder")()
@@ -235,11 +244,11 @@ def text_body(name: str, *, texts: Sequence[str], max_length: int | None, side: 
         except Exception as error:  # whatever the user's code raises
             raise ValueError(f"encoder {name} fails: {type(error).__name__}: {error}") from error
         if type(module).__name__ == "SentenceTransformer":
-            return Sentences(module, max_length)
-        return Own(name, module)
+            return SentenceEmbedder(module, max_length)
+        return OwnEmbedder(name, module)
     if _is_static(Path(name)):
         return load_static(Path(name), max_length)
-    return Sentences(load_sentences(name, side), max_length)
+    return SentenceEmbedder(load_sentences(name, side), max_length)
 
 
 def learn_pieces(texts: Sequence[str], max_length: int) -> Any:
@@ -263,7 +272,7 @@ def _is_static(folder: Path) -> bool:
     return len(types) == 1 and types[0].endswith(".StaticEmbedding")
 
 
-def load_static(folder: Path, max_length: int | None) -> Static:
+def load_static(folder: Path, max_length: int | None) -> StaticEmbedder:
     """A saved StaticEmbedding, without an import of sentence-transformers."""
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
@@ -276,7 +285,7 @@ def load_static(folder: Path, max_length: int | None) -> Static:
         raise cannot_load(str(folder), True, error) from error
     if max_length is not None:
         tokenizer.enable_truncation(max_length)
-    return Static(tokenizer, weights)
+    return StaticEmbedder(tokenizer, weights)
 
 
 def load_sentences(name: str, side: str) -> Any:

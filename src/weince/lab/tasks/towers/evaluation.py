@@ -1,8 +1,8 @@
 """Judge two towers: nDCG@10, recall, MRR@10 and MAP of an exact search, for each query.
 
-All figures follow from the ranks of the answers (`weince.lab.tasks.towers.search.rank_answers`); they are those of
-trec_eval, times 100. With images, captions search images and images search captions; captions that were seen in
-training are reported apart.
+All figures follow from the ranks of the answers (`weince.lab.tasks.towers.exact_search.rank_answers`); they are
+those of trec_eval, times 100. With images, captions search images and images search captions; captions that were seen
+in training are reported apart.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weince.lab.tasks.towers.data import Numbers, PairSet
-from weince.lab.tasks.towers.search import Ranks, rank_answers
+from weince.lab.tasks.towers.exact_search import AnswerRanks, rank_answers
 
 Values = NDArray[np.float64]
 FIGURES = ("ndcg", "recall_1", "recall_10", "recall_100", "mrr", "map")
@@ -27,7 +27,7 @@ DEPTH = 10
 Metric = Callable[[Tensor, Tensor, Sequence[Numbers]], Any]
 
 
-class Judged(NamedTuple):
+class JudgedSearch(NamedTuple):
     """A direction of a search.
 
     Attributes:
@@ -41,10 +41,10 @@ class Judged(NamedTuple):
     group: Numbers
 
 
-def figures_of(ranks: Ranks) -> dict[str, Values]:
+def figures_of(ranks: AnswerRanks) -> dict[str, Values]:
     """All figures of each query, in percent.
 
-    >>> figures_of(Ranks(np.array([0, 0]), np.array([1, 4]), np.array([1.0, 1.0])))["recall_1"]
+    >>> figures_of(AnswerRanks(np.array([0, 0]), np.array([1, 4]), np.array([1.0, 1.0])))["recall_1"]
     array([50.])
     """
     query, rank, grade = ranks
@@ -79,7 +79,7 @@ def judge(
     corpus: str,
     back: bool = False,
     metric: str | None = None,
-) -> Judged:
+) -> JudgedSearch:
     """Search the documents for the queries of a split, or with ``back`` the queries for the documents.
 
     Args:
@@ -109,7 +109,7 @@ def judge(
     if metric is not None and not back:
         answers = np.split(second, np.flatnonzero(np.diff(first)) + 1)
         each[metric_name(metric)] = own_metric(metric, queries, documents, answers)
-    return Judged({name: float(values.mean()) for name, values in each.items()}, each, group)
+    return JudgedSearch({name: float(values.mean()) for name, values in each.items()}, each, group)
 
 
 def _groups(pairs: PairSet, split: str) -> Numbers:
@@ -119,7 +119,7 @@ def _groups(pairs: PairSet, split: str) -> Numbers:
     return asked if pairs.groups is None else pairs.groups[part.document[first]]
 
 
-def seen_apart(pairs: PairSet, split: str, judged: Judged) -> dict[str, dict[str, float]]:
+def seen_apart(pairs: PairSet, split: str, judged: JudgedSearch) -> dict[str, dict[str, float]]:
     """Figures of queries that were seen in training, and of the others; empty if all are of one kind."""
     seen = np.isin(
         pairs.keys[0][np.unique(pairs.splits[split].query)], pairs.keys[0][pairs.splits["train"].query]

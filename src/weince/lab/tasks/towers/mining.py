@@ -16,9 +16,9 @@ from torch import Tensor
 
 from weince.files import check_writable, write_text_aside
 from weince.lab.tasks.towers.data import Numbers, PairSet, Relevance
-from weince.lab.tasks.towers.encoders import Body, text_body
+from weince.lab.tasks.towers.encoders import Embedder, text_body
+from weince.lab.tasks.towers.exact_search import NearestDocuments, embed, key_of, nearest
 from weince.lab.tasks.towers.formats import load
-from weince.lab.tasks.towers.search import Nearest, embed, key_of, nearest
 from weince.machine import check_device, find_device
 
 
@@ -34,7 +34,7 @@ def mine(
     relative: float | None = None,
     skip: int = 0,
     groups: bool = False,
-) -> Nearest:
+) -> NearestDocuments:
     """The hardest negatives of each pair, as rows of documents, with their scores; -1 where there are fewer.
 
     Known answers of the query and documents with equal texts are left out, as are, with ``groups``, those of a group
@@ -90,7 +90,7 @@ def mine(
         )
     best = nearest(queries, documents, k, leave_out=leave_out, below=below, skip=skip)
     rows = np.where(best.document < 0, -1, searched[best.document])
-    return Nearest(rows[first], best.score[first])
+    return NearestDocuments(rows[first], best.score[first])
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def mine_to(config: MineConfig, out: Path) -> Path:
     return out
 
 
-def _body(config: MineConfig, pairs: PairSet, side: str) -> Body:
+def _body(config: MineConfig, pairs: PairSet, side: str) -> Embedder:
     train = pairs.splits["train"]
     texts = [str(pairs.queries[row]) for row in np.unique(train.query)]
     texts += [str(pairs.documents[row]) for row in np.unique(train.document)]
@@ -185,7 +185,11 @@ def _body(config: MineConfig, pairs: PairSet, side: str) -> Body:
 
 
 def _lines(
-    pairs: PairSet, part: Relevance, mined: Nearest, embedded: dict[str, Tensor], rows: dict[str, Numbers]
+    pairs: PairSet,
+    part: Relevance,
+    mined: NearestDocuments,
+    embedded: dict[str, Tensor],
+    rows: dict[str, Numbers],
 ) -> list[str]:
     """A line of JSON for each pair that has a negative."""
     first = np.searchsorted(rows["query"], part.query).tolist()

@@ -14,10 +14,10 @@ from weince.lab.tasks.base import MOST_PAIRS, Measure, Shown, Task
 from weince.lab.tasks.sentences.encoder import check_model
 from weince.lab.tasks.towers.config import FREE_TO_CHANGE, TowersRun
 from weince.lab.tasks.towers.encoders import BAG, BAG_WIDTH, MODEL
+from weince.lab.tasks.towers.exact_search import embed
 from weince.lab.tasks.towers.formats import EMBEDDED, load
-from weince.lab.tasks.towers.pair import build_towers, fingerprint_of, stores_of
-from weince.lab.tasks.towers.search import embed
 from weince.lab.tasks.towers.training import EACH, RESULT, TowersTraining, write_result
+from weince.lab.tasks.towers.two_towers import build_towers, fingerprint_of, stores_of
 from weince.machine import find_device
 
 if TYPE_CHECKING:

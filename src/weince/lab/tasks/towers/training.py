@@ -8,6 +8,7 @@ validation queries) and ``queries.npz`` (the figures of each test query).
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -24,14 +25,15 @@ from weince.lab.tasks.base import BatchOf, Schedule, Training, View, ready_loss
 from weince.lab.tasks.images.data import cache_folder
 from weince.lab.tasks.towers.config import TowersRun
 from weince.lab.tasks.towers.data import Numbers, PairSet
-from weince.lab.tasks.towers.encoders import Rows, Store
-from weince.lab.tasks.towers.evaluation import FIGURES, Judged, as_text, judge, seen_apart
+from weince.lab.tasks.towers.encoders import Store, TensorStore
+from weince.lab.tasks.towers.evaluation import FIGURES, JudgedSearch, as_text, judge, seen_apart
+from weince.lab.tasks.towers.exact_search import embed, key_of, products_in
 from weince.lab.tasks.towers.formats import load
 from weince.lab.tasks.towers.mining import mine
-from weince.lab.tasks.towers.pair import Tower, build_towers, fingerprint_of, save_towers, stores_of
 from weince.lab.tasks.towers.relations import Known
-from weince.lab.tasks.towers.search import embed, key_of, products_in
+from weince.lab.tasks.towers.two_towers import Tower, build_towers, fingerprint_of, save_towers, stores_of
 from weince.lab.training.optimizers import build_optimizer
+from weince.lab.training.processes import waiting_lock
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -109,23 +111,27 @@ class TowersTraining(Training):
             )
         cache = cache_folder() / "embeddings"
         prompts = {"query": run.query_prompt, "document": run.document_prompt}
+        cache.mkdir(parents=True, exist_ok=True)
         vectors: dict[str, Store] = {}
         self.towers.eval()
         for side, store in stores.items():
             tower: Tower = getattr(self.towers, side)
             said = side, prompts[side], str(run.max_length), self.pairs.fingerprint
             key, rows = key_of(tower.body.state_dict(), *said), np.arange(len(store.order))
-            made = embed(tower.body, store, rows, what=_plural(side), cache=cache, key=key)
-            vectors[side] = Rows("vectors", made)
+            # Runs of a comparison that start together must not each embed all texts.
+            with waiting_lock(cache / f"{key}.lock", partial(time.sleep, 0.5)):
+                made = embed(tower.body, store, rows, what=_plural(side), cache=cache, key=key)
+            vectors[side] = TensorStore("vectors", made, self.device)
         return vectors
 
     def _check_hard(self) -> None:
         if not self.run.hard or self.run.mine_every:
             return
-        if self.hard is None:
+        there = 0 if self.hard is None else self.hard.shape[1]
+        if there < self.run.hard:
             raise ValueError(
-                f"hard {self.run.hard} wants hard negatives; got {self.pairs.name} without: give negatives, the file "
-                "of weince mine, or set mine_every"
+                f"hard {self.run.hard} wants as many hard negatives of a query; got {there} in {self.pairs.name}: "
+                "give negatives, the file of weince mine, or set mine_every"
             )
 
     def _schedule(self) -> Schedule:
@@ -308,7 +314,7 @@ def write_result(
 
 
 def _further(
-    run: TowersRun, pairs: PairSet, judged: Judged, queries: Tensor, documents: Tensor
+    run: TowersRun, pairs: PairSet, judged: JudgedSearch, queries: Tensor, documents: Tensor
 ) -> dict[str, Any]:
     """Of images: queries that were seen in training and others apart, and the search from images to captions."""
     if not isinstance(pairs.documents, np.ndarray):

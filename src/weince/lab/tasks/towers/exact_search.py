@@ -104,7 +104,7 @@ def key_of(weights: Mapping[str, Tensor], *content: str) -> str:
     return digest.hexdigest()
 
 
-class Ranks(NamedTuple):
+class AnswerRanks(NamedTuple):
     """The place of each answer of each query among all documents, in ascending order for each query.
 
     Attributes:
@@ -125,7 +125,7 @@ def rank_answers(
     answer: Numbers,
     grade: NDArray[np.float64],
     order: Numbers,
-) -> Ranks:
+) -> AnswerRanks:
     """Rank every answer of every query by exact cosines.
 
     Of documents with equal scores, the one with the larger ``order`` comes first, as in trec_eval, which orders them
@@ -149,7 +149,7 @@ def rank_answers(
         before = (others > own) | ((others == own) & (place > place[columns][:, None]))
         rank[start:stop] = 1 + before.sum(1).cpu().numpy()
     by_rank = np.lexsort((rank, query))
-    return Ranks(query[by_rank], rank[by_rank], grade[by_rank])
+    return AnswerRanks(query[by_rank], rank[by_rank], grade[by_rank])
 
 
 def _score_blocks(
@@ -167,7 +167,7 @@ def _score_blocks(
             start = stop
 
 
-class Nearest(NamedTuple):
+class NearestDocuments(NamedTuple):
     """The nearest documents of each query: ``document`` and ``score`` are ``(q, k)``; -1 where there are fewer."""
 
     document: Numbers
@@ -182,7 +182,7 @@ def nearest(
     leave_out: Callable[[int, int], tuple[Numbers, Numbers]],
     below: NDArray[np.float32] | None = None,
     skip: int = 0,
-) -> Nearest:
+) -> NearestDocuments:
     """The ``k`` nearest documents of each query by exact cosines.
 
     Args:
@@ -210,4 +210,4 @@ def nearest(
             values, places = best.values[:, skip:].cpu().numpy(), best.indices[:, skip:].cpu().numpy()
             chosen[start:stop, : values.shape[1]] = np.where(np.isfinite(values), places, -1)
             score[start:stop, : values.shape[1]] = np.where(np.isfinite(values), values, 0)
-    return Nearest(chosen, score)
+    return NearestDocuments(chosen, score)

@@ -17,7 +17,16 @@ from weince.files import write_aside
 from weince.lab.tasks.sentences.encoder import quiet
 from weince.lab.tasks.towers.config import TowersRun
 from weince.lab.tasks.towers.data import PairSet
-from weince.lab.tasks.towers.encoders import BAG, MODEL, Body, Pixels, Sentences, Static, Store, text_body
+from weince.lab.tasks.towers.encoders import (
+    BAG,
+    MODEL,
+    Embedder,
+    ImageEmbedder,
+    SentenceEmbedder,
+    StaticEmbedder,
+    Store,
+    text_body,
+)
 from weince.machine import find_device
 
 WIDTH = 256
@@ -35,7 +44,7 @@ class Tower(nn.Module):
         head: Put a linear layer on top; it begins as the identity if the width stays.
     """
 
-    def __init__(self, body: Body, width: int, *, head: bool) -> None:
+    def __init__(self, body: Embedder, width: int, *, head: bool) -> None:
         super().__init__()
         self.body, self.width = body, width
         self.head = nn.Linear(body.width, width, bias=False) if head else None
@@ -93,10 +102,10 @@ def build_towers(run: TowersRun, pairs: PairSet, *, folder: Path | None = None) 
     saved = {side: folder is not None and not (folder / f"{side}.safetensors").is_file() for side in SIDES}
     shared = run.query_model is None and not images
     texts = _training_texts(pairs) if BAG in names.values() else []
-    bodies: dict[str, Body] = {}
+    bodies: dict[str, Embedder] = {}
     for side in ("document",) if shared else SIDES:
         if images and side == "document":
-            bodies[side] = Pixels(names[side], run.image_size)
+            bodies[side] = ImageEmbedder(names[side], run.image_size)
         else:
             name = str(folder / MODEL) if folder and saved[side] else names[side]
             bodies[side] = text_body(name, texts=texts, max_length=run.max_length, side=side)
@@ -133,11 +142,11 @@ def _training_texts(pairs: PairSet) -> list[str]:
     ]
 
 
-def _frozen(run: TowersRun, bodies: Mapping[str, Body]) -> bool:
+def _frozen(run: TowersRun, bodies: Mapping[str, Embedder]) -> bool:
     if run.train != "auto":
         return run.train == "head"
     return find_device(run.device).type == "cpu" and all(
-        isinstance(body, Sentences) for body in bodies.values()
+        isinstance(body, SentenceEmbedder) for body in bodies.values()
     )
 
 
@@ -168,7 +177,11 @@ def save_towers(run: TowersRun, towers: Towers) -> None:
     sides: dict[str, Tower] = (
         {"document": towers.document} if shared else {"query": towers.query, "document": towers.document}
     )
-    known = {side: tower for side, tower in sides.items() if isinstance(tower.body, Static | Sentences)}
+    known = {
+        side: tower
+        for side, tower in sides.items()
+        if isinstance(tower.body, StaticEmbedder | SentenceEmbedder)
+    }
     for side, tower in sides.items():
         if side not in known:
             weights = {name: x.detach().cpu().clone().contiguous() for name, x in tower.state_dict().items()}
@@ -184,7 +197,7 @@ def save_text_towers(folder: Path, towers: list[Tower], prompts: dict[str, str])
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         first = towers[0]
-        if len(towers) == 1 and isinstance(first.body, Static) and first.head is None:
+        if len(towers) == 1 and isinstance(first.body, StaticEmbedder) and first.head is None:
             first.body.save(part, prompts)
         else:
             with quiet():
