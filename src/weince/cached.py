@@ -84,7 +84,9 @@ def cached_step(
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"the loss must be a scalar; got {got}")
     if not value.requires_grad:
-        raise ValueError("the loss must have a gradient by the embeddings; got one without, or detached")
+        raise ValueError(
+            "the loss must have a gradient with respect to the embeddings: leave out .detach() and torch.no_grad()"
+        )
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
     _backpropagate(
         [
@@ -110,7 +112,8 @@ def _one_for_each(encoder: Encoder | Sequence[Encoder], views: Sequence[Any]) ->
         )
     if any(getattr(encode, "static_graph", False) for encode in encoders):
         raise ValueError(
-            "cached_step wants DistributedDataParallel without static_graph=True; got one with it"
+            "cached_step runs the encoder twice, which DistributedDataParallel(static_graph=True) forbids: "
+            "leave that option out"
         )
     return encoders
 
@@ -130,9 +133,7 @@ def _backpropagate(jobs: "Sequence[tuple[Encoder, _Piece, Tensor]]") -> None:
         if index != last[own] and hasattr(encode, "no_sync"):  # its last job was frozen and exchanged nothing
             torch.autograd.backward(part.again(encode), torch.zeros_like(gradient))
     if jobs and not reached:
-        raise ValueError(
-            "wanted an encoder that takes a gradient; got frozen ones, or ones that return detached tensors"
-        )
+        raise ValueError("no encoder takes a gradient: all are frozen, or return detached tensors")
 
 
 class _Piece:

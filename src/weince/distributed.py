@@ -205,8 +205,8 @@ def _introduce(problem: Problem, settings: str, learned: Sequence[Tensor]) -> Ra
     for name, values in zip(alike, others, strict=True):
         if len(set(values)) > 1 and name == "learned parameters":
             raise ValueError(
-                "wanted the same learned parameters of the loss on all ranks; got different values, since no one "
-                "averages their gradients: wrap the loss in DistributedDataParallel, as the model"
+                "wanted the same learned parameters of the loss on all ranks; got different values, since nothing "
+                "averages their gradients: wrap the loss in DistributedDataParallel, like the model"
             )
         if len(set(values)) > 1:
             got = {"loss": settings, "roles of pairs": roles}.get(name)

@@ -60,7 +60,7 @@ def fit_table(k: int, drop: int, padded: int, device: torch.device) -> Tensor:
 
 
 class Searched(NamedTuple):
-    """Results of a search for every anchor: rho, beta and daic (one row each) and whether a fit was has_fit, if asked
+    """Results of a search for every anchor: rho, beta and daic (one row each) and whether a fit was made, if asked
     for; thresholds (one row each); number of negatives, if it varies; nearest negatives."""
 
     stats: Tensor
