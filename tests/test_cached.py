@@ -278,7 +278,7 @@ def test_activations_of_one_micro_batch_at_a_time():
         ({"loss": lambda a, b: a}, ValueError, r"must be a scalar; got shape \(22, 8\)"),
         ({"encoder": lambda x: x.sum(0)}, ValueError, r"must return \(rows, d\) for 5 rows; got \(6,\)"),
         ({"encoder": lambda x: x[1:]}, ValueError, r"must return \(rows, d\) for 5 rows; got \(4, 6\)"),
-        ({"encoder": encoder().requires_grad_(False)}, ValueError, "wanted an encoder that takes a gradient"),
+        ({"encoder": encoder().requires_grad_(False)}, ValueError, "no encoder takes a gradient"),
     ],
 )
 def test_errors(change, error, message):
