@@ -22,7 +22,7 @@ from weince.lab.tasks.images.augment import Augment
 from weince.lab.tasks.images.config import VisionRun
 from weince.lab.tasks.images.training import ImageTraining
 from weince.lab.training.capture import Step
-from weince.lab.training.launch import launch
+from weince.lab.training.fabric import launch
 
 IMAGES = 50_000
 

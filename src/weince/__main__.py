@@ -14,7 +14,7 @@ def run() -> int:
     atexit.register(gc.freeze)
     if sys.argv[1:2] == ["train"] and "--help" not in sys.argv:
         with contextlib.suppress(ImportError):  # the command says what is missing
-            from weince.lab.training.launch import import_fabric
+            from weince.lab.training.fabric import import_fabric
 
             import_fabric()
     return main()

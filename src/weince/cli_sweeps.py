@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sweep:
+class _StudyOptions:
     """Options that the commands share."""
 
     seeds: list[int] = option(
@@ -57,7 +57,7 @@ class _Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce(_Sweep):
+class Reproduce(_StudyOptions):
     """Fill a table of the paper, or your own: train, evaluate, compare.
 
     Plan the runs of a table (configurations x losses x tries x seeds), run those that are
@@ -102,7 +102,7 @@ The same command again runs what is missing.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(_Sweep):
+class Compare(_StudyOptions):
     """Tell which loss to use: equal tuning, paired seeds, corrected tests, cost.
 
     Give every loss the same number of tries, choose by validation alone, train the choice with

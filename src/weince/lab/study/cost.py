@@ -115,7 +115,7 @@ def cost_of(run: Any) -> Cost:
 
     from weince.lab.configure import build_loss
     from weince.lab.training.capture import EAGER_STEPS, Step
-    from weince.lab.training.launch import launch
+    from weince.lab.training.fabric import launch
 
     began = time.perf_counter()
     torch.compiler.reset()  # for each run anew: torch recompiles a function only a few times

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weince.lab.training import checkpoint
 from weince.lab.training.capture import Step, Taken, finite_weights
-from weince.lab.training.launch import first, launch
+from weince.lab.training.fabric import first, launch
 from weince.lab.training.log import Log, Row, learned, progress_bar
 from weince.lab.training.optimizers import restore, set_rate
 from weince.lab.training.processes import training_lock

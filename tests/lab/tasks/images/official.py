@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weince.lab.tasks.images.archives import SOURCES
 from weince.lab.tasks.images.data import ImageData
+from weince.lab.tasks.images.sources import SOURCES
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lab.tasks.images.official import assert_equal, assert_well_formed, noise, one_line, save_picture
 from PIL import Image
 
-from weince.lab.tasks.images import archives, data
+from weince.lab.tasks.images import data, sources
 from weince.lab.tasks.images.data import ImageData, load, stratified_split
 
 # --- digits -----------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_npz(dtype, tmp_path):
     content = arrays(train_labels=np.array([0, 1, 2, 0, 1, 2], dtype))
     loaded = load(saved(tmp_path / "mine.npz", content))
     names = ("0", "1", "2")
-    want = ImageData("mine", *(content[key] for key in archives.SPLITS), names, content["train_images"])
+    want = ImageData("mine", *(content[key] for key in sources.SPLITS), names, content["train_images"])
     assert_equal(loaded, want)
     named = load(saved(tmp_path / "mine.npz", {**content, "class_names": np.array(["a", "b", "c"])}))
     assert named.class_names == ("a", "b", "c")
@@ -133,7 +133,7 @@ def test_npz_of_an_odd_kind(tmp_path):
     whole = Path(saved(path, arrays())).read_bytes()
     np.save(tmp_path / "one.npy", noise(6, 8, 8, 3))
     with zipfile.ZipFile(tmp_path / "words.npz", "w") as pack:
-        for key in archives.SPLITS:
+        for key in sources.SPLITS:
             pack.writestr(f"{key}.npy", "hello")
     listed = whole.index(b"PK\x01\x02")  # where the zip lists its first member
     faults = {

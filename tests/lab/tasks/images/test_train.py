@@ -42,7 +42,7 @@ from weince.lab.tasks.images.runs import (
 from weince.lab.tasks.registry import train
 from weince.lab.training import checkpoint, loop
 from weince.lab.training.capture import Step, Taken
-from weince.lab.training.launch import first, launch
+from weince.lab.training.fabric import first, launch
 from weince.lab.training.log import read_log
 from weince.lab.training.optimizers import OptimizerConfig
 

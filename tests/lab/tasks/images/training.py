@@ -45,7 +45,7 @@ def run(data, out, changes):
 def ready(wanted):
     """A run of these settings, ready to train in this process."""
     from weince.lab.tasks.images.training import ImageTraining
-    from weince.lab.training.launch import launch
+    from weince.lab.training.fabric import launch
 
     return ImageTraining(wanted, launch(wanted))
 

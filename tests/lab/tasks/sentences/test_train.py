@@ -26,7 +26,7 @@ from weince.lab.tasks.sentences.task import finished
 from weince.lab.tasks.sentences.training import SentenceTraining, fingerprint, tail_stats
 from weince.lab.training import checkpoint, loop
 from weince.lab.training.capture import Step
-from weince.lab.training.launch import launch
+from weince.lab.training.fabric import launch
 from weince.lab.training.log import read_log
 from weince.lab.training.optimizers import set_rate
 from weince.lab.training.processes import training_lock
@@ -313,6 +313,24 @@ def test_a_killed_process_goes_on(run, tmp_path):
         torch.equal(a, b)
         for a, b in zip(_weights(killed.out).values(), _weights(whole.out).values(), strict=True)
     )
+
+
+def test_checkpoints_of_another_version_are_refused_with_a_sentence(run):
+    """The state of the version before: other names, and states of generators that this one does not need."""
+    train(run)
+    (run.out / "result.json").unlink()
+    folder = run.out / "checkpoints"
+    newest = checkpoint.newest(folder)
+    before = {"encoder": newest.state["model"], "best": 1.0, "best_step": 3, "rng": torch.get_rng_state()}
+    for path in folder.iterdir():
+        path.unlink()
+    checkpoint.save(folder, newest.step, before)
+    files = {path: path.read_bytes() for path in run.out.rglob("*") if path.is_file()}
+    with pytest.raises(
+        ValueError, match=r"do not fit this run \(ValueError: another version .*choose another"
+    ):
+        train(run)
+    assert {path: path.read_bytes() for path in run.out.rglob("*") if path.is_file()} == files
 
 
 def test_a_run_that_another_process_trains_is_left_alone(run):

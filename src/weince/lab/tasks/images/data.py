@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weince.files import check_file, check_unpacked
-from weince.lab.tasks.images.archives import SOURCES, SPLITS, open_named
 from weince.lab.tasks.images.formats import Array
 from weince.lab.tasks.images.pictures import FILES, Images, picture_size, read_pictures, resize
+from weince.lab.tasks.images.sources import SOURCES, SPLITS, open_named
 
 Labels = NDArray[np.int64]
 NAMES = ("digits", *SOURCES)

@@ -18,7 +18,7 @@ from weince.lab.tasks.images.encoders import SimCLR
 from weince.lab.tasks.images.evaluation import fingerprint
 from weince.lab.tasks.images.runs import allow_tf32, build_model, save_weights
 from weince.lab.tasks.images.track import Tracker
-from weince.lab.training.launch import first
+from weince.lab.training.fabric import first
 from weince.lab.training.optimizers import build_optimizer
 from weince.losses import ContrastiveLoss, InfoNCELoss
 from weince.tail import TailConfig

@@ -29,9 +29,9 @@ from lab.tasks.images.official import (
     write_stl10,
 )
 
-from weince.lab.tasks.images import archives, data
-from weince.lab.tasks.images.archives import SOURCES
+from weince.lab.tasks.images import data, sources
 from weince.lab.tasks.images.data import load
+from weince.lab.tasks.images.sources import SOURCES
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -150,7 +150,7 @@ def test_download(tmp_path, server, monkeypatch):
     assert_equal(load("cifar10", cache=cache), want)
     assert {path.name for path in cache.iterdir()} == {"cifar10", "cifar-10-binary.tar.gz"}
     # The second call needs no server.
-    monkeypatch.setitem(SOURCES, "cifar10", archives.Source((), None))
+    monkeypatch.setitem(SOURCES, "cifar10", sources.Source((), None))
     assert_equal(load("cifar10", cache=cache), want)
 
 
@@ -275,7 +275,7 @@ def test_a_zip_that_python_cannot_unpack(place, value, message, tmp_path):
     )
     path.write_bytes(raw)
     with pytest.raises(ValueError, match=f"{path.name} is damaged or not what its name says: .*{message}"):
-        archives.unpack(path, tmp_path / "out")
+        sources.unpack(path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_nothing_is_unpickled(tmp_path, capsys):
     evil = np.array([Evil()], dtype=object)
     np.savez(tmp_path / "Imagenet32_val_npz" / "val_data.npz", data=evil, labels=evil)
     refuses("imagenet32", tmp_path, "pickled ones are not read")
-    np.savez(tmp_path / "evil.npz", **dict.fromkeys(archives.SPLITS, evil))
+    np.savez(tmp_path / "evil.npz", **dict.fromkeys(sources.SPLITS, evil))
     with pytest.raises(ValueError, match=r"evil.npz cannot be used: it holds pickled objects"):
         load(str(tmp_path / "evil.npz"))
     assert "ran" not in capsys.readouterr().out
