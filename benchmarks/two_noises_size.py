@@ -31,7 +31,8 @@ class World(NamedTuple):
 
 
 WORLDS = {
-    "as in the pilot": World(0.05, 3.0, 10.0, 8.0),
+    # Two fine-tuned encoders differ by 8.8 points in a query (standard deviation, measured on package descriptions).
+    "fine-tuned encoders": World(0.05, 2.0, 5.5, 4.4),
     "seeds dominate": World(0.5, 0.5, 2.0, 2.0),
     "queries dominate": World(0.02, 8.0, 15.0, 2.0),
 }
@@ -101,7 +102,9 @@ def main() -> None:
         for seeds, queries, gain in ((4, 500, 0.0), (2, 2_000, 0.0), (4, 5_000, 0.0), (4, 5_000, 0.3)):
             lines.append(row(name, world, options.tables, seeds, queries, gain))
     lines.append(
-        row("as in the pilot", WORLDS["as in the pilot"], max(20, options.tables // 4), 4, 20_000, 0.3)
+        row(
+            "fine-tuned encoders", WORLDS["fine-tuned encoders"], max(20, options.tables // 4), 4, 20_000, 0.3
+        )
     )
     text = "\n".join(lines) + "\n"
     if options.write:

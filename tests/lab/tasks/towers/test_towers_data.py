@@ -117,7 +117,7 @@ def test_images_with_captions(tmp_path):
     splits = np.array(["train", "train", "train", "valid", "test", "test"])
     np.savez(tmp_path / "set.npz", images=images, captions=captions, splits=splits)
     pairs = load(str(tmp_path / "set.npz"), size=8)
-    assert pairs.documents.shape == (6, 8, 8, 3)
+    assert pairs.documents.shape == (6, 8, 8, 1)  # grey
     assert pairs.splits["train"].document.tolist() == [0, 2, 1]
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -17,7 +17,7 @@ from weince.lab.tasks.images.pictures import Images
 
 Numbers = NDArray[np.int64]
 Items = Sequence[str] | Images
-"""Texts, or images ``(n, height, width, 3)``."""
+"""Texts, or images ``(n, height, width, 3)``, or ``(n, height, width, 1)`` in grey."""
 
 SPLITS = ("train", "valid", "test")
 
@@ -112,9 +112,8 @@ def _digest(digest: Any, items: Items) -> None:
 
 def _keys(items: Items) -> Numbers:
     if isinstance(items, np.ndarray):
-        rows = items.reshape(len(items), -1)
-        names = np.array([hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows])
-        return np.unique(names, return_inverse=True)[1].astype(np.int64)
+        digests = b"".join(hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in items)
+        return np.unique(np.frombuffer(digests, np.int64), return_inverse=True)[1].astype(np.int64)
     number: dict[str, int] = {}
     return np.array([number.setdefault(text, len(number)) for text in items], np.int64)
 

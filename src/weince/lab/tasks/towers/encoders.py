@@ -220,7 +220,7 @@ class ImageEmbedder(Embedder):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         images = inputs["images"].movedim(-1, 1).float() / 255
-        return self.encoder(images).float()  # type: ignore[no-any-return]
+        return self.encoder(images.expand(-1, 3, -1, -1)).float()  # type: ignore[no-any-return]
 
 
 def text_body(name: str, *, texts: Sequence[str], max_length: int | None, side: str) -> Embedder:

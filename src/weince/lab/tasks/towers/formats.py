@@ -389,11 +389,17 @@ def read_captioned_array(path: Path, size: int) -> PairSet:
         raise ValueError(
             f"{path}: want a caption and a split for each image; got {len(images)}, {len(captions)} and {len(splits)}"
         )
-    if images.ndim == 3:
-        images = np.repeat(images[..., None], 3, axis=3)
+    if images.ndim == 3:  # grey stays one channel, which the encoder repeats: a third of the memory
+        images = (
+            images[..., None] if images.shape[1:] == (size, size) else np.repeat(images[..., None], 3, axis=3)
+        )
     rows = [(str(caption), str(split)) for caption, split in zip(captions, splits, strict=True)]
     return _captioned(
-        path.stem, resize(images, size), rows, None if groups is None else [str(g) for g in groups], path.name
+        path.stem,
+        images if images.shape[-1] == 1 else resize(images, size),
+        rows,
+        None if groups is None else [str(g) for g in groups],
+        path.name,
     )
 
 
