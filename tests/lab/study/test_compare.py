@@ -21,6 +21,7 @@ from lab.study.made import CONFIG, compare, comparison_of, config_in, digits, fi
 from programs import Program
 
 import weince.lab.study.compare as lab_compare
+import weince.lab.study.study as lab_study
 from weince.cli import main
 from weince.lab.study import cost, process
 from weince.lab.study.choice import ChoiceStudy
@@ -181,6 +182,19 @@ def test_final_runs_wait_by_seed(tmp_path, config):
         waiting = sweep.further(waiting, {})
     final = [(run.seed, run.loss) for run in waiting if run.seed != 7]
     assert final == [(63, "infonce"), (63, "dcl"), (21, "infonce"), (21, "dcl")]
+
+
+def test_a_comparison_that_goes_on_starts_no_run_of_a_choice_that_is_open(tmp_path, config, monkeypatch):
+    """The best of the tries that are done so far need not be the best of all; and no run starts twice."""
+    comparison, started = comparison_of(config, "infonce", "dcl", seeds=[7, 21]), []
+    study = ChoiceStudy(comparison, tmp_path, Execution())
+    open_ = next(run for run in study.tries if (run.loss, run.try_number) == ("dcl", 1))
+    records = {run.name: files_of(run, 50.0 - run.try_number) for run in study.tries if run is not open_}
+    add_records(tmp_path, records)
+    monkeypatch.setattr(lab_study, "run_here", lambda runs, **_: started.extend(runs) or {})
+    study.fill(study.tries, jobs=1, total=study.total())
+    assert [(run.loss, run.seed) for run in started] == [("dcl", 7), ("infonce", 21)]
+    assert started[0].name == open_.name
 
 
 def test_archives_are_asked_once_for_the_tries(tmp_path, config, capsys):

@@ -59,7 +59,7 @@ class Fixed(Study):
 def carry_out(runs, out, *, jobs=1, total=None, then=None):
     """Why runs failed."""
     study = Fixed(runs, out, then)
-    study.fill(jobs=jobs, total=total or len(runs))
+    study.fill(runs, jobs=jobs, total=total or len(runs))
     return study.failed
 
 

@@ -147,7 +147,9 @@ def _other_figures(comparison: Comparison, others: Sequence[LossLine]) -> str:
     said = [f"{loss} is better in {_and(of)}" for loss, of in gains.items()]
     advised = _best(others, main)
     if advised is not None:
-        worse = [by(advised, figure) for figure, one in advised.judged.items() if one.word == "worse"]
+        worse = [
+            by(advised, figure) for figure, difference in advised.judged.items() if difference.word == "worse"
+        ]
         said = [f"But {advised.loss} is worse in {_and(worse)}", *said] if worse else said
     return f"{'; '.join(said)}. " if said else ""
 

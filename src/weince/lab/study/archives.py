@@ -155,7 +155,7 @@ def add(
     theirs = {
         f"{path}, {name}": files for path in archives for name, files in _read(path, comparison.task).items()
     }
-    first = [("this comparison", one) for one in ours[:1]]
+    first = [("this comparison", evaluation) for evaluation in ours[:1]]
     check_protocol([*first, *((name, files[result]) for name, files in theirs.items())])
     recipe = settings_of(plan(comparison.tries_table(), out)[0])
     epochs = {epochs_of(run) for run in _every_run(comparison, out)}
@@ -278,8 +278,8 @@ def _check_shown(files: Mapping[str, Any], task: Task) -> None:
     preset = loss.get("preset", LossConfig().preset) if isinstance(loss, Mapping) else f"the loss {loss!r}"
     if not isinstance(preset, str) or not re.fullmatch(r"[\w.-]+(:\w+)?", preset):
         raise ValueError(f"loss.preset must name a loss, such as dcl or my_package:MyLoss; got {preset!r}")
-    made = files.get("made.json", {}).get("measures", {})
-    where = made.get(task.measure, NOT_RECORDED) if isinstance(made, Mapping) else made
+    measures = files.get("made.json", {}).get("measures", {})
+    where = measures.get(task.measure, NOT_RECORDED) if isinstance(measures, Mapping) else measures
     wanted = {measure.file: (files[measure.file], ["data"]), "made.json": (where, [*NOT_RECORDED])}
     if RECORD in files:
         wanted[RECORD] = files[RECORD], [*COSTS, "hardware"]

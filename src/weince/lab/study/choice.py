@@ -117,7 +117,7 @@ class ChoiceStudy(Study):
         wanted = [run for run in runs if not self.is_done(run)]
         if not (self.archives and wanted):
             return
-        ours = next((one.record for one in self.done(self.planned()).values()), None)
+        ours = next((result.record for result in self.done(self.planned()).values()), None)
         files = archives.find_runs(wanted, self.archives, of_data=self.of_data, ours=ours)
         print(f"{len(files)} of {len(wanted)} missing runs are in the archives", file=sys.stderr)
         if not write:
@@ -127,10 +127,9 @@ class ChoiceStudy(Study):
 
     def carry_out(self, jobs: int, budget: float | None) -> None:
         """Carry out the missing runs, as far as time allows, and time the losses."""
-        runs = self.further(self.tries, {})
-        if budget is not None and not all(is_done(run) for run in runs):
+        if budget is not None and not all(is_done(run) for run in self.planned()):
             self.clock, _ = self.start_clock(budget, jobs)
-        self.fill(jobs=jobs, total=self.total(), clock=self.clock)
+        self.fill(self.tries, jobs=jobs, total=self.total(), clock=self.clock)
         if self.clock is None or self.clock.left() > 0:
             self._time_losses()
 
@@ -217,13 +216,11 @@ class ChoiceStudy(Study):
         failed = self.failures(done, "weince compare with the same --out")
         if not done:
             raise ValueError(self._why_none(failed))
-        archives.check_protocol([(name, one.record) for name, one in done.items()])
-        keep_records([one.run for one in done.values()], self.out)
-        with folder_lock(
-            self.out / self.comparison.name
-        ):  # of two calls that end together, one writes after the other
-            study = self._latest() if saved else self
-            path = study.page(failed).save(self.out / self.comparison.name)
+        archives.check_protocol([(name, result.record) for name, result in done.items()])
+        keep_records([result.run for result in done.values()], self.out)
+        folder = self.out / self.comparison.name
+        with folder_lock(folder):  # two calls that end together write one after the other
+            path = (self._latest() if saved else self).page(failed).save(folder)
         if self.failed:
             first, count = next(iter(self.failed.values())), so_many(len(self.failed), "run")
             raise ValueError(f"{count} failed, the page of the others is {path}; {first}")

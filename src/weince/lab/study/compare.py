@@ -118,7 +118,7 @@ def compare(
         comparison = replace(comparison, seeds=archives.seeds_of(comparison, add))
     study = ChoiceStudy(comparison, out, how, _tracked(comparison, track), reuse)
     if add:
-        evaluations = [one.record for one in study.done(study.planned()).values()]
+        evaluations = [result.record for result in study.done(study.planned()).values()]
         comparison = archives.add(comparison, add, out, evaluations)
         study = ChoiceStudy(comparison, out, how, study.extra, reuse)
     starts = not (how.table_only or add)

@@ -131,8 +131,8 @@ def joined(before: Comparison, now: Comparison) -> Comparison:
 def _said(value: Any) -> str:
     """The value of an option as a user gives it; empty if it was not given."""
     if isinstance(value, Mapping):
-        pairs = {name: own if isinstance(own, str) else json.dumps(own) for name, own in value.items()}
-        return " ".join(f"{name}={own}" for name, own in pairs.items())
+        pairs = {name: text if isinstance(text, str) else json.dumps(text) for name, text in value.items()}
+        return " ".join(f"{name}={text}" for name, text in pairs.items())
     return "" if value is None else str(value)
 
 
@@ -180,8 +180,8 @@ def find_comparison(out: Path, config: str | None) -> Comparison | None:
     if config is not None:
         path = out / Path(config).stem / KEPT
         return read_comparison(path) if path.is_file() else None
-    found = sorted(out.glob(f"*/{KEPT}"))
-    if len(found) > 1:
-        names = ", ".join(path.parent.name for path in found)
+    paths = sorted(out.glob(f"*/{KEPT}"))
+    if len(paths) > 1:
+        names = ", ".join(path.parent.name for path in paths)
         raise ValueError(f"{out} has several comparisons, say which by --config: {names}")
-    return read_comparison(found[0]) if found else None
+    return read_comparison(paths[0]) if paths else None

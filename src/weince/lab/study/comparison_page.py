@@ -97,12 +97,12 @@ class ComparisonPage:
     @cached_property
     def facts(self) -> dict[str, str]:
         comparison, outcome = self.comparison, self.outcome
-        records = [one.record for one in outcome.done]
+        records = [result.record for result in outcome.done]
 
         def of(key: str) -> str:
             return "; ".join(sorted({str(record["made"][key]) for record in records}))
 
-        epochs = sorted({one.epochs for one in outcome.final})
+        epochs = sorted({result.epochs for result in outcome.final})
         short = "" if comparison.try_epochs is None else f", each of {comparison.try_epochs} epochs"
         facts = {
             "configuration": comparison.name,
@@ -125,7 +125,7 @@ class ComparisonPage:
         judgement, baseline = self.outcome.judgement, self.comparison.baseline
         means = "Figures are means over encoders, one per seed, ± half the width of a 95 % t-interval."
         if not judgement.comparisons:
-            shared = any(one.n > 1 for of in judgement.judged.values() for one in of.values())
+            shared = any(difference.n > 1 for of in judgement.judged.values() for difference in of.values())
             why = (
                 "all seeds show exactly the same differences, so they give no spread to judge by"
                 if shared
@@ -208,12 +208,12 @@ class ComparisonPage:
         """Validation figures of tries by temperature, a row for each loss that has one; None if no loss has."""
         rows: dict[str, dict[float, tuple[float, bool]]] = {}
         task = self.comparison.task
-        for one in self.outcome.tries:
-            value = one.figure(task.main, "validation")
-            if one.temperature is not None and math.isfinite(value):
-                row = rows.setdefault(one.loss, {})
-                if one.temperature not in row or value > row[one.temperature][0]:
-                    row[one.temperature] = value, one.chosen
+        for tried in self.outcome.tries:
+            value = tried.figure(task.main, "validation")
+            if tried.temperature is not None and math.isfinite(value):
+                row = rows.setdefault(tried.loss, {})
+                if tried.temperature not in row or value > row[tried.temperature][0]:
+                    row[tried.temperature] = value, tried.chosen
         values = [value for row in rows.values() for value, _ in row.values()]
         if not values:
             return None
@@ -241,14 +241,14 @@ class ComparisonPage:
             [
                 line.loss,
                 figures[figure].words,
-                _word(one) + (f": {one.why}" if one.why else ""),
-                _difference(one),
-                p_text(one.p_value),
-                p_text(one.holm),
-                f"{one.n}",
+                _word(difference) + (f": {difference.why}" if difference.why else ""),
+                _difference(difference),
+                p_text(difference.p_value),
+                p_text(difference.holm),
+                f"{difference.n}",
             ]
             for line in self.outcome.lines
-            for figure, one in line.judged.items()
+            for figure, difference in line.judged.items()
         ]
         header = ["loss", "figure", "verdict", "difference", "p", "p after Holm", "pairs"]
         caption = f"Difference from {self.comparison.baseline}, points"
@@ -258,7 +258,7 @@ class ComparisonPage:
         lines = self.outcome.lines
         timed = [line for line in lines if line.cost]
         machines = sorted({_measured_on(line.cost) for line in lines if line.cost})
-        epochs = max((one.epochs for one in self.outcome.final), default=0)
+        epochs = max((result.epochs for result in self.outcome.final), default=0)
         columns = [name for name, _ in COSTS.values()] if timed else []
         taken = "a run alone, s" if timed else "a run as logged, s"
         header = ["loss", *columns, taken, "crowded at the end, %"]
@@ -295,14 +295,14 @@ class ComparisonPage:
         task = self.comparison.task
         rows = [
             [
-                one.loss,
-                one.words,
-                f"{one.done.epochs}" if one.done else "—",
-                number(one.figure(task.main, "validation")),
-                number(one.figure(task.main)),
-                "chosen" * one.chosen,
+                tried.loss,
+                tried.words,
+                f"{tried.done.epochs}" if tried.done else "—",
+                number(tried.figure(task.main, "validation")),
+                number(tried.figure(task.main)),
+                "chosen" * tried.chosen,
             ]
-            for one in self.outcome.tries
+            for tried in self.outcome.tries
         ]
         caption = f"{capital(task.figures[task.main].words)}, {task.unit}; validation chooses"
         header = ["loss", "settings", "epochs", "validation", "test", "chosen"]
@@ -313,22 +313,22 @@ class ComparisonPage:
         names = [task.figures[figure].short for figure in shown]
         rows = [
             [
-                one.run.loss,
-                self._settings(one),
-                f"{one.run.seed}",
-                f"{one.epochs}",
-                *(number(one.figure(figure)) for figure in shown),
-                number(one.figure(task.main, "validation")),
-                "figures" if one.run.name in self.outcome.counted else "the choice",
-                Markup("<code>{}</code>").format(one.run.name),
+                result.run.loss,
+                self._settings(result),
+                f"{result.run.seed}",
+                f"{result.epochs}",
+                *(number(result.figure(figure)) for figure in shown),
+                number(result.figure(task.main, "validation")),
+                "figures" if result.run.name in self.outcome.counted else "the choice",
+                Markup("<code>{}</code>").format(result.run.name),
             ]
-            for one in self.outcome.done
+            for result in self.outcome.done
         ]
         header = ["loss", "settings", "seed", "epochs", *names, "validation", "used for", "record"]
         return numbers("The runs behind the dots", "", header, rows, header[2:-2])
 
-    def _settings(self, one: Done) -> str:
-        return in_words(self.comparison.losses[one.run.loss][one.run.try_number])
+    def _settings(self, result: Done) -> str:
+        return in_words(self.comparison.losses[result.run.loss][result.run.try_number])
 
     def markdown(self) -> str:
         """The advice and the leaderboard in Markdown, small enough to keep beside the records."""
@@ -351,8 +351,8 @@ class ComparisonPage:
         parts += ["", "## What is missing", "", *markdown_list(missing)] if missing else []
         main = self.comparison.task.main
         tries = [
-            (one.loss, one.words, number(one.figure(main, "validation")), "chosen" * one.chosen)
-            for one in self.outcome.tries
+            (tried.loss, tried.words, number(tried.figure(main, "validation")), "chosen" * tried.chosen)
+            for tried in self.outcome.tries
         ]
         parts += ["", "## Every try", ""]
         parts += markdown_table(["loss", "settings", "validation", ""], tries, {"validation"})
@@ -374,13 +374,13 @@ class ComparisonPage:
             return "baseline"
         if figure not in line.judged:
             return "—"
-        one = line.judged[figure]
-        fewer = f" (n = {one.n})" if one.n != line.measured[figure].n else ""
-        return f"{_difference(one)}{fewer}, {one.word}"
+        difference = line.judged[figure]
+        fewer = f" (n = {difference.n})" if difference.n != line.measured[figure].n else ""
+        return f"{_difference(difference)}{fewer}, {difference.word}"
 
 
 def _seeds(line: LossLine) -> int:
-    return max((one.n for one in line.measured.values()), default=0)
+    return max((mean.n for mean in line.measured.values()), default=0)
 
 
 def _mean(line: LossLine, figure: str) -> str:
@@ -390,12 +390,14 @@ def _mean(line: LossLine, figure: str) -> str:
     return f"{text_or_dash(mean, 2)}{fewer}"
 
 
-def _word(one: LossDifference) -> Markup:
-    return Markup('<span class="word {}">{}</span>').format(one.word.replace(" ", "-"), one.word)
+def _word(difference: LossDifference) -> Markup:
+    return Markup('<span class="word {}">{}</span>').format(
+        difference.word.replace(" ", "-"), difference.word
+    )
 
 
-def _difference(one: LossDifference) -> str:
-    return "—" if math.isnan(one.mean) else f"{one.mean:+.2f}{half_text(one.half, 2)}"
+def _difference(difference: LossDifference) -> str:
+    return "—" if math.isnan(difference.mean) else f"{difference.mean:+.2f}{half_text(difference.half, 2)}"
 
 
 def _measured_on(cost: Cost) -> str:

@@ -194,7 +194,7 @@ def _peak_mib(work: Callable[[], None], on_gpu: bool) -> float:
     assert watched.profiler.kineto_results is not None
     events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = highest = 0
-    for event in sorted(events, key=lambda one: one.start_ns()):
+    for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         highest = max(highest, held)
     return highest / 2**20

@@ -94,19 +94,19 @@ def paired(values: Values, baseline: str) -> Compared:
 def judge(compared: Mapping[str, Compared], *, level_within: float) -> Judgement:
     """Correct all p-values together, and say a word about each difference; one ``level_within`` does not matter."""
     p_values = {
-        (figure, loss): one.p_value
+        (figure, loss): difference.p_value
         for figure, of in compared.items()
-        for loss, one in of.differences.items()
-        if not math.isnan(one.p_value)
+        for loss, difference in of.differences.items()
+        if not math.isnan(difference.p_value)
     }
     corrected = holm(p_values)
     judged: dict[str, dict[str, LossDifference]] = {}
     for figure, of in compared.items():
         judged[figure] = {}
-        for loss, one in of.differences.items():
-            one = one._replace(holm=corrected.get((figure, loss), math.nan))
-            word, why = _word(one, level_within)
-            judged[figure][loss] = one._replace(word=word, why=why)
+        for loss, difference in of.differences.items():
+            difference = difference._replace(holm=corrected.get((figure, loss), math.nan))
+            word, why = _word(difference, level_within)
+            judged[figure][loss] = difference._replace(word=word, why=why)
     spreads = {figure: of.spread for figure, of in compared.items() if of.spread is not None}
     return Judgement(judged, spreads, len(corrected))
 
@@ -117,7 +117,7 @@ def reach(judgement: Judgement) -> dict[str, float]:
         figure: smallest_difference(spread, n, judgement.comparisons)
         for figure, spread in judgement.spreads.items()
         if spread.deviation > 0
-        and (n := max((one.n for one in judgement.judged[figure].values()), default=0)) > 1
+        and (n := max((difference.n for difference in judgement.judged[figure].values()), default=0)) > 1
     }
 
 
@@ -159,17 +159,17 @@ def _tested(differences: Sequence[float], spread: Spread | None) -> LossDifferen
     return LossDifference("cannot tell", "", mean, half, p, math.nan, n)
 
 
-def _word(one: LossDifference, level_within: float) -> tuple[Word, str]:
+def _word(difference: LossDifference, level_within: float) -> tuple[Word, str]:
     """The verdict and its reason. A difference too small to matter is level, even if it is significant."""
-    if one.n == 0:
+    if difference.n == 0:
         return "cannot tell", "no seed in common"
-    if one.n == 1:
+    if difference.n == 1:
         return "cannot tell", "one seed"
-    if abs(one.mean) + one.half <= level_within:
+    if abs(difference.mean) + difference.half <= level_within:
         return "level", ""
-    if one.holm < 1 - LEVEL:
-        return ("better" if one.mean > 0 else "worse"), ""
-    return "cannot tell", "too few seeds" if one.half > 0 else "no spread between seeds"
+    if difference.holm < 1 - LEVEL:
+        return ("better" if difference.mean > 0 else "worse"), ""
+    return "cannot tell", "too few seeds" if difference.half > 0 else "no spread between seeds"
 
 
 def holm(p_values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:

@@ -24,8 +24,8 @@ def as_json(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
     """The figures of a comparison: all of ``compare.json`` but its words."""
     main, judgement = comparison.task.main, outcome.judgement
 
-    def settings(one: Done) -> str:
-        return in_words(comparison.losses[one.run.loss][one.run.try_number])
+    def settings(result: Done) -> str:
+        return in_words(comparison.losses[result.run.loss][result.run.try_number])
 
     content = {
         "schema": SCHEMA,
@@ -41,32 +41,32 @@ def as_json(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
         "losses": [_of_loss(line) for line in outcome.lines],
         "tries": [
             {
-                "loss": one.loss,
-                "settings": one.words,
-                "chosen": one.chosen,
-                "run": one.done.run.name if one.done else None,
-                "validation": one.figure(main, "validation"),
-                "test": one.figure(main),
+                "loss": tried.loss,
+                "settings": tried.words,
+                "chosen": tried.chosen,
+                "run": tried.done.run.name if tried.done else None,
+                "validation": tried.figure(main, "validation"),
+                "test": tried.figure(main),
             }
-            for one in outcome.tries
+            for tried in outcome.tries
         ],
         "best_of": outcome.tuned,
         "runs": [
             {
-                "run": one.run.name,
-                "loss": one.run.loss,
-                "settings": settings(one),
-                "seed": one.run.seed,
-                "epochs": one.epochs,
-                "counts": one.run.name in outcome.counted,
-                **{f"{figure}_test": one.figure(figure) for figure in comparison.task.figures},
-                f"{main}_validation": one.figure(main, "validation"),
-                "crowded": one.crowded,
-                "train_seconds": one.seconds,
-                "hardware": one.record["made"]["hardware"],
-                "commit": one.record["made"]["commit"],
+                "run": result.run.name,
+                "loss": result.run.loss,
+                "settings": settings(result),
+                "seed": result.run.seed,
+                "epochs": result.epochs,
+                "counts": result.run.name in outcome.counted,
+                **{f"{figure}_test": result.figure(figure) for figure in comparison.task.figures},
+                f"{main}_validation": result.figure(main, "validation"),
+                "crowded": result.crowded,
+                "train_seconds": result.seconds,
+                "hardware": result.record["made"]["hardware"],
+                "commit": result.record["made"]["commit"],
             }
-            for one in outcome.done
+            for result in outcome.done
         ],
     }
     finite: dict[str, Any] = _finite(content)
@@ -74,7 +74,7 @@ def as_json(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
 
 
 def _of_loss(line: LossLine) -> dict[str, Any]:
-    figures = {
+    figures: dict[str, dict[str, Any]] = {
         figure: {"mean": mean.mean, "half": mean.half, "seeds": mean.n}
         | (
             dict(zip(JUDGED, line.judged[figure], strict=True))

@@ -83,10 +83,12 @@ class _Group(NamedTuple):
 def draw_table(table: RunTable, done: Sequence[Done], folder: Path) -> list[Figure]:
     """Draw ``curves`` and ``geometry`` of each row of a table, also into files; none for a row without logs."""
     figures = []
-    rows = list(dict.fromkeys(one.run.row for one in done))
+    rows = list(dict.fromkeys(result.run.row for result in done))
     for row in rows:
-        groups = _groups(table, [one for one in done if one.run.row == row])
-        if groups and all("uniformity" in one.log[-1] for group in groups for one in group.runs):  # not text
+        groups = _groups(table, [result for result in done if result.run.row == row])
+        if groups and all(
+            "uniformity" in result.log[-1] for group in groups for result in group.runs
+        ):  # not text
             end = f"_{row}" if len(rows) > 1 else ""
             figures += [
                 _curves(groups, f"curves{end}", row, folder),
@@ -104,16 +106,16 @@ def _groups(table: RunTable, done: Sequence[Done]) -> list[_Group]:
     losses = list(table.losses)
     tuned = any(len(table.tries_of(loss)) > 1 for loss in losses)
     groups: dict[tuple[str, int], _Group] = {}
-    for one in sorted(done, key=lambda one: (losses.index(one.run.loss), one.run.try_number)):
-        loss, number = one.run.loss, one.run.try_number
-        if not one.log:
+    for result in sorted(done, key=lambda result: (losses.index(result.run.loss), result.run.try_number)):
+        loss, number = result.run.loss, result.run.try_number
+        if not result.log:
             continue
         place = losses.index(loss)
         colour, style = (number, place) if tuned else (place, place // len(COLOURS))
         tried = words(table.tries_of(loss)[number]) if tuned else ""
         name = ", ".join(filter(None, [loss, tried]))
         new = _Group(name, COLOURS[colour % len(COLOURS)], STYLES[style % len(STYLES)], [])
-        groups.setdefault((loss, number), new).runs.append(one)
+        groups.setdefault((loss, number), new).runs.append(result)
     return list(groups.values())
 
 
@@ -124,9 +126,9 @@ def _curves(groups: Sequence[_Group], name: str, row: str, folder: Path) -> Figu
         "tail settings of its loss; a loss without them, such as InfoNCE, gets those of the preset paper."
     )
     # Older logs have no column crowded: there is no panel if all lack it.
-    known = any("crowded" in row for group in groups for one in group.runs for row in one.log)
+    known = any("crowded" in row for group in groups for result in group.runs for row in result.log)
     shown = {key: title for key, title in PANELS.items() if known or key != "crowded"}
-    older = [group.name for group in groups if any("crowded" not in one.log[-1] for one in group.runs)]
+    older = [group.name for group in groups if any("crowded" not in result.log[-1] for result in group.runs)]
     if older and known:
         caption += f" Crowded has no mean where a log is older than that column: {'; '.join(older)}."
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}):
@@ -150,7 +152,7 @@ def _curves(groups: Sequence[_Group], name: str, row: str, folder: Path) -> Figu
 
 
 def _lines(ax: Axes, group: _Group, key: str, names: Sequence[str]) -> None:
-    logs = [one.log for one in group.runs]
+    logs = [result.log for result in group.runs]
     epochs = [row["epoch"] for row in min(logs, key=len)]  # the epochs that all seeds have
     # A row without this column leaves a gap in its line and in the mean.
     values = np.array([[row.get(key, np.nan) for row in log[: len(epochs)]] for log in logs])
@@ -164,7 +166,9 @@ def _lines(ax: Axes, group: _Group, key: str, names: Sequence[str]) -> None:
 def _geometry(table: RunTable, groups: Sequence[_Group], name: str, row: str, folder: Path) -> Figure:
     measure = groups[0].runs[0].run.measure
     figure = "linear" if "linear" in measure.figures else table.figures[0]
-    points = [(one.log[-1]["uniformity"], one.figure(figure)) for group in groups for one in group.runs]
+    points = [
+        (result.log[-1]["uniformity"], result.figure(figure)) for group in groups for result in group.runs
+    ]
     caption = (
         f"{row}, the last epoch: a mark is a run, its shape tells the configuration, its colour {figure} on "
         f"test. Left: pairs nearer together. Down: embeddings more evenly spread.{_rank_correlation(points, figure)}"
@@ -178,9 +182,9 @@ def _geometry(table: RunTable, groups: Sequence[_Group], name: str, row: str, fo
         ]  # NaN: a link was not fitted
         for place, group in enumerate(groups):
             marks = ax.scatter(
-                [one.log[-1]["alignment"] for one in group.runs],
-                [one.log[-1]["uniformity"] for one in group.runs],
-                c=[one.figure(figure) for one in group.runs],
+                [result.log[-1]["alignment"] for result in group.runs],
+                [result.log[-1]["uniformity"] for result in group.runs],
+                c=[result.figure(figure) for result in group.runs],
                 vmin=min(known),
                 vmax=max(known),
                 cmap="viridis",
@@ -245,23 +249,23 @@ def draw_comparison(comparison: Comparison, outcome: Outcome, folder: Path) -> l
     figures = [
         _dots(gallery, comparison, outcome, figure)
         for figure in comparison.task.figures
-        if any(math.isfinite(one.figure(figure)) for one in final)
+        if any(math.isfinite(result.figure(figure)) for result in final)
     ]
     label, time = time_of(outcome)
-    along = _Course("epochs", "epochs", lambda one, epoch, seconds: epoch), _Course("time", label, time)
-    if any(len(one.course(comparison.task.column)) > 1 for one in final):
+    along = _Course("epochs", "epochs", lambda result, epoch, seconds: epoch), _Course("time", label, time)
+    if any(len(result.course(comparison.task.column)) > 1 for result in final):
         figures += [_tracked(gallery, comparison, final, course) for course in along]
     else:  # runs that were not evaluated during training
-        chosen = {one.run.loss: one.run.try_number for one in final}
+        chosen = {result.run.loss: result.run.try_number for result in final}
         shown = {line.loss for line in outcome.lines if line.measured}
         runs = [
-            one
-            for one in outcome.done
-            if one.run.loss in shown and chosen.get(one.run.loss) == one.run.try_number
+            result
+            for result in outcome.done
+            if result.run.loss in shown and chosen.get(result.run.loss) == result.run.try_number
         ]
-        if len({one.epochs for one in runs}) > 1:
+        if len({result.epochs for result in runs}) > 1:
             figures.append(_ends(gallery, comparison, runs, along[0]))
-        if any(math.isfinite(time(one, one.epochs, one.seconds)) for one in runs):
+        if any(math.isfinite(time(result, result.epochs, result.seconds)) for result in runs):
             figures.append(_ends(gallery, comparison, runs, along[1]))
     if any(len(values) > 1 for values in outcome.tuned.values()):
         figures.append(_tuning(gallery, comparison, outcome.tuned))
@@ -279,13 +283,13 @@ def time_of(outcome: Outcome) -> tuple[str, Time]:
     alone = len({str(cost.get("hardware")) for cost in costs.values()}) == 1
     alone = alone and all(map(math.isfinite, epoch.values()))
 
-    def seconds(one: Done, epochs: float, logged: float) -> float:
-        return epoch[one.run.loss] * epochs if alone else logged
+    def seconds(result: Done, epochs: float, logged: float) -> float:
+        return epoch[result.run.loss] * epochs if alone else logged
 
-    longest = max((seconds(one, one.epochs, one.seconds) for one in outcome.final), default=0.0)
+    longest = max((seconds(result, result.epochs, result.seconds) for result in outcome.final), default=0.0)
     unit, named = (1.0, "seconds") if longest < FEW_SECONDS else (60.0, "minutes")
     label = f"{named} of training, {'one run at a time' if alone else 'as logged'}"
-    return label, lambda one, epochs, logged: seconds(one, epochs, logged) / unit
+    return label, lambda result, epochs, logged: seconds(result, epochs, logged) / unit
 
 
 def _look(comparison: Comparison, loss: str) -> tuple[str, str]:
@@ -301,11 +305,13 @@ def _tracked(gallery: Gallery, comparison: Comparison, runs: Sequence[Done], cou
     with gallery.panel(course.slug, caption, height=3.3) as panel:
         for loss in comparison.losses:
             colour, marker = _look(comparison, loss)
-            tracked = [one for one in runs if one.run.loss == loss and one.course(comparison.task.column)]
-            for number, one in enumerate(tracked):
-                points = one.course(comparison.task.column)
+            tracked = [
+                result for result in runs if result.run.loss == loss and result.course(comparison.task.column)
+            ]
+            for number, result in enumerate(tracked):
+                points = result.course(comparison.task.column)
                 panel.ax.plot(
-                    [course.x(one, epoch, seconds) for epoch, seconds, _ in points],
+                    [course.x(result, epoch, seconds) for epoch, seconds, _ in points],
                     [value for *_, value in points],
                     marker=marker if len(points) <= FEW_LOOKS else None,
                     markersize=3,
@@ -336,19 +342,20 @@ class _Dots:
         self.comparison, self.ax = comparison, ax
         self.told: dict[str, str] = {}
 
-    def add(self, one: Done, x: float, y: float, *, alpha: float, label: str | None = None) -> None:
-        colour, marker = _look(self.comparison, one.run.loss)
+    def add(self, result: Done, x: float, y: float, *, alpha: float, label: str | None = None) -> None:
+        colour, marker = _look(self.comparison, result.run.loss)
         (dot,) = self.ax.plot(x, y, marker, color=colour, markersize=4.5, alpha=alpha, label=label)
         name = f"dot{len(self.told)}"
         dot.set_gid(name)
-        settings = in_words(self.comparison.losses[one.run.loss][one.run.try_number])
+        run = result.run
+        settings = in_words(self.comparison.losses[run.loss][run.try_number])
         said = ", ".join(
             f"{called.short} {value:.2f}"
             for figure, called in self.comparison.task.figures.items()
-            if math.isfinite(value := one.figure(figure))
+            if math.isfinite(value := result.figure(figure))
         )
         self.told[name] = (
-            f"{one.run.loss}, {settings}, seed {one.run.seed}, {one.epochs} epochs: {said}. {one.run.name}"
+            f"{run.loss}, {settings}, seed {run.seed}, {result.epochs} epochs: {said}. {run.name}"
         )
 
     def titled(self, figure: Figure) -> Figure:
@@ -371,13 +378,13 @@ def _dots(gallery: Gallery, comparison: Comparison, outcome: Outcome, figure: st
             mean = line.measured[figure].mean
             ax.plot([mean, mean], [place - 0.32, place + 0.32], color=colour, linewidth=2.2)
             of_loss = [
-                one
-                for one in outcome.final
-                if one.run.loss == line.loss and math.isfinite(one.figure(figure))
+                result
+                for result in outcome.final
+                if result.run.loss == line.loss and math.isfinite(result.figure(figure))
             ]
-            for number, one in enumerate(of_loss):
+            for number, result in enumerate(of_loss):
                 shift = 0.12 * (number - (len(of_loss) - 1) / 2)
-                dots.add(one, one.figure(figure), place + shift, alpha=0.75)
+                dots.add(result, result.figure(figure), place + shift, alpha=0.75)
         ax.set_yticks(range(len(lines)), [shorten(name, 20, among=names) for name in names])
         ax.set_ylim(len(lines) - 0.5, -0.5)
         ax.grid(axis="y", visible=False)
@@ -391,26 +398,30 @@ def _ends(gallery: Gallery, comparison: Comparison, runs: Sequence[Done], course
     """The final figure of each run."""
     main = comparison.task.main
     called = comparison.task.figures[main].words
-    several = len({one.epochs for one in runs}) > 1
+    several = len({result.epochs for result in runs}) > 1
     caption = f"{capital(called)} against {course.label}: the chosen settings, a mark for each run"
     caption += ", a line through the means" if several else ""
 
-    def x(one: Done) -> float:
-        return course.x(one, one.epochs, one.seconds)
+    def x(result: Done) -> float:
+        return course.x(result, result.epochs, result.seconds)
 
     with gallery.panel(course.slug, caption, height=3.3) as panel:
         dots = _Dots(comparison, panel.ax)
         for loss in comparison.losses:
-            of_loss = sorted((one for one in runs if one.run.loss == loss), key=x)
-            for number, one in enumerate(of_loss):
+            of_loss = sorted((result for result in runs if result.run.loss == loss), key=x)
+            for number, result in enumerate(of_loss):
                 label = None if number else shorten(loss, 16, among=comparison.losses)
-                dots.add(one, x(one), one.figure(main), alpha=0.8, label=label)
+                dots.add(result, x(result), result.figure(main), alpha=0.8, label=label)
             lengths = {
-                one.epochs: [other for other in of_loss if other.epochs == one.epochs] for one in of_loss
+                result.epochs: [other for other in of_loss if other.epochs == result.epochs]
+                for result in of_loss
             }
             if len(lengths) > 1:  # a line through the mean at each number of epochs
                 points = [
-                    (sum(map(x, group)) / len(group), sum(one.figure(main) for one in group) / len(group))
+                    (
+                        sum(map(x, group)) / len(group),
+                        sum(result.figure(main) for result in group) / len(group),
+                    )
                     for group in lengths.values()
                 ]
                 colour, _ = _look(comparison, loss)

@@ -153,7 +153,7 @@ def _process(
 
 def _by(status: int) -> str:
     """The signal that killed a process, in words: it tells a lack of memory from a crash. Empty for no signal."""
-    name = {int(one): one.name for one in signal.Signals}.get(-status)
+    name = {int(number): number.name for number in signal.Signals}.get(-status)
     hint = ": is the memory full?" if name == "SIGKILL" else ""
     return f", by {name}{hint}" if name else ""
 

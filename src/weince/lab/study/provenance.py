@@ -26,9 +26,9 @@ def is_done(run: Run) -> bool:
     """Whether a run has a result that belongs to its settings."""
     try:
         read_record(run, run.result.name)
-        made = _made(run)
-        if made:
-            return bool(made["key"] == run.key)
+        signed = _made(run)
+        if signed:
+            return bool(signed["key"] == run.key)
         # There is no made.json. With weights, the run was cut before it was signed: measure it again. Without
         # weights, this is a kept record: compare its settings.
         weights = run.folder / task_for(run).weights
@@ -42,12 +42,12 @@ def record(run: Run) -> dict[str, Any]:
     return figures_of(run, read_record(run, run.result.name), _made(run))
 
 
-def figures_of(run: Run, result: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+def figures_of(run: Run, result: Mapping[str, Any], signed: Mapping[str, Any]) -> dict[str, Any]:
     """The same from the contents of its result and of its ``made.json``."""
     by_key = flat(result)
     renamed = {name: by_key[key] for name, key in run.measure.keys.items() if key in by_key}
-    where = made.get("measures", {}).get(run.measured_by, NOT_RECORDED)
-    return {**result, **renamed, "made": {**where, "command": made.get("command", run.command)}}
+    where = signed.get("measures", {}).get(run.measured_by, NOT_RECORDED)
+    return {**result, **renamed, "made": {**where, "command": signed.get("command", run.command)}}
 
 
 def _made(run: Run) -> dict[str, Any]:
@@ -93,10 +93,10 @@ def sign(run: Run, code: str | None) -> None:
         "seconds": round(trained + _measuring_seconds(run), 1),
     }
     measures = {**before.get("measures", {}), run.measured_by: where}
-    made = {"key": run.key, "command": run.command, "measures": measures}
+    signed = {"key": run.key, "command": run.command, "measures": measures}
     if (made_with := before.get("loss_code", code)) is not None:
-        made["loss_code"] = made_with
-    write_text_aside(run.folder / "made.json", json.dumps(made, indent=1) + "\n", "record")
+        signed["loss_code"] = made_with
+    write_text_aside(run.folder / "made.json", json.dumps(signed, indent=1) + "\n", "record")
 
 
 def _measuring_seconds(run: Run) -> float:

@@ -74,7 +74,7 @@ def reproduce(
         return out / asked.name
     if not how.table_only:
         study.check_machine()
-        study.fill(jobs=how.jobs or 1, total=len(once(runs)))
+        study.fill(runs, jobs=how.jobs or 1, total=len(once(runs)))
     path = study.write(epochs, command)
     if keep is not None:
         keep_records([run for run in runs if study.is_done(run)], keep)
@@ -180,8 +180,8 @@ class TableStudy(Study):
 
     def _facts(self, shown: Sequence[Run], done: Sequence[Done], command: str) -> dict[str, str]:
         """Facts about the table; ``shown`` are the runs in it."""
-        records = [one.record for one in done]
-        seeds = dict.fromkeys(f"{one.run.seed}" for one in done)
+        records = [result.record for result in done]
+        seeds = dict.fromkeys(f"{result.run.seed}" for result in done)
         chosen_by = f"mean validation figure of {self.table.choose_by}"
 
         def of(key: str) -> str:

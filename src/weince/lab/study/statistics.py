@@ -78,7 +78,7 @@ DoneRuns = Mapping[str, Done]
 
 def by_seed(done: Iterable[Done], figure: str, kind: str = "test") -> dict[int, float]:
     """A figure of each seed; one that is missing or not finite (a link that could not be fitted) is left out."""
-    values = {one.run.seed: one.figure(figure, kind) for one in done}
+    values = {result.run.seed: result.figure(figure, kind) for result in done}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
@@ -101,7 +101,7 @@ def choose(tries: Mapping[int, Sequence[Done]], figure: str) -> int | None:
     begun = {number: done for number, done in tries.items() if done}
     if not begun:
         return None
-    shared = set.intersection(*({one.run.seed for one in done} for done in begun.values()))
+    shared = set.intersection(*({result.run.seed for result in done} for done in begun.values()))
     means = {
         number: mean_of(d.figure(figure, "validation") for d in done if not shared or d.run.seed in shared)
         for number, done in begun.items()
@@ -175,7 +175,7 @@ def fill_table(table: RunTable, runs: Sequence[Run], done: DoneRuns) -> TableLin
         for number, of_try in tries.items():
             here = among(of_try, done)
             values = by_seed(here, figure)
-            validation = (one.figure(table.choose_by, "validation") for one in here if table.choose_by)
+            validation = (result.figure(table.choose_by, "validation") for result in here if table.choose_by)
             line = TableLine(
                 figure=figure,
                 row=row,
@@ -273,7 +273,7 @@ class Outcome(NamedTuple):
 
     @property
     def final(self) -> list[Done]:
-        return [one for one in self.done if one.run.name in self.counted]
+        return [result for result in self.done if result.run.name in self.counted]
 
 
 def choose_tries(comparison: Comparison, tries: Sequence[Run], done: DoneRuns) -> dict[str, int]:
@@ -291,9 +291,9 @@ def without_figure(comparison: Comparison, tries: Sequence[Run], done: DoneRuns)
     """Finished tries that cannot be chosen, by name: what they have for a validation figure, in words."""
     main = comparison.task.main
     return {
-        one.run.name: f"{one.run.measure.validation.format(main)} is {one.figure(main, 'validation')}"
-        for one in among(tries, done)
-        if not math.isfinite(one.figure(main, "validation"))
+        result.run.name: f"{result.run.measure.validation.format(main)} is {result.figure(main, 'validation')}"
+        for result in among(tries, done)
+        if not math.isfinite(result.figure(main, "validation"))
     }
 
 
@@ -351,8 +351,10 @@ def summarise(comparison: Comparison, tries: Sequence[Run], seeds: Sequence[Run]
     main, losses = comparison.task.main, comparison.losses
     chosen = {run.loss: run.try_number for run in seeds}
     final = {run.name: Done(run, done[run.name].record) for run in seeds if run.name in done}
-    every = {**{one.run.name: one for one in among(tries, done)}, **final}
-    by_loss = {loss: {one.run.seed: one for one in final.values() if one.run.loss == loss} for loss in losses}
+    every = {**{result.run.name: result for result in among(tries, done)}, **final}
+    by_loss: dict[str, dict[int, Done]] = {loss: {} for loss in losses}
+    for result in final.values():
+        by_loss[result.run.loss][result.run.seed] = result
     judge_runs = judge_by_queries if comparison.task.each else judge_by_seeds
     judgement = judge_runs(
         [f for f in comparison.task.figures if any(by_seed(runs.values(), f) for runs in by_loss.values())],
@@ -380,20 +382,20 @@ def summarise(comparison: Comparison, tries: Sequence[Run], seeds: Sequence[Run]
             LossLine(
                 loss,
                 in_words(losses[loss][chosen[loss]]) if loss in chosen else "",
-                sum(one.done is not None for one in listed if one.loss == loss),
+                sum(tried.done is not None for tried in listed if tried.loss == loss),
                 {figure: t_interval(of.values()) for figure, of in values.items() if of},
                 {figure: of[loss] for figure, of in judgement.judged.items() if loss in of},
-                mean_of(one.crowded for one in runs),
-                mean_of(one.seconds for one in runs),
-                next((cost for one in runs if (cost := cost_of_run(one.run))), None),
+                mean_of(result.crowded for result in runs),
+                mean_of(result.seconds for result in runs),
+                next((cost for result in runs if (cost := cost_of_run(result.run))), None),
             )
         )
     lines.sort(key=lambda line: -line.measured[main].mean if main in line.measured else math.inf)
     tuned: dict[str, list[tuple[float, float]]] = {}
-    for one in listed:
-        both = one.figure(main, "validation"), one.figure(main)
+    for tried in listed:
+        both = tried.figure(main, "validation"), tried.figure(main)
         if all(map(math.isfinite, both)):
-            tuned.setdefault(one.loss, []).append(both)
+            tuned.setdefault(tried.loss, []).append(both)
     return Outcome(
         lines,
         judgement,
@@ -424,7 +426,7 @@ def best_of(tries: Sequence[tuple[float, float]]) -> list[float]:
     >>> best_of([(1.0, 10.0), (2.0, 30.0)])
     [20.0, 30.0]
     """
-    ranked = [test for _, test in sorted(tries, key=lambda one: -one[0])]
+    ranked = [test for _, test in sorted(tries, key=lambda figures: -figures[0])]
     n = len(ranked)
     # The try of rank r is the best of k if the other k - 1 are among the n - 1 - r ranked behind it.
     return [

@@ -123,15 +123,16 @@ class Study:
         check_losses(left)
         check_same_data([run for run in self.planned() if is_done(run)], left, always=always)
 
-    def fill(self, *, jobs: int, total: int, clock: Clock | None = None) -> None:
+    def fill(self, runs: Sequence[Run], *, jobs: int, total: int, clock: Clock | None = None) -> None:
         """Carry out the missing runs with a progress bar, as far as time allows.
 
         Args:
+            runs: The runs to begin with; `further` adds others.
             jobs: Concurrent runs.
             total: Number of all runs, also of those that `further` will add.
             clock: A deadline, for runs on this machine.
         """
-        runs = self.further(self.planned(), {})
+        runs = once(self.further(list(runs), {}))
         left = [run for run in runs if not is_done(run)]
         if not left:
             return

@@ -109,7 +109,7 @@ def reading_notes(lines: TableLines, choose_by: str) -> list[str]:
         )
     against = [line.against for line in lines.chosen if line.against]
     if against:
-        tested = any(math.isfinite(one.p_value) for one in against)
+        tested = any(math.isfinite(test.p_value) for test in against)
         test = ", two-sided t-test; p is not corrected for the number of comparisons."
         notes.append(
             "Against the baseline: paired over the seeds that both have"
@@ -132,7 +132,7 @@ def spread_notes(lines: TableLines) -> list[str]:
         spread, d = pooled_spread(measured), digits[figure]
         if spread is None or len(measured) == 1 or spread.deviation == 0.0:
             continue
-        halves = {n: spread.half(n) for n in sorted({one.n for one in measured})}
+        halves = {n: spread.half(n) for n in sorted({mean.n for mean in measured})}
         known = "; ".join(
             f"with {n} seeds, a mean is known to ± {half:.{d}f}, and a difference of two means below "
             f"{math.sqrt(2) * half:.{d}f} is not significant at 5 %"
@@ -258,11 +258,11 @@ def _save_lines(path: Path, lines: Iterable[TableLine], facts: Mapping[str, str]
 def _save_runs(path: Path, done: Iterable[Done]) -> None:
     """Write a row per run: every measured number, and the hardware, commit and command."""
     rows = []
-    for one in done:
-        run, made = one.run, one.record["made"]
-        figures = {k: v for k, v in one.record.items() if isinstance(v, int | float | str)}
+    for result in done:
+        run, signed = result.run, result.record["made"]
+        figures = {k: v for k, v in result.record.items() if isinstance(v, int | float | str)}
         rows.append(
-            {"row": run.row, "loss": run.loss, "trial": run.try_number, "seed": run.seed, **figures, **made}
+            {"row": run.row, "loss": run.loss, "trial": run.try_number, "seed": run.seed, **figures, **signed}
         )
     header = list(dict.fromkeys(name for row in rows for name in row))
     save_rows(path, header, [[row.get(name, "") for name in header] for row in rows])
