@@ -374,10 +374,10 @@ def _check_use(layout: Layout, roles: Roles) -> None:
     """Raise if something has no meaning in this layout."""
     candidates, labels = layout.candidates, roles.labels
     if labels is None and candidates == "labels":
-        raise TypeError('candidates="labels" wants labels=; got none')
+        raise TypeError('candidates="labels" wants labels=')
     if labels is not None and candidates != "labels":
         if candidates == "views":
-            raise TypeError('candidates="views" takes no labels; got some')
+            raise TypeError('candidates="views" takes no labels: leave labels= out')
         if not isinstance(labels, tuple | list):
             raise TypeError(
                 f'candidates="{candidates}" wants labels=(of_queries, of_documents); got {type(labels).__name__}'

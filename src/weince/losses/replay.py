@@ -46,7 +46,7 @@ Batch = Mapping[str, Tensor]
 class _Kept(threading.local):
     """For each loss and key: the number of batches so far, then the recording, or None if the capture failed.
 
-    Each thread has its own. Otherwise one could overwrite the batch of a recording that another is replaying.
+    Each thread has its own recordings. Otherwise one thread could overwrite the batch that another is replaying.
     """
 
     def __init__(self) -> None:

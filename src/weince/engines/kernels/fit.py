@@ -93,8 +93,8 @@ def counted(marks, KP: tl.constexpr):
 def nearest(halves, at, have, bound, fewer, most, here, top, KP: tl.constexpr, EXACT: tl.constexpr):
     """Write the columns of the ``top`` smallest survivors to ``here``, in any order, and -1 after them.
 
-    ``halves``: points to the bits of the first survivor; its column is just before. ``bound``: bits of the largest
-    shortfall to write; ``fewer``: number of survivors below it.
+    ``halves`` is the address of the first survivor's bits; its column is stored just before them. ``bound`` has the
+    bits of the largest shortfall to write, and ``fewer`` is the number of survivors below it.
     """
     step = tl.arange(0, EXACT)[None, :]
     tl.store(here + step, tl.full((1, EXACT), -1, tl.int32), mask=step >= top[:, None])

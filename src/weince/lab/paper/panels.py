@@ -228,8 +228,8 @@ def ablation_figures(
 ) -> list[Figure]:
     """Gain and lam over the number of hard negatives ("kept") or over the pool ("pool").
 
-    If ``drawn`` is given, it is shown beside them: the same with positives drawn from one link, which shows what
-    selecting by score does by itself.
+    A second curve shows ``drawn``, if given: the same for positives drawn from one link. It shows the effect of
+    selecting negatives by score alone.
     """
     x = np.array([getattr(p, over) for p in points], dtype=np.float64)
     gain = np.array([p.gain.gain for p in points])

@@ -53,9 +53,9 @@ def find_runs(
         runs: Runs that are wanted.
         archives: Files as ``weince reproduce --keep`` and ``weince compare`` write them.
         of_data: Fingerprint of the data here, or None if it is unknown. Records of other data are left out.
-        ours: Evaluation of a finished run here. Records with another protocol are left out; if it is None, those of
-            quick evaluations, and those that differ from the first. If ``of_data`` is None too, the name of our data
-            says which data set of the records is ours.
+        ours: Evaluation of a finished run here, or None. Records with another protocol than its are left out. With
+            None, quick evaluations are left out, and records whose protocol differs from that of the first record.
+            If ``of_data`` is None too, the name of our data says which data set of the records is ours.
 
     Returns:
         The files of those runs, by the names that the runs have here.
@@ -217,7 +217,7 @@ def _check_recipe(name: str, content: Mapping[str, Any], recipe: Any, epochs: se
 
 
 def _with_loss(comparison: Comparison, recorded: Mapping[str, Any], content: Mapping[str, Any]) -> Comparison:
-    """The comparison with the loss, the try and the seed of one more run added; ``content`` is its configuration."""
+    """Add the loss, the try and the seed of a recorded run to a comparison; ``content`` is its configuration."""
     usual, loss = LossConfig(), recorded["loss"]
     tried = {
         f"loss.{item.name}": loss[item.name]

@@ -196,7 +196,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _with_data(runs: Sequence[Run], data: str | None, base: Mapping[str, Mapping[str, Any]]) -> list[Run]:
-    """The runs with the places of their data added."""
+    """The same runs, with the paths of their data."""
     names = [task_of(base[run.config]).data_names({**base[run.config], **run.changes}) for run in runs]
     paths = _data_paths(data, {name for of_run in names for name in of_run.values()})
     return [

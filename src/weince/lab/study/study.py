@@ -198,8 +198,8 @@ def once(runs: Iterable[Run]) -> list[Run]:
 def begin(bar: "Bars", name: str, *, total: int, done: int) -> "TaskID":
     """Add the task of a study to a bar.
 
-    Its speed is that since the beginning. Rich's own, between the runs that ended in the last 30 seconds, says "1
-    second left" when two concurrent runs of minutes end together.
+    The bar computes its speed from the whole study. Rich's default uses the last 30 seconds, and says "1 second left"
+    when two concurrent runs, each of minutes, end together.
     """
     bar.speed_estimate_period = YEAR
     task = bar.add_task(name, total=total, completed=done)

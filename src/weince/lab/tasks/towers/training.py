@@ -316,7 +316,7 @@ def write_result(
 def _further(
     run: TowersRun, pairs: PairSet, judged: JudgedSearch, queries: Tensor, documents: Tensor
 ) -> dict[str, Any]:
-    """Of images: queries that were seen in training and others apart, and the search from images to captions."""
+    """For images: figures of queries seen in training and of unseen ones, and of searching captions by image."""
     if not isinstance(pairs.documents, np.ndarray):
         return {}
     back = judge(pairs, "test", queries, documents, corpus=run.corpus, back=True)
