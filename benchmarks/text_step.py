@@ -31,8 +31,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from weince import InfoNCELoss
-from weince import WeinceLoss as CoreWeinceLoss
+from weince import InfoNCELoss, WeinceLoss
 
 YARDSTICK = "MultipleNegativesRankingLoss"
 WARM_UP = 2  # rounds that do not count
@@ -91,18 +90,18 @@ def measure(options: argparse.Namespace) -> Measured:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    from weince.integrations.sentence_transformers import LossAdapter, WeinceLoss, load_model
+    from weince.integrations.sentence_transformers import LossAdapter, load_model
 
     model = load_model(options.model, device=options.device)
     cross = {"candidates": "cross", "gather": False}
     losses: dict[str, nn.Module] = {
         YARDSTICK: MultipleNegativesRankingLoss(model, scale=20.0),
-        "WEINCE, paper": LossAdapter(model, CoreWeinceLoss.paper(0.05, **cross)),
-        "WEINCE, released": LossAdapter(model, CoreWeinceLoss.released(0.05, **cross)),
+        "WEINCE, paper": LossAdapter(model, WeinceLoss.paper(0.05, **cross)),
+        "WEINCE, released": LossAdapter(model, WeinceLoss.released(0.05, **cross)),
         "InfoNCE of weince": LossAdapter(model, InfoNCELoss(0.05, **cross)),
     }
     if options.compile:
-        compiled = WeinceLoss(model, temperature=0.05)
+        compiled = LossAdapter(model, WeinceLoss.paper(0.05, **cross))
         compiled.loss.compile()
         losses["WEINCE, paper, compiled"] = compiled
     turns = Turns(losses)

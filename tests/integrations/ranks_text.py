@@ -12,9 +12,9 @@ from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from toy_text import column
 
-from weince import TailConfig
-from weince.integrations import metric_learning
-from weince.integrations.sentence_transformers import CachedWeinceLoss, WeinceLoss
+from weince import TailConfig, WeinceLoss
+from weince.integrations.metric_learning import LossAdapter as OfLabels
+from weince.integrations.sentence_transformers import CachedLossAdapter, LossAdapter
 
 EXACT_REPLAY = Version(version("sentence-transformers")) >= Version("6.2")
 SIZES = (8, 4)  # rows of each rank
@@ -22,6 +22,16 @@ SIZES = (8, 4)  # rows of each rank
 OPEN = {"tail": TailConfig(k=6, kappa_rho=3.0, margin=-1e9), "softmax_term": 0, "shortfall_term": 0}
 # Before 6.2, the second pass of cached losses multiplies embeddings and gradients in float32.
 REPLAYED = {"rtol": 1e-9, "atol": 1e-11} if EXACT_REPLAY else {"rtol": 1e-6, "atol": 1e-6}
+
+
+def weince_loss(model, temperature=0.05, candidates="cross", gather=False, **options):
+    return LossAdapter(model, WeinceLoss(temperature, candidates=candidates, gather=gather, **options))
+
+
+def cached_weince(model, temperature=0.05, mini_batch_size=32, mini_batch_num_tokens=None, **options):
+    loss = WeinceLoss(temperature, candidates="cross", **{"gather": False, **options})
+    sizes = {"mini_batch_size": mini_batch_size, "mini_batch_num_tokens": mini_batch_num_tokens}
+    return CachedLossAdapter(model, loss, **sizes)
 
 
 def columns(model, rows):
@@ -32,10 +42,9 @@ def columns(model, rows):
 def step(name, model, rows, wrap=lambda model: model, gather=True):
     # Before 6.2, all ranks must have the same number of mini-batches.
     cached = {"mini_batch_size": 3 if EXACT_REPLAY else 8}
-    temperature = nn.Parameter(torch.tensor(0.05, dtype=torch.float64))  # cached losses learn none
-    plain = {"temperature": temperature}
-    make, options = (WeinceLoss, plain) if name == "plain" else (CachedWeinceLoss, cached)
-    loss = make(model, **OPEN, gather_across_devices=gather, **options)
+    temperature = nn.Parameter(torch.tensor(0.05, dtype=torch.float64))
+    make, options = (weince_loss, {}) if name == "plain" else (cached_weince, cached)
+    loss = make(model, temperature, **OPEN, gather=gather, **options)
     loss.model = wrap(model)  # like the trainer
     model.zero_grad()
     value = loss(columns(model, rows))
@@ -50,7 +59,7 @@ def labelled_step(rows, wrap=lambda loss: loss):
     """Gradient of a linear map on some of 12 labelled rows, with the loss for pytorch-metric-learning."""
     torch.manual_seed(4)
     x, net = torch.randn(12, 6, dtype=torch.float64), nn.Linear(6, 4).double()
-    loss = wrap(metric_learning.LossAdapter(WeinceLoss(0.3, candidates="labels", **OPEN)))
+    loss = wrap(OfLabels(WeinceLoss(0.3, candidates="labels", **OPEN)))
     loss(net(x[rows]), (torch.arange(12) % 4)[rows]).backward()
     return net.weight.grad
 

@@ -7,7 +7,7 @@ import pytest
 import ranks_text
 import torch
 from datasets import Dataset
-from ranks_text import OPEN, REPLAYED
+from ranks_text import OPEN, REPLAYED, cached_weince, weince_loss
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -17,7 +17,7 @@ from torch import nn
 from toy_text import column
 
 from weince.integrations import sentence_transformers as integration
-from weince.integrations.sentence_transformers import CachedWeinceLoss, WeinceLoss, load_model
+from weince.integrations.sentence_transformers import load_model
 
 
 def train(model, loss, folder, **options):
@@ -42,14 +42,14 @@ def test_the_trainer_trains_saves_and_loads_again(minilm_folder, tmp_path):
     model = SentenceTransformer(str(minilm_folder), device="cpu")
     sentences = column(5, 7)
     before = model.encode(sentences)
-    train(model, WeinceLoss(model), tmp_path / "run")
+    train(model, weince_loss(model), tmp_path / "run")
     after = model.encode(sentences)
     assert abs(after - before).max() > 1e-3
     model.save(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(sentences)
     torch.testing.assert_close(torch.tensor(again), torch.tensor(after), rtol=0, atol=1e-6)
     card = (tmp_path / "saved" / "README.md").read_text()
-    assert "loss:WeinceLoss" in card
+    assert "loss:LossAdapter" in card
     assert '"temperature": 0.05' in card
     assert "Extreme-Value Corrections" in card
 
@@ -58,7 +58,7 @@ def test_the_trainer_with_an_odd_last_batch_accumulation_and_evaluation(tiny_fol
     """33 pairs in batches of 8 leave one row for the last. A learned temperature trains with the model."""
     model = SentenceTransformer(str(tiny_folder), device="cpu")
     temperature = nn.Parameter(torch.tensor(0.1))
-    loss = WeinceLoss(model, temperature=temperature)
+    loss = weince_loss(model, temperature=temperature)
     trainer = train(model, loss, tmp_path, max_steps=-1, num_train_epochs=1, gradient_accumulation_steps=2)
     assert trainer.state.global_step == 3
     assert float(temperature.detach()) != pytest.approx(0.1, abs=1e-6)
@@ -74,7 +74,7 @@ def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        loss = CachedWeinceLoss(model, **OPEN, mini_batch_size=3) if cached else WeinceLoss(model, **OPEN)
+        loss = cached_weince(model, **OPEN, mini_batch_size=3) if cached else weince_loss(model, **OPEN)
         train(model, loss, tmp_path / str(cached), gradient_accumulation_steps=2)
         weights.append(model.state_dict())
     torch.testing.assert_close(weights[1], weights[0], **REPLAYED)
@@ -140,7 +140,7 @@ def test_evaluation_does_not_train(tiny_folder, tmp_path):
     for evaluated in (False, True):
         torch.manual_seed(0)
         model = SentenceTransformer(str(tiny_folder), device="cpu")
-        loss = WeinceLoss(model)
+        loss = weince_loss(model)
         trainer = train(model, loss, tmp_path, max_steps=2)
         if evaluated:
             trainer.evaluate(Dataset.from_dict({"anchor": column(24, 3), "positive": column(24, 4)}))
