@@ -206,6 +206,9 @@ def run(name, n, d, dtype):
     for problem in problems(layout, z_i, z_j, **roles):
         engine = Batch(problem, ENGINE, need)
         sums = engine.values(parts(engine))
+        if name == "KL ball":  # its search has a condition on the device
+            links = [part.link for part in parts(engine)]
+            engine.log_sums_exp(links, torch.empty((), dtype=torch.bool, **meta))
         if problem.positives is None:
             sums = [*sums, 1 - engine.positive_scores()]
         if not problem.uniform:

@@ -74,17 +74,17 @@ def replayed(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch, *, a
             warn_once(f"weince: graph=True has no effect on {type(loss).__name__}: {error}")
         return None
     kept = _kept.by_loss.setdefault(loss, {})
-    found = kept.get(key, 0)
-    if found == BEFORE:
-        found = kept[key] = _recorded(loss, compute, batch)
-    if isinstance(found, int):
-        _count(kept, key, found)
+    known = kept.get(key, 0)
+    if known == BEFORE:
+        known = kept[key] = _recorded(loss, compute, batch)
+    if isinstance(known, int):
+        _count(kept, key, known)
         return None
-    if found is None or found.in_use:
+    if known is None or known.in_use:
         return None
     kept[key] = kept.pop(key)  # now the newest
-    learned = [own for own in loss.parameters() if own.requires_grad]
-    value: Tensor = _Replay.apply(found, *batch.values(), *learned)  # type: ignore[no-untyped-call]
+    learned = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+    value: Tensor = _Replay.apply(known, *batch.values(), *learned)  # type: ignore[no-untyped-call]
     return value
 
 
@@ -130,10 +130,10 @@ def _key(loss: nn.Module, batch: Batch) -> tuple[Any, ...]:
             if name not in _BOOKKEEPING:
                 _check_setting(name, setting)
                 key.append(setting)
-        for name, own in (*module._parameters.items(), *module._buffers.items()):
-            if own is not None:
-                _check_state(name, own, batch["z_i"].device)
-                key += own.data_ptr(), own.dtype, own.requires_grad
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                _check_state(name, tensor, batch["z_i"].device)
+                key += tensor.data_ptr(), tensor.dtype, tensor.requires_grad
     return tuple(key)
 
 
@@ -154,10 +154,10 @@ def _check_setting(name: str, setting: Any) -> None:
         ) from None
 
 
-def _check_state(name: str, own: Tensor, device: torch.device) -> None:
-    if own.device != device:
-        raise CannotFollow(f"{name} must be on {device}, as the batch is; got it on {own.device}")
-    if own._backward_hooks:
+def _check_state(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise CannotFollow(f"{name} must be on {device}, as the batch is; got it on {tensor.device}")
+    if tensor._backward_hooks:
         raise CannotFollow(f"{name} must have no hook, which would run twice; got one")
 
 
@@ -190,9 +190,9 @@ def _recorded(loss: nn.Module, compute: Callable[..., Tensor], batch: Batch) -> 
 def _leave_capture(device: torch.device) -> None:
     """Capture one small operation. After a failed capture, torch's random generator needs a capture that succeeds."""
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-        one = torch.zeros((), device=device)
+        number = torch.zeros((), device=device)
         with _captured(torch.cuda.graph_pool_handle()):
-            one.add_(1)
+            number.add_(1)
 
 
 WAITING = frozenset(
@@ -218,10 +218,10 @@ class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = function.overloadpacket.__name__
         result = function(*args, **(kwargs or {}))
-        held = [one for one in _tensors((args, result)) if one.ndim or name in COPIES]
-        by_mask = name.startswith("index") and any(one.dtype == torch.bool for one in _tensors(args[1]))
-        moved = len({one.device for one in held}) > 1  # between CPU and GPU
-        waits = name in WAITING and any(one.device == self.device for one in _tensors(args))
+        held = [tensor for tensor in _tensors((args, result)) if tensor.ndim or name in COPIES]
+        by_mask = name.startswith("index") and any(tensor.dtype == torch.bool for tensor in _tensors(args[1]))
+        moved = len({tensor.device for tensor in held}) > 1  # between CPU and GPU
+        waits = name in WAITING and any(tensor.device == self.device for tensor in _tensors(args))
         if waits or by_mask or moved:
             raise RuntimeError(f"{name} waits for the device; got it in a loss that is to be recorded")
         return result
@@ -242,34 +242,36 @@ class Recording:
 
     def __init__(self, loss: nn.Module, compute: Callable[..., Tensor], batch: Batch) -> None:
         device = batch["z_i"].device
-        given = {
+        inputs = {
             name: value.detach().clone().requires_grad_(value.requires_grad) for name, value in batch.items()
         }
-        self.given = list(given.values())
-        self.parameters = [own for own in loss.parameters() if own.requires_grad]
+        self.inputs = list(inputs.values())
+        self.parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
         self.turn = 0
         self._use: Callable[[], _Use | None] = lambda: None
-        sources = [value for value in (*self.given, *self.parameters) if value.requires_grad]
+        sources = [value for value in (*self.inputs, *self.parameters) if value.requires_grad]
         before = [buffer.clone() for buffer in loss.buffers()]
         pool = torch.cuda.graph_pool_handle()
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(aside), no_autocast(device):
             with NoWaiting(device):
-                value = compute(given)  # once without a graph: a capture cannot load kernels
+                value = compute(inputs)  # once without a graph: a capture cannot load kernels
                 torch.autograd.grad(value.sum(), sources, allow_unused=True)
             for buffer, old in zip(loss.buffers(), before, strict=True):
                 buffer.copy_(old)
             self.weight = torch.ones_like(value)
             with _captured(pool) as self.forward:
-                value = compute(given)
+                value = compute(inputs)
             # retain_graph keeps the saved tensors during the capture, so that the backward pass does not
             # overwrite what it reads: a second backward pass needs them unchanged.
             with _captured(pool) as self.backward:
-                found = torch.autograd.grad(value, sources, self.weight, allow_unused=True, retain_graph=True)
+                gradients = torch.autograd.grad(
+                    value, sources, self.weight, allow_unused=True, retain_graph=True
+                )
         torch.cuda.current_stream(device).wait_stream(aside)
-        self.value, left = value.detach(), iter(found)
-        wanted = (source.requires_grad for source in (*self.given, *self.parameters))
+        self.value, left = value.detach(), iter(gradients)
+        wanted = (source.requires_grad for source in (*self.inputs, *self.parameters))
         self.gradients = [next(left) if want else None for want in wanted]
 
     @property
@@ -280,7 +282,7 @@ class Recording:
 
     def play(self, batch: list[Tensor]) -> tuple[Tensor, _Use]:
         """Replay the forward pass on a batch; returns the loss and its mark."""
-        torch._foreach_copy_(self.given, batch)
+        torch._foreach_copy_(self.inputs, batch)
         self.forward.replay()
         self.turn += 1
         use = _Use()
@@ -291,7 +293,7 @@ class Recording:
         """Replay the backward pass; ``weight`` is the gradient of the loss. Returns those of batch and parameters."""
         self.weight.copy_(weight)
         self.backward.replay()
-        return [None if found is None else found.clone() for found in self.gradients]
+        return [None if gradient is None else gradient.clone() for gradient in self.gradients]
 
 
 @contextmanager
@@ -313,9 +315,9 @@ def _captured(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recording: Recording, *tensors: Tensor) -> Tensor:
-        value, ctx.use = recording.play(list(tensors[: len(recording.given)]))
+        value, ctx.use = recording.play(list(tensors[: len(recording.inputs)]))
         ctx.recording, ctx.turn = recording, recording.turn
-        ctx.save_for_backward(*tensors[len(recording.given) :])
+        ctx.save_for_backward(*tensors[len(recording.inputs) :])
         return value
 
     @staticmethod
