@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from weince import DCLLoss, InfoNCELoss, LinkLoss, LSEPairLoss, MWLoss, WeinceLoss
+from weince import DCLLoss, InfoNCELoss, LinkLoss, LSEPairLoss, MWLoss, Queue, WeinceLoss
 
 N, M, K, D = 12, 6, 2, 5
 SIZES = (5, 7)  # pairs of the two ranks; of the shared negatives 2 and 4
@@ -132,3 +132,11 @@ def errors(rank):
     except ValueError as error:
         said.append(str(error))
     return said
+
+
+def queues(rank, world):
+    """Rows of queues that were pushed different numbers of rows on each rank."""
+    of_all, of_own = Queue(5), Queue(5, gather=False)
+    for queue in (of_all, of_own):
+        queue.push(torch.full((2 + rank, 1), float(rank)))
+    return {"all": of_all.rows, "own": of_own.rows}

@@ -23,6 +23,7 @@ from weince.links import (
 from weince.losses import *  # noqa: F403
 from weince.losses import __all__ as _losses
 from weince.machine import version as _version
+from weince.queue import Queue
 from weince.sums import Count, LogSumExp, SoftplusSum, Summed
 from weince.tail import TailConfig, TailStats, tail_stats
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from weince.diagnose.temperatures import fit_temperature
 
 __all__ = [
-    "AffineLink", "AtanhLink", "BlendLink", "Count", "FunctionLink", "Link", "LogSumExp", "PowerLink",
+    "AffineLink", "AtanhLink", "BlendLink", "Count", "FunctionLink", "Link", "LogSumExp", "PowerLink", "Queue",
     "ShortfallLink", "SoftmaxLink", "SoftplusSum", "Summed", "TailConfig", "TailStats", "cached_step",
     "fit_temperature", "tail_stats",
     *_losses,

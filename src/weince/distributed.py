@@ -225,6 +225,15 @@ def _fingerprint(parameters: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def gather_rows(local: Tensor) -> Tensor:
+    """Rows of all ranks, which may hold different numbers of them; no gradient."""
+    mine = torch.tensor([len(local)], device=local.device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    with _together("exchanging the sizes of their batches"):
+        dist.all_gather(every, mine)
+    return _gathered(local, tuple(torch.cat(every).tolist()))
+
+
 def _gathered(local: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Rows of all ranks; ``lengths`` holds the number of rows of each."""
     if local.dtype == torch.bool:
