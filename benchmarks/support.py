@@ -1,4 +1,4 @@
-"""What is supported: every loss on every engine, in every layout, with ids, ignored pairs and a learned temperature.
+"""What is supported: every loss on every engine, in every layout, with every option of a batch or of a pair.
 
     python benchmarks/support.py                        a table for the terminal; two minutes on a CPU
     python benchmarks/support.py --write support.md
@@ -31,7 +31,10 @@ import weince
 from weince.files import write_text_aside
 
 LAYOUTS = ("views", "cross", "clip", "labels")
-FEATURES = ("plain", "ids", "ignore", "learned")
+FEATURES = (
+    "plain", "ids", "ignore", "learned", "own negatives", "shared negatives", "ignore_above", "offset", "weights",
+    "labels of both", "within", "dot", "hardness", "learn_temperature",
+)  # fmt: skip
 ENGINES = ("dense", "chunked", "fused")
 RANKED = ("gathered", "ring")
 N, D = 12, 8
@@ -47,6 +50,10 @@ class Made(NamedTuple):
 LOSSES: dict[str, Made] = {
     "InfoNCELoss": Made(weince.InfoNCELoss, "temperature"),
     "SupConLoss": Made(weince.SupConLoss, "temperature"),
+    "MWLoss": Made(weince.MWLoss, "temperature"),
+    "LSEPairLoss": Made(weince.LSEPairLoss, "temperature"),
+    "SumMargLHLoss": Made(weince.SumMargLHLoss, "temperature"),
+    "FocalLoss": Made(weince.FocalLoss, "temperature"),
     "DCLLoss": Made(weince.DCLLoss, "temperature"),
     "DCLWLoss": Made(weince.DCLWLoss, "temperature"),
     "HCLLoss": Made(weince.HCLLoss, "temperature"),
@@ -70,6 +77,15 @@ def _cubic(s: Tensor) -> Tensor:
     return 5 * s + s**3
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ignore_above": {"ignore_above": 0.1},
+    "within": {"within": True},
+    "dot": {"score": "dot"},
+    "hardness": {"hardness": 2.0},
+    "learn_temperature": {"learn_temperature": True},
+}
+"""Options of the class that a feature stands for."""
+
 NOTHING_TO_LEARN = "nothing to learn"
 RANKS = 2
 CLOSE = 1e-3
@@ -86,6 +102,34 @@ def excuse(loss: str, layout: str, engine: str, feature: str) -> str | None:
         return "wants one positive per anchor"
     if layout != "views" and example.same_view:
         return "contrasts within a view"
+    return _excuse_of_option(example, layout, feature)
+
+
+def _excuse_of_option(loss: Any, layout: str, feature: str) -> str | None:
+    towers = layout in ("cross", "clip")
+    if feature in ("own negatives", "shared negatives") and not towers:
+        return "negatives= goes with"
+    if feature == "ignore_above" and layout == "labels":
+        return "ignore_above compares with one positive"
+    if feature == "offset" and not loss.takes_offset:
+        return "is no softmax of its logits"
+    if feature == "offset" and not towers:
+        return "offset= goes with"
+    if feature == "labels of both" and layout == "views":
+        return "takes no labels" if loss.several_positives else "wants one positive per anchor"
+    if feature == "labels of both" and layout == "labels":
+        return "wants one tensor of labels"
+    if feature == "labels of both" and not loss.several_positives:
+        return "wants one positive per anchor"
+    if feature == "within" and not towers:
+        return "within=True goes with"
+    if feature == "dot" and not loss.takes_dot:
+        return "wants cosines"
+    takes = {*loss.options.__annotations__, *(("hardness",) if type(loss) is weince.HCLLoss else ())}
+    if feature in ("hardness", "learn_temperature") and feature not in takes:
+        return "has no option"
+    if feature == "hardness" and not loss.takes_hardness and type(loss) is not weince.HCLLoss:
+        return "has no softmax of negatives alone"
     return None
 
 
@@ -115,10 +159,21 @@ def batch(layout: str, feature: str, ranks: range) -> tuple[Tensor, Tensor, dict
         roles["labels"] = every % 4
     if feature == "ids":
         roles["ids"] = every % 6
+    if feature == "own negatives":
+        roles["negatives"] = torch.cat([torch.randn(N, 2, D, generator=own) for own in rows]).to(device)
+    if feature == "shared negatives":
+        roles["negatives"] = torch.cat([torch.randn(3, D, generator=own) for own in rows]).to(device)
+    if feature == "offset":
+        roles["offset"] = torch.cat([torch.randn(N, generator=own) for own in rows]).to(device)
+    if feature == "weights":
+        roles["weights"] = torch.cat([torch.rand(N, generator=own) for own in rows]).to(device)
+    if feature == "labels of both":
+        roles["labels"] = (every % 5, every % 4)  # type: ignore[assignment]
     if feature == "ignore":
         anchors = len(z_i) * (2 if layout in ("views", "labels") else 1)
         roles["ignore"] = torch.zeros(anchors, anchors, dtype=torch.bool, device=device)
-        roles["ignore"][0, 2] = True
+        for start in range(0, len(z_i), N):  # a pair of each rank
+            roles["ignore"][start, start + 2] = True
     return z_i, z_j, roles
 
 
@@ -130,6 +185,7 @@ def attempt(loss: str, layout: str, engine: str, feature: str) -> str:
             return NOTHING_TO_LEARN
         if made.learns != "itself":
             options[made.learns] = nn.Parameter(torch.tensor(0.5))
+    options |= OPTIONS.get(feature, {})
     ranked = engine in RANKED
     own = range(dist.get_rank(), dist.get_rank() + 1) if ranked else range(1)
     z_i, z_j, roles = batch(layout, feature, own)

@@ -197,6 +197,14 @@ class Survey(NamedTuple):
     the same. ``smallest``: the smallest shortfalls of all pairs over all ranks, ascending. ``state``: what
     ``evaluate`` of this engine can use. ``unless``: a condition ``()`` on the device; where it holds, nobody needs
     the next sums, and they may be anything.
+
+    Examples:
+        >>> import torch
+        >>> from weince.engines import Need, dense
+        >>> from weince.layouts import problems
+        >>> (problem,) = problems("cross", torch.randn(8, 4), torch.randn(8, 4))
+        >>> dense.ENGINE.survey(problem, Need(smallest=3)).smallest.shape
+        torch.Size([3])
     """
 
     stats: TailStats | None = None
@@ -216,6 +224,11 @@ class Engine(NamedTuple):
     ``survey(problem, need)`` finds out about the negatives. ``evaluate(problem, survey, parts)`` returns the value
     ``(a,)`` of each part, with its gradient; the survey has the thresholds of all parts. ``hard`` negatives enter the
     survey alone: :class:`Batch` adds them to the sums.
+
+    Examples:
+        >>> from weince.engines import chunked
+        >>> chunked.ENGINE.name
+        'chunked'
     """
 
     name: str

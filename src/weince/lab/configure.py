@@ -1,7 +1,7 @@
 """Configure a loss from a YAML file or the command line.
 
 >>> build_loss(LossConfig(preset="dcl", temperature=0.2))
-DCLLoss(temperature=0.2, max_scale=None, candidates='views', reduction='mean')
+DCLLoss(temperature=0.2, candidates='views', reduction='mean')
 """
 
 import hashlib

@@ -1,4 +1,10 @@
-"""Functions of losses."""
+"""Functions of losses.
+
+>>> import torch
+>>> from weince import dcl_loss
+>>> dcl_loss(torch.randn(4, 8), torch.randn(4, 8), temperature=0.2).ndim
+0
+"""
 
 from collections.abc import Callable
 from typing import Any

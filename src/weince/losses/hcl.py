@@ -109,7 +109,10 @@ class DebiasedLoss(HCLLoss):
         false_negatives: float = 0.1,
         **options: Unpack[LearnedOptions],
     ) -> None:
+        hardness = options.pop("hardness", None)  # type: ignore[typeddict-item]
         super().__init__(temperature, hardness=0.0, false_negatives=false_negatives, **options)
+        if hardness is not None:
+            raise TypeError("DebiasedLoss has no option 'hardness': use HCLLoss")
 
 
 hcl_loss = functional(HCLLoss, "hcl_loss")
