@@ -14,7 +14,7 @@ from weince.cli import main
 from weince.cli_runs import TRAIN_EXAMPLES
 from weince.lab import settings
 from weince.lab.tasks.base import Task
-from weince.lab.tasks.images import runs
+from weince.lab.tasks.images import task as images_task
 from weince.lab.tasks.images.config import VisionRun
 
 
@@ -104,17 +104,19 @@ def test_train_and_evaluate_print_what_they_wrote(tmp_path, capsys, monkeypatch)
     small = ["--config", "digits_tiny", "--epochs", "1", "--device", "cpu", "--out", "run"]
     assert main(["train", *small]) == 0
     assert capsys.readouterr().out == "run\n"
-    judge = runs.evaluate_run
+    judge = images_task.evaluate_run
 
     def interrupted(folder, **options):
         if folder.name == "second":
             raise KeyboardInterrupt
         return judge(folder, **options)
 
-    monkeypatch.setattr(runs, "evaluate_run", interrupted)
+    monkeypatch.setattr(images_task, "evaluate_run", interrupted)
     assert main(["evaluate", "run", "--quick", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.endswith("run/evaluation_quick.json\n")
     assert (tmp_path / "run" / "evaluation_quick.json").is_file()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "run.yaml").write_text("task: vision\n")
     assert main(["evaluate", "run", "second", "--quick", "--device", "cpu"]) == 130
     shown = capsys.readouterr()
     assert shown.out.endswith("run/evaluation_quick.json\n")
@@ -240,3 +242,13 @@ def test_interrupted_training_says_that_it_goes_on(tmp_path, capsys, monkeypatch
     assert ended.returncode == 130, ended.stderr
     assert ended.stderr.endswith("weince: interrupted, the same command goes on from the last checkpoint\n")
     assert ended.stdout == ""
+
+
+def test_a_run_on_sentences_is_judged_by_its_sts_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.yaml").write_text("task: text\n")
+    assert main(["evaluate", "run"]) == 2
+    assert (
+        "run is the folder of a run on sentences, judged at its end: give run/best" in capsys.readouterr().err
+    )

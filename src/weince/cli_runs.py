@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from weince.cli_towers import evaluate_towers
 from weince.command_line import REQUIRED, DeviceName, option
 
 TRAIN_EXAMPLES = """\
@@ -94,17 +93,18 @@ weince evaluate runs/simcse_paper/best --sts sts.tsv
             raise ValueError("--published wants --sts FILE too: it is printed beside the scores on that file")
         from rich.console import Console
 
-        from weince.lab.tasks.images.evaluation import table
-        from weince.lab.tasks.images.runs import evaluate_run, evaluation_path
-        from weince.lab.tasks.towers.task import is_run
+        from weince.lab.tasks.registry import task_in
 
         for folder in map(Path, self.runs):
-            if is_run(folder):
-                evaluate_towers(folder, data=self.data, device=self.device)
-                continue
-            evaluation = evaluate_run(folder, data=self.data, device=self.device, quick=self.quick)
-            Console().print(table(evaluation))
-            print(evaluation_path(folder, data=self.data, quick=self.quick))
+            report = task_in(folder).report
+            if report is None:
+                raise ValueError(
+                    f"{folder} is the folder of a run on sentences, judged at its end: give {folder / 'best'} and "
+                    "--sts FILE"
+                )
+            result, path = report(folder, self.data, self.device, self.quick)
+            print(result) if isinstance(result, str) else Console().print(result)
+            print(path)
 
     def _rank_pairs(self, sts: Path) -> None:
         from weince.lab.tasks.sentences.sts import evaluate_sts, table

@@ -1,4 +1,4 @@
-"""The command for two towers, ``weince mine``, and how ``weince evaluate`` judges a run of them."""
+"""The command for two towers, ``weince mine``."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -46,13 +46,3 @@ The same command again goes on where it was stopped.
 
         config = MineConfig(**{item.name: getattr(self, item.name) for item in fields(MineConfig)})
         print(mine_to(config, self.out))
-
-
-def evaluate_towers(folder: Path, *, data: str | None, device: str) -> None:
-    """Judge the towers of a run and print their figures."""
-    from weince.lab.tasks.towers.task import evaluate_run, read_result
-    from weince.lab.tasks.towers.training import result_text
-
-    path = evaluate_run(folder, data=data, device=device)
-    print(result_text(read_result(path)))
-    print(path)

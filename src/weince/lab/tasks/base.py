@@ -321,6 +321,8 @@ class Task:
         track: Setting for how often it is measured; empty if it always is.
         temperatures: Temperatures to try instead of those in the losses' search spaces, which are for images.
         search_spaces: Tries of further losses, by preset, instead of theirs.
+        report: Judges the trained run in a folder for ``weince evaluate``: on data (None for the run's), on a device,
+            and shortened if the last argument is true. Returns what to print, and the file with the figures.
     """
 
     settings: type[Any]
@@ -344,6 +346,7 @@ class Task:
     check_measured: Callable[[Any], None] = lambda run: None
     each: str = ""
     search_spaces: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    report: Callable[[Path, str | None, str, bool], tuple[Any, Path]] | None = None
 
     def train(self, run: Any, *, bar: bool = True) -> Path:
         """Train a run, or resume it; returns the path to tell the user."""

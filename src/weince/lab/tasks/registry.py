@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.tasks.base import Task
 from weince.lab.tasks.images.task import TASK as IMAGES
@@ -25,6 +26,14 @@ def task_of(content: Mapping[str, Any]) -> Task:
     if name not in TASKS:
         raise ValueError(unknown("task", name, TASKS))
     return TASKS[name]
+
+
+def task_in(folder: Path) -> Task:
+    """The task of the run in a folder."""
+    path = folder / "run.yaml"
+    if not path.exists():
+        raise ValueError(f"{folder} is not the folder of a run: it has no run.yaml")
+    return task_of(settings.load(str(path)))
 
 
 def train(run: Any, *, bar: bool = True) -> Path:

@@ -1,6 +1,7 @@
 """The task of runs on images: what studies, commands and records ask for."""
 
 from pathlib import Path
+from typing import Any
 
 from weince.lab.configure import check_loss
 from weince.lab.tasks.base import MOST_PAIRS, Measure, Shown, Task
@@ -8,7 +9,7 @@ from weince.lab.tasks.images.config import FREE_TO_CHANGE, VisionRun
 from weince.lab.tasks.images.data import NAMES, load
 from weince.lab.tasks.images.evaluation import fingerprint, labels_of
 from weince.lab.tasks.images.evaluation.knn import RECALLS
-from weince.lab.tasks.images.runs import claim, evaluate_run
+from weince.lab.tasks.images.runs import claim, evaluate_run, evaluation_path
 from weince.lab.tasks.images.score_tails import FRECHET, LINK
 from weince.lab.tasks.images.training import ImageTraining
 from weince.machine import find_device
@@ -39,6 +40,13 @@ def evaluate(folder: Path, device: str) -> None:
     evaluate_run(folder, device=device)
 
 
+def report(folder: Path, data: str | None, device: str, quick: bool) -> tuple[Any, Path]:
+    from weince.lab.tasks.images.evaluation import table
+
+    evaluation = evaluate_run(folder, data=data, device=device, quick=quick)
+    return table(evaluation), evaluation_path(folder, data=data, quick=quick)
+
+
 MEASURES = {
     "evaluation": Measure(
         "evaluation.json",
@@ -65,6 +73,7 @@ TASK = Task(
     places=("data",),
     check=check,
     check_measured=check_own_labels,
+    report=report,
     check_loss=check_loss_of,
     fingerprint=fingerprint_of,
     weights="model.safetensors",

@@ -16,7 +16,7 @@ from weince.lab.tasks.towers.config import FREE_TO_CHANGE, TowersRun
 from weince.lab.tasks.towers.encoders import BAG, BAG_WIDTH, MODEL
 from weince.lab.tasks.towers.exact_search import embed
 from weince.lab.tasks.towers.formats import EMBEDDED, load
-from weince.lab.tasks.towers.training import EACH, RESULT, TowersTraining, write_result
+from weince.lab.tasks.towers.training import EACH, RESULT, TowersTraining, result_text, write_result
 from weince.lab.tasks.towers.two_towers import build_towers, fingerprint_of, stores_of
 from weince.machine import find_device
 
@@ -79,12 +79,6 @@ def read_result(path: Path) -> dict[str, Any]:
     return content
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run of two towers."""
-    path = folder / "run.yaml"
-    return path.is_file() and settings.load(str(path)).get("task") == "towers"
-
-
 def evaluate_run(folder: Path, *, data: str | None = None, device: str = "auto") -> Path:
     """Judge the saved towers of a run anew, and write ``evaluation.json`` and ``queries.npz``; returns the first.
 
@@ -121,6 +115,11 @@ def evaluate_run(folder: Path, *, data: str | None = None, device: str = "auto")
         return write_result(run, pairs, embedded, fingerprint=known, other="" if data is None else pairs.name)
 
 
+def _report(folder: Path, data: str | None, device: str, quick: bool) -> tuple[str, Path]:
+    path = evaluate_run(folder, data=data, device=device)
+    return result_text(read_result(path)), path
+
+
 SHOWN = {
     "ndcg": Shown("nDCG@10", "nDCG@10"),
     "recall_1": Shown("recall at 1", "R@1"),
@@ -138,6 +137,7 @@ TASK = Task(
     free=frozenset(FREE_TO_CHANGE),
     places=("data",),
     check=_check,
+    report=_report,
     check_loss=_check_loss,
     fingerprint=_fingerprint,
     weights=MODEL,
