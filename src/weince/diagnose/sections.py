@@ -206,7 +206,7 @@ class Writer:
             "ignore_above removes all negatives that far above it, and with them those from which the encoder should "
             "learn."
         )
-        header = ("query", "its document", "wins instead", "score", "score")
+        header = ("query", "its document", "wins instead", "its score", "score of what wins")
 
         def lines(m: Measured) -> Lines:
             shown = partial(_shown, m)

@@ -27,7 +27,7 @@ from weince.evt.choice import Choices
 
 # Number of anchors in a first fit. The fit to more of them starts from its result and needs few steps.
 _FEW = 1024
-MOST_ANCHORS = 4096
+MOST_ANCHORS = 2048
 """The most anchors that a link is fitted to: more would change its likelihood by less than 0.001 nats per anchor."""
 # Initial spread v of the first fit, and the smallest one of the second: the likelihood is flat at v = 0.
 _START, _AGAIN = 0.5, 0.1
